@@ -1,0 +1,37 @@
+"""Errors that users meet. Each repeats the caller's input and says how to mend it."""
+
+
+class AnalyzerError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class InputError(AnalyzerError, ValueError):
+    """An argument that cannot be used: a wrong name, rank, dtype or value."""
+
+
+class DuplicateRegistrationError(AnalyzerError, ValueError):
+    """A second registration for a key that has one."""
+
+
+class UnsupportedOperatorError(AnalyzerError, NotImplementedError):
+    """An operator that cannot run without data: it has neither a meta kernel nor a registered shape."""
+
+
+class DataDependentError(AnalyzerError, RuntimeError):
+    """A value was asked for that only real data could give."""
+
+
+class TargetError(AnalyzerError, ValueError):
+    """A TARGET of the command line that names no model."""
+
+
+class UnknownDeviceError(AnalyzerError, ValueError):
+    """A device name that the hardware catalogue does not hold."""
+
+
+class MissingExtraError(AnalyzerError, ImportError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+class ProfileFormatError(AnalyzerError, ValueError):
+    """A saved profile that is damaged or was written by another format version."""

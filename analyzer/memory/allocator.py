@@ -1,0 +1,476 @@
+"""A simulation of PyTorch's CUDA caching allocator: addresses, allocated and reserved bytes, out-of-memory.
+
+Source of every rule: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.11 to 2.13); comments
+name the function. Not simulated: private pools (CUDA graphs, ``torch.cuda.MemPool``) and the delay of frees by
+``record_stream``, which depends on when kernels end.
+
+Vocabulary: a *segment* is what one ``cudaMalloc`` returns, or the address range of one expandable segment; it is a
+chain of *spans*, live, free or (expandable segments only) unmapped; a *block* is the caller's handle on a live span.
+"""
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from ..errors import AnalyzerError, InputError
+from .allocator_options import LARGE_ROUNDING_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorOptions
+from .allocator_segment import Pool, Segment, Span
+from .allocator_snapshot import SegmentSnapshot, snapshot_segments
+
+__all__ = ["AllocatorOptions", "Block", "CachingAllocator", "DeviceOutOfMemoryError", "SegmentSnapshot"]
+
+# Without a capacity the address range of an expandable segment has no natural size; requests above it get a larger one.
+_UNBOUNDED_RANGE_BYTES = 1 << 44
+
+_PYTORCH_DEFAULTS = AllocatorOptions()
+
+
+class DeviceOutOfMemoryError(AnalyzerError, MemoryError):
+    """The simulated device has no memory left for an allocation. All attributes are bytes.
+
+    ``requested_bytes`` asked for; ``short_bytes`` missing once all cached segments were given back; ``allocated_bytes``
+    and ``reserved_bytes`` at that moment; ``capacity_bytes`` that may be reserved in all.
+    """
+
+    def __init__(
+        self, requested_bytes: int, short_bytes: int, allocated_bytes: int, reserved_bytes: int, capacity_bytes: int
+    ) -> None:
+        super().__init__(requested_bytes, short_bytes, allocated_bytes, reserved_bytes, capacity_bytes)
+        self.requested_bytes = requested_bytes
+        self.short_bytes = short_bytes
+        self.allocated_bytes = allocated_bytes
+        self.reserved_bytes = reserved_bytes
+        self.capacity_bytes = capacity_bytes
+
+    def __str__(self) -> str:
+        unused_bytes = self.reserved_bytes - self.allocated_bytes
+        return (
+            f"out of device memory: {self.requested_bytes:,} bytes asked for, {self.short_bytes:,} bytes short; of "
+            f"{self.capacity_bytes:,} bytes {self.allocated_bytes:,} are allocated and {unused_bytes:,} reserved but unused. "
+            + ("Fragmentation is the cause: try expandable_segments:True" if unused_bytes >= self.short_bytes
+               else "Try a smaller batch, activation checkpointing or a device with more memory")
+        )
+
+
+class Block:
+    """Device memory handed out by ``CachingAllocator.allocate``; its fields stay as they are after ``free``."""
+
+    __slots__ = ("_span", "address", "bytes", "requested_bytes", "stream")
+
+    address: int
+    requested_bytes: int
+    bytes: int  #: allocated, rounding and unsplit remainder included
+    stream: int
+    _span: Span | None  # None once freed
+
+    def __init__(self, address: int, requested_bytes: int, nbytes: int, stream: int, span: Span) -> None:
+        self.address = address
+        self.requested_bytes = requested_bytes
+        self.bytes = nbytes
+        self.stream = stream
+        self._span = span
+
+    def __repr__(self) -> str:
+        state = "free" if self._span is None else "live"
+        return f"Block({self.address:#x}, requested_bytes={self.requested_bytes}, bytes={self.bytes}, stream={self.stream}, {state})"
+
+
+class CachingAllocator:
+    """The caching allocator of one CUDA device; sizes and addresses only, no memory.
+
+    ``capacity_bytes`` is what ``cudaMalloc`` can hand out in all; None: without limit. ``base_address`` is where the first
+    segment lies (a multiple of 512); later ones follow, and addresses of segments given back are not used again.
+    Not safe for use from several threads at once.
+
+    >>> allocator = CachingAllocator()
+    >>> block = allocator.allocate(1)
+    >>> block.bytes, allocator.allocated_bytes, allocator.reserved_bytes
+    (512, 512, 2097152)
+    >>> allocator.free(block)
+    >>> allocator.allocated_bytes, allocator.reserved_bytes, allocator.peak_allocated_bytes
+    (0, 2097152, 512)
+    >>> allocator.empty_cache()
+    >>> allocator.reserved_bytes
+    0
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int | None = None,
+        options: AllocatorOptions = _PYTORCH_DEFAULTS,
+        base_address: int = 0x7000_0000_0000,  # among the 47-bit user addresses where CUDA puts device memory on Linux
+    ) -> None:
+        if capacity_bytes is not None and capacity_bytes <= 0:
+            raise InputError(f"capacity_bytes={capacity_bytes!r}: must be positive, or None for no limit")
+        if base_address <= 0 or base_address % MIN_BLOCK_BYTES:
+            raise InputError(f"base_address={base_address!r}: must be a positive multiple of {MIN_BLOCK_BYTES}")
+        self.capacity_bytes = capacity_bytes
+        self.options = options
+        #: times that the whole cache had to be given back before an allocation was retried (``num_alloc_retries``)
+        self.alloc_retry_count = 0
+        # setMemoryFraction: the limit that the allocator itself keeps, beside what the device has
+        self._allowed_bytes: int | None = None
+        if options.per_process_memory_fraction < 1.0:
+            if capacity_bytes is None:
+                raise InputError(
+                    f"per_process_memory_fraction={options.per_process_memory_fraction!r}: a share of no known size; give capacity_bytes"
+                )
+            self._allowed_bytes = int(options.per_process_memory_fraction * capacity_bytes)
+        # malloc: idle segments are collected only where a fraction was set
+        self._collects_garbage = self._allowed_bytes is not None and options.garbage_collection_threshold > 0.0
+        self._rounds_to_divisions = options.divisions_by_interval is not None
+        self._max_split_bytes = options.max_split_bytes
+        self._small_pools: dict[int, Pool] = {}
+        self._large_pools: dict[int, Pool] = {}
+        self._segments: dict[int, Segment] = {}
+        self._next_address = base_address
+        self._next_empty_address = base_address
+        # Empty blocks own nothing, but free() must tell a live one from a freed one.
+        self._empty_span = Segment(0, 0, Pool(self, options, 0, is_small=True), None).head
+        self._large_searches = 0  # get_free_blocks_call_count of the large pool
+        self._short_bytes = 0  # by how much the device last refused
+        self._allocated = self._requested = self._reserved = 0
+        self._peak_allocated = self._peak_requested = self._peak_reserved = 0
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all live blocks, rounding included: ``torch.cuda.memory_allocated``."""
+        return self._allocated
+
+    @property
+    def requested_bytes(self) -> int:
+        """Bytes that the callers of all live blocks asked for."""
+        return self._requested
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes taken from the device, live or cached: ``torch.cuda.memory_reserved``."""
+        return self._reserved
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        return self._peak_allocated
+
+    @property
+    def peak_requested_bytes(self) -> int:
+        return self._peak_requested
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        return self._peak_reserved
+
+    @property
+    def fragmented_bytes(self) -> int:
+        """Free bytes that ``empty_cache`` could not give back, since live blocks share their segment (or page).
+
+        Without expandable segments this is PyTorch's ``inactive_split_bytes``; with them PyTorch reports 0.
+        """
+        fragmented = 0
+        for pool in self._pools():
+            for size, _, span in pool.free:
+                if pool.page_bytes is not None:
+                    start, end = span.segment.whole_pages(span)
+                    fragmented += size - max(0, end - start)
+                elif span.is_split:
+                    fragmented += size
+        return fragmented
+
+    @property
+    def fragmentation(self) -> float:
+        """``fragmented_bytes`` as a share of ``reserved_bytes``, from 0 to 1."""
+        return self.fragmented_bytes / self._reserved if self._reserved else 0.0
+
+    def reset_peaks(self) -> None:
+        """Set the peaks to the current values: ``torch.cuda.reset_peak_memory_stats``."""
+        self._peak_allocated, self._peak_requested, self._peak_reserved = self._allocated, self._requested, self._reserved
+
+    # malloc
+    def allocate(self, nbytes: int, stream: int = 0) -> Block:
+        """Memory of ``nbytes`` for use on ``stream``. Zero bytes give a block of 0 bytes with an address of its own.
+
+        Raises InputError for a negative size, DeviceOutOfMemoryError where PyTorch would run out of memory.
+        """
+        if nbytes <= 0:
+            return self._allocate_empty(nbytes, stream)
+        # round_size; without divisions to the next multiple of kMinBlockSize
+        size = self.options.rounded_bytes(nbytes) if self._rounds_to_divisions else -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+        pool = (self._small_pools if size <= SMALL_BYTES else self._large_pools).get(stream) or self._make_pool(stream, size)
+        span = self._take_free(pool, size) or self._take_new(pool, size, nbytes)
+
+        # alloc_found_block: the block keeps the low end
+        if span.size - size >= pool.min_remainder_bytes and size < pool.split_below_bytes:
+            pool.insert(span.split(size))
+        else:
+            size = span.size
+        span.requested = nbytes
+        self._allocated += size
+        self._peak_allocated = max(self._peak_allocated, self._allocated)
+        self._requested += nbytes
+        self._peak_requested = max(self._peak_requested, self._requested)
+        return Block(span.address, nbytes, size, stream, span)
+
+    # free_block, try_merge_blocks
+    def free(self, block: Block) -> None:
+        """Return ``block`` to the cache. Raises InputError if it is free already or came from another allocator."""
+        span = block._span
+        if span is None:
+            raise InputError(f"{block!r} is freed a second time; free each block once")
+        pool = span.segment.pool
+        if pool.owner is not self:
+            raise InputError(f"{block!r} came from another allocator; free it there")
+        block._span = None
+        if span is self._empty_span:
+            return
+        self._allocated -= block.bytes
+        self._requested -= block.requested_bytes
+        span.requested = None
+        span = self._merge_free_neighbours(span)
+        span.freed_at = self._large_searches
+        insort(pool.free, (span.size, span.address, span))
+
+    def empty_cache(self) -> None:
+        """Give every segment without a live block (of expandable ones, every such page) back to the device."""
+        self._release_cached()
+
+    def snapshot(self, device: int = 0) -> list[SegmentSnapshot]:
+        """The state of all segments, by address, in the form of ``torch.cuda.memory_snapshot``.
+
+        An expandable segment appears as one entry per contiguous mapped range. ``frames`` are empty, and the
+        ``requested_size`` of inactive blocks is 0.
+        """
+        return snapshot_segments(self._segments.values(), device)
+
+    def _allocate_empty(self, nbytes: int, stream: int) -> Block:
+        if nbytes < 0:
+            raise InputError(f"nbytes={nbytes!r}: must not be negative")
+        # PyTorch gives a null pointer; addresses below all segments keep these blocks apart as well.
+        self._next_empty_address -= MIN_BLOCK_BYTES
+        return Block(self._next_empty_address, 0, 0, stream, self._empty_span)
+
+    # get_pool, with a pool for each stream where PyTorch sorts one pool by stream
+    def _make_pool(self, stream: int, size: int) -> Pool:
+        is_small = size <= SMALL_BYTES
+        pool = Pool(self, self.options, stream, is_small)
+        (self._small_pools if is_small else self._large_pools)[stream] = pool
+        return pool
+
+    def _pools(self) -> list[Pool]:
+        return [*self._large_pools.values(), *self._small_pools.values()]
+
+    # get_free_block
+    def _take_free(self, pool: Pool, size: int) -> Span | None:
+        if self._collects_garbage and not pool.is_small:
+            self._large_searches += 1
+        free = pool.free
+        index = bisect_left(free, (size,))
+        if index == len(free):
+            return None
+        if pool.page_bytes is not None:
+            # best fit by the size that a span could grow to, not by what it has now
+            while index + 1 < len(free) and _expandable_bytes(free[index + 1][2]) < _expandable_bytes(free[index][2]):
+                index += 1
+        if self._max_split_bytes is not None:
+            found_bytes = free[index][0]
+            if size < self._max_split_bytes <= found_bytes:
+                return None
+            if size >= self._max_split_bytes and found_bytes >= size + self.options.max_non_split_rounding_bytes:
+                return None
+        return free.pop(index)[2]
+
+    # malloc, where no free block was found
+    def _take_new(self, pool: Pool, size: int, nbytes: int) -> Span:
+        if self._collects_garbage:
+            self._collect_garbage()
+        span = self._reserve(pool, size)
+        # With throw_on_cudamalloc_oom a request beyond the fraction fails before anything is given back (PyTorch PR 179473).
+        if span is None and not (self.options.throw_on_cudamalloc_oom and self._excess_bytes(size) > 0):
+            if self._release_oversize(pool, size):
+                span = self._reserve(pool, size)
+            if span is None:
+                self._release_cached()
+                self.alloc_retry_count += 1
+                span = self._reserve(pool, size)
+        if span is None:
+            limits = [limit for limit in (self._allowed_bytes, self.capacity_bytes) if limit is not None]
+            raise DeviceOutOfMemoryError(nbytes, self._short_bytes, self._allocated, self._reserved, min(limits))
+        return span
+
+    def _excess_bytes(self, size: int) -> int:
+        """By how much a new segment for ``size`` would exceed the memory fraction; not positive where it would not."""
+        if self._allowed_bytes is None:
+            return 0
+        return self._reserved + self.options.segment_bytes(size) - self._allowed_bytes
+
+    # alloc_block
+    def _reserve(self, pool: Pool, size: int) -> Span | None:
+        excess_bytes = self._excess_bytes(size)
+        if excess_bytes > 0:
+            self._short_bytes = excess_bytes
+            return None
+        if pool.page_bytes is not None:
+            return self._take_expandable(pool, size)
+        segment_bytes = self.options.segment_bytes(size)
+        if not self._take_from_device(segment_bytes):
+            return None
+        return self._add_segment(pool, segment_bytes).head
+
+    # cudaMalloc, cuMemCreate
+    def _take_from_device(self, nbytes: int) -> bool:
+        reserved = self._reserved + nbytes
+        if self.capacity_bytes is not None and reserved > self.capacity_bytes:
+            self._short_bytes = reserved - self.capacity_bytes
+            return False
+        self._reserved = reserved
+        self._peak_reserved = max(self._peak_reserved, reserved)
+        return True
+
+    def _add_segment(self, pool: Pool, nbytes: int) -> Segment:
+        segment = Segment(self._next_address, nbytes, pool, pool.page_bytes)
+        self._segments[self._next_address] = segment
+        self._next_address += -(-nbytes // LARGE_ROUNDING_BYTES) * LARGE_ROUNDING_BYTES  # the device's own pages are 2 MiB
+        return segment
+
+    def _merge_free_neighbours(self, span: Span) -> Span:
+        """Merge ``span``, not itself in the pool, with the free spans beside it."""
+        pool = span.segment.pool
+        left, right = span.prev, span.next
+        if right is not None and right.requested is None and right.is_mapped:
+            pool.remove(right)
+            span.absorb_next()
+        if left is not None and left.requested is None and left.is_mapped:
+            pool.remove(left)
+            left.absorb_next()
+            return left
+        return span
+
+    # release_cached_blocks, release_blocks
+    def _release_cached(self) -> None:
+        for pool in self._pools():
+            for _, _, span in list(pool.free):
+                if pool.page_bytes is not None:
+                    self._unmap(span)
+                elif not span.is_split:
+                    self._release(span)
+
+    # release_block
+    def _release(self, span: Span) -> None:
+        span.segment.pool.remove(span)
+        del self._segments[span.address]
+        self._reserved -= span.size
+
+    # release_available_cached_blocks
+    def _release_oversize(self, pool: Pool, size: int) -> bool:
+        """Give back the best-fitting unsplittable span, else the largest ones until they add up; true if enough went."""
+        if self._max_split_bytes is None or pool.page_bytes is not None:  # pages go with _release_cached
+            return False
+        needed_bytes = max(size, self._max_split_bytes)
+        index = bisect_left(pool.free, (needed_bytes,))
+        if index < len(pool.free):
+            # A free span this large is a whole segment: should_split leaves none that is a part of one.
+            self._release(pool.free[index][2])
+            return True
+        released_bytes = 0
+        while released_bytes < needed_bytes and pool.free and pool.free[-1][0] >= self._max_split_bytes:
+            released_bytes += pool.free[-1][0]
+            self._release(pool.free[-1][2])
+        return released_bytes >= needed_bytes
+
+    # garbage_collect_cached_blocks
+    def _collect_garbage(self) -> None:
+        assert self._allowed_bytes is not None
+        excess_bytes = self._reserved - int(self.options.garbage_collection_threshold * self._allowed_bytes)
+        idle = [
+            span for pool in self._large_pools.values() if pool.page_bytes is None for _, _, span in pool.free if not span.is_split
+        ]
+        while excess_bytes > 0 and idle:
+            # age: searches since the free; all of at least average age go, even beyond what is needed
+            average = sum(self._large_searches - span.freed_at for span in idle) / len(idle)
+            for span in idle:
+                if self._large_searches - span.freed_at >= average:
+                    excess_bytes -= span.size
+                    self._release(span)
+            idle = [span for span in idle if self._large_searches - span.freed_at < average]
+
+    # try_allocate_expandable_block
+    def _take_expandable(self, pool: Pool, size: int) -> Span | None:
+        span = self._find_expandable(pool, size)
+        if not span.is_mapped:
+            mapped = self._map(span, min(span.size, size))
+            if mapped is None:
+                return None
+            span = mapped
+        while span.size < size:
+            unmapped = span.next
+            assert unmapped is not None and not unmapped.is_mapped  # what _find_expandable made sure of
+            mapped = self._map(unmapped, min(size - span.size, unmapped.size))
+            if mapped is None:
+                return None
+            span = mapped
+        pool.remove(span)
+        return span
+
+    # find_expandable_block
+    def _find_expandable(self, pool: Pool, size: int) -> Span:
+        """The lowest span from which free and unmapped spans in a row add up to ``size``."""
+        for _, span in pool.unmapped:
+            first = span.prev if span.prev is not None and span.prev.requested is None else span
+            room_bytes = 0
+            candidate: Span | None = first
+            while candidate is not None and candidate.requested is None and room_bytes < size:
+                room_bytes += candidate.size
+                candidate = candidate.next
+            if room_bytes >= size:
+                return first
+        # ExpandableSegment: addresses for 1 1/8 of the device's memory
+        range_bytes = max(_UNBOUNDED_RANGE_BYTES, size) if self.capacity_bytes is None else self.capacity_bytes * 9 // 8
+        assert pool.page_bytes is not None
+        span = self._add_segment(pool, -(-range_bytes // pool.page_bytes) * pool.page_bytes).head
+        pool.insert_unmapped(span)
+        return span
+
+    # map_block, ExpandableSegment::map
+    def _map(self, span: Span, nbytes: int) -> Span | None:
+        """Back the start of an unmapped span by pages, at least ``nbytes``; the free span that it is then part of."""
+        pool = span.segment.pool
+        assert pool.page_bytes is not None
+        mapped_bytes = -(-nbytes // pool.page_bytes) * pool.page_bytes
+        if not self._take_from_device(mapped_bytes):
+            return None
+        pool.remove_unmapped(span)
+        if mapped_bytes < span.size:
+            pool.insert_unmapped(span.split(mapped_bytes))
+        span.is_mapped = True
+        span = self._merge_free_neighbours(span)
+        pool.insert(span)
+        return span
+
+    # unmap_block, release_expandable_segment
+    def _unmap(self, span: Span) -> None:
+        """Give back the pages that lie wholly within a free span, and the address range if nothing else is in it."""
+        pool = span.segment.pool
+        start, end = span.segment.whole_pages(span)
+        if start >= end:
+            return
+        pool.remove(span)
+        if start > span.address:
+            before, span = span, span.split(start - span.address)
+            pool.insert(before)
+        if span.size > end - start:
+            pool.insert(span.split(end - start))
+        span.is_mapped = False
+        self._reserved -= span.size
+        if span.next is not None and not span.next.is_mapped:
+            pool.remove_unmapped(span.next)
+            span.absorb_next()
+        if span.prev is not None and not span.prev.is_mapped:
+            span = span.prev
+            span.absorb_next()
+        else:
+            pool.insert_unmapped(span)
+        if not span.is_split:
+            pool.remove_unmapped(span)
+            del self._segments[span.address]
+
+
+def _expandable_bytes(span: Span) -> int:
+    after = span.next
+    return span.size + (after.size if after is not None and not after.is_mapped else 0)

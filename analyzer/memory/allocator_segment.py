@@ -1,0 +1,101 @@
+"""The parts that the simulated allocator keeps its books in: segments, the spans they consist of, pools of free spans.
+
+Source: ``Block``, ``BlockPool`` and ``ExpandableSegment`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.11 to 2.13).
+"""
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from .allocator_options import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, AllocatorOptions
+
+
+class Span:
+    """A stretch of a segment. Neighbours merge into the left one, so a segment's first span is always the same object."""
+
+    __slots__ = ("address", "freed_at", "is_mapped", "next", "prev", "requested", "segment", "size")
+
+    def __init__(self, address: int, size: int, segment: Segment, is_mapped: bool = True) -> None:
+        self.address = address
+        self.size = size
+        self.segment = segment
+        self.requested: int | None = None  # bytes asked for where live, else None
+        self.is_mapped = is_mapped
+        self.prev: Span | None = None
+        self.next: Span | None = None
+        self.freed_at = 0  # Block::gc_count_base
+
+    @property
+    def is_split(self) -> bool:
+        return self.prev is not None or self.next is not None
+
+    def split(self, left_bytes: int) -> Span:
+        """Cut after ``left_bytes``; the right part is new."""
+        right = Span(self.address + left_bytes, self.size - left_bytes, self.segment, self.is_mapped)
+        self.size = left_bytes
+        right.prev, right.next, self.next = self, self.next, right
+        if right.next is not None:
+            right.next.prev = right
+        return right
+
+    def absorb_next(self) -> None:
+        right = self.next
+        assert right is not None
+        self.size += right.size
+        self.next = right.next
+        if right.next is not None:
+            right.next.prev = self
+
+
+class Segment:
+    """One ``cudaMalloc``, or one expandable segment: an address range mapped in pages of ``page_bytes``."""
+
+    __slots__ = ("head", "page_bytes", "pool")
+
+    def __init__(self, address: int, size: int, pool: Pool, page_bytes: int | None) -> None:
+        self.head = Span(address, size, self, is_mapped=page_bytes is None)
+        self.pool = pool
+        self.page_bytes = page_bytes  # None: not expandable
+
+    def whole_pages(self, span: Span) -> tuple[int, int]:
+        """Addresses of the first and the end of the last page that lie within ``span``; empty where start >= end."""
+        assert self.page_bytes is not None
+        base = self.head.address
+        start = base - (base - span.address) // self.page_bytes * self.page_bytes
+        end = base + (span.address + span.size - base) // self.page_bytes * self.page_bytes
+        return start, end
+
+
+class Pool:
+    """The free spans of one stream and size class, as ``BlockPool`` orders them."""
+
+    __slots__ = ("free", "is_small", "min_remainder_bytes", "owner", "page_bytes", "split_below_bytes", "stream", "unmapped")
+
+    def __init__(self, owner: object, options: AllocatorOptions, stream: int, is_small: bool) -> None:
+        self.owner = owner
+        self.stream = stream
+        self.is_small = is_small
+        # find_expandable_block: pages are as large as the segments that the pool takes otherwise
+        self.page_bytes = None
+        if options.expandable_segments:
+            self.page_bytes = SMALL_SEGMENT_BYTES if is_small else options.large_segment_bytes
+        self.free: list[tuple[int, int, Span]] = []  # (size, address, span): BlockComparatorSize within one stream
+        self.unmapped: list[tuple[int, Span]] = []  # (address, span): BlockComparatorAddress
+        # should_split
+        if is_small or options.expandable_segments:
+            self.split_below_bytes: float = float("inf")
+            self.min_remainder_bytes = MIN_BLOCK_BYTES
+        else:
+            self.split_below_bytes = options.max_split_bytes or float("inf")
+            self.min_remainder_bytes = SMALL_BYTES + 1
+
+    def insert(self, span: Span) -> None:
+        insort(self.free, (span.size, span.address, span))
+
+    def remove(self, span: Span) -> None:
+        del self.free[bisect_left(self.free, (span.size, span.address))]
+
+    def insert_unmapped(self, span: Span) -> None:
+        insort(self.unmapped, (span.address, span))
+
+    def remove_unmapped(self, span: Span) -> None:
+        del self.unmapped[bisect_left(self.unmapped, (span.address,))]

@@ -1,0 +1,175 @@
+"""Operators whose result depends on data: from known contents where there are any, else by a stated policy."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from analyzer.errors import DataDependentError
+
+from .known_value import Call, Known, ReadArgument, Result, read_known, small_enough
+from .operator_info import OperatorInfo
+from .state import MetaState
+from .storage import MetaStorage, attach
+from .tensor import META, MetaTensor
+
+Tensor = torch.Tensor
+_BOOLEAN = (torch.bool, torch.uint8)
+
+
+def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+    """The result of a data-dependent operator, or NotImplemented where its result depends on specs only."""
+    name = info.name
+    if name == "_local_scalar_dense":
+        return _scalar(state, tensors[0])
+    if name in ("equal", "allclose"):
+        return _compare(state, info, args, kwargs)
+    if name == "index":
+        if not any(isinstance(i, Tensor) and i.dtype in _BOOLEAN for i in args[1]):
+            return NotImplemented
+        return _index_with_mask(state, args[0], args[1])
+    values = [read_known(t) for t in tensors]
+    if all(v is not None for v in values):
+        return _exact(state, info, args, kwargs, tensors)
+    if name == "repeat_interleave" and kwargs.get("output_size") is None:
+        raise _unknown(state, "aten.repeat_interleave", "pass output_size=")
+    if name == "masked_select":
+        count = _count(state, "masked_select", args[1])
+        return _new(state, tensors[0], (count,), tensors[0].dtype)
+    if name == "nonzero":
+        return _new(state, args[0], (_count(state, "nonzero", args[0]), args[0].dim()), torch.int64)
+    if name == "repeat_interleave":
+        return _new(state, args[0], (kwargs["output_size"],), torch.int64)
+    if name in ("_unique", "_unique2", "unique_consecutive"):
+        return _unique(state, info, args, kwargs)
+    if name == "unique_dim":
+        x, dim = args[0], args[1]
+        state.assume("unique: all slices are taken to be distinct")
+        n = x.shape[dim]
+        return _new(state, x, tuple(x.shape), x.dtype), _new(state, x, (n,), torch.int64), _new(state, x, (n,), torch.int64)
+    if name == "bincount":
+        raise _unknown(state, "aten.bincount", "use torch.zeros(n).scatter_add_ with a size that is known")
+    return NotImplemented
+
+
+def _unknown(state: MetaState, operator: str, remedy: str) -> DataDependentError:
+    return DataDependentError(f"{operator} needs the contents of a tensor that has no data. {state.where()}\nWay out: {remedy}.")
+
+
+def _scalar(state: MetaState, tensor: Tensor) -> Any:
+    value = read_known(tensor)
+    if value is not None:
+        return value.item()
+    if state.options.unknown_value == "placeholder":
+        state.assume(f"an unknown scalar ({tensor.dtype}) was taken as 1 {state.where()}")
+        return 1.0 if tensor.dtype.is_floating_point else True if tensor.dtype is torch.bool else 1
+    raise _unknown(state, "aten.item (also bool(), int(), float(), if tensor:)",
+                   "compute the value from shapes or Python numbers, pass the tensor with its values (a small integer or boolean tensor keeps "
+                   "them), or choose MetaOptions(unknown_value='placeholder')")
+
+
+def _compare(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> bool:
+    values = [read_known(t) for t in args[:2]]
+    if values[0] is None or values[1] is None:
+        if args[0] is args[1]:
+            return True
+        if args[0].shape != args[1].shape:
+            return False
+        raise _unknown(state, f"aten.{info.name}", "compare shapes instead, or keep the comparison out of the model")
+    return bool(info.op(*values, *args[2:], **kwargs))
+
+
+def _count(state: MetaState, operator: str, mask: Tensor) -> int:
+    """How many elements of ``mask`` are taken to be nonzero."""
+    total, policy = mask.numel(), state.options.unknown_size
+    known = read_known(mask)
+    if known is not None:
+        return int(torch.count_nonzero(known))
+    if policy == "error":
+        raise _unknown(state, f"aten.{operator}", "choose MetaOptions(unknown_size='balanced'), 'worst' or a number")
+    if isinstance(policy, int):
+        state.assume(f"{operator}: at most {policy} rows (the bound given) {state.where()}")
+        return min(total, policy)
+    storage = mask.untyped_storage()
+    density = storage.density if isinstance(storage, MetaStorage) else None
+    if policy == "balanced" and density is not None:
+        count = round(total * min(1.0, abs(density)))
+        state.assume(f"{operator}: {count} of {total} elements taken as nonzero (balanced) {state.where()}")
+        return count
+    state.assume(f"{operator}: all {total} elements taken as nonzero (worst case) {state.where()}")
+    return total
+
+
+def _new(state: MetaState, like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    claim = like.untyped_storage().claim  # type: ignore[attr-defined]
+    with torch._C.DisableTorchFunction():
+        # nonzero's result is a transposed matrix on CUDA and CPU alike: aten/src/ATen/native/cuda/Nonzero.cu
+        out = torch.empty(shape, dtype=dtype, device=META)
+    storage = attach(out, claim, state.space)
+    out.__class__ = MetaTensor
+    if state.recorder is not None:
+        from .output_cache import spec_of
+        from .signature import Signature
+
+        source = like.untyped_storage()
+        assert isinstance(source, MetaStorage)
+        signature = Signature(torch.ops.aten.nonzero.default, (spec_of(like),), {}, (spec_of(like),), (spec_of(out),))
+        state.recorder.called(signature, [source], [storage])
+    return out
+
+
+def _exact(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+    reads: list[ReadArgument] = []
+
+    def defer(tree: Any) -> Any:
+        if isinstance(tree, Tensor):
+            known = tree.untyped_storage().known  # type: ignore[attr-defined]
+            reads.append(ReadArgument(known, (tuple(tree.shape), tree.stride(), tree.storage_offset())))
+            return reads[-1]
+        return [defer(x) for x in tree] if isinstance(tree, (list, tuple)) else tree
+
+    from .mode_stack import without_modes
+
+    call = Call(info.op, defer(args), {k: defer(v) for k, v in kwargs.items()}, reads)
+    with without_modes():
+        call.results = call.run()
+    single = isinstance(call.results, Tensor)
+    outs = []
+    for i, value in enumerate([call.results] if single else call.results):
+        out = _new(state, tensors[0], tuple(value.shape), value.dtype)
+        storage = out.untyped_storage()
+        if small_enough(value.numel(), value.dtype) and isinstance(storage, MetaStorage):
+            known: Known = Result(call, None if single else i, (tuple(out.shape), out.stride(), 0), value.numel(), value.dtype)
+            storage.known = known
+        outs.append(out)
+    return outs[0] if single else tuple(outs)
+
+
+def _index_with_mask(state: MetaState, x: Tensor, indices: list[Any]) -> Tensor:
+    """``x[mask]``: each mask becomes the rows of its nonzero, as aten/src/ATen/native/IndexingUtils.h expandTensors does."""
+    rows: list[Any] = []
+    for index in indices:
+        if isinstance(index, Tensor) and index.dtype in _BOOLEAN:
+            count = _count(state, "index with a mask", index)
+            rows.extend(_new(state, index, (count,), torch.int64) for _ in range(index.dim()))
+        else:
+            rows.append(index)
+    from .tensor import kernel
+
+    kernel.depth += 1
+    try:
+        with torch._C.DisableTorchFunction():
+            shape = tuple(torch.ops.aten.index.Tensor(x, rows).shape)
+    finally:
+        kernel.depth -= 1
+    return _new(state, x, shape, x.dtype)
+
+
+def _unique(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+    x = args[0]
+    state.assume(f"unique: all {x.numel()} elements are taken to be distinct {state.where()}")
+    flat = _new(state, x, (x.numel(),), x.dtype)
+    inverse = _new(state, x, tuple(x.shape), torch.int64)
+    if info.name == "_unique":
+        return flat, inverse
+    return flat, inverse, _new(state, x, (x.numel(),), torch.int64)

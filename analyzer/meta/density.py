@@ -1,0 +1,60 @@
+"""Expected means of masks, so that routing and ``nonzero`` get balanced sizes.
+
+Every element of a one-hot row over n classes is 1 with probability 1/n when classes are equally likely; sums of
+such masks count, comparisons of counts decide. Nothing here looks at data: it is what "balanced" means.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .storage import MetaStorage
+
+_KEEPING = {"_to_copy", "clone", "contiguous", "index", "cat", "_reshape_copy", "flip", "gather", "index_select"}
+
+
+def expected_density(name: str, args: Any, storages: list[MetaStorage]) -> float | None:
+    """The expected mean of the first output's elements, or None where it is not followed."""
+    if not storages or name not in _RULES and name not in _KEEPING:
+        return None
+    first = storages[0].density
+    if name in _KEEPING:
+        return first
+    return _RULES[name](args, storages, first)
+
+
+def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    """Unknown classes compared with an enumeration of n of them: one in n is equal (``one_hot`` is computed so)."""
+    if len(storages) == 2 and (storages[0].known is None) != (storages[1].known is None):
+        known = args[1] if storages[0].known is None else args[0]
+        return 1 / known.numel() if known.numel() > 1 else None
+    return None
+
+
+def _sum(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    if first is None:
+        return None
+    x = args[0]
+    dims = args[1] if len(args) > 1 and args[1] else range(x.dim())
+    for d in dims:
+        first *= x.shape[d]
+    return first
+
+
+def _greater(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    if first is None or not isinstance(args[1], (int, float)):
+        return None
+    return 1.0 if first > args[1] else 0.0
+
+
+def _scatter(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    """``zeros.scatter(dim, index, 1)``: index.numel() ones among all."""
+    value = args[3] if len(args) > 3 else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == 1 and args[0].numel():
+        return min(1.0, float(args[2].numel()) / args[0].numel())
+    return None
+
+
+_RULES = {"eq": _equal, "sum": _sum, "gt": _greater, "ge": _greater, "scatter": _scatter, "any": lambda a, s, d: None if d is None else float(d > 0),
+          "ne": lambda a, s, d: (None if d is None or isinstance(a[1], torch.Tensor) or a[1] != 0 else min(1.0, d))}

@@ -1,0 +1,459 @@
+"""Operators under the mode: outputs without data, claims, known contents, and one report per call."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from analyzer.errors import UnsupportedOperatorError
+
+from . import output_cache
+from .data_dependent import answer_data_dependent
+from .known_value import Call, Deferred, Known, ReadArgument, Result, Written, covers_storage, small_enough, window_of
+from .density import expected_density
+from .operator_info import OperatorInfo, describe_operator
+from .output_cache import NEW, SAME, VIEW, Entry, make_recipes, spec_of, to_specs
+from .shape_registry import register_shape_impl
+from .signature import Signature
+from .state import CPU, MetaState
+from .storage import MetaStorage, attach
+from .tensor import META, MetaTensor, claim_of, kernel
+from .transient import workspace_bytes
+
+Tensor = torch.Tensor
+_empty_strided = torch.empty_strided
+_as_strided = torch.as_strided
+_entries = output_cache.entries
+_FULL = torch.ops.aten.full.default
+
+
+class MetaDispatchMode(TorchDispatchMode):
+    """The dispatch half of `MetaTensorMode`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: MetaState | None = None
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        with torch._C.DisableTorchFunction():  # backward calls this with the function mode still active
+            return self.handle(func, args, kwargs)
+
+    def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        state = self.state
+        assert state is not None
+        info = describe_operator(func)
+        if info.composite:
+            with self:
+                result = func.decompose(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+        pending = state.pending_claim
+        tensors: list[Tensor] = []
+        storages: list[MetaStorage] = []
+        key: list[Any] | None = [func, pending]
+        if not _flatten(args, tensors, storages, key) or (kwargs and not _flatten_named(kwargs, tensors, storages, key)):
+            tensors.clear()
+            storages.clear()
+            args, kwargs = adopt_arguments(state, args), adopt_arguments(state, kwargs or {})
+            if not (_flatten(args, tensors, storages, key := [func, pending]) and _flatten_named(kwargs, tensors, storages, key)):
+                key = None  # sparse or another layout: no recipe
+        if info.data_dependent:
+            answer = answer_data_dependent(state, info, args, kwargs or {}, tensors)
+            if answer is not NotImplemented:
+                return answer
+        if info.reads_offset and key is not None:
+            key.append(tensors[0].storage_offset())
+
+        entry = None
+        frozen: Any = None
+        if key is not None and info.cacheable:
+            try:
+                frozen = tuple(key)
+                entry = _entries.get(frozen)
+            except TypeError:  # an argument that cannot be hashed, e.g. a Generator-like object: no recipe
+                frozen = None
+        if entry is not None and entry.recipes is not None:
+            outputs, born = _build(state, entry.recipes, tensors)
+            result = outputs[0] if entry.structure is None else entry.structure(outputs)
+            signature = entry.signature
+        else:
+            result, outputs, born, signature = _run(state, info, args, kwargs or {}, tensors, storages, frozen)
+        if not tensors or info.mutated or storages and _any_known(storages):
+            _propagate_known(state, info, args, kwargs or {}, storages, outputs, born)
+        if state.options.unknown_size == "balanced":
+            density = expected_density(info.name, args, storages)
+            if density is not None and born and born[0] is not None:
+                born[0].density = density
+        if state.recorder is not None:
+            if (workspace := workspace_bytes(signature)) and outputs:
+                region = state.space.reserve(_result_claim(state, storages, {}), workspace)
+                state.space.give_back(_result_claim(state, storages, {}), region)
+            state.recorder.called(signature, storages, [_storage(o) for o in outputs if isinstance(o, Tensor)])
+        return result
+
+
+def _storage(tensor: Tensor) -> MetaStorage:
+    storage = tensor.untyped_storage() if tensor.layout is torch.strided else tensor.values().untyped_storage()
+    assert isinstance(storage, MetaStorage)
+    return storage
+
+
+def _any_known(storages: list[MetaStorage]) -> bool:
+    for s in storages:
+        if s.known is not None:
+            return True
+    return False
+
+
+def _flatten(args: Any, tensors: list[Tensor], storages: list[MetaStorage], key: list[Any]) -> bool:
+    """Collect tensors and the cache key; False where a tensor is not one of the mode's own."""
+    for a in args:
+        if isinstance(a, Tensor):
+            if a.layout is not torch.strided:
+                return False
+            storage = a.untyped_storage()
+            if type(storage) is not MetaStorage:
+                return False
+            tensors.append(a)
+            storages.append(storage)
+            key.append(a.shape)
+            key.append(a.stride())
+            key.append(a.dtype)
+            key.append(storage.claim)
+        elif isinstance(a, (list, tuple)):
+            key.append(len(a))
+            if a and isinstance(a[0], int):
+                key.append(tuple(a))
+            elif not _flatten(a, tensors, storages, key):
+                return False
+        else:
+            key.append(type(a))  # 1, 1.0 and True are equal as keys but promote differently
+            key.append(a)
+    return True
+
+
+def _flatten_named(kwargs: dict[str, Any], tensors: list[Tensor], storages: list[MetaStorage], key: list[Any]) -> bool:
+    for name, value in kwargs.items():
+        key.append(name)
+        if not _flatten((value,), tensors, storages, key):
+            return False
+    return True
+
+
+def _build(state: MetaState, recipes: list[output_cache.Recipe], tensors: list[Tensor]) -> tuple[list[Any], list[MetaStorage | None]]:
+    outputs: list[Any] = []
+    born: list[MetaStorage | None] = []
+    for r in recipes:
+        kind = r.kind
+        if kind == NEW:
+            out = _empty_strided(r.shape, r.stride, dtype=r.dtype, device=META)
+            born.append(attach(out, r.claim, state.space))
+            out.__class__ = MetaTensor
+        elif kind == SAME:
+            out = tensors[r.source]
+            born.append(None)
+        elif kind == VIEW:
+            base = tensors[r.source]
+            with kernel_running:
+                out = _as_strided(base, r.shape, r.stride, base.storage_offset() + r.offset)
+            out.__class__ = MetaTensor
+            born.append(None)
+        else:
+            out = r.value
+            born.append(None)
+        outputs.append(out)
+    return outputs, born
+
+
+class _KernelRunning:
+    """Devices read as meta, and no function mode sees what a kernel written in Python calls."""
+
+    def __enter__(self) -> None:
+        kernel.depth += 1
+
+    def __exit__(self, *exc: object) -> None:
+        kernel.depth -= 1
+
+
+kernel_running = _KernelRunning()
+
+
+def _result_claim(state: MetaState, storages: list[MetaStorage], kwargs: dict[str, Any]) -> torch.device:
+    """The device of new outputs: the one asked for, else the accelerator of any argument, else the host."""
+    if state.pending_claim is not None:
+        return state.pending_claim
+    asked = kwargs.get("device")
+    if asked is not None and asked.type != "meta":
+        return claimed_device(asked)
+    for s in storages:
+        if s.claim.type != "cpu":
+            return s.claim
+    return CPU
+
+
+def claimed_device(device: Any) -> torch.device:
+    """``device`` with an index, as tensors report it (the current one is 0)."""
+    device = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
+    if device.index is None and device.type not in ("cpu", "meta"):
+        return torch.device(device.type, 0)
+    return torch.device("cpu") if device.type == "cpu" else device
+
+
+def _run(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], tensors: list[Tensor],
+         storages: list[MetaStorage], key: Any) -> tuple[Any, list[Any], list[MetaStorage | None], Signature]:
+    """Run the kernel on meta, give claims to what it returns and remember how to make it again."""
+    claim = _result_claim(state, storages, kwargs)
+    spec_args, spec_kwargs = to_specs(args), to_specs(kwargs)
+    inputs = tuple(spec_of(t) for t in tensors)
+    result = _call_kernel(state, info, args, kwargs)
+    structure = type(result) if isinstance(result, (list, tuple)) else None
+    outputs = list(result) if structure is not None else [result]
+    born: list[MetaStorage | None] = []
+    seen: dict[int, MetaStorage] = {}
+    for i, out in enumerate(outputs):
+        if not isinstance(out, Tensor):
+            born.append(None)
+            continue
+        if out.layout is not torch.strided:
+            out.__dict__["_claim"] = claim
+            out.__class__ = MetaTensor
+            born.append(None)
+            for part in _parts(out):
+                if not isinstance(part.untyped_storage(), MetaStorage):
+                    attach(part, claim, state.space)
+            continue
+        storage = out.untyped_storage()
+        if type(storage) is MetaStorage:
+            born.append(None)
+            if any(out is t for t in tensors):
+                continue
+        else:
+            if out.device.type != "meta":  # a kernel that made a constant on the host
+                out = outputs[i] = adopt(state, out)
+                born.append(None)
+                continue
+            born.append(attach(out, claim, state.space))
+        if type(out) is Tensor:
+            out.__class__ = MetaTensor
+    for i, name, named in info.mutated:  # resize_ and out= variants can grow a storage
+        for t in _as_list(kwargs.get(name) if named or i >= len(args) else args[i]):
+            s = t.untyped_storage() if t.layout is torch.strided else None
+            if isinstance(s, MetaStorage) and s.nbytes() > s.region.bytes:
+                s.space.resize(s)
+    if structure is not None:
+        result = structure(outputs)
+    else:
+        result = outputs[0]
+    del seen
+    signature = Signature(info.op, spec_args, spec_kwargs, inputs, tuple(spec_of(o) for o in outputs if isinstance(o, Tensor)))
+    if key is not None:
+        recipes = make_recipes(outputs, tensors, storages, born)
+        if recipes is not None:
+            output_cache.remember(key, Entry(signature, recipes, structure))
+    return result, outputs, born, signature
+
+
+def _parts(out: Tensor) -> list[Tensor]:
+    if out.layout is torch.sparse_coo:
+        return [out._indices(), out._values()]
+    return []
+
+
+def _as_list(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [v for v in value if isinstance(v, Tensor)] if isinstance(value, (list, tuple)) else []
+
+
+def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    func = info.op
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": META}
+    if kwargs.get("pin_memory"):
+        kwargs = {**kwargs, "pin_memory": False}
+    shape_impl = register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
+    kernel.depth += 1
+    try:
+        with torch._C.DisableTorchFunction():
+            if shape_impl is not None:
+                return shape_impl(*args, **kwargs)
+            try:
+                return func(*args, **kwargs)
+            except NotImplementedError as error:
+                decomposition = torch._decomp.decomposition_table.get(func)
+                if decomposition is not None:
+                    return decomposition(*args, **kwargs)
+                namespace = func.namespace
+                raise UnsupportedOperatorError(
+                    f"{func} cannot run without data: it has no meta kernel ({str(error).splitlines()[0][:200]}). {state.where()}\n"
+                    f"Give it a shape: `@register_shape_impl(torch.ops.{namespace}.{func.__name__.replace('.', '.')})` on a function of the "
+                    f"same arguments that returns empty tensors, or `torch.library.register_fake`."
+                ) from error
+    finally:
+        kernel.depth -= 1
+
+
+def adopt_arguments(state: MetaState, tree: Any) -> Any:
+    """``tree`` with every tensor that is not the mode's own replaced by a stand-in without data."""
+    if isinstance(tree, Tensor):
+        if tree.layout is torch.strided and type(tree.untyped_storage()) is not MetaStorage:
+            return adopt(state, tree)
+        return tree
+    if isinstance(tree, dict):
+        return {k: adopt_arguments(state, v) for k, v in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(adopt_arguments(state, x) for x in tree)
+    return tree
+
+
+def adopt(state: MetaState, tensor: Tensor, claim: torch.device | None = None) -> Tensor:
+    """A stand-in for a tensor with data; tensors that share a storage get stand-ins that do. Its data is not read."""
+    real = tensor.untyped_storage()
+    found = state.stand_ins.get(real._cdata)
+    if found is None:
+        with torch._C.DisableTorchFunction():
+            base = _empty_strided((real.nbytes(),), (1,), dtype=torch.uint8, device=META)
+        if claim is None:
+            claim = claim_of(tensor)
+            claim = state.adopted_claim if claim.type in ("cpu", "meta") else claim
+        storage = attach(base, claim, state.space)
+        if tensor.device.type == "cpu" and small_enough(real.nbytes() // tensor.itemsize, tensor.dtype):
+            storage.known = Deferred(tensor.detach())
+        found = state.stand_ins[real._cdata] = (real, base)
+    with torch._C.DisableTorchFunction():
+        out = torch.empty(0, dtype=tensor.dtype, device=META)
+        out.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    out.__class__ = MetaTensor
+    return out
+
+
+def _defer(tree: Any, reads: list[ReadArgument], unknown: list[Tensor]) -> Any:
+    """``tree`` with every tensor replaced by a read of its known contents; tensors without any are collected."""
+    if isinstance(tree, Tensor):
+        storage = tree.untyped_storage()
+        if not isinstance(storage, MetaStorage) or storage.known is None:
+            unknown.append(tree)
+            return None
+        read = ReadArgument(storage.known, window_of(tree))
+        reads.append(read)
+        return read
+    if isinstance(tree, (list, tuple)):
+        return [_defer(x, reads, unknown) for x in tree]
+    if isinstance(tree, dict):
+        return {k: _defer(v, reads, unknown) for k, v in tree.items()}
+    return tree
+
+
+def _numel(storage: MetaStorage, dtype: torch.dtype) -> int:
+    return storage.nbytes() // dtype.itemsize
+
+
+def _propagate_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], storages: list[MetaStorage],
+                     outputs: list[Any], born: list[MetaStorage | None]) -> None:
+    """Give new contents to storages that a call made or wrote, where they follow from what is known."""
+    first = outputs[0] if outputs else None
+    if info.filler:
+        if born and born[0] is not None and small_enough(_numel(born[0], first.dtype), first.dtype):
+            value = _fill_value(info, args, kwargs)
+            if isinstance(value, (int, float, bool, complex)):
+                call = Call(_FULL, [tuple(first.shape), value], {"dtype": first.dtype}, [])
+                born[0].known = Result(call, None, window_of(first), _numel(born[0], first.dtype), first.dtype)
+        return
+    if info.undefined:
+        return
+    reads: list[ReadArgument] = []
+    unknown: list[Tensor] = []
+    if info.mutated:
+        _write_known(state, info, args, kwargs)
+        if not any(born):
+            return
+    if info.is_random:
+        # Random scalars decide control flow (layer drop, stochastic depth): they get a value from a seed of their own.
+        if not (born and born[0] is not None and first.numel() == 1 and not storages):
+            return
+        state.random_seed += 1
+        seed: int | None = state.random_seed
+        state.assume("random scalars that decide control flow are drawn from the profiler's own seed")
+    else:
+        seed = None
+        if not storages and not info.enumerator:
+            return
+    if not any(b is not None and isinstance(o, Tensor) and small_enough(_numel(b, o.dtype), o.dtype) for o, b in zip(outputs, born)):
+        return
+    call = Call(info.op, _defer(args, reads, unknown), _defer(kwargs, reads, unknown), reads, seed)
+    if unknown:
+        return
+    single = len(outputs) == 1 and not info.op._schema.returns[0].type.isSubtypeOf(torch._C.ListType.ofTensors())
+    for i, (out, storage) in enumerate(zip(outputs, born)):
+        if storage is not None and small_enough(_numel(storage, out.dtype), out.dtype):
+            storage.known = Result(call, None if single else i, window_of(out), _numel(storage, out.dtype), out.dtype)
+
+
+def _fill_value(info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    if info.name.startswith(("zeros", "new_zeros")):
+        return 0
+    if info.name.startswith(("ones", "new_ones")):
+        return 1
+    position = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}[info.name]
+    return args[position] if position < len(args) else kwargs.get("fill_value", kwargs.get("s"))
+
+
+def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> None:
+    targets: list[tuple[tuple[int, ...], Tensor]] = []
+    for i, name, named in info.mutated:
+        if named or i >= len(args):
+            for t in _as_list(kwargs.get(name)):
+                t.untyped_storage().known = None  # type: ignore[attr-defined]  # out= variants: contents are not followed
+        elif isinstance(args[i], Tensor):
+            targets.append(((i,), args[i]))
+        elif isinstance(args[i], (list, tuple)):
+            targets.extend(((i, j), t) for j, t in enumerate(args[i]) if isinstance(t, Tensor))
+    if not targets:
+        return
+    reads: list[ReadArgument] = []
+    unknown: list[Tensor] = []
+    foreach = info.name.startswith("_foreach")
+    written: list[tuple[MetaStorage, Known | None]] = []
+    whole = None if foreach else Call(info.op, _defer(args, reads, unknown), _defer(kwargs, reads, unknown), reads)
+    for position, target in targets:
+        storage = target.untyped_storage()
+        if not isinstance(storage, MetaStorage):
+            continue
+        new: Known | None = None
+        if small_enough(_numel(storage, target.dtype), target.dtype) and not info.is_random:
+            if whole is not None:
+                others = [u for u in unknown if u is not target]
+                overwritten = info.overwrites and covers_storage(target, storage)
+                if not others and (storage.known is not None or overwritten):
+                    new = Written(None if overwritten else storage.known, whole, position, window_of(target),
+                                  _numel(storage, target.dtype), target.dtype)
+            elif storage.known is not None:
+                new = _written_by_foreach(info, args, kwargs, position, target, storage)
+        elif info.is_random and target.numel() == 1 and covers_storage(target, storage):
+            state.random_seed += 1
+            state.assume("random scalars that decide control flow are drawn from the profiler's own seed")
+            call = Call(info.op, [None, *args[1:]], {k: v for k, v in kwargs.items() if k != "generator"}, [], state.random_seed)
+            if not any(isinstance(a, Tensor) for a in args[1:]):
+                new = Written(None, call, (0,), window_of(target), _numel(storage, target.dtype), target.dtype)
+        written.append((storage, new))
+    for storage, new in written:
+        storage.known = new
+
+
+def _written_by_foreach(info: OperatorInfo, args: Any, kwargs: dict[str, Any], position: tuple[int, ...], target: Tensor,
+                        storage: MetaStorage) -> Known | None:
+    """One element of a foreach call, followed alone, so that unknown neighbours do not matter."""
+    i, j = position
+    size = len(args[i])
+    row = [[a[j]] if isinstance(a, (list, tuple)) and len(a) == size else a for a in args]
+    reads: list[ReadArgument] = []
+    unknown: list[Tensor] = []
+    call = Call(info.op, _defer(row, reads, unknown), _defer(kwargs, reads, unknown), reads)
+    if unknown:
+        return None
+    return Written(storage.known, call, (i, 0), window_of(target), _numel(storage, target.dtype), target.dtype)

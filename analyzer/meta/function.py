@@ -1,0 +1,333 @@
+"""Torch functions under the mode: device arguments become claims, data leaves only where it is known."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from . import autocast
+from .claimed import find_claimed
+from .dispatch import adopt, claimed_device
+from .known_value import Deferred, read_known, small_enough
+from .opaque import call_opaque
+from .shape_registry import register_shape_impl
+from .state import CPU, MetaState, current
+from .storage import MetaStorage, attach
+from .tensor import META, MetaTensor, claim_of, data_ptr
+
+Tensor = torch.Tensor
+Handler = Callable[[MetaState, Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class MetaFunctionMode(TorchFunctionMode):
+    """The function half of `MetaTensorMode`: it sees calls before torch asks for a device that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: MetaState | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        state = self.state
+        assert state is not None
+        if state.tape is not None:
+            return state.tape.run(func, args, kwargs or {}, call_function)
+        return call_function(func, args, kwargs or {})
+
+
+def call_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a torch function as the claimed device would."""
+    state = current()
+    assert state is not None
+    handler = _HANDLERS.get(func)
+    if handler is not None:
+        return handler(state, func, args, kwargs)
+    if kwargs.get("device") is not None:
+        return _call_on(state, func, args, kwargs, kwargs["device"])
+    if func in _factories():
+        default = torch.get_default_device()
+        if default.type != "cpu":
+            return _call_on(state, func, args, kwargs, default)
+        return func(*args, **kwargs)
+    if autocast.is_active():
+        args, kwargs = autocast.cast_arguments(func, args, kwargs)
+    claimed = find_claimed(func)
+    if claimed is not None and _on_accelerator(args, kwargs):
+        result = claimed(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    if func in register_shape_impl:
+        return call_opaque(func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def _on_accelerator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    for a in (*args, *kwargs.values()):
+        if isinstance(a, Tensor):
+            return claim_of(a).type != "cpu"
+    return False
+
+
+_constructors: set[Any] = set()
+
+
+def _factories() -> set[Any]:
+    if not _constructors:
+        _constructors.update(_device_constructors())
+    return _constructors
+
+
+def _call_on(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: Any) -> Any:
+    before, state.pending_claim = state.pending_claim, claimed_device(device)
+    try:
+        return func(*args, **{**kwargs, "device": META})
+    finally:
+        state.pending_claim = before
+
+
+def constant(state: MetaState, value: Tensor, claim: torch.device) -> Tensor:
+    """A new tensor whose contents are those of ``value``, a tensor with data that nobody else holds."""
+    with torch._C.DisableTorchFunction():
+        guard = torch._C._DisableTorchDispatch()
+        try:
+            out = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=META)
+        finally:
+            del guard
+    storage = attach(out, claim, state.space)
+    if small_enough(value.numel(), value.dtype) and value.untyped_storage().nbytes() == storage.nbytes():
+        storage.known = Deferred(value)
+    out.__class__ = MetaTensor
+    return out
+
+
+def _without_claims(tree: Any) -> Any:
+    """Nested data with the mode's own tensors replaced by their values."""
+    if isinstance(tree, Tensor) and isinstance(tree.untyped_storage(), MetaStorage):
+        value = read_known(tree)
+        return tree.item() if value is None and tree.numel() == 1 else tree if value is None else value
+    if isinstance(tree, (list, tuple)):
+        return [_without_claims(x) for x in tree]
+    return tree
+
+
+def _tensor(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    kwargs = dict(kwargs)
+    data = args[0] if args else kwargs.pop("data", kwargs.pop("obj", None))
+    device = kwargs.pop("device", None)
+    requires_grad = kwargs.pop("requires_grad", False)
+    kwargs.pop("pin_memory", None)
+    if isinstance(data, Tensor):
+        if func is torch.tensor:
+            out = data.detach().clone()
+            out = _to(state, Tensor.to, (out,), {"device": device, "dtype": kwargs.get("dtype")})
+        else:
+            out = _to(state, Tensor.to, (data,), {"device": device, "dtype": kwargs.get("dtype"), "copy": bool(kwargs.get("copy"))})
+        return out.requires_grad_() if requires_grad else out
+    guard = torch._C._DisableTorchDispatch()
+    try:
+        value = func(_without_claims(data), *args[1:], **{k: v for k, v in kwargs.items()}, device=CPU)
+    finally:
+        del guard
+    if device is None:
+        device = torch.get_default_device()
+    out = constant(state, value, claimed_device(device))
+    return out.requires_grad_() if requires_grad else out
+
+
+def _from_numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    guard = torch._C._DisableTorchDispatch()
+    try:
+        value = func(*args, **kwargs)
+    finally:
+        del guard
+    return constant(state, value, CPU)
+
+
+def _parse_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, torch.dtype | None, bool, Any]:
+    """(device, dtype, copy, memory_format) of the three forms of ``Tensor.to``."""
+    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    rest = list(args)
+    if "other" in kwargs:
+        rest.insert(0, kwargs["other"])
+    if rest and isinstance(rest[0], Tensor):
+        other = rest.pop(0)
+        device, dtype = claim_of(other), other.dtype
+    elif rest and isinstance(rest[0], torch.dtype):
+        dtype = rest.pop(0)
+    elif rest:
+        device = rest.pop(0)
+        if rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
+            dtype = rest.pop(0) or dtype
+    copy = kwargs.get("copy", rest[1] if len(rest) > 1 else False)
+    return device, dtype, bool(copy), kwargs.get("memory_format")
+
+
+def own(state: MetaState, tensor: Tensor) -> Tensor:
+    """``tensor``, or its stand-in where it has data."""
+    if tensor.layout is torch.strided and not isinstance(tensor.untyped_storage(), MetaStorage):
+        return adopt(state, tensor)
+    return tensor
+
+
+def _to(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    device, dtype, copy, memory_format = _parse_to(args[1:], kwargs)
+    return move(state, own(state, x), None if device is None else claimed_device(device), dtype, copy, memory_format)
+
+
+def move(state: MetaState, x: Tensor, claim: torch.device | None, dtype: torch.dtype | None = None, copy: bool = False,
+         memory_format: Any = None) -> Tensor:
+    """``x.to(claim, dtype)``: ``x`` itself where nothing changes."""
+    named = {} if memory_format is None else {"memory_format": memory_format}
+    if claim is None or claim == claim_of(x):
+        return Tensor.to(x, dtype=dtype or x.dtype, copy=copy, **named)
+    if x.requires_grad and torch.is_grad_enabled():
+        return MoveDevice.apply(x, claim, dtype, memory_format)  # type: ignore[no-any-return]
+    return _copy_to(state, x, claim, dtype, memory_format)
+
+
+def _copy_to(state: MetaState, x: Tensor, claim: torch.device, dtype: torch.dtype | None, memory_format: Any = None) -> Tensor:
+    before, state.pending_claim = state.pending_claim, claim
+    try:
+        named = {"memory_format": torch.preserve_format if memory_format is None else memory_format}
+        return torch.ops.aten._to_copy.default(x, dtype=dtype, **named)  # type: ignore[no-any-return]
+    finally:
+        state.pending_claim = before
+
+
+class MoveDevice(torch.autograd.Function):
+    """A copy between devices; its gradient is copied back (both really live on meta, where autograd would see no move)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, claim: torch.device, dtype: torch.dtype | None, memory_format: Any) -> Tensor:
+        ctx.back = (claim_of(x), x.dtype)
+        state = current()
+        assert state is not None
+        return _copy_to(state, x, claim, dtype, memory_format)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        state = current()
+        if state is None:  # backward after the mode ended
+            return grads[0].to(ctx.back[1]), None, None, None
+        return _copy_to(state, grads[0], *ctx.back), None, None, None
+
+
+def _cuda(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    device = args[1] if len(args) > 1 else kwargs.get("device")
+    return move(state, own(state, args[0]), claimed_device("cuda" if device is None else device), memory_format=kwargs.get("memory_format"))
+
+
+def _cpu(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return move(state, own(state, args[0]), CPU, memory_format=kwargs.get("memory_format"))
+
+
+def _type(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = own(state, args[0])
+    target = args[1] if len(args) > 1 else kwargs.get("dtype")
+    claim = claim_of(x)
+    if target is None:
+        name = str(Tensor.type(torch.empty(0, dtype=x.dtype, device=META))).replace("torch.", "").replace("meta.", "")
+        return f"torch.{name}" if claim.type == "cpu" else f"torch.{claim.type}.{name}"
+    if isinstance(target, torch.dtype):
+        return move(state, x, None, target)
+    text = target if isinstance(target, str) else f"{target.__module__}.{target.__name__}"
+    dtype = _LEGACY_TYPES.get(text.rpartition(".")[2])
+    if dtype is None:
+        return func(*args, **kwargs)
+    return move(state, x, claimed_device("cuda" if ".cuda." in text else "cpu"), dtype)
+
+
+_LEGACY_TYPES = {"FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16, "BFloat16Tensor": torch.bfloat16,
+                 "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16, "CharTensor": torch.int8,
+                 "ByteTensor": torch.uint8, "BoolTensor": torch.bool}
+
+
+def _unchanged(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0]
+
+
+def _tolist(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = own(state, args[0])
+    value = read_known(x)
+    if value is not None:
+        return value.tolist()
+    if x.dim() == 0:
+        return x.item()
+    return [_tolist(state, func, (x[i],), kwargs) for i in range(x.shape[0])]
+
+
+def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = own(state, args[0])
+    value = read_known(x)
+    if value is None:
+        x.reshape(-1)[0].item()  # raises with the place and the way out, or notes the placeholder taken
+        value = torch._C._nn._parse_to and _ones_like(x)
+    return value.numpy().copy()
+
+
+def _ones_like(x: Tensor) -> Tensor:
+    guard = torch._C._DisableTorchDispatch()
+    try:
+        return torch.ones(x.shape, dtype=x.dtype, device=CPU)
+    finally:
+        del guard
+
+
+def _device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    claim = claim_of(args[0])
+    return state.adopted_claim if claim.type == "cpu" and not isinstance(_storage_of(args[0]), MetaStorage) else claim
+
+
+def _storage_of(x: Tensor) -> Any:
+    return x.untyped_storage() if x.layout is torch.strided else None
+
+
+def _is_type(kind: str) -> Handler:
+    return lambda state, func, args, kwargs: _device(state, func, args, kwargs).type == kind
+
+
+def _get_device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    index = _device(state, func, args, kwargs).index
+    return -1 if index is None else index
+
+
+def _pin_memory(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    state.pinned = state.pinned or set()
+    return args[0]
+
+
+def _data_ptr(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    return data_ptr(args[0])
+
+
+def _repr(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    x = args[0]
+    if isinstance(_storage_of(x), MetaStorage):
+        return MetaTensor.__repr__(x)
+    guard = torch._C._DisableTorchDispatch()
+    try:
+        return func(*args, **kwargs)  # type: ignore[no-any-return]
+    finally:
+        del guard
+
+
+def _deepcopy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    if isinstance(_storage_of(x), MetaStorage):
+        return MetaTensor.__deepcopy__(x, args[1])
+    return func(*args, **kwargs)
+
+
+_HANDLERS: dict[Any, Handler] = {
+    Tensor.to: _to, Tensor.cuda: _cuda, Tensor.cpu: _cpu, Tensor.type: _type,
+    torch.tensor: _tensor, torch.as_tensor: _tensor, torch.asarray: _tensor, torch.from_numpy: _from_numpy,
+    Tensor.pin_memory: _unchanged, Tensor.share_memory_: _unchanged, Tensor.record_stream: lambda *a: None,
+    Tensor.tolist: _tolist, Tensor.numpy: _numpy, Tensor.__array__: _numpy,
+    Tensor.device.__get__: _device, Tensor.is_cuda.__get__: _is_type("cuda"), Tensor.is_cpu.__get__: _is_type("cpu"),  # type: ignore[attr-defined]
+    Tensor.is_meta.__get__: _is_type("meta"), Tensor.get_device: _get_device,  # type: ignore[attr-defined]
+    Tensor.is_pinned: lambda *a: False,
+    Tensor.data_ptr: _data_ptr, Tensor.__repr__: _repr, Tensor.__deepcopy__: _deepcopy,
+}

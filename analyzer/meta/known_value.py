@@ -1,0 +1,188 @@
+"""Contents of small tensors that follow from their factory, kept as expressions and computed only when asked for.
+
+A storage knows its contents as an immutable expression; an in-place operator gives the storage a new one. So views
+need no care of their own: a view's value is a window on the storage's. Nothing is computed until somebody calls
+``.item()``, ``.tolist()``, ``bool()`` or asks for a data-dependent size.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .mode_stack import without_modes
+from .storage import MetaStorage
+
+# Larger contents are forgotten. Masks of batch x sequence and position tables of long contexts stay within the first,
+# schedules and scalars within the second; parameters that a constructor fills are not worth an expression.
+LARGEST_INTEGER = 1 << 20
+LARGEST_FLOATING = 1 << 12
+
+Window = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+def small_enough(numel: int, dtype: torch.dtype) -> bool:
+    """Whether contents of this size are worth knowing."""
+    return numel <= (LARGEST_FLOATING if dtype.is_floating_point or dtype.is_complex else LARGEST_INTEGER)
+
+
+class Known:
+    """The contents of one storage, as a flat tensor on CPU, computed at the first call of `flat`."""
+
+    __slots__ = ("_flat",)
+
+    def __init__(self, flat: torch.Tensor | None = None) -> None:
+        self._flat = flat
+
+    def parents(self) -> Sequence[Known]:
+        """What must be computed first."""
+        return ()
+
+    def compute(self) -> torch.Tensor:
+        raise NotImplementedError
+
+    def flat(self) -> torch.Tensor:
+        """The elements in storage order."""
+        if self._flat is None:
+            pending: list[Known] = [self]  # a loop, because chains of in-place updates can be deeper than Python's stack
+            while pending:
+                top = pending[-1]
+                missing = [p for p in top.parents() if p._flat is None]
+                if missing:
+                    pending.extend(missing)
+                    continue
+                if top._flat is None:
+                    with without_modes():
+                        top._flat = top.compute()
+                pending.pop()
+        assert self._flat is not None
+        return self._flat
+
+
+class Deferred(Known):
+    """The contents of a real tensor, read when needed and never written."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: torch.Tensor) -> None:
+        super().__init__()
+        self.source = source
+
+    def compute(self) -> torch.Tensor:
+        whole = self.source.untyped_storage()
+        count = whole.nbytes() // self.source.itemsize
+        window = torch.empty(0, dtype=self.source.dtype, device=self.source.device).set_(whole, 0, (count,), (1,))
+        return window.detach().to("cpu", copy=True)
+
+
+class ReadArgument:
+    """A tensor argument of a deferred call: a window on known contents."""
+
+    __slots__ = ("known", "window")
+
+    def __init__(self, known: Known, window: Window) -> None:
+        self.known = known
+        self.window = window
+
+    def value(self) -> torch.Tensor:
+        return self.known.flat().as_strided(*self.window)
+
+
+class Call:
+    """A deferred operator call; its results are computed once."""
+
+    __slots__ = ("op", "args", "kwargs", "reads", "results", "seed")
+
+    def __init__(self, op: Any, args: Any, kwargs: Any, reads: list[ReadArgument], seed: int | None = None) -> None:
+        self.op, self.args, self.kwargs, self.reads = op, args, kwargs, reads
+        self.results: Any = None
+        self.seed = seed
+
+    def run(self, args: Any = None) -> Any:
+        args, kwargs = _substitute(self.args if args is None else args), _substitute(self.kwargs)
+        if self.seed is None:
+            return self.op(*args, **kwargs)
+        with torch.random.fork_rng(devices=()):  # random scalars have a seed of their own; the user's generator stays as it is
+            torch.manual_seed(self.seed)
+            return self.op(*args, **kwargs)
+
+
+class Result(Known):
+    """The contents of a new storage that a call returned as output ``index``."""
+
+    __slots__ = ("call", "index", "window", "numel", "dtype")
+
+    def __init__(self, call: Call, index: int | None, window: Window, numel: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.call, self.index, self.window, self.numel, self.dtype = call, index, window, numel, dtype
+
+    def parents(self) -> Sequence[Known]:
+        return [r.known for r in self.call.reads] if self.call.results is None else ()
+
+    def compute(self) -> torch.Tensor:
+        if self.call.results is None:
+            self.call.results = self.call.run()
+        value = self.call.results if self.index is None else self.call.results[self.index]
+        flat = torch.zeros(self.numel, dtype=self.dtype)
+        flat.as_strided(*self.window).copy_(value)
+        return flat
+
+
+class Written(Known):
+    """The contents after a call wrote, in place, to a window of known contents."""
+
+    __slots__ = ("before", "call", "position", "window", "numel", "dtype")
+
+    def __init__(self, before: Known | None, call: Call, position: Any, window: Window, numel: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.before, self.call, self.position, self.window, self.numel, self.dtype = before, call, position, window, numel, dtype
+
+    def parents(self) -> Sequence[Known]:
+        reads = [r.known for r in self.call.reads]
+        return reads if self.before is None else [self.before, *reads]
+
+    def compute(self) -> torch.Tensor:
+        flat = torch.zeros(self.numel, dtype=self.dtype) if self.before is None else self.before.flat().clone()
+        target = flat.as_strided(*self.window)
+        self.call.run(_replace(self.call.args, self.position, target))
+        return flat
+
+
+def _substitute(tree: Any) -> Any:
+    if isinstance(tree, ReadArgument):
+        return tree.value()
+    if isinstance(tree, (list, tuple)):
+        return [_substitute(x) for x in tree]
+    if isinstance(tree, dict):
+        return {k: torch.device("cpu") if k == "device" else _substitute(v) for k, v in tree.items() if k != "pin_memory"}
+    return tree
+
+
+def _replace(args: Any, position: tuple[int, ...], value: Any) -> Any:
+    copy = list(args)
+    copy[position[0]] = value if len(position) == 1 else _replace(args[position[0]], position[1:], value)
+    return copy
+
+
+def window_of(tensor: torch.Tensor) -> Window:
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+def covers_storage(tensor: torch.Tensor, storage: MetaStorage) -> bool:
+    """Whether writing every element of ``tensor`` writes every element of its storage."""
+    return tensor.numel() * tensor.itemsize == storage.nbytes() and not any(s == 0 for s in tensor.stride())
+
+
+def read_known(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The value of ``tensor`` as a tensor on CPU (not to be written), or None where it does not follow from a factory."""
+    storage = tensor.untyped_storage()
+    if not isinstance(storage, MetaStorage) or storage.known is None:
+        return None
+    with without_modes():
+        flat = storage.known.flat()
+        if flat.dtype != tensor.dtype:
+            if (flat.numel() * flat.itemsize) % tensor.itemsize:
+                return None
+            flat = flat.view(tensor.dtype)
+        return flat.as_strided(*window_of(tensor))

@@ -1,0 +1,81 @@
+"""A user's operator with a registered shape: one autograd node."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .shape_registry import register_shape_impl
+from .signature import Signature
+from .state import current
+from .storage import MetaStorage, attach
+from .tensor import MetaTensor, kernel
+
+Tensor = torch.Tensor
+
+
+def call_opaque(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a registered shape as an operator of its own: saves its tensor inputs, gives gradients to its floating ones."""
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        func = getattr(func, func.overloads()[0])
+    if isinstance(func, torch._ops.OpOverload) and _has_autograd(func):
+        return func(*args, **kwargs)  # its own formula knows better; the dispatcher finds the shape
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+    return Opaque.apply(func, args, kwargs, *tensors)
+
+
+def _has_autograd(op: torch._ops.OpOverload) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "Autograd"))
+
+
+class Opaque(torch.autograd.Function):
+    """The autograd node of an operator whose inside is unknown."""
+
+    @staticmethod
+    def forward(ctx: Any, func: Any, args: Any, kwargs: Any, *tensors: Tensor) -> Any:
+        ctx.func = func
+        ctx.save_for_backward(*tensors)
+        return run_shape(func, args, kwargs, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        results: list[Any] = [None, None, None]
+        for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[3:]):
+            results.append(torch.empty_like(x) if needed and (x.is_floating_point() or x.is_complex()) else None)
+        return tuple(results)
+
+
+def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) -> Any:
+    """The outputs of the registered shape, claimed and recorded as one call."""
+    from .output_cache import spec_of, to_specs
+
+    state = current()
+    assert state is not None
+    impl = register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
+    assert impl is not None
+    storages: list[MetaStorage] = []
+    for t in tensors:
+        storage = t.untyped_storage()
+        if not isinstance(storage, MetaStorage):
+            raise TypeError(f"{func}: a tensor argument has data; make it under MetaTensorMode")
+        storages.append(storage)
+    claim = next((s.claim for s in storages if s.claim.type != "cpu"), torch.device("cpu"))
+    guard = torch._C._DisableTorchDispatch()
+    kernel.depth += 1
+    try:
+        with torch._C.DisableTorchFunction():
+            result = impl(*args, **kwargs)
+    finally:
+        kernel.depth -= 1
+        del guard
+    single = isinstance(result, Tensor)
+    outputs = [result] if single else list(result)
+    for out in outputs:
+        if not isinstance(out.untyped_storage(), MetaStorage):
+            attach(out, claim, state.space)
+        out.__class__ = MetaTensor
+    if state.recorder is not None:
+        signature = Signature(func, to_specs(args), to_specs(kwargs), tuple(map(spec_of, tensors)), tuple(map(spec_of, outputs)))
+        born = [s for o in outputs if isinstance(s := o.untyped_storage(), MetaStorage)]
+        state.recorder.called(signature, storages, born)
+    return result if single else tuple(outputs)

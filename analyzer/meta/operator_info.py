@@ -1,0 +1,50 @@
+"""What an operator's schema says about aliases and data."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_FILLERS = {"full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones", "scalar_tensor"}
+_ENUMERATORS = {"arange", "eye", "linspace", "logspace", "tril_indices", "triu_indices"}
+_UNDEFINED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "_efficientzerotensor"}
+_OVERWRITES = {"fill_", "zero_", "copy_"}
+# These change the metadata of a tensor that exists, or a storage's size: the result depends on more than specs.
+_UNCACHED = {"resize_", "resize_as_", "set_", "_resize_output_", "record_stream", "_local_scalar_dense", "as_strided_", "view_as_complex"}
+
+
+class OperatorInfo:
+    """Facts about one overload, read from its schema once."""
+
+    __slots__ = ("op", "name", "mutated", "cacheable", "is_random", "filler", "enumerator", "undefined", "overwrites", "composite",
+                 "reads_offset", "data_dependent", "arguments")
+
+    def __init__(self, op: Any) -> None:
+        schema = op._schema
+        self.op = op
+        self.name: str = schema.name.rpartition("::")[2]
+        self.arguments = tuple(a.name for a in schema.arguments)
+        self.mutated = tuple((i, a.name, a.kwarg_only) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write)
+        tags = op.tags
+        self.is_random = torch.Tag.nondeterministic_seeded in tags
+        self.data_dependent = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags or self.name in ("equal", "allclose")
+        out_variant = any(a.is_out for a in schema.arguments)
+        self.cacheable = (self.name == "index" or self.name not in _UNCACHED and torch.Tag.inplace_view not in tags and not out_variant
+                          and not self.data_dependent)
+        self.filler = self.name in _FILLERS
+        self.enumerator = self.name in _ENUMERATORS
+        self.undefined = self.name in _UNDEFINED
+        self.overwrites = self.name in _OVERWRITES
+        self.reads_offset = self.name.startswith("as_strided")
+        self.composite = bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+
+
+_infos: dict[Any, OperatorInfo] = {}
+
+
+def describe_operator(op: Any) -> OperatorInfo:
+    """The facts about ``op``, cached."""
+    info = _infos.get(op)
+    if info is None:
+        info = _infos[op] = OperatorInfo(op)
+    return info

@@ -1,0 +1,95 @@
+"""Specs in, specs out: what an operator returned once is rebuilt without running its kernel again."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .signature import Signature
+from .spec import TensorSpec
+from .storage import MetaStorage
+
+NEW, VIEW, SAME, VALUE = range(4)
+
+
+class Recipe:
+    """How to make one output: a new storage, a view of an argument, the argument itself, or a plain value."""
+
+    __slots__ = ("kind", "shape", "stride", "dtype", "claim", "source", "offset", "value")
+
+    def __init__(self, kind: int, *, shape: Any = None, stride: Any = None, dtype: Any = None, claim: Any = None,
+                 source: int = 0, offset: int = 0, value: Any = None) -> None:
+        self.kind, self.shape, self.stride, self.dtype, self.claim = kind, shape, stride, dtype, claim
+        self.source, self.offset, self.value = source, offset, value
+
+
+class Entry:
+    """One cached call: its signature, and a recipe per output; ``structure`` is None for a single output, else list or tuple."""
+
+    __slots__ = ("signature", "recipes", "structure")
+
+    def __init__(self, signature: Signature, recipes: list[Recipe] | None, structure: Any) -> None:
+        self.signature, self.recipes, self.structure = signature, recipes, structure
+
+
+_LARGEST = 1 << 17  # entries; a process that meets more kinds of call than this starts over, to bound memory
+entries: dict[Any, Entry] = {}
+
+
+def remember(key: Any, entry: Entry) -> None:
+    if len(entries) >= _LARGEST:
+        entries.clear()
+    entries[key] = entry
+
+
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    """The spec of a tensor that lives on meta."""
+    if tensor.layout is not torch.strided:
+        return TensorSpec.of(tuple(tensor.shape), (), tensor.dtype, str(tensor.__dict__.get("_claim", "cpu")))
+    storage = tensor.untyped_storage()
+    claim = storage.claim if isinstance(storage, MetaStorage) else tensor.device
+    return TensorSpec.of(tuple(tensor.shape), tensor.stride(), tensor.dtype, str(claim))
+
+
+def to_specs(tree: Any) -> Any:
+    """``tree`` with every tensor replaced by its spec."""
+    if isinstance(tree, torch.Tensor):
+        return spec_of(tree)
+    if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
+        return [to_specs(x) for x in tree]
+    if isinstance(tree, dict):
+        return {k: to_specs(v) for k, v in tree.items()}
+    return tree
+
+
+def make_recipes(outputs: list[Any], tensors: list[torch.Tensor], storages: list[MetaStorage],
+                 fresh: list[MetaStorage | None]) -> list[Recipe] | None:
+    """Recipes that give ``outputs`` again, or None where no recipe can."""
+    numbers = {s.number: i for i, s in reversed(list(enumerate(storages)))}
+    recipes = []
+    for out, born in zip(outputs, fresh):
+        if not isinstance(out, torch.Tensor):
+            if out is not None and not isinstance(out, (int, float, bool)):
+                return None
+            recipes.append(Recipe(VALUE, value=out))
+            continue
+        if out.layout is not torch.strided or out.dtype.is_complex or out.is_neg():
+            return None
+        shape, stride = tuple(out.shape), out.stride()
+        if born is not None:
+            extent = 0 if out.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(shape, stride))
+            if out.storage_offset() or born.nbytes() != extent * out.itemsize or out.is_conj():
+                return None
+            recipes.append(Recipe(NEW, shape=shape, stride=stride, dtype=out.dtype, claim=born.claim))
+            continue
+        for i, t in enumerate(tensors):
+            if t is out:
+                recipes.append(Recipe(SAME, source=i))
+                break
+        else:
+            storage = out.untyped_storage()
+            i = numbers.get(storage.number, -1) if isinstance(storage, MetaStorage) else -1
+            if i < 0 or tensors[i].dtype != out.dtype or tensors[i].dtype.is_complex:
+                return None
+            recipes.append(Recipe(VIEW, shape=shape, stride=stride, source=i, offset=out.storage_offset() - tensors[i].storage_offset()))
+    return recipes

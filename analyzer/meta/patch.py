@@ -1,0 +1,108 @@
+"""What must be replaced in torch while a mode is active anywhere, put back in reverse when the last one ends.
+
+The replacements act only in threads whose mode is active; other threads get torch's own behaviour.
+"""
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional
+import torch.optim
+import torch.overrides
+import torch.utils._foreach_utils
+
+from .state import current
+from .tensor import MetaTensor, claim_of
+
+Undo = Callable[[], None]
+_lock = threading.Lock()
+_users = 0
+_undo: list[Undo] = []
+
+
+def install() -> None:
+    """Count one more active mode; the first replaces."""
+    global _users
+    with _lock:
+        if _users == 0:
+            try:
+                for undo in _replacements():
+                    _undo.append(undo)
+            except BaseException:
+                _put_back()
+                raise
+        _users += 1
+
+
+def uninstall() -> None:
+    """Count one less; the last puts everything back."""
+    global _users
+    with _lock:
+        _users -= 1
+        if _users == 0:
+            _put_back()
+
+
+def _put_back() -> None:
+    while _undo:
+        _undo.pop()()
+
+
+def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Undo:
+    """Set ``owner.name`` to ``make(original)``; the result undoes it."""
+    missing = name not in vars(owner) if not isinstance(owner, dict) else name not in owner
+    original = getattr(owner, name)
+    setattr(owner, name, make(original))
+    return (lambda: delattr(owner, name)) if missing else (lambda: setattr(owner, name, original))
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, MetaTensor)
+
+
+def _overrides(values: Any) -> bool:
+    """Whether a value's class overrides torch functions; the mode itself does not count, as no mode runs on a real device."""
+    for v in values:
+        kind = type(v)
+        if kind not in _PLAIN:
+            override = getattr(kind, "__torch_function__", None)
+            if override is not None and override is not torch._C._disabled_torch_function_impl:
+                return True
+    return False
+
+
+def _replacements() -> Iterator[Undo]:
+    for owner in (torch.nn.functional, torch.overrides):
+        yield replace(owner, "has_torch_function", lambda f: lambda values: f(values) if current() is None else _overrides(values))
+        yield replace(owner, "has_torch_function_unary", lambda f: lambda v: f(v) if current() is None else _overrides((v,)))
+        yield replace(owner, "has_torch_function_variadic", lambda f: lambda *vs: f(*vs) if current() is None else _overrides(vs))
+    # Optimizers and clip_grad_norm_ take the foreach path for these types only; plain CUDA parameters do.
+    for module in (sys.modules["torch.optim.optimizer"], torch.utils._foreach_utils):  # torch.optim deletes the name
+        types = module._foreach_supported_types
+        types.append(MetaTensor)
+        yield lambda types=types: types.remove(MetaTensor)  # type: ignore[misc]
+    yield replace(torch._C, "_group_tensors_by_device_and_dtype", _group_by_claim)
+    from .cuda_facade import replacements
+
+    yield from replacements()
+
+
+def _group_by_claim(original: Any) -> Any:
+    def group(tensorlistlist: Any, with_indices: bool = False) -> Any:
+        if current() is None:
+            return original(tensorlistlist, with_indices)
+        groups: dict[Any, Any] = {}
+        for i, first in enumerate(tensorlistlist[0]):
+            # as torch/csrc/utils/tensor_list... : the first list decides, the others follow its order
+            key = (claim_of(first), first.dtype)
+            lists, indices = groups.setdefault(key, ([[] for _ in tensorlistlist], []))
+            for target, source in zip(lists, tensorlistlist):
+                if source:
+                    target.append(source[i])
+            indices.append(i)
+        return {k: (lists, indices if with_indices else []) for k, (lists, indices) in groups.items()}
+
+    return group

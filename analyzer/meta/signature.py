@@ -1,0 +1,31 @@
+"""What one kind of operator call is: the operator, and the specs of what goes in and out."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .spec import TensorSpec
+
+
+class Signature:
+    """Shared by all calls of one operator with the same specs, scalars and outputs.
+
+    ``args`` and ``kwargs`` are those of the call with every tensor replaced by its `TensorSpec`
+    (lists stay lists). ``inputs`` are the tensors among them, flattened in order; ``outputs`` those of the result.
+    ``memo`` is where a profiler keeps what it derived, under a key of its own.
+    """
+
+    __slots__ = ("op", "args", "kwargs", "inputs", "outputs", "memo")
+
+    def __init__(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
+                 inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+        self.op = op
+        self.args = args
+        self.kwargs = kwargs
+        self.inputs = inputs
+        self.outputs = outputs
+        self.memo: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"{self.op}({', '.join(map(repr, self.args))}) -> {self.outputs}"

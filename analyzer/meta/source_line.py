@@ -1,0 +1,29 @@
+"""The user's own line of code behind what runs now."""
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType
+
+import torch
+
+_SKIPPED = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+            "<eval_with_key>", "<string>", "<frozen")
+_OWN_MODELS = os.path.join(_SKIPPED[0], "zoo")
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame outside torch and this package (the shipped models count as the user's)."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_OWN_MODELS) or not name.startswith(_SKIPPED):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def user_line() -> str | None:
+    """``file.py:123`` of the innermost frame outside torch and this package."""
+    frame = user_frame()
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,70 @@
+"""What one activation of the mode knows; the active one is per thread."""
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from .address_space import AddressSpace
+from .options import MetaOptions
+from .signature import Signature
+
+if TYPE_CHECKING:
+    from .storage import MetaStorage
+
+CPU = torch.device("cpu")
+
+
+class CallListener(Protocol):
+    """Who records operator calls."""
+
+    def called(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage]) -> None: ...
+    def where(self) -> str: ...
+
+
+class FunctionListener(Protocol):
+    """Who sees torch functions as the user's code calls them (the tracer)."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Any) -> Any: ...
+
+
+@dataclass
+class MetaState:
+    """The mode's state between ``__enter__`` and ``__exit__``."""
+
+    options: MetaOptions
+    space: AddressSpace
+    adopted_claim: torch.device = CPU          #: what tensors with data, met on the way, are taken to claim
+    pending_claim: torch.device | None = None  #: set by the function mode for the factory that it is about to call
+    recorder: CallListener | None = None
+    tape: FunctionListener | None = None
+    assumptions: dict[str, None] = field(default_factory=dict)
+    stand_ins: dict[int, tuple[Any, torch.Tensor]] = field(default_factory=dict)
+    pinned: Any = None
+    random_seed: int = 0
+
+    def assume(self, text: str) -> None:
+        """Note something that was taken for granted."""
+        self.assumptions.setdefault(text)
+
+    def where(self) -> str:
+        """The module and source line that run now, for messages."""
+        from .source_line import user_line
+
+        place = user_line()
+        module = self.recorder.where() if self.recorder is not None else ""
+        return " ".join(filter(None, [f"in module {module!r}" if module else "", f"at {place}" if place else ""]))
+
+
+class _Active(threading.local):
+    state: MetaState | None = None
+
+
+active = _Active()
+
+
+def current() -> MetaState | None:
+    """The state of the mode that is active in this thread."""
+    return active.state

@@ -1,0 +1,61 @@
+"""A storage without data, which holds what its tensors share: claimed device, address, known contents."""
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from .address_space import AddressSpace, Region
+    from .known_value import Known
+
+_next_id = itertools.count().__next__
+
+
+class MetaStorage(torch.UntypedStorage):
+    """The storage of one or more `MetaTensor`s.
+
+    Real storages are turned into this class in place (``__class__`` is assigned), so views made by C++,
+    and tensors that autograd unpacks as plain ``torch.Tensor``, still lead to what is known here.
+    """
+
+    claim: torch.device
+    number: int                        #: unique in the process, in order of birth
+    region: Region                     #: its place in the simulated memory
+    space: AddressSpace
+    known: Known | None = None         #: contents, where they follow from factories
+    density: float | None = None       #: expected mean of the elements, where data-dependent sizes need one
+
+    def data_ptr(self) -> int:
+        return self.region.address
+
+    @property
+    def device(self) -> torch.device:
+        return self.claim
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.claim.type == "cuda"
+
+    def resize_(self, size: int) -> MetaStorage:  # type: ignore[override]  # FSDP frees and refills storages so
+        super().resize_(size)
+        self.space.resize(self)
+        return self
+
+    def __del__(self) -> None:
+        space = self.__dict__.get("space")
+        if space is not None:
+            space.release(self)
+
+
+def attach(tensor: torch.Tensor, claim: torch.device, space: AddressSpace) -> MetaStorage:
+    """Turn the storage of a tensor on meta into a `MetaStorage` that claims ``claim``."""
+    storage = tensor.untyped_storage()
+    storage.__class__ = MetaStorage
+    assert isinstance(storage, MetaStorage)
+    storage.claim = claim
+    storage.number = _next_id()
+    storage.space = space
+    space.place(storage)
+    return storage

@@ -1,0 +1,146 @@
+"""A tensor without data that says it is on the device it claims."""
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import torch
+
+from .mode_stack import without_modes
+from .storage import MetaStorage, attach
+
+
+class _Kernel(threading.local):
+    """Set while a meta kernel runs: kernels written in Python read ``.device`` and must see where tensors really are."""
+
+    depth = 0
+
+
+kernel = _Kernel()
+META = torch.device("meta")
+
+
+def claim_of(tensor: torch.Tensor) -> torch.device:
+    """The device that ``tensor`` claims; its real one where it claims none."""
+    if tensor.layout is torch.strided:
+        storage = tensor.untyped_storage()
+        if isinstance(storage, MetaStorage):
+            return storage.claim
+    elif (claim := tensor.__dict__.get("_claim")) is not None:  # sparse tensors have no storage
+        return claim  # type: ignore[no-any-return]
+    return torch._C.TensorBase.device.__get__(tensor)  # type: ignore[attr-defined,no-any-return]
+
+
+class MetaTensor(torch.Tensor):
+    """A tensor with shape, strides, dtype, autograd and a device claim, but no data.
+
+    Made by any PyTorch code under `MetaTensorMode`. It keeps its claim after the mode ends:
+
+    >>> from analyzer import MetaTensorMode
+    >>> with MetaTensorMode():
+    ...     x = torch.rand(2, 3, device="cuda")
+    >>> x.device, x.is_cuda, x.shape, x[1].data_ptr() - x.data_ptr()
+    (device(type='cuda', index=0), True, torch.Size([2, 3]), 12)
+    """
+
+    # Disabled, so that torch treats it as it treats plain tensors: a live one would switch fast paths off.
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return META if kernel.depth else claim_of(self)
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return self.device.type == "cuda"
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return self.device.type == "cpu"
+
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        return self.device.type == "meta"
+
+    def get_device(self) -> int:  # type: ignore[override]
+        device = self.device
+        return -1 if device.index is None else device.index
+
+    def data_ptr(self) -> int:
+        return data_ptr(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        return keep_claim(self, super().__getitem__(index))
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"MetaTensor(size={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}'{grad})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError("Only tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
+        result = copy_claim(self, memo)
+        memo[id(self)] = result
+        result.requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            result.grad = copy.deepcopy(self.grad, memo)
+        result.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = {k: v for k, v in self.__dict__.items() if k == "_is_param"}
+        claim = str(self.device)
+        return rebuild, (tuple(self.shape), self.stride(), self.dtype, claim, self.requires_grad, state)
+
+
+def data_ptr(tensor: torch.Tensor) -> int:
+    """The fake address of the first element."""
+    storage = tensor.untyped_storage()
+    if not isinstance(storage, MetaStorage):
+        return int(torch._C.TensorBase.data_ptr(tensor))
+    if tensor.numel() == 0:
+        return 0  # as PyTorch: an empty tensor has no data
+    return storage.region.address + tensor.storage_offset() * tensor.itemsize
+
+
+def keep_claim(source: torch.Tensor, result: Any) -> Any:
+    """Let a view made outside the mode be a `MetaTensor` too."""
+    if type(result) is torch.Tensor and isinstance(result.untyped_storage(), MetaStorage):
+        result.__class__ = MetaTensor
+    return result
+
+
+def copy_claim(tensor: torch.Tensor, memo: dict[int, Any]) -> MetaTensor:
+    """A copy of ``tensor``; tensors that share a storage share the copy's."""
+    old = tensor.untyped_storage()
+    assert isinstance(old, MetaStorage)
+    key = -old.number - 1  # a memo key that no id() can be
+    if key not in memo:
+        with without_modes():
+            base = torch.empty(old.nbytes(), dtype=torch.uint8, device=META)
+        new = attach(base, old.claim, old.space)
+        new.known, new.density = old.known, old.density
+        memo[key] = base
+    with without_modes():
+        result = torch.empty(0, dtype=tensor.dtype, device=META)
+        result.set_(memo[key].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    result.__class__ = MetaTensor
+    assert isinstance(result, MetaTensor)
+    return result
+
+
+def rebuild(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, claim: str,
+            requires_grad: bool, state: dict[str, Any]) -> MetaTensor:
+    """Unpickle a `MetaTensor`: same specs and claim, a storage of its own."""
+    from .address_space import AddressSpace
+    with without_modes():
+        result = torch.empty_strided(shape, stride, dtype=dtype, device=META)
+    attach(result, torch.device(claim), AddressSpace())
+    result.__class__ = MetaTensor
+    assert isinstance(result, MetaTensor)
+    result.requires_grad_(requires_grad)
+    result.__dict__.update(state)
+    return result

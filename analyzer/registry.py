@@ -1,0 +1,77 @@
+"""One kind of registry for every extension point."""
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+from .errors import DuplicateRegistrationError
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bound=Callable[..., Any])
+
+
+class Registry(Generic[K, V]):
+    """A table of implementations, filled by decorator or by call, that refuses duplicates.
+
+    >>> register_demo = Registry("register_demo")
+    >>> @register_demo("twice")
+    ... def twice(x):
+    ...     return 2 * x
+    >>> register_demo.find("twice")(21)
+    42
+
+    Registrations made inside ``scope()`` are undone at its end and may replace earlier ones:
+
+    >>> with register_demo.scope():
+    ...     _ = register_demo("twice", lambda x: x + x + 1)
+    ...     register_demo.find("twice")(1)
+    3
+    >>> register_demo.find("twice")(1)
+    2
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._table: dict[K, V] = {}
+        self._scoped: list[set[K]] = []  # per open scope: keys registered inside it
+
+    def __call__(self, key: K, impl: V | None = None, *, override: bool = False) -> Any:
+        """Register ``impl`` for ``key``, or return a decorator that does.
+
+        Raises DuplicateRegistrationError if ``key`` is taken, unless ``override`` is true.
+        """
+        if impl is None:
+            return lambda f: self(key, f, override=override)
+        may_replace = override or (self._scoped and key not in self._scoped[-1])
+        if key in self._table and not may_replace:
+            raise DuplicateRegistrationError(
+                f"{self.name}({key!r}): already registered as {self._table[key]!r}; "
+                f"pass override=True, or register inside `with {self.name}.scope():` to replace it for a while"
+            )
+        if self._scoped:
+            self._scoped[-1].add(key)
+        self._table[key] = impl
+        return impl
+
+    def find(self, key: K) -> V | None:
+        """The implementation for ``key``, or None."""
+        return self._table.get(key)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._table
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._table)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Undo, at the end of the block, every registration made inside it."""
+        before = dict(self._table)
+        self._scoped.append(set())
+        try:
+            yield
+        finally:
+            self._scoped.pop()
+            self._table.clear()
+            self._table.update(before)
