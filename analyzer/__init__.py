@@ -1,5 +1,15 @@
-"""Tells what a PyTorch model will cost before anyone owns the machine that runs it."""
+"""Tells what a PyTorch model will cost before anyone owns the machine that runs it: FLOPs, memory, communication, time."""
+from .fx.leaf_module import register_leaf_module, register_leaf_module_impl, register_non_leaf_module
+from .fx.tracer_impl import register_tracer_impl
 from .meta.mode import MetaTensorMode
+from .meta.shape_registry import register_shape_impl
 from .meta.tensor import MetaTensor
+from .meta.transient import register_memory_impl
+from .profile import Profile, ProfileOptions, profile
+from .profilers.flop_registry import register_flop_impl
 
-__all__ = ["MetaTensor", "MetaTensorMode"]
+__all__ = [
+    "MetaTensor", "MetaTensorMode", "Profile", "ProfileOptions", "profile",
+    "register_flop_impl", "register_leaf_module", "register_leaf_module_impl", "register_memory_impl", "register_non_leaf_module",
+    "register_shape_impl", "register_tracer_impl",
+]

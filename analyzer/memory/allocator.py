@@ -19,7 +19,7 @@ from .allocator_snapshot import SegmentSnapshot, snapshot_segments
 __all__ = ["AllocatorOptions", "Block", "CachingAllocator", "DeviceOutOfMemoryError", "SegmentSnapshot"]
 
 # Without a capacity the address range of an expandable segment has no natural size; requests above it get a larger one.
-_UNBOUNDED_RANGE_BYTES = 1 << 44
+_UNBOUNDED_RANGE_BYTES = 1 << 40
 
 _PYTORCH_DEFAULTS = AllocatorOptions()
 
@@ -46,7 +46,7 @@ class DeviceOutOfMemoryError(AnalyzerError, MemoryError):
         return (
             f"out of device memory: {self.requested_bytes:,} bytes asked for, {self.short_bytes:,} bytes short; of "
             f"{self.capacity_bytes:,} bytes {self.allocated_bytes:,} are allocated and {unused_bytes:,} reserved but unused. "
-            + ("Fragmentation is the cause: try expandable_segments:True" if unused_bytes >= self.short_bytes
+            + ("Fragmentation is the cause; expandable_segments:True avoids most of it" if unused_bytes >= self.short_bytes
                else "Try a smaller batch, activation checkpointing or a device with more memory")
         )
 
@@ -128,35 +128,35 @@ class CachingAllocator:
         self._empty_span = Segment(0, 0, Pool(self, options, 0, is_small=True), None).head
         self._large_searches = 0  # get_free_blocks_call_count of the large pool
         self._short_bytes = 0  # by how much the device last refused
-        self._allocated = self._requested = self._reserved = 0
-        self._peak_allocated = self._peak_requested = self._peak_reserved = 0
+        self._allocated_bytes = self._requested_bytes = self._reserved_bytes = 0
+        self._peak_allocated_bytes = self._peak_requested_bytes = self._peak_reserved_bytes = 0
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of all live blocks, rounding included: ``torch.cuda.memory_allocated``."""
-        return self._allocated
+        return self._allocated_bytes
 
     @property
     def requested_bytes(self) -> int:
         """Bytes that the callers of all live blocks asked for."""
-        return self._requested
+        return self._requested_bytes
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes taken from the device, live or cached: ``torch.cuda.memory_reserved``."""
-        return self._reserved
+        return self._reserved_bytes
 
     @property
     def peak_allocated_bytes(self) -> int:
-        return self._peak_allocated
+        return self._peak_allocated_bytes
 
     @property
     def peak_requested_bytes(self) -> int:
-        return self._peak_requested
+        return self._peak_requested_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
-        return self._peak_reserved
+        return self._peak_reserved_bytes
 
     @property
     def fragmented_bytes(self) -> int:
@@ -164,24 +164,26 @@ class CachingAllocator:
 
         Without expandable segments this is PyTorch's ``inactive_split_bytes``; with them PyTorch reports 0.
         """
-        fragmented = 0
+        fragmented_bytes = 0
         for pool in self._pools():
-            for size, _, span in pool.free:
+            for size_bytes, _, span in pool.free:
                 if pool.page_bytes is not None:
                     start, end = span.segment.whole_pages(span)
-                    fragmented += size - max(0, end - start)
+                    fragmented_bytes += size_bytes - max(0, end - start)
                 elif span.is_split:
-                    fragmented += size
-        return fragmented
+                    fragmented_bytes += size_bytes
+        return fragmented_bytes
 
     @property
     def fragmentation(self) -> float:
         """``fragmented_bytes`` as a share of ``reserved_bytes``, from 0 to 1."""
-        return self.fragmented_bytes / self._reserved if self._reserved else 0.0
+        return self.fragmented_bytes / self._reserved_bytes if self._reserved_bytes else 0.0
 
     def reset_peaks(self) -> None:
         """Set the peaks to the current values: ``torch.cuda.reset_peak_memory_stats``."""
-        self._peak_allocated, self._peak_requested, self._peak_reserved = self._allocated, self._requested, self._reserved
+        self._peak_allocated_bytes = self._allocated_bytes
+        self._peak_requested_bytes = self._requested_bytes
+        self._peak_reserved_bytes = self._reserved_bytes
 
     # malloc
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
@@ -192,21 +194,24 @@ class CachingAllocator:
         if nbytes <= 0:
             return self._allocate_empty(nbytes, stream)
         # round_size; without divisions to the next multiple of kMinBlockSize
-        size = self.options.rounded_bytes(nbytes) if self._rounds_to_divisions else -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-        pool = (self._small_pools if size <= SMALL_BYTES else self._large_pools).get(stream) or self._make_pool(stream, size)
-        span = self._take_free(pool, size) or self._take_new(pool, size, nbytes)
+        if self._rounds_to_divisions:
+            size_bytes = self.options.rounded_bytes(nbytes)
+        else:
+            size_bytes = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+        pool = (self._small_pools if size_bytes <= SMALL_BYTES else self._large_pools).get(stream) or self._make_pool(stream, size_bytes)
+        span = self._take_free(pool, size_bytes) or self._take_new(pool, size_bytes, nbytes)
 
         # alloc_found_block: the block keeps the low end
-        if span.size - size >= pool.min_remainder_bytes and size < pool.split_below_bytes:
-            pool.insert(span.split(size))
+        if span.size_bytes - size_bytes >= pool.min_remainder_bytes and size_bytes < pool.split_below_bytes:
+            pool.insert(span.split(size_bytes))
         else:
-            size = span.size
-        span.requested = nbytes
-        self._allocated += size
-        self._peak_allocated = max(self._peak_allocated, self._allocated)
-        self._requested += nbytes
-        self._peak_requested = max(self._peak_requested, self._requested)
-        return Block(span.address, nbytes, size, stream, span)
+            size_bytes = span.size_bytes
+        span.requested_bytes = nbytes
+        self._allocated_bytes += size_bytes
+        self._peak_allocated_bytes = max(self._peak_allocated_bytes, self._allocated_bytes)
+        self._requested_bytes += nbytes
+        self._peak_requested_bytes = max(self._peak_requested_bytes, self._requested_bytes)
+        return Block(span.address, nbytes, size_bytes, stream, span)
 
     # free_block, try_merge_blocks
     def free(self, block: Block) -> None:
@@ -220,12 +225,12 @@ class CachingAllocator:
         block._span = None
         if span is self._empty_span:
             return
-        self._allocated -= block.bytes
-        self._requested -= block.requested_bytes
-        span.requested = None
+        self._allocated_bytes -= block.bytes
+        self._requested_bytes -= block.requested_bytes
+        span.requested_bytes = None
         span = self._merge_free_neighbours(span)
         span.freed_at = self._large_searches
-        insort(pool.free, (span.size, span.address, span))
+        insort(pool.free, (span.size_bytes, span.address, span))
 
     def empty_cache(self) -> None:
         """Give every segment without a live block (of expandable ones, every such page) back to the device."""
@@ -247,8 +252,8 @@ class CachingAllocator:
         return Block(self._next_empty_address, 0, 0, stream, self._empty_span)
 
     # get_pool, with a pool for each stream where PyTorch sorts one pool by stream
-    def _make_pool(self, stream: int, size: int) -> Pool:
-        is_small = size <= SMALL_BYTES
+    def _make_pool(self, stream: int, size_bytes: int) -> Pool:
+        is_small = size_bytes <= SMALL_BYTES
         pool = Pool(self, self.options, stream, is_small)
         (self._small_pools if is_small else self._large_pools)[stream] = pool
         return pool
@@ -257,11 +262,11 @@ class CachingAllocator:
         return [*self._large_pools.values(), *self._small_pools.values()]
 
     # get_free_block
-    def _take_free(self, pool: Pool, size: int) -> Span | None:
+    def _take_free(self, pool: Pool, size_bytes: int) -> Span | None:
         if self._collects_garbage and not pool.is_small:
             self._large_searches += 1
         free = pool.free
-        index = bisect_left(free, (size,))
+        index = bisect_left(free, (size_bytes,))
         if index == len(free):
             return None
         if pool.page_bytes is not None:
@@ -270,57 +275,57 @@ class CachingAllocator:
                 index += 1
         if self._max_split_bytes is not None:
             found_bytes = free[index][0]
-            if size < self._max_split_bytes <= found_bytes:
+            if size_bytes < self._max_split_bytes <= found_bytes:
                 return None
-            if size >= self._max_split_bytes and found_bytes >= size + self.options.max_non_split_rounding_bytes:
+            if size_bytes >= self._max_split_bytes and found_bytes >= size_bytes + self.options.max_non_split_rounding_bytes:
                 return None
         return free.pop(index)[2]
 
     # malloc, where no free block was found
-    def _take_new(self, pool: Pool, size: int, nbytes: int) -> Span:
+    def _take_new(self, pool: Pool, size_bytes: int, nbytes: int) -> Span:
         if self._collects_garbage:
             self._collect_garbage()
-        span = self._reserve(pool, size)
+        span = self._reserve(pool, size_bytes)
         # With throw_on_cudamalloc_oom a request beyond the fraction fails before anything is given back (PyTorch PR 179473).
-        if span is None and not (self.options.throw_on_cudamalloc_oom and self._excess_bytes(size) > 0):
-            if self._release_oversize(pool, size):
-                span = self._reserve(pool, size)
+        if span is None and not (self.options.throw_on_cudamalloc_oom and self._excess_bytes(size_bytes) > 0):
+            if self._release_oversize(pool, size_bytes):
+                span = self._reserve(pool, size_bytes)
             if span is None:
                 self._release_cached()
                 self.alloc_retry_count += 1
-                span = self._reserve(pool, size)
+                span = self._reserve(pool, size_bytes)
         if span is None:
             limits = [limit for limit in (self._allowed_bytes, self.capacity_bytes) if limit is not None]
-            raise DeviceOutOfMemoryError(nbytes, self._short_bytes, self._allocated, self._reserved, min(limits))
+            raise DeviceOutOfMemoryError(nbytes, self._short_bytes, self._allocated_bytes, self._reserved_bytes, min(limits))
         return span
 
-    def _excess_bytes(self, size: int) -> int:
-        """By how much a new segment for ``size`` would exceed the memory fraction; not positive where it would not."""
+    def _excess_bytes(self, size_bytes: int) -> int:
+        """By how much a new segment for ``size_bytes`` would exceed the memory fraction; not positive where it would not."""
         if self._allowed_bytes is None:
             return 0
-        return self._reserved + self.options.segment_bytes(size) - self._allowed_bytes
+        return self._reserved_bytes + self.options.segment_bytes(size_bytes) - self._allowed_bytes
 
     # alloc_block
-    def _reserve(self, pool: Pool, size: int) -> Span | None:
-        excess_bytes = self._excess_bytes(size)
+    def _reserve(self, pool: Pool, size_bytes: int) -> Span | None:
+        excess_bytes = self._excess_bytes(size_bytes)
         if excess_bytes > 0:
             self._short_bytes = excess_bytes
             return None
         if pool.page_bytes is not None:
-            return self._take_expandable(pool, size)
-        segment_bytes = self.options.segment_bytes(size)
+            return self._take_expandable(pool, size_bytes)
+        segment_bytes = self.options.segment_bytes(size_bytes)
         if not self._take_from_device(segment_bytes):
             return None
         return self._add_segment(pool, segment_bytes).head
 
     # cudaMalloc, cuMemCreate
     def _take_from_device(self, nbytes: int) -> bool:
-        reserved = self._reserved + nbytes
+        reserved = self._reserved_bytes + nbytes
         if self.capacity_bytes is not None and reserved > self.capacity_bytes:
             self._short_bytes = reserved - self.capacity_bytes
             return False
-        self._reserved = reserved
-        self._peak_reserved = max(self._peak_reserved, reserved)
+        self._reserved_bytes = reserved
+        self._peak_reserved_bytes = max(self._peak_reserved_bytes, reserved)
         return True
 
     def _add_segment(self, pool: Pool, nbytes: int) -> Segment:
@@ -333,10 +338,10 @@ class CachingAllocator:
         """Merge ``span``, not itself in the pool, with the free spans beside it."""
         pool = span.segment.pool
         left, right = span.prev, span.next
-        if right is not None and right.requested is None and right.is_mapped:
+        if right is not None and right.requested_bytes is None and right.is_mapped:
             pool.remove(right)
             span.absorb_next()
-        if left is not None and left.requested is None and left.is_mapped:
+        if left is not None and left.requested_bytes is None and left.is_mapped:
             pool.remove(left)
             left.absorb_next()
             return left
@@ -355,29 +360,29 @@ class CachingAllocator:
     def _release(self, span: Span) -> None:
         span.segment.pool.remove(span)
         del self._segments[span.address]
-        self._reserved -= span.size
+        self._reserved_bytes -= span.size_bytes
 
     # release_available_cached_blocks
-    def _release_oversize(self, pool: Pool, size: int) -> bool:
+    def _release_oversize(self, pool: Pool, size_bytes: int) -> bool:
         """Give back the best-fitting unsplittable span, else the largest ones until they add up; true if enough went."""
         if self._max_split_bytes is None or pool.page_bytes is not None:  # pages go with _release_cached
             return False
-        needed_bytes = max(size, self._max_split_bytes)
-        index = bisect_left(pool.free, (needed_bytes,))
+        # PyTorch seeks at least max_split_size here, which is the same: a smaller span of this size would have been taken.
+        index = bisect_left(pool.free, (size_bytes,))
         if index < len(pool.free):
             # A free span this large is a whole segment: should_split leaves none that is a part of one.
             self._release(pool.free[index][2])
             return True
         released_bytes = 0
-        while released_bytes < needed_bytes and pool.free and pool.free[-1][0] >= self._max_split_bytes:
+        while released_bytes < size_bytes and pool.free and pool.free[-1][0] >= self._max_split_bytes:
             released_bytes += pool.free[-1][0]
             self._release(pool.free[-1][2])
-        return released_bytes >= needed_bytes
+        return released_bytes >= size_bytes
 
     # garbage_collect_cached_blocks
     def _collect_garbage(self) -> None:
         assert self._allowed_bytes is not None
-        excess_bytes = self._reserved - int(self.options.garbage_collection_threshold * self._allowed_bytes)
+        excess_bytes = self._reserved_bytes - int(self.options.garbage_collection_threshold * self._allowed_bytes)
         idle = [
             span for pool in self._large_pools.values() if pool.page_bytes is None for _, _, span in pool.free if not span.is_split
         ]
@@ -386,22 +391,22 @@ class CachingAllocator:
             average = sum(self._large_searches - span.freed_at for span in idle) / len(idle)
             for span in idle:
                 if self._large_searches - span.freed_at >= average:
-                    excess_bytes -= span.size
+                    excess_bytes -= span.size_bytes
                     self._release(span)
             idle = [span for span in idle if self._large_searches - span.freed_at < average]
 
     # try_allocate_expandable_block
-    def _take_expandable(self, pool: Pool, size: int) -> Span | None:
-        span = self._find_expandable(pool, size)
+    def _take_expandable(self, pool: Pool, size_bytes: int) -> Span | None:
+        span = self._find_expandable(pool, size_bytes)
         if not span.is_mapped:
-            mapped = self._map(span, min(span.size, size))
+            mapped = self._map(span, min(span.size_bytes, size_bytes))
             if mapped is None:
                 return None
             span = mapped
-        while span.size < size:
+        while span.size_bytes < size_bytes:
             unmapped = span.next
             assert unmapped is not None and not unmapped.is_mapped  # what _find_expandable made sure of
-            mapped = self._map(unmapped, min(size - span.size, unmapped.size))
+            mapped = self._map(unmapped, min(size_bytes - span.size_bytes, unmapped.size_bytes))
             if mapped is None:
                 return None
             span = mapped
@@ -409,19 +414,19 @@ class CachingAllocator:
         return span
 
     # find_expandable_block
-    def _find_expandable(self, pool: Pool, size: int) -> Span:
-        """The lowest span from which free and unmapped spans in a row add up to ``size``."""
+    def _find_expandable(self, pool: Pool, size_bytes: int) -> Span:
+        """The lowest span from which free and unmapped spans in a row add up to ``size_bytes``."""
         for _, span in pool.unmapped:
-            first = span.prev if span.prev is not None and span.prev.requested is None else span
+            first = span.prev if span.prev is not None and span.prev.requested_bytes is None else span
             room_bytes = 0
             candidate: Span | None = first
-            while candidate is not None and candidate.requested is None and room_bytes < size:
-                room_bytes += candidate.size
+            while candidate is not None and candidate.requested_bytes is None and room_bytes < size_bytes:
+                room_bytes += candidate.size_bytes
                 candidate = candidate.next
-            if room_bytes >= size:
+            if room_bytes >= size_bytes:
                 return first
         # ExpandableSegment: addresses for 1 1/8 of the device's memory
-        range_bytes = max(_UNBOUNDED_RANGE_BYTES, size) if self.capacity_bytes is None else self.capacity_bytes * 9 // 8
+        range_bytes = max(_UNBOUNDED_RANGE_BYTES, size_bytes) if self.capacity_bytes is None else self.capacity_bytes * 9 // 8
         assert pool.page_bytes is not None
         span = self._add_segment(pool, -(-range_bytes // pool.page_bytes) * pool.page_bytes).head
         pool.insert_unmapped(span)
@@ -436,7 +441,7 @@ class CachingAllocator:
         if not self._take_from_device(mapped_bytes):
             return None
         pool.remove_unmapped(span)
-        if mapped_bytes < span.size:
+        if mapped_bytes < span.size_bytes:
             pool.insert_unmapped(span.split(mapped_bytes))
         span.is_mapped = True
         span = self._merge_free_neighbours(span)
@@ -454,10 +459,10 @@ class CachingAllocator:
         if start > span.address:
             before, span = span, span.split(start - span.address)
             pool.insert(before)
-        if span.size > end - start:
+        if span.size_bytes > end - start:
             pool.insert(span.split(end - start))
         span.is_mapped = False
-        self._reserved -= span.size
+        self._reserved_bytes -= span.size_bytes
         if span.next is not None and not span.next.is_mapped:
             pool.remove_unmapped(span.next)
             span.absorb_next()
@@ -473,4 +478,4 @@ class CachingAllocator:
 
 def _expandable_bytes(span: Span) -> int:
     after = span.next
-    return span.size + (after.size if after is not None and not after.is_mapped else 0)
+    return span.size_bytes + (after.size_bytes if after is not None and not after.is_mapped else 0)

@@ -12,13 +12,13 @@ from .allocator_options import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES
 class Span:
     """A stretch of a segment. Neighbours merge into the left one, so a segment's first span is always the same object."""
 
-    __slots__ = ("address", "freed_at", "is_mapped", "next", "prev", "requested", "segment", "size")
+    __slots__ = ("address", "freed_at", "is_mapped", "next", "prev", "requested_bytes", "segment", "size_bytes")
 
-    def __init__(self, address: int, size: int, segment: Segment, is_mapped: bool = True) -> None:
+    def __init__(self, address: int, size_bytes: int, segment: Segment, is_mapped: bool = True) -> None:
         self.address = address
-        self.size = size
+        self.size_bytes = size_bytes
         self.segment = segment
-        self.requested: int | None = None  # bytes asked for where live, else None
+        self.requested_bytes: int | None = None  # bytes asked for where live, else None
         self.is_mapped = is_mapped
         self.prev: Span | None = None
         self.next: Span | None = None
@@ -30,8 +30,8 @@ class Span:
 
     def split(self, left_bytes: int) -> Span:
         """Cut after ``left_bytes``; the right part is new."""
-        right = Span(self.address + left_bytes, self.size - left_bytes, self.segment, self.is_mapped)
-        self.size = left_bytes
+        right = Span(self.address + left_bytes, self.size_bytes - left_bytes, self.segment, self.is_mapped)
+        self.size_bytes = left_bytes
         right.prev, right.next, self.next = self, self.next, right
         if right.next is not None:
             right.next.prev = right
@@ -40,7 +40,7 @@ class Span:
     def absorb_next(self) -> None:
         right = self.next
         assert right is not None
-        self.size += right.size
+        self.size_bytes += right.size_bytes
         self.next = right.next
         if right.next is not None:
             right.next.prev = self
@@ -51,8 +51,8 @@ class Segment:
 
     __slots__ = ("head", "page_bytes", "pool")
 
-    def __init__(self, address: int, size: int, pool: Pool, page_bytes: int | None) -> None:
-        self.head = Span(address, size, self, is_mapped=page_bytes is None)
+    def __init__(self, address: int, size_bytes: int, pool: Pool, page_bytes: int | None) -> None:
+        self.head = Span(address, size_bytes, self, is_mapped=page_bytes is None)
         self.pool = pool
         self.page_bytes = page_bytes  # None: not expandable
 
@@ -61,7 +61,7 @@ class Segment:
         assert self.page_bytes is not None
         base = self.head.address
         start = base - (base - span.address) // self.page_bytes * self.page_bytes
-        end = base + (span.address + span.size - base) // self.page_bytes * self.page_bytes
+        end = base + (span.address + span.size_bytes - base) // self.page_bytes * self.page_bytes
         return start, end
 
 
@@ -78,7 +78,7 @@ class Pool:
         self.page_bytes = None
         if options.expandable_segments:
             self.page_bytes = SMALL_SEGMENT_BYTES if is_small else options.large_segment_bytes
-        self.free: list[tuple[int, int, Span]] = []  # (size, address, span): BlockComparatorSize within one stream
+        self.free: list[tuple[int, int, Span]] = []  # (size_bytes, address, span): BlockComparatorSize within one stream
         self.unmapped: list[tuple[int, Span]] = []  # (address, span): BlockComparatorAddress
         # should_split
         if is_small or options.expandable_segments:
@@ -89,10 +89,10 @@ class Pool:
             self.min_remainder_bytes = SMALL_BYTES + 1
 
     def insert(self, span: Span) -> None:
-        insort(self.free, (span.size, span.address, span))
+        insort(self.free, (span.size_bytes, span.address, span))
 
     def remove(self, span: Span) -> None:
-        del self.free[bisect_left(self.free, (span.size, span.address))]
+        del self.free[bisect_left(self.free, (span.size_bytes, span.address))]
 
     def insert_unmapped(self, span: Span) -> None:
         insort(self.unmapped, (span.address, span))

@@ -64,12 +64,12 @@ def _begin_entry(segment: Segment, address: int, device: int) -> SegmentSnapshot
 
 
 def _add_to_entry(entry: SegmentSnapshot, span: Span) -> None:
-    entry["total_size"] += span.size
-    if span.requested is not None:
-        entry["allocated_size"] += span.size
-        entry["active_size"] += span.size
-        entry["requested_size"] += span.requested
+    entry["total_size"] += span.size_bytes
+    if span.requested_bytes is not None:
+        entry["allocated_size"] += span.size_bytes
+        entry["active_size"] += span.size_bytes
+        entry["requested_size"] += span.requested_bytes
     entry["blocks"].append({
-        "address": span.address, "size": span.size, "requested_size": span.requested or 0,
-        "state": "inactive" if span.requested is None else "active_allocated", "frames": [],
+        "address": span.address, "size": span.size_bytes, "requested_size": span.requested_bytes or 0,
+        "state": "inactive" if span.requested_bytes is None else "active_allocated", "frames": [],
     })

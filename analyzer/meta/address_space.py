@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _HOST_BASE = 0x5500_0000_0000    # where Linux puts a process's heap; only has to differ from the accelerators'
 _DEVICE_BASE = 0x7F00_0000_0000  # where CUDA's unified addressing puts device memory
-_DEVICE_SPAN = 1 << 42           # one accelerator's share of addresses: 4 TiB, more than any holds
+_DEVICE_SPAN = 1 << 48           # one accelerator's share of addresses, which the allocator never uses twice
 
 
 class Region(Protocol):
@@ -23,13 +23,45 @@ class Region(Protocol):
 
 
 class HostRegion:
-    """Host memory: an address of its own, nothing simulated."""
+    """A piece of host memory."""
 
     __slots__ = ("address", "bytes")
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.address = address
         self.bytes = nbytes
+
+
+class HostMemory:
+    """Host memory: addresses that only grow, and counts of what is in use. Nothing is cached, so nothing is reserved."""
+
+    reserved_bytes = peak_reserved_bytes = None
+
+    def __init__(self) -> None:
+        self._top = _HOST_BASE
+        self.allocated_bytes = self.peak_allocated_bytes = 0
+
+    def allocate(self, nbytes: int) -> HostRegion:
+        region = HostRegion(self._top, nbytes)
+        self._top += max(64, -(-nbytes // 64) * 64)  # malloc in PyTorch aligns to 64 bytes: c10/core/alignment.h gAlignment
+        self.allocated_bytes += nbytes
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+        return region
+
+    def free(self, region: HostRegion) -> None:
+        self.allocated_bytes -= region.bytes
+
+    def reset_peaks(self) -> None:
+        self.peak_allocated_bytes = self.allocated_bytes
+
+    @property
+    def requested_bytes(self) -> int:
+        return self.allocated_bytes
+
+    @property
+    def peak_requested_bytes(self) -> int:
+        return self.peak_allocated_bytes
 
 
 class StorageListener(Protocol):
@@ -48,7 +80,12 @@ class AddressSpace:
         self.allocators: dict[int, CachingAllocator] = {}
         self.listener: StorageListener | None = None
         self.stream = 0
-        self._host_top = _HOST_BASE
+        self.host = HostMemory()
+        self.library_workspaces: dict[tuple[object, ...], Region] = {}  #: by library, device, thread and stream; never given back
+
+    def memory(self, claim: torch.device) -> CachingAllocator | HostMemory:
+        """Whose books tell of ``claim``."""
+        return self.host if claim.type in ("cpu", "meta") else self.allocator(claim.index or 0)
 
     def allocator(self, index: int = 0) -> CachingAllocator:
         """The allocator of accelerator ``index``."""
@@ -60,14 +97,14 @@ class AddressSpace:
 
     def reserve(self, claim: torch.device, nbytes: int) -> Region:
         if claim.type == "cpu" or claim.type == "meta":
-            region = HostRegion(self._host_top, nbytes)
-            self._host_top += max(64, -(-nbytes // 64) * 64)  # malloc in PyTorch aligns to 64 bytes: c10/core/alignment.h gAlignment
-            return region
+            return self.host.allocate(nbytes)
         return self.allocator(claim.index or 0).allocate(nbytes, self.stream)
 
     def give_back(self, claim: torch.device, region: Region) -> None:
         if isinstance(region, Block):
             self.allocator(claim.index or 0).free(region)
+        elif isinstance(region, HostRegion):
+            self.host.free(region)
 
     def place(self, storage: MetaStorage) -> None:
         storage.region = self.reserve(storage.claim, storage.nbytes())

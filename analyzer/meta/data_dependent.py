@@ -1,6 +1,7 @@
 """Operators whose result depends on data: from known contents where there are any, else by a stated policy."""
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -8,12 +9,17 @@ import torch
 from analyzer.errors import DataDependentError
 
 from .known_value import Call, Known, ReadArgument, Result, read_known, small_enough
+from .mode_stack import without_modes
 from .operator_info import OperatorInfo
+from .output_cache import spec_of
+from .signature import Signature
+from .source_line import asked_by
 from .state import MetaState
 from .storage import MetaStorage, attach
-from .tensor import META, MetaTensor
+from .tensor import META, MetaTensor, kernel
 
 Tensor = torch.Tensor
+_OPTIMIZERS = os.path.dirname(os.path.abspath(torch.optim.__file__)) + os.sep
 _BOOLEAN = (torch.bool, torch.uint8)
 
 
@@ -27,10 +33,10 @@ def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwarg
     if name == "index":
         if not any(isinstance(i, Tensor) and i.dtype in _BOOLEAN for i in args[1]):
             return NotImplemented
-        return _index_with_mask(state, args[0], args[1])
-    values = [read_known(t) for t in tensors]
-    if all(v is not None for v in values):
+    if all(_has_value(t) for t in tensors):
         return _exact(state, info, args, kwargs, tensors)
+    if name == "index":
+        return _index_with_mask(state, args[0], args[1])
     if name == "repeat_interleave" and kwargs.get("output_size") is None:
         raise _unknown(state, "aten.repeat_interleave", "pass output_size=")
     if name == "masked_select":
@@ -52,6 +58,11 @@ def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwarg
     return NotImplemented
 
 
+def _has_value(tensor: Tensor) -> bool:
+    storage = tensor.untyped_storage()
+    return isinstance(storage, MetaStorage) and storage.known is not None
+
+
 def _unknown(state: MetaState, operator: str, remedy: str) -> DataDependentError:
     return DataDependentError(f"{operator} needs the contents of a tensor that has no data. {state.where()}\nWay out: {remedy}.")
 
@@ -60,7 +71,8 @@ def _scalar(state: MetaState, tensor: Tensor) -> Any:
     value = read_known(tensor)
     if value is not None:
         return value.item()
-    if state.options.unknown_value == "placeholder":
+    # What an optimizer of torch asks for only scales its update: no size and no path depends on it.
+    if state.options.unknown_value == "placeholder" or asked_by(_OPTIMIZERS):
         state.assume(f"an unknown scalar ({tensor.dtype}) was taken as 1 {state.where()}")
         return 1.0 if tensor.dtype.is_floating_point else True if tensor.dtype is torch.bool else 1
     raise _unknown(state, "aten.item (also bool(), int(), float(), if tensor:)",
@@ -108,9 +120,6 @@ def _new(state: MetaState, like: Tensor, shape: tuple[int, ...], dtype: torch.dt
     storage = attach(out, claim, state.space)
     out.__class__ = MetaTensor
     if state.recorder is not None:
-        from .output_cache import spec_of
-        from .signature import Signature
-
         source = like.untyped_storage()
         assert isinstance(source, MetaStorage)
         signature = Signature(torch.ops.aten.nonzero.default, (spec_of(like),), {}, (spec_of(like),), (spec_of(out),))
@@ -127,8 +136,6 @@ def _exact(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, An
             reads.append(ReadArgument(known, (tuple(tree.shape), tree.stride(), tree.storage_offset())))
             return reads[-1]
         return [defer(x) for x in tree] if isinstance(tree, (list, tuple)) else tree
-
-    from .mode_stack import without_modes
 
     call = Call(info.op, defer(args), {k: defer(v) for k, v in kwargs.items()}, reads)
     with without_modes():
@@ -154,8 +161,6 @@ def _index_with_mask(state: MetaState, x: Tensor, indices: list[Any]) -> Tensor:
             rows.extend(_new(state, index, (count,), torch.int64) for _ in range(index.dim()))
         else:
             rows.append(index)
-    from .tensor import kernel
-
     kernel.depth += 1
     try:
         with torch._C.DisableTorchFunction():

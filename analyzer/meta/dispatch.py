@@ -9,17 +9,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from analyzer.errors import UnsupportedOperatorError
 
 from . import output_cache
+from .claimed import claimed_shapes
 from .data_dependent import answer_data_dependent
+from .gates import reopened
 from .known_value import Call, Deferred, Known, ReadArgument, Result, Written, covers_storage, small_enough, window_of
 from .density import expected_density
+from .library_workspace import library_needs, take_library_workspaces
 from .operator_info import OperatorInfo, describe_operator
 from .output_cache import NEW, SAME, VIEW, Entry, make_recipes, spec_of, to_specs
 from .shape_registry import register_shape_impl
 from .signature import Signature
+from .spec import TensorSpec
 from .state import CPU, MetaState
 from .storage import MetaStorage, attach
 from .tensor import META, MetaTensor, claim_of, kernel
-from .transient import workspace_bytes
+from .transient import Stage, has_rule, hold_blocks, stages_of
 
 Tensor = torch.Tensor
 _empty_strided = torch.empty_strided
@@ -43,12 +47,14 @@ class MetaDispatchMode(TorchDispatchMode):
         with torch._C.DisableTorchFunction():  # backward calls this with the function mode still active
             return self.handle(func, args, kwargs)
 
-    def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, whole: bool = False) -> Any:
         state = self.state
         assert state is not None
         info = describe_operator(func)
-        if info.composite:
-            with self:
+        if info.silent:
+            return func(*args, **(kwargs or {}))
+        if info.composite and not whole:
+            with self, reopened():
                 result = func.decompose(*args, **(kwargs or {}))
             if result is not NotImplemented:
                 return result
@@ -78,21 +84,25 @@ class MetaDispatchMode(TorchDispatchMode):
             except TypeError:  # an argument that cannot be hashed, e.g. a Generator-like object: no recipe
                 frozen = None
         if entry is not None and entry.recipes is not None:
-            outputs, born = _build(state, entry.recipes, tensors)
-            result = outputs[0] if entry.structure is None else entry.structure(outputs)
             signature = entry.signature
+            stages = stages_of(signature) if has_rule(info.op) else ()
+            outputs, born = _build(state, entry.recipes, tensors, stages)
+            result = outputs[0] if entry.structure is None else entry.structure(outputs)
         else:
             result, outputs, born, signature = _run(state, info, args, kwargs or {}, tensors, storages, frozen)
+            stages = stages_of(signature) if has_rule(info.op) else ()
         if not tensors or info.mutated or storages and _any_known(storages):
             _propagate_known(state, info, args, kwargs or {}, storages, outputs, born)
         if state.options.unknown_size == "balanced":
             density = expected_density(info.name, args, storages)
             if density is not None and born and born[0] is not None:
                 born[0].density = density
+        if needs := library_needs(signature):
+            take_library_workspaces(state, signature, needs)
+        for stage in stages:
+            if stage.before is None:
+                hold_blocks(state, _result_claim(state, storages, {}), stage.blocks)
         if state.recorder is not None:
-            if (workspace := workspace_bytes(signature)) and outputs:
-                region = state.space.reserve(_result_claim(state, storages, {}), workspace)
-                state.space.give_back(_result_claim(state, storages, {}), region)
             state.recorder.called(signature, storages, [_storage(o) for o in outputs if isinstance(o, Tensor)])
         return result
 
@@ -145,12 +155,15 @@ def _flatten_named(kwargs: dict[str, Any], tensors: list[Tensor], storages: list
     return True
 
 
-def _build(state: MetaState, recipes: list[output_cache.Recipe], tensors: list[Tensor]) -> tuple[list[Any], list[MetaStorage | None]]:
+def _build(state: MetaState, recipes: list[output_cache.Recipe], tensors: list[Tensor],
+           stages: tuple[Stage, ...]) -> tuple[list[Any], list[MetaStorage | None]]:
     outputs: list[Any] = []
     born: list[MetaStorage | None] = []
-    for r in recipes:
+    for i, r in enumerate(recipes):
         kind = r.kind
         if kind == NEW:
+            if stages:
+                _hold_before(state, stages, i, r.claim)
             out = _empty_strided(r.shape, r.stride, dtype=r.dtype, device=META)
             born.append(attach(out, r.claim, state.space))
             out.__class__ = MetaTensor
@@ -168,6 +181,12 @@ def _build(state: MetaState, recipes: list[output_cache.Recipe], tensors: list[T
             born.append(None)
         outputs.append(out)
     return outputs, born
+
+
+def _hold_before(state: MetaState, stages: tuple[Stage, ...], output: int, claim: torch.device) -> None:
+    for stage in stages:
+        if stage.before == output:
+            hold_blocks(state, claim, stage.blocks)
 
 
 class _KernelRunning:
@@ -210,10 +229,11 @@ def _run(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]
     claim = _result_claim(state, storages, kwargs)
     spec_args, spec_kwargs = to_specs(args), to_specs(kwargs)
     inputs = tuple(spec_of(t) for t in tensors)
-    result = _call_kernel(state, info, args, kwargs)
+    result = _call_kernel(state, info, args, kwargs, claim)
     structure = type(result) if isinstance(result, (list, tuple)) else None
     outputs = list(result) if structure is not None else [result]
     born: list[MetaStorage | None] = []
+    stages = _early_stages(info, spec_args, spec_kwargs, inputs, outputs, str(claim)) if has_rule(info.op) else ()
     seen: dict[int, MetaStorage] = {}
     for i, out in enumerate(outputs):
         if not isinstance(out, Tensor):
@@ -237,6 +257,8 @@ def _run(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]
                 out = outputs[i] = adopt(state, out)
                 born.append(None)
                 continue
+            if stages:
+                _hold_before(state, stages, i, claim)
             born.append(attach(out, claim, state.space))
         if type(out) is Tensor:
             out.__class__ = MetaTensor
@@ -258,6 +280,13 @@ def _run(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]
     return result, outputs, born, signature
 
 
+def _early_stages(info: OperatorInfo, args: Any, kwargs: dict[str, Any], inputs: tuple[Any, ...], outputs: list[Any],
+                  claim: str) -> tuple[Stage, ...]:
+    """What a call holds while it runs, asked before its outputs are allocated."""
+    specs = tuple(TensorSpec.of(tuple(o.shape), o.stride(), o.dtype, claim) for o in outputs if isinstance(o, Tensor))
+    return stages_of(Signature(info.op, args, kwargs, inputs, specs))
+
+
 def _parts(out: Tensor) -> list[Tensor]:
     if out.layout is torch.sparse_coo:
         return [out._indices(), out._values()]
@@ -270,13 +299,15 @@ def _as_list(value: Any) -> list[Tensor]:
     return [v for v in value if isinstance(v, Tensor)] if isinstance(value, (list, tuple)) else []
 
 
-def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], claim: torch.device) -> Any:
     func = info.op
     if "device" in kwargs:
         kwargs = {**kwargs, "device": META}
     if kwargs.get("pin_memory"):
         kwargs = {**kwargs, "pin_memory": False}
     shape_impl = register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
+    if shape_impl is None and claim.type == "cuda":
+        shape_impl = claimed_shapes.find(func)
     kernel.depth += 1
     try:
         with torch._C.DisableTorchFunction():
@@ -291,7 +322,7 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
                 namespace = func.namespace
                 raise UnsupportedOperatorError(
                     f"{func} cannot run without data: it has no meta kernel ({str(error).splitlines()[0][:200]}). {state.where()}\n"
-                    f"Give it a shape: `@register_shape_impl(torch.ops.{namespace}.{func.__name__.replace('.', '.')})` on a function of the "
+                    f"Give it a shape: `@register_shape_impl(torch.ops.{namespace}.{func.__name__})` on a function of the "
                     f"same arguments that returns empty tensors, or `torch.library.register_fake`."
                 ) from error
     finally:

@@ -8,8 +8,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from . import autocast
-from .claimed import find_claimed
 from .dispatch import adopt, claimed_device
 from .known_value import Deferred, read_known, small_enough
 from .opaque import call_opaque
@@ -51,23 +49,9 @@ def call_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         if default.type != "cpu":
             return _call_on(state, func, args, kwargs, default)
         return func(*args, **kwargs)
-    if autocast.is_active():
-        args, kwargs = autocast.cast_arguments(func, args, kwargs)
-    claimed = find_claimed(func)
-    if claimed is not None and _on_accelerator(args, kwargs):
-        result = claimed(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
     if func in register_shape_impl:
         return call_opaque(func, args, kwargs)
     return func(*args, **kwargs)
-
-
-def _on_accelerator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    for a in (*args, *kwargs.values()):
-        if isinstance(a, Tensor):
-            return claim_of(a).type != "cpu"
-    return False
 
 
 _constructors: set[Any] = set()
@@ -134,6 +118,15 @@ def _tensor(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
         device = torch.get_default_device()
     out = constant(state, value, claimed_device(device))
     return out.requires_grad_() if requires_grad else out
+
+
+def _new_tensor(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    like = args[0]
+    named = dict(kwargs)
+    data = args[1] if len(args) > 1 else named.pop("data")
+    named["dtype"] = named.get("dtype") or like.dtype
+    named["device"] = claim_of(like) if named.get("device") is None else named["device"]
+    return _tensor(state, torch.tensor, (data,), named)
 
 
 def _from_numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -323,7 +316,7 @@ def _deepcopy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 _HANDLERS: dict[Any, Handler] = {
     Tensor.to: _to, Tensor.cuda: _cuda, Tensor.cpu: _cpu, Tensor.type: _type,
-    torch.tensor: _tensor, torch.as_tensor: _tensor, torch.asarray: _tensor, torch.from_numpy: _from_numpy,
+    torch.tensor: _tensor, torch.as_tensor: _tensor, torch.asarray: _tensor, Tensor.new_tensor: _new_tensor, torch.from_numpy: _from_numpy,
     Tensor.pin_memory: _unchanged, Tensor.share_memory_: _unchanged, Tensor.record_stream: lambda *a: None,
     Tensor.tolist: _tolist, Tensor.numpy: _numpy, Tensor.__array__: _numpy,
     Tensor.device.__get__: _device, Tensor.is_cuda.__get__: _is_type("cuda"), Tensor.is_cpu.__get__: _is_type("cpu"),  # type: ignore[attr-defined]

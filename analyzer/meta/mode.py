@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from . import patch
+from . import gates, patch
 from .address_space import AddressSpace
 from .dispatch import MetaDispatchMode
 from .function import MetaFunctionMode
@@ -22,6 +22,12 @@ class _Modes(threading.local):
 
 
 _modes = _Modes()
+
+
+def active_dispatch_mode() -> MetaDispatchMode:
+    """The dispatch half of the mode that is active in this thread."""
+    assert _modes.dispatch is not None
+    return _modes.dispatch
 
 
 class MetaTensorMode:
@@ -61,6 +67,7 @@ class MetaTensorMode:
                 patch.uninstall()
                 raise
             _modes.function, _modes.dispatch = function, dispatch
+            gates.open_gates()
         else:
             assert _modes.function is not None and _modes.dispatch is not None
             _modes.function.state = _modes.dispatch.state = state
@@ -75,6 +82,7 @@ class MetaTensorMode:
         assert function is not None and dispatch is not None
         if outermost:
             _modes.function = _modes.dispatch = None
+            gates.close_gates()
             try:
                 dispatch.__exit__(*exc)
                 function.__exit__(*exc)

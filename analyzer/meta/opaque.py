@@ -51,7 +51,7 @@ def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) ->
 
     state = current()
     assert state is not None
-    impl = register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
+    impl = register_shape_impl.find(func) or register_shape_impl.find(getattr(func, "overloadpacket", None))
     assert impl is not None
     storages: list[MetaStorage] = []
     for t in tensors:

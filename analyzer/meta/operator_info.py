@@ -16,13 +16,14 @@ _UNCACHED = {"resize_", "resize_as_", "set_", "_resize_output_", "record_stream"
 class OperatorInfo:
     """Facts about one overload, read from its schema once."""
 
-    __slots__ = ("op", "name", "mutated", "cacheable", "is_random", "filler", "enumerator", "undefined", "overwrites", "composite",
+    __slots__ = ("op", "name", "silent", "mutated", "cacheable", "is_random", "filler", "enumerator", "undefined", "overwrites", "composite",
                  "reads_offset", "data_dependent", "arguments")
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
         self.op = op
         self.name: str = schema.name.rpartition("::")[2]
+        self.silent = op.namespace == "profiler"  # torch.profiler's own marks: nothing runs on a device
         self.arguments = tuple(a.name for a in schema.arguments)
         self.mutated = tuple((i, a.name, a.kwarg_only) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write)
         tags = op.tags

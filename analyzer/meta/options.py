@@ -4,6 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from analyzer.errors import InputError
 from analyzer.memory.allocator import AllocatorOptions
 
 
@@ -22,3 +23,10 @@ class MetaOptions:
     unknown_value: Literal["error", "placeholder"] = "error"
     allocator: AllocatorOptions = field(default_factory=AllocatorOptions)
     capacity_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        size = self.unknown_size
+        if not (size in ("balanced", "worst", "error") or (type(size) is int and size >= 0)):
+            raise InputError(f"unknown_size={size!r}: must be 'balanced', 'worst', 'error' or a number of rows")
+        if self.unknown_value not in ("error", "placeholder"):
+            raise InputError(f"unknown_value={self.unknown_value!r}: must be 'error' or 'placeholder'")

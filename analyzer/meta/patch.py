@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional
+import torch.nn.init
 import torch.optim
 import torch.overrides
 import torch.utils._foreach_utils
@@ -85,9 +86,23 @@ def _replacements() -> Iterator[Undo]:
         types.append(MetaTensor)
         yield lambda types=types: types.remove(MetaTensor)  # type: ignore[misc]
     yield replace(torch._C, "_group_tensors_by_device_and_dtype", _group_by_claim)
-    from .cuda_facade import replacements
+    yield replace(torch.nn.init, "_no_grad_trunc_normal_", _fill_normal)
+    from . import cuda_facade, gates
 
-    yield from replacements()
+    yield from gates.replacements()
+    yield from cuda_facade.replacements()
+
+
+def _fill_normal(original: Any) -> Any:
+    """torch redraws values until none is outside the bounds, which needs data; without any, one draw is all there is."""
+
+    def trunc_normal(tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None) -> torch.Tensor:
+        if current() is None:
+            return original(tensor, mean, std, a, b, generator)  # type: ignore[no-any-return]
+        with torch.no_grad():
+            return tensor.normal_(mean, std)
+
+    return trunc_normal
 
 
 def _group_by_claim(original: Any) -> Any:

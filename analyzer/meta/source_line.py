@@ -27,3 +27,16 @@ def user_line() -> str | None:
     """``file.py:123`` of the innermost frame outside torch and this package."""
     frame = user_frame()
     return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def asked_by(folder: str) -> bool:
+    """Whether the innermost frame outside this package and torch's tensor classes is code in ``folder``."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(folder):
+            return True
+        if not name.startswith(_SKIPPED) or name.startswith(_OWN_MODELS):
+            return False
+        frame = frame.f_back
+    return False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from .address_space import AddressSpace
+from .address_space import AddressSpace, Region
 from .options import MetaOptions
 from .signature import Signature
 
@@ -21,6 +21,8 @@ class CallListener(Protocol):
     """Who records operator calls."""
 
     def called(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage]) -> None: ...
+    def took_workspace(self, nbytes: int) -> None: ...
+    def kept_workspace(self, region: Region, nbytes: int, claim: torch.device, label: str) -> None: ...
     def where(self) -> str: ...
 
 

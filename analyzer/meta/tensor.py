@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from typing import Any
 
@@ -70,8 +71,13 @@ class MetaTensor(torch.Tensor):
     def data_ptr(self) -> int:
         return data_ptr(self)
 
-    def __getitem__(self, index: Any) -> Any:
-        return keep_claim(self, super().__getitem__(index))
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        return keep_claim(torch._C.TensorBase.data.__get__(self))  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        torch._C.TensorBase.data.__set__(self, value)  # type: ignore[attr-defined]
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         grad = ", requires_grad=True" if self.requires_grad else ""
@@ -106,7 +112,7 @@ def data_ptr(tensor: torch.Tensor) -> int:
     return storage.region.address + tensor.storage_offset() * tensor.itemsize
 
 
-def keep_claim(source: torch.Tensor, result: Any) -> Any:
+def keep_claim(result: Any) -> Any:
     """Let a view made outside the mode be a `MetaTensor` too."""
     if type(result) is torch.Tensor and isinstance(result.untyped_storage(), MetaStorage):
         result.__class__ = MetaTensor
@@ -144,3 +150,18 @@ def rebuild(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype,
     result.requires_grad_(requires_grad)
     result.__dict__.update(state)
     return result
+
+
+def _keeping(name: str) -> Any:
+    original = getattr(torch.Tensor, name)
+
+    @functools.wraps(original)
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return keep_claim(original(self, *args, **kwargs))
+
+    return method
+
+
+# Views that code outside the mode takes of what was made under it: ``state_dict``, ``Parameter``, indexing.
+for _name in ("detach", "__getitem__", "view", "view_as", "reshape", "t", "transpose", "permute", "squeeze", "unsqueeze", "flatten", "expand", "narrow"):
+    setattr(MetaTensor, _name, _keeping(_name))

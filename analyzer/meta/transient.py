@@ -2,11 +2,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
 
 from analyzer.registry import Registry
 
+from .claimed_device_spec import claimed_spec
 from .signature import Signature
+from .spec import TensorSpec
+
+if TYPE_CHECKING:
+    from .state import MetaState
 
 
 class MemoryNeed(NamedTuple):
@@ -22,16 +29,61 @@ or a tuple of them) that returns a `MemoryNeed`. The key is a ``torch.ops`` oper
 """
 
 
-def memory_need(signature: Signature) -> MemoryNeed:
-    """What the call needs, by its registered rule; nothing where there is none."""
-    need = signature.memo.get("memory_need")
-    if need is None:
-        impl = register_memory_impl.find(signature.op) or register_memory_impl.find(signature.op.overloadpacket)
+class Stage(NamedTuple):
+    """A part of an operator's run: blocks of these sizes are held together, then given back.
+
+    ``before`` is the number of the output that is allocated only after this stage, None where all outputs are there by then.
+    """
+
+    blocks: tuple[int, ...]
+    before: int | None = None
+
+
+StageRule = Callable[[Signature], "tuple[Stage, ...]"]
+_rules: dict[Any, StageRule] = {}
+
+
+def kernel_stages(*operators: Any) -> Callable[[StageRule], StageRule]:
+    """Decorator: what CUDA kernels of ``operators`` (overload packets) hold while they run, from the specs of a call."""
+    def add(rule: StageRule) -> StageRule:
+        for operator in operators:
+            assert operator not in _rules, operator
+            _rules[operator] = rule
+        return rule
+    return add
+
+
+def has_rule(op: Any) -> bool:
+    """Whether anything is known of what ``op`` holds while it runs."""
+    packet = op.overloadpacket
+    return packet in _rules or op in register_memory_impl or packet in register_memory_impl
+
+
+def stages_of(signature: Signature) -> tuple[Stage, ...]:
+    """What the call holds while it runs, by the rule registered for it, else by PyTorch's own kernel's."""
+    packet = signature.op.overloadpacket
+    impl = register_memory_impl.find(signature.op) or register_memory_impl.find(packet)
+    if impl is not None:
         outputs = signature.outputs
-        need = MemoryNeed() if impl is None else impl(*signature.args, out=outputs[0] if len(outputs) == 1 else outputs, **signature.kwargs)
-        signature.memo["memory_need"] = need
-    return need
+        need = impl(*signature.args, out=outputs[0] if len(outputs) == 1 else outputs, **signature.kwargs)
+        return (Stage((need.workspace_bytes,)),) if need.workspace_bytes else ()
+    key = ("stages", claimed_spec().name)  # rules may ask for the device's generation
+    stages: tuple[Stage, ...] | None = signature.memo.get(key)
+    if stages is None:
+        stages = signature.memo[key] = _rules[packet](signature) if _runs_on_cuda(signature) else ()
+    return stages
 
 
-def workspace_bytes(signature: Signature) -> int:
-    return memory_need(signature).workspace_bytes
+def _runs_on_cuda(signature: Signature) -> bool:
+    specs: tuple[TensorSpec, ...] = (*signature.inputs, *signature.outputs)
+    return any(s.device.startswith("cuda") for s in specs)
+
+
+def hold_blocks(state: MetaState, claim: torch.device, blocks: tuple[int, ...]) -> None:
+    """Allocate ``blocks`` one after the other, then free them: what an allocator sees of a kernel's temporaries."""
+    space = state.space
+    regions = [space.reserve(claim, nbytes) for nbytes in blocks]
+    if state.recorder is not None:
+        state.recorder.took_workspace(sum(r.bytes for r in regions))
+    for region in regions:
+        space.give_back(claim, region)

@@ -1,0 +1,35 @@
+# `make profile` prints what ViT-B/16 costs; `make test` runs every check. Both build .venv first, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: profile test clean
+
+profile: $(VENV)/installed
+	$(BIN)/analyzer profile vit_b_16 --input 8x3x224x224
+
+test: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict
+	$(BIN)/pytest -n 2
+
+# Torch alone and pinned first: what is then installed finds it and brings no other, gigabytes larger.
+# For the CPU build from PyTorch's own index: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
+$(VENV)/torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "analyzer needs Python 3.10 or newer, but $(PYTHON) is $$($(PYTHON) -V 2>&1); say which: make PYTHON=python3.11 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	@touch $@
+
+$(VENV)/installed: $(VENV)/torch pyproject.toml setup.cfg
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/torch pyproject.toml setup.cfg
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/installed
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

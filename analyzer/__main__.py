@@ -1,0 +1,6 @@
+"""``python -m analyzer``."""
+import sys
+
+from analyzer.cli import main
+
+sys.exit(main())

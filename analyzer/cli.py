@@ -1,0 +1,147 @@
+"""The command line: ``analyzer profile TARGET`` and ``analyzer devices``."""
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from analyzer.errors import AnalyzerError, InputError
+
+_PROFILE_HELP = """\
+Predicts what one training or inference step of a model costs: FLOPs, memory by phase, communication, time.
+No GPU is needed and no weights are made.
+
+TARGET is one of
+  vit_b_16 resnet18 resnet50 gpt2 llama_1b llama_405b   models that ship with analyzer
+  torchvision:NAME                                      e.g. torchvision:resnet50
+  timm:NAME                                             e.g. timm:convnext_tiny
+  hf:ConfigClass[:ModelClass]                           e.g. hf:BertConfig, hf:LlamaConfig:LlamaForCausalLM
+  hf:CONFIG.json[:ModelClass]                           a config file, or the folder that holds config.json
+  package.module:factory                                a callable of no arguments that returns an nn.Module
+"""
+
+_PROFILE_EXAMPLES = """\
+examples:
+  analyzer profile vit_b_16 --input 8x3x224x224
+  analyzer profile hf:BertConfig --input input_ids=int64:8x512 --optimizer adamw --autocast bfloat16
+  analyzer profile torchvision:resnet50 --mode infer --device a100 --show summary
+  analyzer profile mypackage.models:build --input tokens=int64:4x2048 --json profile.json
+
+exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be used
+"""
+
+_AUTOCAST = ("bfloat16", "float16", "bf16", "fp16")
+_SHOWN = ("table", "summary", "modules")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(prog="analyzer", description="What a PyTorch model will cost, before anyone owns the machine that runs it.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    run = commands.add_parser("profile", help="predict what a step of a model costs", description=_PROFILE_HELP, epilog=_PROFILE_EXAMPLES,
+                              formatter_class=argparse.RawDescriptionHelpFormatter)
+    run.add_argument("target", metavar="TARGET", help="the model; see above")
+    run.add_argument("--input", action="append", default=[], metavar="SPEC",
+                     help="an input: SHAPE, DTYPE:SHAPE, or NAME=DTYPE:SHAPE, e.g. 8x3x224x224 or input_ids=int64:8x512; may be repeated; "
+                          "default: what the model is usually called with")
+    run.add_argument("--mode", choices=("train", "infer"), default="train", help="train: forward, loss, backward, optimizer (default); infer: forward")
+    run.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"), help="default: none, gradients only")
+    run.add_argument("--autocast", choices=_AUTOCAST, help="run the forward pass under torch.autocast with this dtype")
+    run.add_argument("--device", default="h200", help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
+    run.add_argument("--show", default="table,summary", metavar="WHAT", help=f"what to print, of {', '.join(_SHOWN)} (default table,summary)")
+    run.add_argument("--depth", type=int, metavar="N", help="show modules (and nodes by the module that holds them) down to this depth")
+    run.add_argument("--sort", metavar="COLUMN", help="sort the table by this quantity, largest first, e.g. incremental_bytes or fwd_flops")
+    run.add_argument("--json", type=Path, metavar="FILE", help="save the whole profile (read it with Profile.from_json)")
+    run.add_argument("--html", type=Path, metavar="FILE", help="save the profile as one HTML page")
+
+    devices = commands.add_parser("devices", help="list the hardware catalogue, or one device with the source of each figure")
+    devices.add_argument("name", nargs="?", metavar="DEVICE", help="show this device with its sources")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the result is the exit code."""
+    arguments = make_parser().parse_args(argv)
+    try:
+        return run_devices(arguments) if arguments.command == "devices" else run_profile(arguments)
+    except AnalyzerError as error:
+        print(f"analyzer: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("analyzer: interrupted", file=sys.stderr)
+        return 130  # as shells report SIGINT
+    except BrokenPipeError:  # the reader (head, less) has gone
+        sys.stderr.close()
+        return 0
+
+
+def run_devices(arguments: argparse.Namespace) -> int:
+    """``analyzer devices``."""
+    from analyzer.hardware import format_catalogue, format_device
+
+    print(format_device(arguments.name) if arguments.name else format_catalogue())
+    return 0
+
+
+def run_profile(arguments: argparse.Namespace) -> int:
+    """``analyzer profile``."""
+    shown = [word.strip() for word in arguments.show.split(",") if word.strip()]
+    for word in shown:
+        if word not in _SHOWN:
+            raise InputError(f"--show {arguments.show}: {word!r} is none of {', '.join(_SHOWN)}")
+    for path in (arguments.json, arguments.html):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InputError(f"{path}: the folder {path.absolute().parent} does not exist")
+
+    from analyzer.hardware import find_device
+    from analyzer.input_spec import parse_inputs
+    from analyzer.progress_bar import ProgressBar
+    from analyzer.record.progress import watch_progress
+    from analyzer.target import load_target
+
+    find_device(arguments.device)  # before any work: a wrong name costs no waiting
+    target = load_target(arguments.target)
+    inputs = target.choose_inputs(parse_inputs(arguments.input), train=arguments.mode == "train")
+    if inputs is None:
+        raise InputError(f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input x=int64:8x512")
+
+    import torch
+
+    from analyzer.profile import build_model, profile
+
+    def build() -> torch.nn.Module:
+        model = build_model(target.build)
+        return model.train(arguments.mode == "train")
+
+    autocast = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16}.get(arguments.autocast)
+    bar = ProgressBar()
+    with watch_progress(bar):
+        try:
+            found = profile(build, args=tuple(s.make() for s in inputs if s.name is None),
+                            kwargs={s.name: s.make() for s in inputs if s.name is not None},
+                            mode=arguments.mode, optimizer=arguments.optimizer, autocast=autocast, device=arguments.device)
+        except AnalyzerError:
+            raise
+        except Exception as error:
+            bar.clear()
+            import traceback
+
+            traceback.print_exc()
+            print(f"analyzer: {arguments.target} failed: {type(error).__name__}: {error}", file=sys.stderr)
+            return 1
+        finally:
+            bar.clear()
+    texts = {"table": lambda: found.table(sort=arguments.sort, depth=arguments.depth), "summary": found.summary,
+             "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort)}
+    print("\n\n".join(texts[word]() for word in shown))
+    if arguments.json is not None:
+        found.to_json(arguments.json)
+    if arguments.html is not None:
+        found.to_html(arguments.html)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Targets of graph nodes that generated code could not name otherwise."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.graph import _is_from_torch
+from torch.fx.node import _get_qualified_name
+
+
+class CallTarget:
+    """A callable around ``wrapped``, equal to every other around the same, pickled by reference to it.
+
+    torch.fx names a target in generated code by ``__module__`` and ``__name__``; names under ``torch`` would be taken for paths.
+    """
+
+    def __init__(self, wrapped: Any) -> None:
+        self.wrapped = wrapped
+        self.__name__ = str(getattr(wrapped, "__name__", type(wrapped).__name__)).replace("<lambda>", "function")
+        module = str(getattr(wrapped, "__module__", None) or "").replace("<", "_").replace(">", "_")
+        self.__module__ = "function" if module.startswith("torch") or not module else module
+        self.__qualname__ = self.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.wrapped(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.wrapped is self.wrapped
+
+    def __hash__(self) -> int:
+        return hash((type(self), id(self.wrapped)))
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.wrapped,)
+
+    def __deepcopy__(self, memo: Any) -> CallTarget:
+        return self
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.wrapped!r})"
+
+
+class ApplyFunction(CallTarget):
+    """``Function.apply`` of a custom `torch.autograd.Function`, the class of which is ``wrapped``."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.wrapped.apply(*args, **kwargs)
+
+
+class BuildDict(CallTarget):
+    """Makes a mapping of the class ``wrapped`` from its items and its attributes, without its constructor."""
+
+    def __call__(self, items: list[tuple[Any, Any]], attributes: dict[str, Any]) -> Any:
+        new = self.wrapped.__new__(self.wrapped)
+        for key, value in items:
+            dict.__setitem__(new, key, value)
+        if attributes:
+            vars(new).update(attributes)
+        return new
+
+
+class BuildList(CallTarget):
+    """Makes a list of the class ``wrapped`` from its items and its attributes, without its constructor."""
+
+    def __call__(self, items: list[Any], attributes: dict[str, Any]) -> Any:
+        new = self.wrapped.__new__(self.wrapped)
+        list.extend(new, items)
+        vars(new).update(attributes)
+        return new
+
+
+class BuildObject(CallTarget):
+    """Makes an object of the class ``wrapped`` from its attributes, without its constructor."""
+
+    def __call__(self, **attributes: Any) -> Any:
+        new = self.wrapped.__new__(self.wrapped)
+        vars(new).update(attributes)
+        return new
+
+
+_nameable: dict[Any, bool] = {}
+
+
+def name_target(func: Callable[..., Any]) -> Callable[..., Any]:
+    """``func``, or a `CallTarget` around it where generated code could not name it."""
+    try:
+        found = _nameable.get(func)
+    except TypeError:  # not hashable
+        return CallTarget(func)
+    if found is None:
+        found = _nameable[func] = _is_nameable(func)
+    return func if found else CallTarget(func)
+
+
+def _is_nameable(func: Callable[..., Any]) -> bool:
+    if not hasattr(func, "__name__") or not hasattr(func, "__module__") or func.__name__ == "<lambda>":
+        return False
+    try:
+        name = _get_qualified_name(func)
+    except RuntimeError:
+        return False
+    if not _is_from_torch(func):
+        return "<" not in name
+    owner: Any = torch
+    for part in name.split(".")[1:]:
+        owner = getattr(owner, part, None)
+    return owner is func or owner == func

@@ -1,0 +1,72 @@
+"""How a call of a torch function reads as a graph node."""
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from .call_target import name_target
+
+Tensor = torch.Tensor
+
+_OPERATORS = ("add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split())
+_OTHERS = "eq ne lt le gt ge neg pos abs invert getitem setitem".split()
+
+#: dunder method -> operator function; reflected ones swap their operands
+OPERATOR_OF: dict[str, Callable[..., Any]] = {f"__{n}__": getattr(operator, f"__{n}__") for n in (*_OPERATORS, *_OTHERS)}
+IN_PLACE_OF: dict[str, Callable[..., Any]] = {f"__i{n}__": getattr(operator, f"__i{n}__") for n in _OPERATORS}
+REFLECTED_OF: dict[str, Callable[..., Any]] = {f"__r{n}__": getattr(operator, f"__{n}__") for n in _OPERATORS}
+for _old, _new in (("div", "truediv"), ("idiv", "itruediv"), ("rdiv", "rtruediv")):
+    for _table in (OPERATOR_OF, IN_PLACE_OF, REFLECTED_OF):
+        if f"__{_new}__" in _table:
+            _table[f"__{_old}__"] = _table[f"__{_new}__"]
+
+#: calls that matter although they return no tensor
+_EFFECTS = frozenset({"__setitem__", "__set__", "backward", "retain_grad", "register_hook", "register_post_accumulate_grad_hook", "set_"})
+#: calls that turn contents of a tensor into Python values
+READS = frozenset({"item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__",
+                   "is_nonzero", "equal", "allclose", "__dlpack__"})
+
+
+class NodeCall(NamedTuple):
+    """Kind, target and arguments of the node that repeats a call."""
+
+    op: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def describe_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NodeCall:
+    """Tensor methods become ``call_method``, operators and properties the Python functions that stand for them."""
+    name = getattr(func, "__name__", "")
+    owner = getattr(func, "__self__", None)
+    if name in ("__get__", "__set__") and owner is not None:
+        attribute = getattr(owner, "__name__", None) or owner.fget.__name__
+        if name == "__get__":
+            return NodeCall("call_function", getattr, (args[0], attribute), {})
+        return NodeCall("call_function", setattr, (args[0], attribute, args[1]), {})
+    if args and isinstance(args[0], Tensor) and name and getattr(Tensor, name, None) is func:
+        if name in OPERATOR_OF:
+            return NodeCall("call_function", OPERATOR_OF[name], args, kwargs)
+        if name in IN_PLACE_OF:
+            return NodeCall("call_function", IN_PLACE_OF[name], args, kwargs)
+        if name in REFLECTED_OF:
+            return NodeCall("call_function", REFLECTED_OF[name], (args[1], args[0]), kwargs)
+        if name == "__deepcopy__":
+            return NodeCall("call_function", copy.deepcopy, args[:1], {})
+        return NodeCall("call_method", name, args, kwargs)
+    return NodeCall("call_function", name_target(func), args, kwargs)
+
+
+def writes(func: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call changes a tensor that exists."""
+    name = getattr(func, "__name__", "")
+    if name in _EFFECTS or name in IN_PLACE_OF or kwargs.get("out") is not None:
+        return True
+    if isinstance(func, torch._ops.OpOverload):
+        return func._schema.is_mutable
+    return name.endswith("_") and not name.endswith("__")

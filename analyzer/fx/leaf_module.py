@@ -1,0 +1,64 @@
+"""Which modules are one node of the graph."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from analyzer.registry import Registry
+
+Impl = Callable[..., Any]
+
+
+def _run_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module.forward(*args, **kwargs)
+
+
+class _LeafRegistry(Registry[type[nn.Module], Impl]):
+    """Registers module classes by plain call or as a class decorator, and their subclasses with them.
+
+    >>> @register_leaf_module
+    ... class Block(nn.Module):
+    ...     pass
+    >>> Block in register_leaf_module
+    True
+    """
+
+    def __call__(self, key: type[nn.Module], impl: Impl | None = None, *, override: bool = False) -> Any:
+        super().__call__(key, impl or _run_forward, override=override)
+        return key
+
+
+register_leaf_module = _LeafRegistry("register_leaf_module")
+"""Make every module of a class one ``call_module`` node instead of tracing its forward. Modules of torch.nn are, except containers."""
+
+register_non_leaf_module = _LeafRegistry("register_non_leaf_module")
+"""Trace into the modules of a class that would be leaves."""
+
+register_leaf_module_impl: Registry[type[nn.Module], Impl] = Registry("register_leaf_module_impl")
+"""Give a leaf module what to run while tracing, in place of its forward: ``impl(module, *args, **kwargs)`` returns tensors of
+the right shapes. For modules that cannot run without data; the traced graph calls the module itself."""
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether ``module`` becomes one node. The most derived registered class decides, then torch.fx's rule: torch.nn is leaf."""
+    for cls in type(module).__mro__:
+        if cls in register_non_leaf_module:
+            return False
+        if cls in register_leaf_module or cls in register_leaf_module_impl:
+            return True
+    name = type(module).__module__
+    return (name.startswith(("torch.nn.", "torch.ao.nn.")) and not name.startswith("torch.nn.parallel") and type(module) is not nn.Module
+            and not isinstance(module, _CONTAINERS))
+
+
+def find_leaf_impl(module: nn.Module) -> Impl | None:
+    """The registered stand-in for the forward of ``module``, if any."""
+    for cls in type(module).__mro__:
+        impl = register_leaf_module_impl.find(cls)
+        if impl is not None:
+            return impl
+    return None

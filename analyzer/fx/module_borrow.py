@@ -1,0 +1,299 @@
+"""Run a user's module without its data: every tensor it holds is swapped for a stand-in and put back afterwards."""
+from __future__ import annotations
+
+import random
+import sys
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from analyzer.errors import InputError
+from analyzer.meta.dispatch import claimed_device
+from analyzer.meta.mode_stack import without_modes
+from analyzer.meta.state import MetaState, current
+from analyzer.meta.tensor import MetaTensor
+
+from .stand_in import StandIns
+
+Tensor = torch.Tensor
+Triple = tuple[str, Tensor, Tensor]
+
+_LEAVES = frozenset({str, int, float, bool, type(None), complex, bytes, type, type(len), type(lambda: 0),
+                     torch.dtype, torch.device, torch.Size})
+_CONTAINERS = (list, dict, set, deque)
+_EMPTY = frozenset({list, dict, set, OrderedDict})
+_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
+_OBJECT_DEPTH = 2  # plain objects of a module's (a config, a cache) and what they hold; not the whole heap behind them
+
+
+class Borrowed:
+    """What stands for what while a module is borrowed.
+
+    ``parameters`` and ``buffers`` list (path, stand-in, original) as ``named_parameters()`` and ``named_buffers()`` do:
+    a tensor that the module holds under several names is listed once, under the first. ``attributes`` pairs stand-ins with originals
+    for tensors of plain attributes (also inside lists and dicts) and of modules that are not registered. ``modules`` maps
+    id(module) to its first path, registered modules only. ``root`` is the module to call: what a compiled one wraps.
+    """
+
+    def __init__(self, root: nn.Module, stand_ins: StandIns) -> None:
+        self.root = root
+        self.parameters: list[Triple] = []
+        self.buffers: list[Triple] = []
+        self.attributes: list[tuple[Tensor, Tensor]] = []
+        self.modules: dict[int, str] = {}
+        self.stand_ins = stand_ins
+
+    def stand_in_of(self, original: Tensor) -> Tensor | None:
+        """The tensor that takes the place of ``original``, or None."""
+        return self.stand_ins.of(original)
+
+    def original_of(self, stand_in: Tensor) -> Tensor | None:
+        """The tensor whose place ``stand_in`` takes, or None."""
+        return self.stand_ins.original_of(stand_in)
+
+
+@contextmanager
+def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterator[Borrowed]:
+    """Swap the tensors of ``root`` for stand-ins without data; on leaving, everything is as it was, also after an exception.
+
+    To be entered inside an active `MetaTensorMode`. Stand-ins claim ``claim``, or without one the device of the original
+    (the state's ``adopted_claim`` for CPU and meta); a model made under a mode and put on an accelerator keeps its claims.
+    They are allocated in the order in which ``Module.to`` moves tensors: children first, then parameters, then buffers.
+    Tied tensors stay tied and shared storages shared. Put back: attributes and their containers, registered tensors and modules, hooks,
+    training flags, classes of lazy modules, and the random number generators.
+
+    Raises InputError for a ``ScriptModule`` that holds tensors: they live in C++ and cannot be swapped.
+
+    >>> from analyzer.meta.mode import MetaTensorMode
+    >>> layer = nn.Linear(2, 3)
+    >>> with MetaTensorMode(), borrow_module(layer, torch.device("cuda")) as borrowed:
+    ...     print(layer.weight.device, [path for path, _, _ in borrowed.parameters])
+    cuda:0 ['weight', 'bias']
+    >>> layer.weight.device
+    device(type='cpu')
+    """
+    state = current()
+    assert state is not None, "borrow_module() needs an active MetaTensorMode"
+    loan = _Loan(root, state, None if claim is None else claimed_device(claim))
+    generators = _save_generators()
+    try:
+        with without_modes():
+            loan.take()
+        yield loan.borrowed
+    finally:
+        loan.give_back()
+        _restore_generators(generators)
+
+
+def is_placed(tensors: Iterable[Tensor]) -> bool:
+    """Whether somebody put tensors made under a mode on an accelerator; then those that claim the host are there on purpose."""
+    return any(isinstance(t, MetaTensor) and t.device.type not in ("cpu", "meta") for t in tensors)
+
+
+class _Loan:
+    """One borrowing: what was swapped, and how to undo it."""
+
+    def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None) -> None:
+        self.state = state
+        root = uncompiled(root)
+        self.stand_ins = StandIns(state, claim, is_placed(t for tensors in (root.parameters(), root.buffers()) for t in tensors))
+        self.borrowed = Borrowed(root, self.stand_ins)
+        self.undo: list[Callable[[], None]] = []
+        self.empty: list[Any] = []              # containers that were empty
+        self.seen: set[int] = set()             # modules, containers and objects already walked
+        self.kept: list[Any] = []               # keeps what `seen` names by id alive
+
+    def take(self) -> None:
+        self._walk(self.borrowed.root)
+        self._list()
+
+    def give_back(self) -> None:
+        while self.undo:
+            self.undo.pop()()
+        for container in self.empty:
+            if container:
+                container.clear()
+        self.empty.clear()
+        self.stand_ins.forget_storages()
+
+    # -- walking -------------------------------------------------------------------------------------------------
+
+    def _walk(self, module: nn.Module) -> None:
+        if id(module) in self.seen:
+            return
+        self.seen.add(id(module))
+        self.kept.append(module)
+        if isinstance(module, torch.jit.ScriptModule):
+            if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
+                raise InputError(
+                    f"{type(module).__name__} (scripted from {getattr(module, 'original_name', '?')!r}) is a ScriptModule: its parameters "
+                    f"live in C++ and cannot be replaced by tensors without data. Give the Python module that it was scripted from."
+                )
+            return
+        attributes = module.__dict__
+        self._snapshot(attributes)
+        self._keep_class(module)
+        children = attributes["_modules"]
+        if children:
+            self._snapshot(children)
+            for name, child in children.items():
+                if child is not None:
+                    inner = uncompiled(child)
+                    if inner is not child:
+                        children[name] = inner
+                        self.state.assume(f"{name}: a module under torch.compile is profiled as the module that it wraps")
+                    self._walk(inner)
+        for tensors, is_buffer in ((attributes["_parameters"], False), (attributes["_buffers"], True)):
+            if tensors:
+                self._snapshot(tensors)
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        tensors[name] = self.stand_ins.make(tensor, readable=is_buffer)
+        if attributes.get("_compiled_call_impl") is not None:
+            attributes["_compiled_call_impl"] = None
+            self.state.assume(f"{type(module).__name__}: a module under torch.compile is profiled as the module that it wraps")
+        self._walk_items(attributes, _REGISTERED, 0)
+
+    def _snapshot(self, contents: dict[Any, Any]) -> None:
+        before = dict(contents)
+
+        def put_back() -> None:
+            contents.clear()
+            contents.update(before)
+
+        self.undo.append(put_back)
+
+    def _keep_class(self, module: nn.Module) -> None:
+        kind = type(module)
+        if issubclass(kind, nn.modules.lazy.LazyModuleMixin):  # becomes another class in its first forward
+
+            def put_back() -> None:
+                module.__class__ = kind
+
+            self.undo.append(put_back)
+
+    def _walk_items(self, contents: dict[Any, Any], skipped: frozenset[str], depth: int) -> None:
+        changes: list[tuple[Any, Any]] = []
+        for key, value in contents.items():
+            kind = type(value)
+            if kind in _LEAVES or key in skipped:
+                continue
+            if kind in _EMPTY and not value:  # most of what a module has: hooks that nobody registered
+                self.empty.append(value)
+                continue
+            new = self._replace(value, depth)
+            if new is not value:
+                changes.append((key, new))
+        contents.update(changes)
+
+    def _replace(self, value: Any, depth: int) -> Any:
+        """``value`` with its tensors replaced: containers in place, tuples and weak references as new objects."""
+        if isinstance(value, Tensor):
+            return self.stand_ins.make(value, readable=True)
+        if isinstance(value, nn.Module):
+            inner = uncompiled(value)
+            self._walk(inner)
+            return inner
+        if isinstance(value, _CONTAINERS):
+            self._replace_in(value, depth)
+            return value
+        if type(value) is tuple:
+            new = tuple(v if type(v) in _LEAVES else self._replace(v, depth) for v in value)
+            return value if all(a is b for a, b in zip(new, value)) else new
+        if type(value) is weakref.ref:
+            target = value()
+            new_target = self.stand_ins.of(target) if isinstance(target, Tensor) else None
+            return value if new_target is None else weakref.ref(new_target)
+        attributes = getattr(value, "__dict__", None)
+        if type(attributes) is dict and attributes and depth < _OBJECT_DEPTH and not _is_foreign(value) and id(value) not in self.seen:
+            self.seen.add(id(value))
+            self.kept.append(value)
+            self._snapshot(attributes)
+            self._walk_items(attributes, frozenset(), depth + 1)
+        return value
+
+    def _replace_in(self, container: Any, depth: int) -> None:
+        if id(container) in self.seen:
+            return
+        self.seen.add(id(container))
+        self.kept.append(container)
+        if not container:
+            self.empty.append(container)
+        elif isinstance(container, dict):
+            self._snapshot(container)
+            self._walk_items(container, frozenset(), depth)
+        elif isinstance(container, set):
+            members = set(container)
+
+            def put_back_set() -> None:
+                container.clear()
+                container.update(members)
+
+            self.undo.append(put_back_set)
+        else:
+            items = list(container)
+
+            def put_back() -> None:
+                container.clear()
+                container.extend(items)
+
+            self.undo.append(put_back)
+            for i, value in enumerate(items):
+                if type(value) not in _LEAVES:
+                    new = self._replace(value, depth)
+                    if new is not value:
+                        container[i] = new
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def _list(self) -> None:
+        """Fill the lists of the result, in the order and under the names of ``named_parameters()``."""
+        borrowed, original_of = self.borrowed, self.stand_ins.original_of
+        named: set[int] = set()
+        for path, module in borrowed.root.named_modules():
+            borrowed.modules[id(module)] = path
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            prefix = path + "." if path else ""
+            for tensors, target in ((module._parameters, borrowed.parameters), (module._buffers, borrowed.buffers)):
+                for name, stand_in in tensors.items():
+                    if stand_in is not None and id(stand_in) not in named:
+                        named.add(id(stand_in))
+                        original = original_of(stand_in)
+                        assert original is not None
+                        target.append((prefix + name, stand_in, original))
+        borrowed.attributes.extend((stand_in, original) for original, stand_in in self.stand_ins if id(stand_in) not in named)
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module behind ``torch.compile(module)``."""
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    if eval_frame is not None:
+        while isinstance(module, eval_frame.OptimizedModule):
+            module = module._orig_mod
+    return module
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether an object is none of the model's: functions, classes, torch's own."""
+    kind = type(value)
+    return callable(value) and not hasattr(kind, "__call__") or isinstance(value, type) or kind.__module__.startswith(("torch.", "types"))
+
+
+def _save_generators() -> tuple[Any, Any, Any]:
+    numpy = sys.modules.get("numpy.random")
+    with without_modes():
+        return torch.default_generator.get_state(), random.getstate(), None if numpy is None else numpy.get_state()
+
+
+def _restore_generators(saved: tuple[Any, Any, Any]) -> None:
+    with without_modes():
+        torch.default_generator.set_state(saved[0])
+    random.setstate(saved[1])
+    if saved[2] is not None:
+        sys.modules["numpy.random"].set_state(saved[2])

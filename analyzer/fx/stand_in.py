@@ -1,0 +1,134 @@
+"""Tensors without data that take the place of a user's tensors."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from analyzer.meta.known_value import Deferred, small_enough
+from analyzer.meta.state import CPU, MetaState
+from analyzer.meta.storage import MetaStorage, attach
+from analyzer.meta.tensor import META, MetaTensor, claim_of
+
+Tensor = torch.Tensor
+
+
+class StandIns:
+    """Makes stand-ins and remembers what stands for what.
+
+    A stand-in has the shape, strides, dtype and ``requires_grad`` of its original and none of its data. The same
+    original gets the same stand-in; originals that share a storage get stand-ins that do. Contents of small integer and boolean
+    tensors, and of scalars, can be read where ``readable`` (they decide control flow; weights and statistics do not).
+    Stand-ins claim ``claim`` where given; where ``placed``, tensors made under a mode keep their own claims.
+    Used without modes in the way (`without_modes`).
+    """
+
+    def __init__(self, state: MetaState, claim: torch.device | None = None, placed: bool = False) -> None:
+        self.state, self.claim, self.placed = state, claim, placed
+        self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}  # id(original) -> (original, stand-in)
+        self._originals: dict[int, Tensor] = {}                 # id(stand-in) -> original
+        self._adopted: list[int] = []                           # keys put into state.stand_ins
+
+    def __iter__(self) -> Any:
+        """Pairs of original and stand-in, in order of making."""
+        return iter(self._stand_ins.values())
+
+    def of(self, original: Tensor) -> Tensor | None:
+        """The stand-in of ``original``, or None."""
+        found = self._stand_ins.get(id(original))
+        return None if found is None else found[1]
+
+    def original_of(self, stand_in: Tensor) -> Tensor | None:
+        """The tensor whose place ``stand_in`` takes, or None."""
+        return self._originals.get(id(stand_in))
+
+    def make(self, original: Tensor, readable: bool) -> Tensor:
+        """The stand-in of ``original``, made at the first call; a stand-in is its own."""
+        found = self._stand_ins.get(id(original))
+        if found is not None:
+            return found[1]
+        if id(original) in self._originals:
+            return original
+        stand_in = self._make(original, readable)
+        self._stand_ins[id(original)] = (original, stand_in)
+        self._originals[id(stand_in)] = original
+        return stand_in
+
+    def forget_storages(self) -> None:
+        """Let later tensors with the originals' storages be adopted anew."""
+        for key in self._adopted:
+            self.state.stand_ins.pop(key, None)
+        self._adopted.clear()
+
+    def _make(self, original: Tensor, readable: bool) -> Tensor:
+        if isinstance(original, (UninitializedParameter, UninitializedBuffer)):
+            return self._uninitialized(original)
+        if is_traceable_wrapper_subclass(original):
+            return self._wrapper(original, readable)
+        if original.layout is not torch.strided:
+            return original  # sparse tensors are adopted by the operators that meet them
+        out = self._strided(original, readable)
+        out.__class__ = MetaTensor
+        attributes = original.__dict__
+        if attributes:
+            out.__dict__.update(attributes)
+        if isinstance(original, nn.Parameter):
+            out.__dict__["_is_param"] = True  # what isinstance(x, Parameter) asks: torch/nn/parameter.py
+        if original.requires_grad:
+            out.requires_grad_()
+        return out
+
+    def _strided(self, original: Tensor, readable: bool) -> Tensor:
+        real = original.untyped_storage()
+        found = self.state.stand_ins.get(real._cdata)
+        if found is None:
+            nbytes = real.nbytes()
+            fills = original.storage_offset() == 0 and original.numel() * original.itemsize == nbytes and original.is_contiguous()
+            if fills:
+                base = torch.empty_strided(original.size(), original.stride(), dtype=original.dtype, device=META)
+            else:
+                base = torch.empty_strided((nbytes,), (1,), dtype=torch.uint8, device=META)
+            storage = attach(base, self._claim(original, real), self.state.space)
+            if type(real) is MetaStorage:
+                storage.known, storage.density = real.known, real.density
+            elif readable and original.device.type == "cpu" and _is_readable(original, nbytes):
+                storage.known = Deferred(original.detach())
+            found = self.state.stand_ins[real._cdata] = (real, base)
+            self._adopted.append(real._cdata)
+            if fills:
+                return base.detach()
+        out = torch.empty(0, dtype=original.dtype, device=META)
+        out.set_(found[1].untyped_storage(), original.storage_offset(), original.size(), original.stride())
+        return out
+
+    def _claim(self, original: Tensor, real: torch.UntypedStorage) -> torch.device:
+        if type(real) is MetaStorage and (self.placed or self.claim is None):
+            return real.claim
+        if self.claim is not None:
+            return self.claim
+        claim = claim_of(original)
+        return self.state.adopted_claim if claim.type in ("cpu", "meta") else claim
+
+    def _uninitialized(self, original: Any) -> Tensor:
+        """A lazy parameter of its own, so that the user's is not materialised."""
+        out = type(original)(requires_grad=original.requires_grad, device=META, dtype=original.dtype)
+        attach(out, self.claim or CPU, self.state.space)
+        return out  # type: ignore[no-any-return]
+
+    def _wrapper(self, original: Any, readable: bool) -> Tensor:
+        """A wrapper subclass (DTensor, quantised tensors) around stand-ins of what it wraps."""
+        names, context = original.__tensor_flatten__()
+        inner = {name: self.make(getattr(original, name), readable) for name in names}
+        out = type(original).__tensor_unflatten__(inner, context, original.size(), original.stride())
+        if isinstance(original, nn.Parameter):
+            return nn.Parameter(out, requires_grad=original.requires_grad)
+        return out.requires_grad_(original.requires_grad)  # type: ignore[no-any-return]
+
+
+def _is_readable(original: Tensor, nbytes: int) -> bool:
+    if original.dtype.is_floating_point or original.dtype.is_complex:
+        return original.numel() == 1
+    return small_enough(nbytes // original.itemsize, original.dtype)

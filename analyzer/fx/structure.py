@@ -1,0 +1,99 @@
+"""Containers that models pass tensors in: what is inside, how to reach it, how to make a like one."""
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+Tensor = torch.Tensor
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, slice,
+          range, type, type(Ellipsis))
+
+
+class Access(NamedTuple):
+    """One step into a container: ``value[key]``, or ``value.key`` where ``attribute``."""
+
+    key: Any
+    attribute: bool
+
+    def get(self, value: Any) -> Any:
+        return getattr(value, self.key) if self.attribute else value[self.key]
+
+    def __str__(self) -> str:
+        return f".{self.key}" if self.attribute else f"[{self.key!r}]"
+
+
+def children(value: Any) -> list[tuple[Access, Any]]:
+    """What a container holds: items of tuples, lists and dicts, fields of dataclasses, attributes of other plain objects."""
+    if isinstance(value, _PLAIN) or isinstance(value, Tensor):
+        return []
+    if dataclasses.is_dataclass(value):
+        names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
+        return [(Access(name, True), getattr(value, name)) for name in names]
+    if isinstance(value, (tuple, list)):
+        return [(Access(i, False), v) for i, v in enumerate(value)]
+    if isinstance(value, dict):
+        return [(Access(k, False), v) for k, v in value.items()]
+    if is_plain_object(value):
+        return [(Access(k, True), v) for k, v in vars(value).items()]
+    return []
+
+
+def is_plain_object(value: Any) -> bool:
+    """An object of the user's whose state is its ``__dict__``: a cache of keys and values, a distribution, a sparse batch."""
+    kind = type(value)
+    return (type(getattr(value, "__dict__", None)) is dict and not isinstance(value, (nn.Module, type, enum.Enum)) and not callable(value)
+            and not kind.__module__.startswith(("builtins", "types", "torch._C", "torch.fx")))
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested containers, in order; each container is entered once."""
+    seen: set[int] = set()
+
+    def walk(value: Any) -> Iterator[Tensor]:
+        if isinstance(value, Tensor):
+            yield value
+        elif not isinstance(value, _PLAIN) and id(value) not in seen:
+            seen.add(id(value))
+            for _, child in children(value):
+                yield from walk(child)
+
+    return walk(value)
+
+
+def holds_tensor(value: Any) -> bool:
+    """Whether there is a tensor anywhere inside."""
+    return next(tensors_of(value), None) is not None
+
+
+def replace_tensors(value: Any, make: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of ``value`` with every tensor replaced; containers without tensors are kept as they are."""
+    if isinstance(value, Tensor):
+        return make(value)
+    if not holds_tensor(value):
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(replace_tensors(v, make) for v in value)
+    if type(value) is dict:
+        return {k: replace_tensors(v, make) for k, v in value.items()}
+    inside = children(value)
+    if isinstance(value, tuple):  # a named tuple, or one of torch.return_types
+        items = [replace_tensors(v, make) for _, v in inside]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    new = copy.copy(value)
+    for access, child in inside:
+        if not holds_tensor(child):
+            continue
+        if not access.attribute:
+            new[access.key] = replace_tensors(child, make)
+        else:
+            object.__setattr__(new, access.key, replace_tensors(child, make))
+            if isinstance(new, dict) and access.key in new:  # a dataclass that is a dict as well
+                dict.__setitem__(new, access.key, getattr(new, access.key))
+    return new

@@ -1,0 +1,425 @@
+"""Writes down, as graph nodes, the torch functions that a model calls; tensors, not proxies, carry the values."""
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from analyzer.errors import InputError
+from analyzer.meta.known_value import read_known
+from analyzer.meta.mode_stack import without_modes
+from analyzer.meta.operator_info import describe_operator
+from analyzer.meta.source_line import user_line
+from analyzer.meta.state import MetaState
+from analyzer.meta.storage import MetaStorage
+from analyzer.meta.tensor import claim_of
+
+from .call_target import ApplyFunction, BuildDict, BuildList, BuildObject, CallTarget
+from .codegen import RegionCodeGen
+from .function_call import READS, NodeCall, describe_call, writes
+from .leaf_module import is_leaf
+from .module_borrow import Borrowed
+from .region import AutocastRegion, CheckpointRegion, GradRegion, Region
+from .structure import children, holds_tensor, is_plain_object, tensors_of
+from .tracer_impl import register_tracer_impl
+
+Tensor = torch.Tensor
+
+_LITERALS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(Ellipsis), range,
+             enum.Enum)
+_RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "dropout", "rrelu")
+_SPEC_ONLY = frozenset({"zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full", "arange", "zeros",
+                        "ones", "full", "empty"})
+
+
+class _Frame:
+    """The root of the graph, or one checkpointed function in it."""
+
+    def __init__(self, prefix: tuple[Region, ...], autocasts: int) -> None:
+        self.prefix = prefix
+        self.grad_mode = _grad_mode()
+        self.autocasts = autocasts  #: how many autocast blocks were open outside
+        self.attributes: dict[int, fx.Node] = {}  #: id(tensor or object) -> its get_attr node
+        self.renamed: list[tuple[Tensor, fx.Node]] = []  #: tensors that a call inside gave back unchanged, with their nodes outside
+
+
+def _grad_mode() -> tuple[bool, bool]:
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+
+class Tape:
+    """The listener of `MetaFunctionMode` while tracing.
+
+    Every tensor result of a recorded call is mapped to the node that made it; a tensor without a node is a parameter or
+    buffer of the root (a ``get_attr`` node), or a constant that the graph module will hold.
+    """
+
+    def __init__(self, state: MetaState, borrowed: Borrowed) -> None:
+        self.state, self.borrowed = state, borrowed
+        self.graph = fx.Graph()
+        self.graph.set_codegen(RegionCodeGen())
+        self.paused = 0
+        self.constants: dict[str, Any] = {}      #: attribute name on the graph module -> tensor, module or object
+        self.modules: list[tuple[str, str]] = [] #: (path, class) of the modules that run, outermost first
+        self.failed_in: tuple[str, str] | None = None
+        self.unpacked: list[fx.Node] = []        #: nodes that reach into a container; dropped where nobody uses them
+        self._nodes: dict[int, fx.Node] = {}
+        self._kept: list[Any] = []               # keeps what `_nodes` names by id alive
+        self._held: dict[int, Tensor] = {}       # id(tensor without a node) -> what the graph module holds for it
+        self._dependent: set[fx.Node] = set()    # nodes whose contents depend on inputs, parameters or chance
+        self._active_impls: set[Any] = set()
+        self._frames = [_Frame((), 0)]
+        self._autocasts: list[AutocastRegion] = []
+        self._numbers = {"autocast": 0, "checkpoint": 0}
+        self._paths = {id(stand_in): path for group in (borrowed.parameters, borrowed.buffers) for path, stand_in, _ in group}
+        self._real_root = any(not isinstance(original.untyped_storage(), MetaStorage) for group in (borrowed.parameters, borrowed.buffers)
+                              for _, _, original in group if original.layout is torch.strided)
+
+    # -- what the mode calls -------------------------------------------------------------------------------------
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Any:
+        """Run a torch function and write it down."""
+        if self.paused or torch._C._functorch.peek_interpreter_stack() is not None:
+            return call(func, args, kwargs)  # under vmap or grad, the operators that come out of it are written down
+        impl = register_tracer_impl.find(func)
+        if impl is not None and func not in self._active_impls:
+            return self.run_impl(func, impl, args, kwargs)
+        with self.pause():
+            result = call(func, args, kwargs)
+        self._record(func, args, kwargs, result)
+        return result
+
+    def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Write down an operator that no torch function announced: from TorchScript, a C++ extension, vmap or a collective."""
+        if self.paused or func.namespace == "profiler" or describe_operator(func).composite:
+            return
+        if not holds_tensor(result) and not writes(func, kwargs):
+            return
+        args, kwargs = _unwrap_numbers(args), _unwrap_numbers(kwargs)
+        self._bind(result, self._create(NodeCall("call_function", func, args, kwargs)), rename=not writes(func, kwargs))
+
+    def run_impl(self, func: Any, impl: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Trace ``impl`` in place of ``func``; ``func`` called inside it is itself again."""
+        self._active_impls.add(func)
+        try:
+            with _mode_in_force():
+                return impl(*args, **kwargs)
+        finally:
+            self._active_impls.discard(func)
+
+    def is_leaf(self, module: nn.Module) -> bool:
+        """Whether ``module`` is to be one node."""
+        return is_leaf(module)
+
+    def is_inside_impl(self, func: Any) -> bool:
+        return func in self._active_impls
+
+    # -- what the patches call -----------------------------------------------------------------------------------
+
+    def run_leaf(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+        """Run something whose inside is not looked at, as one node."""
+        with self.pause():
+            result = run()
+        self._bind(result, self._create(NodeCall(op, target, args, kwargs)), rename=True)
+        return result
+
+    def run_function(self, cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+        """Run a custom autograd function as one node."""
+        return self.run_leaf("call_function", ApplyFunction(cls), args, kwargs, run)
+
+    def follow(self, values: Any, results: Any) -> None:
+        """Let ``results`` be what ``values`` are in the graph."""
+        for value, result in zip(tensors_of(values), tensors_of(results)):
+            self._map(result, self.node_of(value))
+
+    @contextmanager
+    def module(self, path: str, kind: str) -> Iterator[None]:
+        """A module that runs."""
+        self.modules.append((path, kind))
+        try:
+            yield
+        except BaseException:
+            self.failed_in = self.failed_in or self.modules[-1]
+            raise
+        finally:
+            self.modules.pop()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Write nothing down inside."""
+        self.paused += 1
+        try:
+            yield
+        finally:
+            self.paused -= 1
+
+    @contextmanager
+    def checkpoint(self, **options: Any) -> Iterator[None]:
+        """A checkpointed function runs."""
+        region = CheckpointRegion(id=self._number("checkpoint"), **options)
+        frame = _Frame((*self._region(), region), len(self._autocasts))
+        self._frames.append(frame)
+        try:
+            yield
+        finally:
+            self._frames.pop()
+            for tensor, node in reversed(frame.renamed):
+                self._nodes[id(tensor)] = node
+
+    def enter_autocast(self, device_type: str, dtype: torch.dtype, enabled: bool, cache_enabled: bool) -> None:
+        self._autocasts.append(AutocastRegion(self._number("autocast"), device_type, dtype, enabled, cache_enabled))
+
+    def exit_autocast(self) -> None:
+        if self._autocasts:
+            self._autocasts.pop()
+
+    # -- nodes ---------------------------------------------------------------------------------------------------
+
+    def placeholder(self, name: str, default: tuple[Any, ...], value: Any) -> None:
+        """An argument of the forward, with what is inside it."""
+        node = self.graph.create_node("placeholder", name, default, name=name.lstrip("*"))
+        node.meta.update(region=(), module_path="", module_stack=(), source=None)
+        self._dependent.add(node)
+        self._bind(value, node)
+
+    def output(self, value: Any) -> None:
+        """The result of the forward; ends the graph."""
+        node = self.graph.output(self._argument(value))
+        node.meta.update(region=(), module_path="", module_stack=(), source=None)
+        for unused in reversed(self.unpacked):
+            if not unused.users:
+                self.graph.erase_node(unused)
+
+    def assign_buffer(self, buffer: Tensor, value: Tensor) -> None:
+        """The forward replaced a registered buffer: the graph writes the new contents into it."""
+        target = self._argument(buffer)
+        self._create_from(NodeCall("call_function", assign_buffer, (target, self.node_of(value)), {}))
+
+    def node_of(self, tensor: Tensor) -> fx.Node:
+        """The node that stands for ``tensor``; made now for parameters, buffers and constants."""
+        node = self._nodes.get(id(tensor))
+        if node is not None:
+            return node
+        path = self._paths.get(id(tensor))
+        if path is None:
+            original = self.borrowed.original_of(tensor)
+            held = self._held.get(id(tensor))
+            if held is None:
+                held = self._held[id(tensor)] = original if original is not None else self._constant(tensor)
+            return self._attribute(tensor, "_tensor_constant", held)
+        node = self._attribute_node(tensor, path)
+        self._dependent.add(node)
+        return node
+
+    def has_node(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._nodes
+
+    def _constant(self, tensor: Tensor) -> Tensor:
+        """The tensor that the graph module will hold for one that was not made by a recorded call."""
+        if tensor.layout is not torch.strided or not isinstance(tensor.untyped_storage(), MetaStorage):
+            return tensor
+        if not self._real_root:
+            return tensor.detach()
+        value = read_known(tensor)
+        if value is None:
+            raise InputError(
+                f"a tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype} in module {self.where()!r} at {user_line()} was made where "
+                f"tracing does not look (inside a leaf module, or before tracing, without data). Return it from the leaf module's forward, "
+                f"or trace into that module with register_non_leaf_module"
+            )
+        with without_modes():
+            return value.clone().to(claim_of(tensor))
+
+    def _attribute(self, key: Any, prefix: str, value: Any) -> fx.Node:
+        """A ``get_attr`` node of something that only the graph module holds."""
+        for name, held in self.constants.items():
+            if held is value:
+                return self._attribute_node(key, name)
+        name = f"{prefix}{sum(n.startswith(prefix) for n in self.constants)}"
+        self.constants[name] = value
+        return self._attribute_node(key, name)
+
+    def _attribute_node(self, key: Any, target: str) -> fx.Node:
+        attributes = self._frames[-1].attributes
+        node = attributes.get(id(key))
+        if node is None:
+            node = attributes[id(key)] = self._create_from(NodeCall("get_attr", target, (), {}))
+            self._kept.append(key)
+        return node
+
+    def module_target(self, module: nn.Module) -> str:
+        """The target of a ``call_module`` node: the module's path, or a name on the graph module for one that is not registered."""
+        path = self.borrowed.modules.get(id(module))
+        if path is not None:
+            return path
+        for name, held in self.constants.items():
+            if held is module:
+                return name
+        name = f"_module{sum(n.startswith('_module') for n in self.constants)}"
+        self.constants[name] = module
+        return name
+
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if not holds_tensor(result) and not writes(func, kwargs):
+            if getattr(func, "__name__", "") in READS:
+                self._note_read(func, args, result)
+            return
+        self._bind(result, self._create(describe_call(func, args, kwargs)), rename=not writes(func, kwargs))
+
+    def _note_read(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        tensor = next(tensors_of(args), None)
+        node = None if tensor is None else self._nodes.get(id(tensor))
+        if node is not None and node in self._dependent:
+            text = repr(result)
+            text = text if len(text) < 60 else text[:57] + "..."
+            self.state.assume(f"{func.__name__} of {node.name} was {text} when traced and is a constant of the graph at {user_line()}")
+
+    def _create(self, call: NodeCall) -> fx.Node:
+        """A node for ``call``, whose arguments hold tensors."""
+        args = tuple(self._argument(a) for a in call.args)
+        kwargs = {k: self._argument(v) for k, v in call.kwargs.items()}
+        node = self._create_from(NodeCall(call.op, call.target, args, kwargs))
+        name = str(getattr(call.target, "__name__", call.target)).rpartition(".")[2]
+        if call.op == "call_module":
+            node.meta["module_path"] = call.target
+        if name not in _SPEC_ONLY and any(a in self._dependent for a in node.all_input_nodes) or name.startswith(_RANDOM):
+            self._dependent.add(node)
+        return node
+
+    def _create_from(self, call: NodeCall) -> fx.Node:
+        """A node for ``call``, whose arguments hold nodes."""
+        node = self.graph.create_node(*call)
+        node.meta.update(region=self._region(), module_path=self.where(), module_stack=tuple(self.modules), source=user_line())
+        return node
+
+    def where(self) -> str:
+        """Path of the module that runs."""
+        return self.modules[-1][0] if self.modules else ""
+
+    def _region(self) -> tuple[Region, ...]:
+        frame = self._frames[-1]
+        region = (*frame.prefix, *self._autocasts[frame.autocasts:])
+        mode = _grad_mode()
+        return region if mode == frame.grad_mode else (*region, GradRegion(*mode))
+
+    def _number(self, kind: str) -> int:
+        self._numbers[kind] += 1
+        return self._numbers[kind] - 1
+
+    def _map(self, tensor: Any, node: fx.Node) -> None:
+        self._nodes[id(tensor)] = node
+        self._kept.append(tensor)
+
+    def _bind(self, value: Any, node: fx.Node, rename: bool = False) -> None:
+        """Map ``value``, the result of ``node``, and what is inside it.
+
+        With ``rename``, a tensor that had a node before is the same tensor, given back by a call that did not write to it.
+        """
+        if isinstance(value, Tensor):
+            frame = self._frames[-1]
+            if rename and len(self._frames) > 1:
+                before = self._nodes.get(id(value))
+                if before is not None and before.meta["region"][:len(frame.prefix)] != frame.prefix:
+                    frame.renamed.append((value, before))
+            self._map(value, node)
+            return
+        if isinstance(value, tuple):
+            self._map(value, node)
+        for access, child in children(value):
+            if holds_tensor(child):
+                accessor: Callable[..., Any] = getattr if access.attribute else operator.getitem
+                part = self.graph.create_node("call_function", accessor, (node, access.key))
+                part.meta.update(node.meta)
+                self.unpacked.append(part)
+                if node in self._dependent:
+                    self._dependent.add(part)
+                self._bind(child, part, rename)
+
+    # -- arguments -----------------------------------------------------------------------------------------------
+
+    def _argument(self, value: Any) -> Any:
+        """``value`` as a node's argument: tensors become nodes, containers keep their form, objects are rebuilt or held."""
+        if isinstance(value, Tensor):
+            return self.node_of(value)
+        if isinstance(value, _LITERALS):
+            return value
+        kind = type(value)
+        if kind is tuple or kind is torch.Size:
+            found = self._nodes.get(id(value))
+            return tuple(self._argument(v) for v in value) if found is None else found
+        if kind is list:
+            return [self._argument(v) for v in value]
+        if kind is dict and all(isinstance(k, _LITERALS) for k in value):
+            return {k: self._argument(v) for k, v in value.items()}
+        if kind is slice:
+            return slice(self._argument(value.start), self._argument(value.stop), self._argument(value.step))
+        if kind.__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+            return value.item()
+        if id(value) in self._nodes:
+            return self._nodes[id(value)]
+        if holds_tensor(value) or isinstance(value, (tuple, dict, list)):
+            return self._rebuilt(value)
+        return self._attribute(value, "_object", value)
+
+    def _rebuilt(self, value: Any) -> fx.Node:
+        """A node that makes an object like ``value`` from its parts."""
+        kind = type(value)
+        if isinstance(value, tuple):
+            items = tuple(self._argument(v) for v in value)
+            args = items if hasattr(value, "_fields") else (items,)
+            return self._create_from(NodeCall("call_function", CallTarget(kind) if kind.__module__.startswith("torch") else kind, args, {}))
+        if _is_output_class(value):
+            fields = {a.key: self._argument(v) for a, v in children(value) if v is not None}
+            return self._create_from(NodeCall("call_function", kind, (), fields))
+        attributes = {k: self._argument(v) for k, v in getattr(value, "__dict__", {}).items()}
+        if isinstance(value, dict):
+            entries = [(self._argument(k), self._argument(v)) for k, v in dict.items(value)]
+            return self._create_from(NodeCall("call_function", BuildDict(kind), (entries, attributes), {}))
+        if isinstance(value, list):
+            return self._create_from(NodeCall("call_function", BuildList(kind), ([self._argument(v) for v in value], attributes), {}))
+        if not is_plain_object(value):
+            raise InputError(f"{kind.__module__}.{kind.__qualname__} holds tensors in a way that a graph cannot rebuild; "
+                             f"return or pass tensors, containers, dataclasses or objects with a __dict__")
+        return self._create_from(NodeCall("call_function", BuildObject(kind), (), attributes))
+
+
+def _is_output_class(value: Any) -> bool:
+    """A dataclass whose constructor takes exactly its fields, such as transformers' ``ModelOutput``."""
+    params = getattr(type(value), "__dataclass_params__", None)
+    return params is not None and params.init and (not hasattr(value, "__post_init__") or hasattr(value, "to_tuple")) and all(
+        f.init for f in type(value).__dataclass_fields__.values())
+
+
+def assign_buffer(buffer: Tensor, value: Tensor) -> None:
+    """Give ``buffer`` the contents of ``value``, whatever its shape, keeping its identity."""
+    buffer.data = value.detach()
+
+
+def _unwrap_numbers(tree: Any) -> Any:
+    """Numbers that C++ wrapped into tensors on the host, as numbers."""
+    if isinstance(tree, Tensor):
+        if tree.dim() == 0 and type(tree) is Tensor and not tree.requires_grad and not isinstance(tree.untyped_storage(), MetaStorage):
+            with without_modes():
+                return tree.item()
+        return tree
+    if type(tree) in (list, tuple):
+        return type(tree)(_unwrap_numbers(x) for x in tree)
+    return {k: _unwrap_numbers(v) for k, v in tree.items()} if type(tree) is dict else tree
+
+
+@contextmanager
+def _mode_in_force() -> Iterator[None]:
+    """Push the function mode again inside its own handler, where torch has taken it off."""
+    from analyzer.meta.mode import _modes
+
+    mode = _modes.function
+    if mode is None or mode in torch.overrides._get_current_function_mode_stack():
+        yield
+        return
+    with mode:
+        yield

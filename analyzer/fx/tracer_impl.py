@@ -1,0 +1,32 @@
+"""Functions that are traced in a way of their own."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from analyzer.registry import Registry
+
+register_tracer_impl: Registry[Callable[..., Any], Callable[..., Any]] = Registry("register_tracer_impl")
+"""Trace ``impl`` wherever the model calls a function: a torch function, or any Python function that is held by a module under a name.
+
+>>> import torch
+>>> from analyzer import symbolic_trace
+>>> with register_tracer_impl.scope():
+...     @register_tracer_impl(torch.nn.functional.softplus)
+...     def softplus(x, beta=1.0, threshold=20.0):
+...         return torch.log1p(torch.exp(x * beta)) / beta
+...     gm = symbolic_trace(lambda x: torch.nn.functional.softplus(x), meta_args={"x": torch.empty(3)})
+>>> [node.name for node in gm.graph.nodes]
+['x', 'mul', 'exp', 'log1p', 'truediv', 'output']
+"""
+
+
+class _LeafFunctions(Registry[Callable[..., Any], Callable[..., Any]]):
+    def __call__(self, key: Callable[..., Any], impl: Callable[..., Any] | None = None, *, override: bool = False) -> Any:
+        super().__call__(key, impl or key, override=override)
+        return key
+
+
+register_leaf_function = _LeafFunctions("register_leaf_function")
+"""Make calls of a Python function one ``call_function`` node: ``register_leaf_function(f)``, or as a decorator. With
+``register_leaf_function(f, impl)``, ``impl`` is what runs while tracing, for functions that cannot run without data."""

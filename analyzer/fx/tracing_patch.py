@@ -1,0 +1,232 @@
+"""What must be replaced in torch, and in the user's modules, while any thread traces; put back in reverse when the last one ends.
+
+The replacements act only in threads that trace; other threads get what was there before.
+"""
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.amp import autocast_mode
+from torch.nn.modules._functions import BackwardHookFunction
+
+from analyzer.meta.opaque import Opaque, call_opaque
+from analyzer.meta.function import MoveDevice
+from analyzer.meta.shape_registry import register_shape_impl
+from analyzer.meta.state import current
+
+from .leaf_module import find_leaf_impl, is_leaf
+from .tape import Tape
+from .tracer_impl import register_leaf_function, register_tracer_impl
+
+Undo = Callable[[], None]
+_lock = threading.Lock()
+_users = 0
+_undo: list[Undo] = []
+_checkpoint = torch.utils.checkpoint
+
+
+def recording_tape() -> Tape | None:
+    """The tape of this thread, where it writes down what is called now."""
+    state = current()
+    tape = None if state is None else state.tape
+    return tape if isinstance(tape, Tape) and not tape.paused else None
+
+
+@contextmanager
+def tracing_patches() -> Iterator[None]:
+    """Count one more tracing thread; the first replaces, the last puts back."""
+    global _users
+    with _lock:
+        if _users == 0:
+            try:
+                for undo in _replacements():
+                    _undo.append(undo)
+            except BaseException:
+                _put_back()
+                raise
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _put_back()
+
+
+def _put_back() -> None:
+    while _undo:
+        _undo.pop()()
+
+
+def _replace(owner: Any, name: str, value: Any) -> Undo:
+    """Set ``owner.name``; the result puts back what was there, or nothing where the name was inherited."""
+    missing = name not in vars(owner)
+    before = vars(owner).get(name)  # not getattr: a class method must come back as it was
+    setattr(owner, name, value)
+    return (lambda: delattr(owner, name)) if missing else (lambda: setattr(owner, name, before))
+
+
+def _replacements() -> Iterator[Undo]:
+    yield _replace(nn.Module, "__call__", _call_module(nn.Module.__call__))
+    yield _replace(torch.autograd.Function, "apply", classmethod(_apply_function(torch.autograd.Function.__dict__["apply"])))
+    yield _replace(_checkpoint, "_checkpoint_without_reentrant_generator",
+                   _checkpoint_generator(_checkpoint._checkpoint_without_reentrant_generator))
+    yield _replace(autocast_mode.autocast, "__enter__", _enter_autocast(autocast_mode.autocast.__enter__))
+    yield _replace(autocast_mode.autocast, "__exit__", _exit_autocast(autocast_mode.autocast.__exit__))
+    yield from _function_replacements()
+
+
+def _call_module(original: Any) -> Any:
+    @functools.wraps(original)
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        tape = recording_tape()
+        if tape is None:
+            return original(module, *args, **kwargs)
+        path = tape.borrowed.modules.get(id(module))
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        if module is tape.borrowed.root or not tape.is_leaf(module):
+            with tape.module(path if path is not None else f"{tape.where()}.<{type(module).__name__}>".lstrip("."), kind):
+                return original(module, *args, **kwargs)
+        target = tape.module_target(module)
+        impl = find_leaf_impl(module)
+        run = (lambda: original(module, *args, **kwargs)) if impl is None else (lambda: impl(module, *args, **kwargs))
+        with tape.module(target, kind):
+            return tape.run_leaf("call_module", target, args, kwargs, run)
+
+    return call
+
+
+_TRANSPARENT = (MoveDevice, Opaque, BackwardHookFunction, _checkpoint._NoopSaveInputs)  # ours, and torch's own bookkeeping
+
+
+def _apply_function(original: Any) -> Any:
+    def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        real = original.__get__(None, cls)
+        tape = recording_tape()
+        if tape is None:
+            return real(*args, **kwargs)
+        if cls is _checkpoint.CheckpointFunction:
+            with tape.checkpoint(use_reentrant=True, preserve_rng_state=args[1]):
+                return args[0](*args[2:])
+        if cls in _TRANSPARENT:
+            with tape.pause():
+                result = real(*args, **kwargs)
+            if cls is BackwardHookFunction:
+                tape.state.assume(f"backward hooks of the module {tape.where()!r} are not part of the graph")
+            tape.follow(args, result)
+            return result
+        return tape.run_function(cls, args, kwargs, lambda: real(*args, **kwargs))
+
+    return apply
+
+
+def _checkpoint_generator(original: Any) -> Any:
+    @functools.wraps(original)
+    def generator(fn: Any, preserve_rng_state: bool = True, context_fn: Any = _checkpoint.noop_context_fn, determinism_check: str = "default",
+                  debug: bool = False, early_stop: bool = True, *args: Any, **kwargs: Any) -> Iterator[None]:
+        tape = recording_tape()
+        if tape is None:
+            yield from original(fn, preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args, **kwargs)
+            return
+        with tape.checkpoint(use_reentrant=False, preserve_rng_state=preserve_rng_state, determinism_check=determinism_check, debug=debug,
+                             early_stop=early_stop, context_fn=None if context_fn is _checkpoint.noop_context_fn else context_fn):
+            yield
+
+    return generator
+
+
+def _enter_autocast(original: Any) -> Any:
+    @functools.wraps(original)
+    def enter(self: Any) -> Any:
+        result = original(self)
+        tape = recording_tape()
+        if tape is not None:
+            tape.enter_autocast(self.device, self.fast_dtype, self._enabled, self._cache_enabled)
+        return result
+
+    return enter
+
+
+def _exit_autocast(original: Any) -> Any:
+    @functools.wraps(original)
+    def leave(self: Any, *exc: Any) -> Any:
+        tape = recording_tape()
+        if tape is not None:
+            tape.exit_autocast()
+        return original(self, *exc)
+
+    return leave
+
+
+def _function_replacements() -> Iterator[Undo]:
+    """Registered Python functions, wherever a module or a class holds them under a name."""
+    wrappers: dict[int, tuple[Any, Any]] = {}
+    for func in (*register_tracer_impl, *register_leaf_function, *register_shape_impl, *_collectives()):
+        if callable(func) and isinstance(func, type(_call_module)) and not _is_torch_function(func):
+            wrappers[id(func)] = func, _wrap(func)
+    if not wrappers:
+        return
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if type(names) is not dict:
+            continue
+        for name, value in list(names.items()):
+            found = wrappers.get(id(value))
+            if found is not None and found[0] is value:
+                yield _replace(module, name, found[1])
+    for func, wrapper in wrappers.values():
+        owner: Any = sys.modules.get(func.__module__)
+        *classes, name = func.__qualname__.split(".")
+        for part in classes:
+            owner = getattr(owner, part, None)
+        if isinstance(owner, type) and vars(owner).get(name) is func:
+            yield _replace(owner, name, wrapper)
+
+
+def _is_torch_function(func: Any) -> bool:
+    """Whether the function mode sees calls of ``func`` itself."""
+    return func in _overridable()
+
+
+@functools.cache
+def _overridable() -> frozenset[Any]:
+    # torch.nn.functional is overridable by its own code, which does not ask while a mode without data is active: see meta/patch.py
+    return frozenset(f for f in torch.overrides.get_testing_overrides() if getattr(f, "__module__", None) != "torch.nn.functional")
+
+
+def _collectives() -> list[Any]:
+    """torch.distributed's in-place collectives: Python functions that call a process group, each one node."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return []
+    names = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "reduce", "scatter",
+             "gather", "all_to_all", "all_to_all_single", "barrier", "send", "recv")
+    return [getattr(distributed, name) for name in names]
+
+
+def _wrap(func: Any) -> Any:
+    traced = register_tracer_impl.find(func)
+    leaf = register_leaf_function.find(func)
+    shaped = func in register_shape_impl
+
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        tape = recording_tape()
+        if tape is None or tape.is_inside_impl(func):
+            return func(*args, **kwargs)
+        if traced is not None:
+            return tape.run_impl(func, traced, args, kwargs)
+        if shaped:
+            return tape.run_leaf("call_function", func, args, kwargs, lambda: call_opaque(func, args, kwargs))
+        return tape.run_leaf("call_function", func, args, kwargs, lambda: (leaf or func)(*args, **kwargs))
+
+    return wrapper

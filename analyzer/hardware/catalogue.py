@@ -1,0 +1,104 @@
+"""The devices that can be named, and how to add one."""
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ..errors import DuplicateRegistrationError, InputError, UnknownDeviceError
+from ..registry import Registry
+from .device_spec import DeviceSpec
+from .nvidia import NVIDIA_DEVICES
+
+
+class DeviceCatalogue:
+    """Devices by name and alias; case, spaces, hyphens and underscores do not tell names apart.
+
+    Calling it registers a spec and returns it. A name that is taken is refused, unless ``override`` is true or the
+    call stands inside ``scope()``, which undoes its registrations at the end; an alias of another device always is.
+
+    >>> with register_device.scope():
+    ...     _ = register_device(DeviceSpec("lab_card", aliases=("bench",)))
+    ...     find_device("Bench")
+    DeviceSpec('lab_card', cuda, -)
+    """
+
+    def __init__(self) -> None:
+        # Any: the registry's values are callables elsewhere, here they are specs
+        self._specs: Registry[str, Any] = Registry("register_device")
+
+    def __call__(self, spec: DeviceSpec, *, override: bool = False) -> DeviceSpec:
+        """Raises InputError if ``spec`` is not a DeviceSpec, DuplicateRegistrationError if a name of it is taken."""
+        if not isinstance(spec, DeviceSpec):
+            raise InputError(f"register_device({spec!r}): takes a DeviceSpec, for example DeviceSpec('lab_card', memory_bytes=24 * 2**30)")
+        key = _key(spec.name)
+        for name in (spec.name, *spec.aliases):
+            other = self._names().get(_key(name))
+            if other is not None and _key(other.name) != key:
+                raise DuplicateRegistrationError(
+                    f"register_device({spec!r}): {name!r} already stands for {other!r}; give this device another name or alias"
+                )
+        self._specs(key, spec, override=override)
+        return spec
+
+    def scope(self) -> AbstractContextManager[None]:
+        """Undo, at the end of the block, every registration made inside it."""
+        return self._specs.scope()
+
+    def find(self, name: str) -> DeviceSpec | None:
+        """The device called ``name``, or None."""
+        return self._names().get(_key(name))
+
+    def close_matches(self, name: str) -> list[str]:
+        """Names of devices that ``name`` may have meant, the likeliest first."""
+        names = self._names()
+        keys = difflib.get_close_matches(_key(name), names, n=6, cutoff=0.5)
+        return list(dict.fromkeys(names[key].name for key in keys))
+
+    def __iter__(self) -> Iterator[DeviceSpec]:
+        for key in self._specs:
+            spec: Any = self._specs.find(key)
+            yield spec
+
+    def _names(self) -> dict[str, DeviceSpec]:
+        return {_key(name): spec for spec in self for name in (*spec.aliases, spec.name)}
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[\s_-]+", "_", name.strip().casefold())
+
+
+register_device = DeviceCatalogue()
+
+
+def find_device(device: str | DeviceSpec) -> DeviceSpec:
+    """The spec that ``device`` names, or ``device`` itself if it is one.
+
+    Takes names of the catalogue, their aliases and what ``torch.cuda.get_device_name()`` returns for them.
+    Raises UnknownDeviceError with the nearest names, InputError for something that is not a name.
+
+    >>> find_device("H100"), find_device("NVIDIA A100-SXM4-80GB").name
+    (DeviceSpec('h100_sxm', cuda, 79.19 GiB), 'a100_80gb')
+    """
+    if isinstance(device, DeviceSpec):
+        return device
+    if not isinstance(device, str):
+        raise InputError(f"find_device({device!r}): takes a name, for example 'h200', or a DeviceSpec")
+    spec = register_device.find(device)
+    if spec is None:
+        close = register_device.close_matches(device)
+        hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+        raise UnknownDeviceError(
+            f"unknown device {device!r}: {hint}The catalogue holds {', '.join(s.name for s in register_device)}; "
+            "describe another one with DeviceSpec and pass it, or add it with register_device"
+        )
+    return spec
+
+
+#: The host. What a CPU can do differs from machine to machine, so every figure is unknown; describe yours with a DeviceSpec.
+CPU = DeviceSpec("cpu", kind="cpu")
+
+for _spec in (*NVIDIA_DEVICES, CPU):
+    register_device(_spec)

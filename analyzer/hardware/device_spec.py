@@ -1,0 +1,183 @@
+"""What is known of a device, figure by figure, with where each figure comes from."""
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..errors import InputError
+from ..units import format_bytes
+
+
+@dataclass(frozen=True)
+class PeakRates:
+    """Peak arithmetic rates in FLOP/s (operations per second for int8), dense: never the figures with sparsity.
+
+    ``fp64`` and ``fp32`` are those of the CUDA cores (of the vector units, for a CPU), the others of the tensor
+    cores, accumulating in float32 where the device has several accumulators, as PyTorch does by default.
+    None where the device lacks the format or the figure is unknown.
+    """
+
+    fp64: float | None = None
+    fp64_tensor: float | None = None
+    fp32: float | None = None
+    tf32: float | None = None
+    bf16: float | None = None
+    fp16: float | None = None
+    fp8: float | None = None
+    int8: float | None = None
+
+
+class Figure(NamedTuple):
+    """One figure of a device: ``value`` in ``unit``, None if unknown or absent; ``source`` says where from, or why not."""
+
+    name: str
+    value: float | None
+    unit: str
+    source: str | None
+
+
+_UNITS = {
+    "memory_bytes": "B",
+    "memory_bandwidth": "B/s",
+    **{f"flops_per_second.{f.name}": "FLOP/s" for f in dataclasses.fields(PeakRates)},
+    "multiprocessors": "",
+    "l2_bytes": "B",
+    "nvlink_bandwidth": "B/s",
+    "pcie_bandwidth": "B/s",
+    "launch_seconds": "s",
+}
+_COUNTS = ("memory_bytes", "multiprocessors", "l2_bytes")
+_RATES = ("memory_bandwidth", "nvlink_bandwidth", "pcie_bandwidth", "launch_seconds")
+_KINDS = ("cuda", "cpu")
+
+
+@dataclass(frozen=True, repr=False)
+class DeviceSpec:
+    """A device that a model may be profiled for. Every figure but the name may be None: unknown, or the device has no such part.
+
+    - ``name``, ``aliases``: what ``find_device`` knows it by. ``kind``: ``"cuda"`` or ``"cpu"``.
+    - ``compute_capability``: (major, minor) of a CUDA device.
+    - ``memory_bytes``: capacity that the driver reports, which is what a program can have and less than the box says.
+    - ``memory_bandwidth``: bytes/s of the device's memory.
+    - ``flops_per_second``: dense peak rates, see PeakRates.
+    - ``multiprocessors``, ``l2_bytes``: number of multiprocessors, size of the last cache before memory.
+    - ``nvlink_bandwidth``, ``pcie_bandwidth``: bytes/s of all links together in one direction, half of the sum of both
+      directions that data sheets print.
+    - ``launch_seconds``: what starting one kernel costs the host.
+    - ``sources``: figure name to where it comes from; rates are ``"flops_per_second.bf16"``, or ``"flops_per_second"``
+      for all of them that have no entry of their own.
+
+    Raises InputError for a value that cannot be.
+
+    >>> mine = DeviceSpec("lab_card", memory_bytes=24 * 2**30, memory_bandwidth=900e9,
+    ...                   flops_per_second=PeakRates(fp32=35e12, bf16=71e12),
+    ...                   sources={"memory_bandwidth": "measured with a copy kernel"})
+    >>> mine
+    DeviceSpec('lab_card', cuda, 24.00 GiB)
+    >>> DeviceSpec.from_dict(mine.to_dict()) == mine
+    True
+    >>> DeviceSpec("lab_card", multiprocessors=0)
+    Traceback (most recent call last):
+    analyzer.errors.InputError: DeviceSpec('lab_card', multiprocessors=0): must be a positive int or None if unknown
+    """
+
+    name: str
+    kind: str = "cuda"
+    vendor: str | None = None
+    architecture: str | None = None
+    compute_capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+    memory_bandwidth: float | None = None
+    flops_per_second: PeakRates = field(default_factory=PeakRates)
+    multiprocessors: int | None = None
+    l2_bytes: int | None = None
+    nvlink_bandwidth: float | None = None
+    pcie_bandwidth: float | None = None
+    launch_seconds: float | None = None
+    aliases: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise InputError(f"DeviceSpec(name={self.name!r}): must be a name that is not blank")
+        if self.kind not in _KINDS:
+            raise self._error("kind", self.kind, f"must be one of {', '.join(map(repr, _KINDS))}")
+        if not isinstance(self.aliases, (tuple, list)) or not all(isinstance(a, str) and a.strip() for a in self.aliases):
+            raise self._error("aliases", self.aliases, "must be a tuple of names")
+        object.__setattr__(self, "aliases", tuple(self.aliases))  # JSON brings lists
+        if self.compute_capability is not None:
+            self._check_capability()
+        if not isinstance(self.flops_per_second, PeakRates):
+            raise self._error("flops_per_second", self.flops_per_second, "must be a PeakRates")
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value <= 0):
+                hint = "; analyzer.units.parse_bytes reads '80GiB'" if name.endswith("_bytes") else ""
+                raise self._error(name, value, f"must be a positive int or None if unknown{hint}")
+        for name, value in [(n, getattr(self, n)) for n in _RATES] + [
+            (f"flops_per_second.{n}", v) for n, v in vars(self.flops_per_second).items()
+        ]:
+            if value is not None and (type(value) not in (int, float) or not math.isfinite(value) or value <= 0):
+                raise self._error(name, value, f"must be a positive number, in {_UNITS[name]}, or None if unknown")
+        for name in self.sources:
+            if name not in _UNITS and name != "flops_per_second":
+                raise self._error("sources", name, f"not a figure{_suggest(name, _UNITS)}; the figures are {', '.join(_UNITS)}")
+        object.__setattr__(self, "sources", dict(self.sources))  # a copy: the caller's dict may change
+
+    def _check_capability(self) -> None:
+        pair = self.compute_capability
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(type(n) is int and n >= 0 for n in pair):
+            raise self._error("compute_capability", pair, "must be a pair of ints such as (9, 0)")
+        object.__setattr__(self, "compute_capability", tuple(pair))
+
+    def _error(self, field_name: str, value: object, problem: str) -> InputError:
+        return InputError(f"DeviceSpec({self.name!r}, {field_name}={value!r}): {problem}")
+
+    def __repr__(self) -> str:
+        return f"DeviceSpec({self.name!r}, {self.kind}, {format_bytes(self.memory_bytes)})"
+
+    def figures(self) -> Iterator[Figure]:
+        """Every figure, known or not, in the order of the fields.
+
+        >>> next(DeviceSpec("x", memory_bytes=1024, sources={"memory_bytes": "made up"}).figures())
+        Figure(name='memory_bytes', value=1024, unit='B', source='made up')
+        """
+        for name, unit in _UNITS.items():
+            table, _, rate = name.partition(".")
+            value = getattr(getattr(self, table), rate) if rate else getattr(self, name)
+            yield Figure(name, value, unit, self.sources.get(name, self.sources.get(table)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The spec as plain data that ``json.dumps`` takes."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> DeviceSpec:
+        """The spec that ``to_dict`` gave, also after a round trip through JSON.
+
+        Raises InputError for an unknown field, a missing name or a value that cannot be.
+        """
+        fields = _known_fields("DeviceSpec", cls, data)
+        if "name" not in fields:
+            raise InputError(f"DeviceSpec.from_dict({dict(data)!r}): has no 'name'")
+        rates = fields.get("flops_per_second")
+        if isinstance(rates, Mapping):
+            fields["flops_per_second"] = PeakRates(**_known_fields("PeakRates", PeakRates, rates))
+        return cls(**fields)
+
+
+def _known_fields(owner: str, cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    known = [f.name for f in dataclasses.fields(cls)]
+    for name in data:
+        if name not in known:
+            raise InputError(f"{owner}.from_dict: unknown field {name!r}{_suggest(name, known)}; the fields are {', '.join(known)}")
+    return dict(data)
+
+
+def _suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f", did you mean {close[0]!r}?" if close else ""

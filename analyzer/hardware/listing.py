@@ -1,0 +1,64 @@
+"""The catalogue and its devices as text."""
+from __future__ import annotations
+
+from tabulate import tabulate  # type: ignore[import-untyped,unused-ignore]
+
+from ..units import format_bytes, format_count, format_rate, format_seconds
+from .catalogue import find_device, register_device
+from .device_spec import DeviceSpec, Figure
+
+_RATES = ("fp32", "tf32", "bf16", "fp16", "fp8")
+
+
+def format_catalogue() -> str:
+    """A table of the registered devices: memory, its bandwidth, dense peak rates and links; ``-`` is unknown or absent.
+
+    >>> print(format_catalogue().splitlines()[2])
+    h200       139.80 GiB  4.80 TB/s    67.00 T  494.50 T  989.50 T  989.50 T  1.98 P    NVLink 450.00 GB/s, PCIe 64.00 GB/s
+    """
+    rows = [
+        (
+            spec.name,
+            format_bytes(spec.memory_bytes),
+            format_rate(spec.memory_bandwidth),
+            *(format_count(getattr(spec.flops_per_second, name)) for name in _RATES),
+            _format_links(spec),
+        )
+        for spec in register_device
+    ]
+    table = tabulate(rows, headers=("name", "memory", "bandwidth", *_RATES, "links"), tablefmt="simple", disable_numparse=True)
+    return f"{table}\n\nRates are dense peaks in FLOP/s, of the tensor cores but for fp32. Links count one direction."
+
+
+def format_device(device: str | DeviceSpec) -> str:
+    """Every figure of a device with its source. Raises UnknownDeviceError for a name that the catalogue does not hold.
+
+    >>> print(format_device("cpu").splitlines()[0])
+    cpu (cpu)
+    """
+    spec = find_device(device)
+    about = [spec.kind, spec.vendor, spec.architecture]
+    if spec.compute_capability is not None:
+        about.append("compute capability {}.{}".format(*spec.compute_capability))
+    title = f"{spec.name} ({', '.join(part for part in about if part)})"
+    if spec.aliases:
+        title += f", also known as {', '.join(spec.aliases)}"
+    figures = list(spec.figures())
+    # a document serves many figures: each stands once, below, on one line so that its address can be copied
+    documents = list(dict.fromkeys(figure.source for figure in figures if figure.source))
+    rows = [(f.name, _format_figure(f), f"[{documents.index(f.source) + 1}]" if f.source else "unknown") for f in figures]
+    table = tabulate(rows, headers=("figure", "value", "source"), tablefmt="simple", disable_numparse=True)
+    return "\n".join([title, "", table, "", *(f"[{i}] {document}" for i, document in enumerate(documents, 1))]).rstrip()
+
+
+def _format_links(spec: DeviceSpec) -> str:
+    links = (("NVLink", spec.nvlink_bandwidth), ("PCIe", spec.pcie_bandwidth))
+    return ", ".join(f"{name} {format_rate(rate)}" for name, rate in links if rate is not None) or format_rate(None)
+
+
+def _format_figure(figure: Figure) -> str:
+    if figure.unit == "B":
+        return format_bytes(figure.value)
+    if figure.unit == "s":
+        return format_seconds(figure.value)
+    return format_count(figure.value, figure.unit)

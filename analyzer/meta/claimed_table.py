@@ -1,0 +1,9 @@
+"""Imports every module that registers what the claimed device does."""
+from . import (  # noqa: F401
+    claimed_attention,
+    claimed_dropout,
+    claimed_inplace,
+    claimed_normalization,
+    claimed_one_hot,
+    claimed_softmax,
+)

@@ -1,0 +1,53 @@
+"""The kernels of the simulation in this thread: opened with the outermost mode, closed with it."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from . import autocast, claimed
+from .patch import Undo, replace
+from .state import current
+
+
+def open_gates() -> None:
+    """Let this thread's operator calls take the claimed device's paths and be cast by autocast."""
+    claimed.set_open(True)
+    autocast.follow_switch(True)
+
+
+def close_gates() -> None:
+    claimed.set_open(False)
+    autocast.follow_switch(False)
+    autocast.clear_cache()
+
+
+@contextmanager
+def reopened() -> Iterator[None]:
+    """What `open_gates` opened, for calls made from the handler of a dispatch mode."""
+    with claimed.gate.reopened(), autocast.gate.reopened():
+        yield
+
+
+def replacements() -> Iterator[Undo]:
+    """Register the kernels and follow the switches of autocast; each result undoes one step."""
+    yield claimed.install()
+    yield autocast.install()
+    for name in ("set_autocast_enabled", "set_autocast_cpu_enabled"):
+        yield replace(torch, name, _then(lambda: autocast.follow_switch(True)))
+    yield replace(torch, "clear_autocast_cache", _then(autocast.clear_cache))
+
+
+def _then(action: Callable[[], None]) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if current() is not None:
+                action()
+            return result
+
+        return call
+
+    return make

@@ -1,0 +1,157 @@
+"""`profile`: what a training or inference step of a model costs."""
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from analyzer.errors import InputError
+from analyzer.fx.leaf_module import find_leaf_impl, is_leaf
+from analyzer.fx.module_borrow import Borrowed, borrow_module
+from analyzer.hardware import DeviceSpec, find_device
+from analyzer.meta.claimed_device_spec import claiming
+from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.stand_in import stand_in_arguments
+from analyzer.profile_build import build_profile
+from analyzer.profile_data import Profile
+from analyzer.profilers.annotation import Profiler
+from analyzer.profilers.communication import profile_communication
+from analyzer.profilers.flops import profile_flops
+from analyzer.profilers.latency import make_latency_profiler
+from analyzer.profilers.memory import profile_memory
+from analyzer.record.eager import EagerStep, OptimizerFactory, find_optimizer
+from analyzer.record.options import ProfileOptions
+from analyzer.record.recorder import Recorder, tensors_in
+
+__all__ = ["Profile", "ProfileOptions", "profile"]
+
+Profilers = Mapping[str, Profiler] | Sequence[Profiler] | None
+
+
+def default_profilers(device: DeviceSpec | None) -> dict[str, Profiler]:
+    """The profilers that run unless the caller says otherwise, by name."""
+    found: dict[str, Profiler] = {"flops": profile_flops, "memory": profile_memory, "communication": profile_communication}
+    if device is not None:
+        found["latency"] = make_latency_profiler(device)
+    return found
+
+
+def choose_profilers(given: Profilers, device: DeviceSpec | None) -> dict[str, Profiler]:
+    """The default profilers with those ``given`` in place: a mapping replaces by name or adds, a sequence adds."""
+    chosen = default_profilers(device)
+    if given is None:
+        return chosen
+    if isinstance(given, Mapping):
+        return {**chosen, **given}
+    return {**chosen, **{getattr(f, "__name__", f"profiler_{i}"): f for i, f in enumerate(given)}}
+
+
+def profile(
+    model: torch.nn.Module | Callable[[], torch.nn.Module],
+    args: tuple[Any, ...] | Any = (),
+    kwargs: dict[str, Any] | None = None,
+    mode: str = "train",
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: str | OptimizerFactory | None = None,
+    autocast: torch.dtype | None = None,
+    step: Callable[..., Any] | None = None,
+    device: str | DeviceSpec = "h200",
+    options: ProfileOptions | None = None,
+    reuse: bool = True,
+    profilers: Profilers = None,
+) -> Profile:
+    """Predict what a step of ``model`` costs on ``device``, without running it on data.
+
+    ``model`` is a module on any device (its data is not touched, and it is as it was afterwards) or a callable of no arguments that
+    builds one, called under `MetaTensorMode`. ``args`` and ``kwargs`` hold real, meta or `MetaTensor` tensors.
+    ``mode`` is ``"train"`` (forward, loss, backward, optimizer) or ``"infer"``. ``loss_fn(output)`` gives a scalar; by default
+    ``output.loss`` where there is one, else the sum of the floating outputs. ``optimizer`` is a callable
+    ``params -> torch.optim.Optimizer`` or one of ``sgd momentum adam adamw adamw_fused``. ``autocast`` is a dtype.
+    ``step(model, optimizer, *args, **kwargs)`` replaces the built-in training step. ``profilers`` adds to, or by name replaces,
+    the default ones.
+
+    Bytes are exact integers; FLOPs count a multiply-add as two.
+    Raises InputError for arguments that cannot be used, UnknownDeviceError, UnsupportedOperatorError and DataDependentError
+    (see `analyzer.errors`), and whatever the model itself raises.
+
+    >>> import torch
+    >>> p = profile(torch.nn.Linear(1024, 4096), args=(torch.rand(8, 1024),), mode="infer", device="a100")
+    >>> p.params, p.param_bytes, p.fwd_flops, p.phases["forward"].peak_allocated_bytes
+    (4198400, 16793600, 67108864, 16957440)
+    """
+    options = options or ProfileOptions()
+    check_arguments(mode, autocast, options)
+    spec = find_device(device)
+    factory = find_optimizer(optimizer)
+    claim = torch.device("cpu") if spec.kind == "cpu" else torch.device(spec.kind, 0)
+    args = args if isinstance(args, tuple) else tuple(args) if isinstance(args, list) else (args,)
+    module = model if isinstance(model, torch.nn.Module) else build_model(model)
+    names = argument_names(module, args, kwargs or {})
+    meta_mode = MetaTensorMode(options, adopted_claim=claim)
+    with meta_mode, claiming(spec), borrow_module(module, claim) as borrowed:
+        recorder = Recorder(meta_mode, module, claim, is_leaf, find_leaf_impl)
+        with recorder.recording():
+            run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)
+            register_inputs(recorder, module, borrowed, run_args, run_kwargs, names)
+            EagerStep(recorder, module, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, optimizer=factory if mode == "train" else None,
+                      autocast=autocast, step=step, device_type=claim.type, options=options).run()
+        annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
+        return build_profile(recorder.log, module, annotations, name=type(module).__name__, mode=mode, device=spec.name,
+                             optimizer=optimizer if isinstance(optimizer, str) else None if factory is None else "custom",
+                             autocast=None if autocast is None else str(autocast).removeprefix("torch."))
+
+
+def check_arguments(mode: str, autocast: Any, options: Any) -> None:
+    """Raise InputError for values that no run could use."""
+    if mode not in ("train", "infer"):
+        raise InputError(f"mode={mode!r}: must be 'train' or 'infer'")
+    if autocast is not None and not isinstance(autocast, torch.dtype):
+        raise InputError(f"autocast={autocast!r}: must be a torch.dtype such as torch.bfloat16, or None")
+    if not isinstance(options, ProfileOptions):
+        raise InputError(f"options={options!r}: must be a ProfileOptions")
+    if options.steps < 1:
+        raise InputError(f"options.steps={options.steps}: at least one step is needed")
+
+
+def build_model(factory: Any) -> torch.nn.Module:
+    """Call a factory under a mode of its own. Raises InputError where it is not callable or gives no module."""
+    if not callable(factory):
+        raise InputError(f"model={factory!r}: must be a torch.nn.Module or a callable of no arguments that builds one")
+    with MetaTensorMode():
+        module = factory()
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(f"model: {factory!r} returned {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Names of the positional arguments, as forward's signature gives them. Raises InputError where the call does not fit it."""
+    try:
+        signature = inspect.signature(module.forward)
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(f"{type(module).__name__}.forward{signature} cannot be called with {len(args)} positional arguments "
+                         f"and {sorted(kwargs)}: {error}") from None
+    except ValueError:  # a builtin without a signature
+        return [f"arg{i}" for i in range(len(args))]
+    names: list[str] = []
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            names.extend(f"{name}_{i}" for i in range(len(value)))
+        elif kind is not inspect.Parameter.VAR_KEYWORD:
+            names.append(name)
+    return names
+
+
+def register_inputs(recorder: Recorder, module: torch.nn.Module, borrowed: Borrowed, args: tuple[Any, ...], kwargs: dict[str, Any],
+                    names: list[str]) -> None:
+    """Tell the recorder what is there before the first step."""
+    recorder.register_existing([s for triples in (borrowed.parameters, borrowed.buffers, borrowed.attributes) for _, s, _ in triples])
+    recorder.own_parameters(module)
+    recorder.mark([s for _, s, _ in borrowed.attributes], "buffer")
+    for name, value in [*zip(names, args), *kwargs.items()]:
+        for i, tensor in enumerate(tensors_in(value)):
+            recorder.mark([tensor], "input", name if i == 0 else f"{name}_{i}")

@@ -1,0 +1,167 @@
+"""Puts what the profilers said together into a `Profile`."""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from analyzer.fx.node_info import NodeInfo, TensorInfo
+from analyzer.profile_data import CostInfo, HolderInfo, ModuleInfo, OperatorInfo, PhaseInfo, Profile, UncountedInfo
+from analyzer.profilers.annotation import Annotation
+from analyzer.profilers.flop_registry import count_call
+from analyzer.profilers.memory import alive_at, category_of, end_of_forward
+from analyzer.record.log import Log, LogNode
+
+_NODE_FIELDS = {f.name for f in fields(NodeInfo)}
+_PHASE_FIELDS = {f.name for f in fields(PhaseInfo)}
+_COST_FIELDS = {f.name for f in fields(CostInfo)}
+_PROFILE_FIELDS = {f.name for f in fields(Profile)}
+
+
+def tensor_info(spec: Any) -> TensorInfo:
+    return TensorInfo(tuple(spec), str(spec.dtype).removeprefix("torch."), spec.device)
+
+
+def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotation], **facts: Any) -> Profile:
+    """The profile of one recorded run; where profilers give the same quantity, the last one counts."""
+    node_rows, module_rows, phase_rows, totals = _merge(annotations)
+    last = log.steps - 1
+    params = sum(p.numel() for p in root.parameters())
+    totals["uncounted"] = tuple(UncountedInfo(op, calls, nbytes) for op, calls, nbytes in totals.get("uncounted", ()))
+    given = {k: v for k, v in totals.items() if k in _PROFILE_FIELDS}
+    return Profile(
+        **{**facts, **given}, params=params, inputs=_inputs(log), torch_version=str(torch.__version__), analyzer_version=package_version(),
+        first_step=_phases(phase_rows, 0), phases=_phases(phase_rows, last), holders=_holders(log),
+        nodes=tuple(node_info(log, i, node_rows[i]) for i, node in enumerate(log.nodes) if node.step == last),
+        modules=_module_tree(log, root, module_rows), assumptions=tuple(log.assumptions))
+
+
+def package_version() -> str:
+    try:
+        return version("torch-analyzer")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "source"
+
+
+def _merge(annotations: Iterable[Annotation]) -> tuple[Any, Any, Any, dict[str, Any]]:
+    nodes: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+    modules: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+    phases: defaultdict[tuple[int, str], dict[str, Any]] = defaultdict(dict)
+    totals: dict[str, Any] = {}
+    for annotation in annotations:
+        for target, source in ((nodes, annotation.nodes), (modules, annotation.modules), (phases, annotation.phases)):
+            for key, row in source.items():
+                target[key].update(row)  # type: ignore[index]
+        totals.update(annotation.totals)
+    return nodes, modules, phases, totals
+
+
+def node_info(log: Log, index: int, row: dict[str, Any]) -> NodeInfo:
+    """The row of one node; quantities that are no field of `NodeInfo` are kept in ``extra``."""
+    node = log.nodes[index]
+    known = {k: v for k, v in row.items() if k in _NODE_FIELDS}
+    extra = {k: v for k, v in row.items() if k not in _NODE_FIELDS}
+    return NodeInfo(op=node.op, name=node.name, target=node.target, module_path=log.modules[node.module].path, source=node.source,
+                    inputs=tuple(log.nodes[i].name for i in node.inputs), outputs=tuple(tensor_info(s) for _, s in node.outputs),
+                    aliases=_aliases(log, index, node), region=node.region, extra=extra, **known)  # type: ignore[arg-type]
+
+
+def _aliases(log: Log, index: int, node: LogNode) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for number, _ in node.outputs:
+        life = log.storages.get(number)
+        if life is not None and life.node not in (index, -1) and log.nodes[life.node].step == node.step:
+            found.setdefault(log.nodes[life.node].name)
+        elif life is not None and life.category == "input" and node.op != "placeholder":
+            found.setdefault(life.label)
+    return tuple(found)
+
+
+def _inputs(log: Log) -> dict[str, TensorInfo]:
+    return {s.label: tensor_info(s.spec) for s in log.storages.values() if s.category == "input" and s.spec is not None}
+
+
+def _phases(rows: dict[tuple[int, str], dict[str, Any]], step: int) -> dict[str, PhaseInfo]:
+    order = ("forward", "backward", "optimizer", "zero_grad")
+    return {phase: PhaseInfo(**{k: v for k, v in rows[step, phase].items() if k in _PHASE_FIELDS})
+            for phase in order if rows.get((step, phase))}
+
+
+def _holders(log: Log, largest: int = 50) -> tuple[HolderInfo, ...]:
+    """Who holds memory at the peak, by category and node (or tensor name), largest first."""
+    ends = {step: end_of_forward(log, step) for step in range(log.steps)}
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for life in alive_at(log, log.peak_event):
+        label = life.label or (log.nodes[life.node].name if life.node >= 0 else "(outside the model)")
+        row = found.setdefault((label, log.modules[life.module].path, category_of(life, log, ends)), [0, 0])
+        row[0] += life.block_bytes
+        row[1] += 1
+    rows = [HolderInfo(label, path, category, nbytes, count) for (label, path, category), (nbytes, count) in found.items()]
+    return tuple(sorted(rows, key=lambda r: -r.bytes)[:largest])
+
+
+def _module_tree(log: Log, root: torch.nn.Module, rows: dict[int, dict[str, Any]]) -> ModuleInfo:
+    """The tree of modules: what each does itself from the log, sums upwards."""
+    operators = _operators_by_module(log)
+    index_of = {m.path: i for i, m in enumerate(log.modules)}
+    first_path: dict[int, str] = {}
+    counted: set[int] = set()
+
+    def build(module: torch.nn.Module, path: str, depth: int) -> ModuleInfo:
+        shared = first_path.get(id(module))
+        if shared is not None:
+            zero = CostInfo(**dict.fromkeys(_COST_FIELDS, 0))
+            return ModuleInfo(path=path, type=type(module).__name__, depth=depth, shared_with=shared, own=zero, **_costs(zero))
+        first_path[id(module)] = path
+        index = index_of.get(path)
+        own_row = dict(rows.get(index, {})) if index is not None else {}
+        direct = [(name, p) for name, p in module._parameters.items() if p is not None]
+        fresh = [p for _, p in direct if id(p) not in counted]
+        counted.update(id(p) for p in fresh)
+        own_row["params"] = sum(p.numel() for p in fresh)
+        own_row["trainable_params"] = sum(p.numel() for p in fresh if p.requires_grad)
+        own = CostInfo(**{k: v for k, v in own_row.items() if k in _COST_FIELDS})
+        children = tuple(build(child, f"{path}.{name}" if path else name, depth + 1)
+                         for name, child in module._modules.items() if child is not None)
+        total = own
+        for child in children:
+            total = total + child
+        record = log.modules[index] if index is not None else None
+        outputs = tuple(tensor_info(s) for s in record.outputs) if record else ()
+        return ModuleInfo(
+            path=path, type=type(module).__name__, depth=depth, extra_repr=_extra_repr(module), calls=record.calls if record else None,
+            parameters={name: TensorInfo(tuple(p.shape), str(p.dtype).removeprefix("torch."), str(p.device)) for name, p in direct},
+            inputs=tuple(tensor_info(s) for s in record.inputs) if record else (), outputs=outputs,
+            output_bytes=sum(o.nbytes for o in outputs), own=own, operators=tuple(operators.get(index if index is not None else -1, ())),
+            children=children, **_costs(total))
+
+    return build(root, "", 0)
+
+
+def _costs(cost: CostInfo) -> dict[str, Any]:
+    return {name: getattr(cost, name) for name in _COST_FIELDS}
+
+
+def _extra_repr(module: torch.nn.Module) -> str:
+    return module.extra_repr() if not module._modules else ""
+
+
+def _operators_by_module(log: Log) -> dict[int, list[OperatorInfo]]:
+    last = log.steps - 1
+    table: dict[tuple[int, str], list[int | None]] = {}
+    for call in log.calls:
+        if call.step == last and call.phase == "forward":
+            row = table.setdefault((call.module, str(call.signature.op)), [0, 0, 0])
+            count = count_call(call.signature)
+            row[0] = (row[0] or 0) + 1
+            row[1] = None if count is None or row[1] is None else row[1] + count.flops
+            row[2] = None if count is None or row[2] is None else row[2] + count.macs
+    out: dict[int, list[OperatorInfo]] = {}
+    for (module, op), (calls, flops, macs) in table.items():
+        out.setdefault(module, []).append(OperatorInfo(op, calls or 0, flops, macs))
+    return out
+

@@ -1,0 +1,275 @@
+"""A profile as plain data: records of numbers and text, no tensor in them, that can be saved and compared.
+
+Units are in the names; None is unknown, never 0. What renders a profile stands in `analyzer.report` and is
+imported when a view is asked for.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from analyzer.fx.node_info import NodeInfo, TensorInfo
+
+if TYPE_CHECKING:
+    import networkx
+    import pandas
+
+    from analyzer.hardware import DeviceSpec
+    from analyzer.report.fits import FitInfo
+
+__all__ = ["CostInfo", "HolderInfo", "MemoryEvent", "ModuleInfo", "NodeInfo", "OperatorInfo", "OutOfMemoryInfo", "PhaseInfo",
+           "Profile", "TensorInfo", "TimelinePoint", "UncountedInfo"]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseInfo:
+    """One phase of a training or inference step: forward, backward, optimizer or zero_grad."""
+
+    allocated_bytes: int | None = None      #: at the end of the phase
+    reserved_bytes: int | None = None       #: at the end of the phase
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    flops: int | None = None
+    macs: int | None = None
+    comm_bytes: int | None = None
+    seconds: float | None = None
+    kernel_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorInfo:
+    """One operator inside one module, outside that module's submodules."""
+
+    operator: str
+    calls: int
+    flops: int | None = None
+    macs: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostInfo:
+    """Costs that add: those of a module are those of its children and its own.
+
+    >>> total = CostInfo(params=3, fwd_flops=6) + CostInfo(params=4)
+    >>> total.params, total.fwd_flops
+    (7, None)
+    """
+
+    params: int | None = None             #: elements; one that several modules hold counts in the first
+    trainable_params: int | None = None
+    param_bytes: int | None = None
+    buffer_bytes: int | None = None
+    fwd_flops: int | None = None
+    bwd_flops: int | None = None
+    fwd_macs: int | None = None
+    bwd_macs: int | None = None
+    fwd_comm_bytes: int | None = None
+    bwd_comm_bytes: int | None = None
+    activation_bytes: int | None = None   #: storages born in its forward pass, each once, saved or not
+    saved_bytes: int | None = None        #: those of them that stay saved for backward
+    fwd_seconds: float | None = None
+    bwd_seconds: float | None = None
+
+    def __add__(self, other: CostInfo) -> CostInfo:
+        """The sum, quantity by quantity; unknown plus anything is unknown."""
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in CostInfo.__slots__}
+        return CostInfo(**{name: None if a is None or b is None else a + b for name, (a, b) in pairs.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleInfo(CostInfo):
+    """One module and the tree below it. Its costs are its children's plus `own`."""
+
+    path: str                                          #: "" for the root
+    type: str                                          #: class name
+    depth: int = 0
+    extra_repr: str = ""
+    calls: int | None = None                           #: how many times its forward ran
+    shared_with: str | None = None                     #: path of the first place of the same module; this one then costs nothing
+    parameters: dict[str, TensorInfo] = field(default_factory=dict)  #: its direct parameters by name
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
+    output_bytes: int | None = None                    #: of `outputs`; does not add up over children
+    own: CostInfo = CostInfo()                         #: what it does outside its submodules
+    operators: tuple[OperatorInfo, ...] = ()           #: by operator, what `own` is made of
+    children: tuple[ModuleInfo, ...] = ()
+
+    def walk(self) -> Iterator[ModuleInfo]:
+        """Itself and every module below it, parents first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclass(frozen=True, slots=True)
+class UncountedInfo:
+    """An operator that ran and has no FLOP formula."""
+
+    operator: str
+    calls: int
+    bytes: int | None = None  #: read and written
+
+
+@dataclass(frozen=True, slots=True)
+class HolderInfo:
+    """Storages alive at the peak that one node (or parameter, state, workspace) holds."""
+
+    label: str
+    module_path: str
+    category: str
+    bytes: int
+    storages: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemoryInfo:
+    """The first allocation that the device could not serve."""
+
+    operator: str
+    phase: str
+    requested_bytes: int
+    short_bytes: int                    #: how much more memory the device would have needed
+    node: str | None = None
+    module_path: str | None = None
+    allocated_bytes: int | None = None  #: before the allocation
+    reserved_bytes: int | None = None
+    capacity_bytes: int | None = None
+
+
+class TimelinePoint(NamedTuple):
+    """Memory after an event, which is named by the index of its operator call or by a label."""
+
+    label: int | str
+    allocated_bytes: int
+    phase: str | None = None
+    reserved_bytes: int | None = None
+
+
+class MemoryEvent(NamedTuple):
+    """One act of the allocator: "alloc", "free", "segment_alloc" or "segment_free"."""
+
+    action: str
+    address: int
+    bytes: int
+    label: str = ""     #: who asked: a node name or an operator
+    category: str = ""  #: parameter, gradient, optimizer state, activation, ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What a step of a model costs. Phases are those of a steady-state step, peaks the maximum over both steps.
+
+    >>> Profile(name="demo", mode="infer", params=3).summary().splitlines()[0]
+    'demo: one infer step'
+    """
+
+    format_version: ClassVar[int] = 1  #: of the JSON text; a change of any field below raises it
+
+    name: str
+    mode: str                                #: "train" or "infer"
+    device: str | None = None
+    optimizer: str | None = None
+    autocast: str | None = None              #: dtype
+    inputs: dict[str, TensorInfo] = field(default_factory=dict)
+    torch_version: str = ""
+    analyzer_version: str = ""
+
+    params: int | None = None                #: elements, each parameter once
+    param_bytes: int | None = None
+    buffer_bytes: int | None = None
+    optimizer_bytes: int | None = None       #: optimizer states
+
+    fwd_flops: int | None = None
+    bwd_flops: int | None = None             #: without recompute_flops
+    fwd_macs: int | None = None
+    bwd_macs: int | None = None
+    recompute_flops: int | None = None       #: forward operators run again in backward
+    optimizer_flops: int | None = None
+    uncounted: tuple[UncountedInfo, ...] = ()
+
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_by_category: dict[str, int] = field(default_factory=dict)  #: adds up to peak_allocated_bytes
+    holders: tuple[HolderInfo, ...] = ()     #: at the peak, largest first
+    first_step: dict[str, PhaseInfo] = field(default_factory=dict)
+    phases: dict[str, PhaseInfo] = field(default_factory=dict)
+    timeline: tuple[TimelinePoint, ...] = ()
+    memory_events: tuple[MemoryEvent, ...] = ()
+    out_of_memory: OutOfMemoryInfo | None = None
+
+    fwd_seconds: float | None = None
+    bwd_seconds: float | None = None
+    optimizer_seconds: float | None = None
+    step_seconds: float | None = None
+    kernel_seconds: float | None = None
+    seconds_method: str = "roofline, not calibrated"
+
+    nodes: tuple[NodeInfo, ...] = ()
+    modules: ModuleInfo | None = None        #: the root of the module tree
+    assumptions: tuple[str, ...] = ()
+
+    def table(self, sort: str | None = None, depth: int | None = None, *, columns: Sequence[str] = (), fmt: str = "simple") -> str:
+        """The node table: ten columns, one row a node, and a row of totals; see `analyzer.report.node_table.node_table`."""
+        from analyzer.report.node_table import node_table
+        return node_table(self.nodes, sort=sort, depth=depth, columns=columns, fmt=fmt)
+
+    def summary(self) -> str:
+        """The totals as text: parameters, work, memory by category and phase, time, what was not counted or assumed."""
+        from analyzer.report.summary import summarize
+        return summarize(self)
+
+    def module_tree(self, depth: int | None = None, sort: str | None = None, *, columns: Sequence[str] = (),
+                    fmt: str = "simple") -> str:
+        """The modules as an indented table in which a parent is its children plus its "(own)" row."""
+        from analyzer.report.module_tree import module_tree
+        return module_tree(self.modules, depth=depth, sort=sort, columns=columns, fmt=fmt)
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The profile as JSON text, which is also written to ``path`` if one is given.
+
+        Raises InputError for a value that could not be read back.
+        """
+        from analyzer.report.json_format import write_json
+        return write_json(self, path)
+
+    @classmethod
+    def from_json(cls, source: str | Path) -> Profile:
+        """Read what `to_json` wrote, from text or from a file.
+
+        Raises ProfileFormatError for damaged text or another format version, InputError for a file that is not there.
+        """
+        from analyzer.report.json_format import read_json
+        return read_json(source)
+
+    def to_dataframe(self, what: str = "nodes") -> pandas.DataFrame:
+        """A table of ``"nodes"`` or ``"modules"`` with nullable columns. Raises MissingExtraError without pandas."""
+        from analyzer.report.dataframe import to_dataframe
+        return to_dataframe(self, what)
+
+    def to_networkx(self) -> networkx.DiGraph[str]:
+        """The graph: every field of a node as its attributes, on each edge the ``bytes`` of what its source gives."""
+        from analyzer.report.graph import to_networkx
+        return to_networkx(self)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """One HTML page that needs nothing else: summary, memory timeline, modules, nodes."""
+        from analyzer.report.html import to_html
+        return to_html(self, path)
+
+    def to_chrome_trace(self, path: str | Path | None = None) -> dict[str, Any]:
+        """The predicted step as Chrome trace events, for Perfetto or chrome://tracing."""
+        from analyzer.report.chrome_trace import to_chrome_trace
+        return to_chrome_trace(self, path)
+
+    def to_memory_snapshot(self, path: str | Path | None = None) -> dict[str, Any]:
+        """The memory events as the dictionary that pytorch.org/memory_viz reads, pickled to ``path`` if one is given."""
+        from analyzer.report.memory_snapshot import to_memory_snapshot
+        return to_memory_snapshot(self, path)
+
+    def fits(self, device: str | DeviceSpec | None = None) -> FitInfo:
+        """Whether the step fits on ``device`` (by default the profile's own), line by line with sources."""
+        from analyzer.report.fits import check_fit
+        return check_fit(self, device)

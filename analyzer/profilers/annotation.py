@@ -1,0 +1,36 @@
+"""What a profiler says of a log: numbers for nodes, modules, phases and the whole."""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from analyzer.record.log import Log
+
+
+def _rows() -> defaultdict[Any, dict[str, Any]]:
+    return defaultdict(dict)
+
+
+@dataclass
+class Annotation:
+    """Named quantities, keyed by index in ``log.nodes``, index in ``log.modules``, and (step, phase).
+
+    Names that are fields of `NodeInfo`, `ModuleInfo`, `PhaseInfo` or `Profile` fill those fields; others are kept under
+    ``extra`` of the node.
+    """
+
+    nodes: defaultdict[int, dict[str, Any]] = field(default_factory=_rows)
+    modules: defaultdict[int, dict[str, Any]] = field(default_factory=_rows)       #: what a module does outside its submodules
+    phases: defaultdict[tuple[int, str], dict[str, Any]] = field(default_factory=_rows)
+    totals: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, rows: defaultdict[Any, dict[str, Any]], key: Any, name: str, value: float) -> None:
+        """Add to a quantity that starts at nothing."""
+        row = rows[key]
+        row[name] = row.get(name, 0) + value
+
+
+Profiler = Callable[[Log], Annotation]
+"""A profiler is a function from the log to an annotation; it knows nothing of other profilers."""

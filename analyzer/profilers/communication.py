@@ -1,0 +1,72 @@
+"""Bytes that collectives move, per node, module and phase."""
+from __future__ import annotations
+
+from analyzer.record.log import Log
+from analyzer.record.op_call import OpCall
+from analyzer.record.recorder import COLLECTIVE_NAMESPACES
+
+from .annotation import Annotation
+
+# Collectives by name, of all namespaces (c10d, _c10d_functional, _c10d_functional_autograd); what their largest tensor holds is the message.
+_COLLECTIVES = ("allreduce", "all_reduce", "allgather", "all_gather", "reduce_scatter", "alltoall", "all_to_all", "broadcast", "reduce_",
+                "gather_", "scatter_", "send", "recv")
+
+
+def collective_of(call: OpCall) -> str | None:
+    """The kind of collective that a call is, or None."""
+    op = call.signature.op
+    space, _, name = getattr(op, "_schema", None) and op._schema.name.partition("::") or ("", "", "")
+    if space not in COLLECTIVE_NAMESPACES:
+        return None
+    for kind in _COLLECTIVES:
+        if kind in f"{name.lstrip('_')}_":
+            return kind.rstrip("_")
+    return None
+
+
+def message_bytes(call: OpCall) -> int:
+    """The size of the whole message: of an all-gather its gathered output, of a reduce-scatter its whole input, else the tensors given."""
+    signature = call.signature
+    return max(sum(s.nbytes for s in signature.inputs), sum(s.nbytes for s in signature.outputs)) if not _lists_both(call) else max(
+        _largest_list(call), 0)
+
+
+def _lists_both(call: OpCall) -> bool:
+    """Whether inputs and outputs are both arguments (the c10d form), so that summing all inputs would count both."""
+    return bool(call.signature.op._schema.name.startswith("c10d::"))
+
+
+def _largest_list(call: OpCall) -> int:
+    sizes = [_nbytes(a) for a in call.signature.args]
+    return max(sizes, default=0)
+
+
+def _nbytes(argument: object) -> int:
+    if isinstance(argument, (list,)):
+        return sum(_nbytes(a) for a in argument)
+    return int(getattr(argument, "nbytes", 0))
+
+
+def profile_communication(log: Log) -> Annotation:
+    """Bytes of every collective of the last step, at the node and module that ran it; totals by phase of every step."""
+    out = Annotation()
+    last = log.steps - 1
+    for i, node in enumerate(log.nodes):
+        if node.step == last:
+            out.nodes[i].update(fwd_comm_bytes=0, bwd_comm_bytes=0)
+    for i in range(len(log.modules)):
+        out.modules[i].update(fwd_comm_bytes=0, bwd_comm_bytes=0)
+    for record in log.phases:
+        out.phases[record.step, record.phase].setdefault("comm_bytes", 0)
+    for call in log.calls:
+        if collective_of(call) is None:
+            continue
+        nbytes = message_bytes(call)
+        out.add(out.phases, (call.step, call.phase), "comm_bytes", nbytes)
+        if call.step != last or call.phase not in ("forward", "backward"):
+            continue
+        name = "fwd_comm_bytes" if call.phase == "forward" else "bwd_comm_bytes"
+        out.add(out.modules, call.module, name, nbytes)
+        if call.node >= 0:
+            out.add(out.nodes, call.node, name, nbytes)
+    return out

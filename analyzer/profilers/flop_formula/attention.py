@@ -1,0 +1,267 @@
+"""Attention kernels: their matrix products, as torch.utils.flop_counter counts them (the softmax between adds nothing).
+
+Forward: scores = q·kᵀ and out = p·v. Backward: scores again (no kernel saves them), and the gradients of p, v, q and k.
+``flops`` is dense; ``executed_flops`` counts the (query, key) pairs that a causal or sliding-window mask leaves,
+to the element: kernels skip whole tiles only, so they execute a little more. A mask given as a tensor hides nothing,
+since kernels compute under it.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from analyzer.meta.spec import TensorSpec
+
+from .registration import FlopCount, register_each, register_flop_impl
+from .size import multiply_adds
+
+Spec = TensorSpec
+
+
+@dataclass(frozen=True)
+class Window:
+    """Keys a query may see: from ``left`` before its own position to ``right`` after it (None: no limit).
+
+    Query i stands at key position i, or i + keys - queries where ``bottom_right``.
+    """
+
+    left: int | None = None
+    right: int | None = None
+    bottom_right: bool = False
+
+    @property
+    def hides(self) -> bool:
+        return self.left is not None or self.right is not None
+
+
+DENSE = Window()
+CAUSAL = Window(right=0)
+
+
+def sum_of_clamped(start: int, count: int, limit: int) -> int:
+    """Sum over i < count of min(max(start + i, 0), limit), in closed form.
+
+    >>> sum_of_clamped(-2, 6, 2)  # 0 0 0 1 2 2
+    5
+    """
+    def below(t: int) -> int:  # the sum for i from 0 while i < t
+        rising = min(max(t, 0), limit + 1)
+        return rising * (rising - 1) // 2 + limit * (max(t, 0) - rising)
+
+    return below(start + count) - below(start)
+
+
+def visible_pairs(queries: int, keys: int, window: Window) -> int:
+    """(query, key) pairs that the window leaves.
+
+    >>> visible_pairs(4, 4, CAUSAL), visible_pairs(4, 4, DENSE), visible_pairs(4, 4, Window(left=1, right=0))
+    (10, 16, 7)
+    >>> visible_pairs(2, 5, Window(right=0, bottom_right=True)), visible_pairs(2, 5, CAUSAL)
+    (9, 3)
+    """
+    offset = keys - queries if window.bottom_right else 0
+    ends = queries * keys if window.right is None else sum_of_clamped(offset + window.right + 1, queries, keys)
+    starts = 0 if window.left is None else sum_of_clamped(offset - window.left, queries, keys)
+    return ends - starts
+
+
+@dataclass(frozen=True)
+class Attention:
+    """batch × heads problems of ``queries`` by ``keys``; grouped-query heads are query heads."""
+
+    batch_heads: int
+    queries: int
+    keys: int
+    qk_dim: int
+    v_dim: int
+
+    @classmethod
+    def of(cls, query: Spec, key: Spec, value: Spec) -> Attention:
+        """From [batch..., heads, sequence, dim]."""
+        return cls(prod(query[:-2]), query[-2], key[-2], query[-1], value[-1])
+
+    @classmethod
+    def heads_inside(cls, query: Spec, key: Spec, value: Spec) -> Attention:
+        """From [batch, sequence, heads, dim], the layout of the raw flash and memory-efficient kernels."""
+        return cls(query[0] * query[2], query[1], key[1], query[3], value[3])
+
+    def forward(self, like: Spec, window: Window = DENSE) -> FlopCount:
+        return self._products(self.qk_dim + self.v_dim, like, window)
+
+    def backward(self, like: Spec, window: Window = DENSE) -> FlopCount:
+        return self._products(3 * self.qk_dim + 2 * self.v_dim, like, window)
+
+    def _products(self, macs_per_pair: int, like: Spec, window: Window) -> FlopCount:
+        dense = multiply_adds(self.batch_heads * self.queries * self.keys * macs_per_pair, like)
+        if not window.hides:
+            return dense
+        pairs = visible_pairs(self.queries, self.keys, window)
+        return FlopCount(dense.flops, dense.macs, multiply_adds(self.batch_heads * pairs * macs_per_pair, like).flops)
+
+
+def masked(is_causal: bool) -> Window:
+    """`is_causal` of scaled_dot_product_attention: aligned to the top left, whatever the lengths."""
+    return CAUSAL if is_causal else DENSE
+
+
+def flash_flops(query: Spec, key: Spec, value: Spec, dropout_p: float = 0.0, is_causal: bool = False,
+                *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """[batch, heads, sequence, dim] tensors; also the CPU kernel.
+
+    >>> import torch
+    >>> q = TensorSpec.of((1, 2, 4, 8), (64, 32, 8, 1), torch.float16, "cuda:0")
+    >>> flash_flops(q, q, q, 0.0, True)
+    FlopCount(flops=1024, macs=512, executed_flops=640)
+    """
+    return Attention.of(query, key, value).forward(query, masked(is_causal))
+
+
+def quantized_flash_flops(query: Spec, key: Spec, value: Spec, _q: Any, _k: Any, _v: Any, dropout_p: float = 0.0,
+                          is_causal: bool = False, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    return flash_flops(query, key, value, dropout_p, is_causal)
+
+
+def biased_flops(query: Spec, key: Spec, value: Spec, attn_bias: Any, compute_log_sumexp: bool, dropout_p: float = 0.0,
+                 is_causal: bool = False, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """The memory-efficient and the cuDNN kernel."""
+    return flash_flops(query, key, value, dropout_p, is_causal)
+
+
+def overrideable_flops(query: Spec, key: Spec, value: Spec, attn_bias: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+                       *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    return flash_flops(query, key, value, dropout_p, is_causal)
+
+
+def backward_of(causal_at: int) -> Any:
+    """The formula of a backward kernel (grad_out, query, key, value, ...) whose `is_causal` is argument ``causal_at``."""
+    def sdpa_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
+        is_causal = bool(rest[causal_at - 4]) if len(rest) > causal_at - 4 else False
+        return Attention.of(query, key, value).backward(query, masked(is_causal))
+
+    return sdpa_backward_flops
+
+
+def packed_lengths(cumulative: Spec | None, longest: int | None, packed: int) -> tuple[int, int]:
+    """(sequences, length of each): offsets are data, so every sequence is taken as long as the longest."""
+    sequences = 1 if cumulative is None else cumulative[0] - 1
+    return sequences, packed if longest is None else int(longest)
+
+
+def flash_problem(query: Spec, key: Spec, value: Spec, cum_seq_q: Spec | None, cum_seq_k: Spec | None,
+                  max_q: int, max_k: int) -> Attention:
+    """Raw flash kernel: [batch, sequence, heads, dim], or packed [total, heads, dim] with cumulative lengths."""
+    if cum_seq_q is None:
+        return Attention.heads_inside(query, key, value)
+    sequences, queries = packed_lengths(cum_seq_q, max_q, query[0])
+    _, keys = packed_lengths(cum_seq_k, max_k, key[0])
+    return Attention(sequences * query[1], queries, keys, query[2], value[2])
+
+
+def flash_window(is_causal: bool, left: int | None, right: int | None) -> Window:
+    """FlashAttention aligns masks to the bottom right (its README, 2.1); a negative window has no limit."""
+    left = None if left is None or left < 0 else left
+    right = 0 if is_causal else None if right is None or right < 0 else right
+    return Window(left, right, bottom_right=True)
+
+
+def raw_flash_flops(query: Spec, key: Spec, value: Spec, cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int, max_k: int,
+                    dropout_p: float, is_causal: bool, *_: Any, window_size_left: int | None = None,
+                    window_size_right: int | None = None, out: Any = None, **__: Any) -> FlopCount:
+    problem = flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k)
+    return problem.forward(query, flash_window(is_causal, window_size_left, window_size_right))
+
+
+def raw_flash_out_flops(_out: Spec, *args: Any, out: Any = None, **kwargs: Any) -> FlopCount:
+    return raw_flash_flops(*args, **kwargs)
+
+
+def raw_flash_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, _out: Spec, _logsumexp: Spec,
+                             cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int, max_k: int, dropout_p: float,
+                             is_causal: bool, *_: Any, window_size_left: int | None = None, window_size_right: int | None = None,
+                             out: Any = None, **__: Any) -> FlopCount:
+    problem = flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k)
+    return problem.backward(query, flash_window(is_causal, window_size_left, window_size_right))
+
+
+def efficient_problem(query: Spec, key: Spec, value: Spec, cu_seqlens_q: Spec | None, cu_seqlens_k: Spec | None,
+                      max_seqlen_q: int | None, max_seqlen_k: int | None) -> Attention:
+    """Raw memory-efficient kernel: [batch, sequence, heads, dim]; packed sequences lie in a batch of one."""
+    if cu_seqlens_q is None:
+        return Attention.heads_inside(query, key, value)
+    sequences, queries = packed_lengths(cu_seqlens_q, max_seqlen_q, query[1])
+    _, keys = packed_lengths(cu_seqlens_k, max_seqlen_k, key[1])
+    return Attention(sequences * query[2], queries, keys, query[3], value[3])
+
+
+def efficient_window(custom_mask_type: int, window_size: int | None) -> Window:
+    """`custom_mask_type` of sdp_utils.h: 0 none, 1 causal from the top left, 2 causal from the bottom right.
+
+    A window of n lets a query see its own key and the n - 1 before it.
+    """
+    left = None if not window_size or window_size < 0 else window_size - 1
+    return Window(left, 0 if custom_mask_type else None, bottom_right=custom_mask_type == 2)
+
+
+def raw_efficient_flops(query: Spec, key: Spec, value: Spec, bias: Any, cu_seqlens_q: Spec | None, cu_seqlens_k: Spec | None,
+                        max_seqlen_q: int | None, max_seqlen_k: int | None, dropout_p: float, custom_mask_type: int,
+                        *_: Any, window_size: int | None = None, out: Any = None, **__: Any) -> FlopCount:
+    problem = efficient_problem(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return problem.forward(query, efficient_window(custom_mask_type, window_size))
+
+
+def raw_efficient_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, bias: Any, _out: Spec, cu_seqlens_q: Spec | None,
+                                 cu_seqlens_k: Spec | None, max_seqlen_q: int, max_seqlen_k: int, logsumexp: Spec, dropout_p: float,
+                                 philox_seed: Any, philox_offset: Any, custom_mask_type: int, *_: Any, window_size: int | None = None,
+                                 out: Any = None, **__: Any) -> FlopCount:
+    problem = efficient_problem(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return problem.backward(query, efficient_window(custom_mask_type, window_size))
+
+
+def cudnn_flops(query: Spec, key: Spec, value: Spec, attn_bias: Any, cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int,
+                max_k: int, compute_log_sumexp: bool, dropout_p: float = 0.0, is_causal: bool = False,
+                *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """Raw cuDNN kernel: [batch, heads, sequence, dim], or packed as flash."""
+    if cum_seq_q is None:
+        return flash_flops(query, key, value, dropout_p, is_causal)
+    return flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k).forward(query, masked(is_causal))
+
+
+def cudnn_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, _out: Any, _logsumexp: Any, _seed: Any, _offset: Any,
+                         attn_bias: Any, cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int, max_k: int, dropout_p: float,
+                         is_causal: bool, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """Both names of the cuDNN backward; the scaled-dot-product one is given no lengths for dense inputs."""
+    packed = len(query) == 3
+    problem = flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k) if packed else Attention.of(query, key, value)
+    return problem.backward(query, masked(is_causal))
+
+
+def flex_flops(query: Spec, key: Spec, value: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """flex_attention, dense: its block mask is data."""
+    return Attention.of(query, key, value).forward(query)
+
+
+def flex_backward_flops(query: Spec, key: Spec, value: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    return Attention.of(query, key, value).backward(query)
+
+
+register_each("_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu _triton_scaled_dot_attention", flash_flops)
+register_flop_impl("aten::_scaled_dot_product_flash_attention.quantized", quantized_flash_flops)
+register_each("_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention", biased_flops)
+register_each("_scaled_dot_product_fused_attention_overrideable scaled_dot_product_attention _scaled_dot_product_attention_math "
+              "_scaled_dot_product_attention_math_for_mps", overrideable_flops)
+register_each("_scaled_dot_product_flash_attention_backward", backward_of(causal_at=11))
+register_each("_scaled_dot_product_flash_attention_for_cpu_backward", backward_of(causal_at=7))
+register_each("_scaled_dot_product_efficient_attention_backward", backward_of(causal_at=11))
+register_each("_scaled_dot_product_fused_attention_overrideable_backward", backward_of(causal_at=13))
+register_each("_scaled_dot_product_cudnn_attention_backward _cudnn_attention_backward", cudnn_backward_flops)
+register_each("_cudnn_attention_forward", cudnn_flops)
+register_each("_flash_attention_forward", raw_flash_flops)
+register_each("_flash_attention_forward_no_dropout_inplace", raw_flash_out_flops)
+register_each("_flash_attention_backward", raw_flash_backward_flops)
+register_each("_efficient_attention_forward", raw_efficient_flops)
+register_each("_efficient_attention_backward", raw_efficient_backward_flops)
+register_flop_impl(torch.ops.higher_order.flex_attention, flex_flops)
+register_flop_impl(torch.ops.higher_order.flex_attention_backward, flex_backward_flops)

@@ -1,0 +1,104 @@
+"""Convolutions. Each output element (each input element, where transposed) meets one filter of `weight[1:]` elements,
+which already holds channels divided by groups. A bias adds nothing, as in torch.utils.flop_counter."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from analyzer.meta.spec import TensorSpec
+
+from .registration import FlopCount, register_each
+from .size import multiply_adds
+
+Spec = TensorSpec
+
+
+def convolution_macs(x: Spec, weight: Spec, out: Spec, transposed: bool) -> int:
+    """Multiply-adds of a convolution: x [n, c_in, ...], weight [c_out, c_in/groups, ...] (transposed: [c_in, c_out/groups, ...])."""
+    return (x.numel if transposed else out.numel) * prod(weight[1:])
+
+
+def convolution_flops(x: Spec, weight: Spec, _bias: Any, _stride: Any, _padding: Any, _dilation: Any, transposed: bool = False,
+                      *_: Any, out: Spec, **__: Any) -> FlopCount:
+    """aten.convolution and _convolution."""
+    return multiply_adds(convolution_macs(x, weight, out, transposed), x)
+
+
+def forward_convolution_flops(x: Spec, weight: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
+    return multiply_adds(convolution_macs(x, weight, out, False), x)
+
+
+def transposed_convolution_flops(x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """
+    >>> import torch
+    >>> spec = lambda *s: TensorSpec.of(s, (1,) * len(s), torch.float32, "cpu")
+    >>> transposed_convolution_flops(spec(1, 8, 5, 5), spec(8, 1, 3, 3)).macs  # depthwise: 200 inputs, 9 taps each
+    1800
+    """
+    return multiply_adds(convolution_macs(x, weight, x, True), x)
+
+
+def add_relu_convolution_flops(x: Spec, weight: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
+    """relu(conv + alpha * z): the scale, the sum and the ReLU are 3 FLOPs an output element."""
+    return forward_convolution_flops(x, weight, out=out) + FlopCount(3 * out.numel)
+
+
+def relu_convolution_flops(x: Spec, weight: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
+    return forward_convolution_flops(x, weight, out=out) + FlopCount(out.numel)
+
+
+def backward(grad: Spec, x: Spec, weight: Spec, transposed: bool, output_mask: Sequence[bool]) -> FlopCount:
+    """The gradients of input and of weight pair the same (input, tap, output) triples as the forward: its count, each."""
+    wanted = bool(output_mask[0]) + bool(output_mask[1])
+    return multiply_adds(wanted * convolution_macs(x, weight, grad, transposed), x)
+
+
+def convolution_backward_flops(grad: Spec, x: Spec, weight: Spec, _bias_sizes: Any, _stride: Any, _padding: Any, _dilation: Any,
+                               transposed: bool, _output_padding: Any, _groups: int, output_mask: list[bool],
+                               *, out: Any = None, **_: Any) -> FlopCount:
+    return backward(grad, x, weight, transposed, output_mask)
+
+
+def overrideable_backward_flops(grad: Spec, x: Spec, weight: Spec, _stride: Any, _padding: Any, _dilation: Any, transposed: bool,
+                                _output_padding: Any, _groups: int, output_mask: list[bool], *, out: Any = None, **_: Any) -> FlopCount:
+    return backward(grad, x, weight, transposed, output_mask)
+
+
+def mps_backward_flops(x: Spec, grad: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
+    return backward(grad, x, weight, False, rest[-1])
+
+
+def mps_transposed_backward_flops(x: Spec, grad: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
+    return backward(grad, x, weight, True, rest[-1])
+
+
+def slow_backward_flops(grad: Spec, x: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
+    mask = rest[3] if len(rest) > 3 else (True, True, True)  # the .grad_input overload fills all three
+    return backward(grad, x, weight, False, mask)
+
+
+def conv_tbc_flops(x: Spec, weight: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
+    """x [time, n, c_in], weight [taps, c_in, c_out], out [time, n, c_out]."""
+    return multiply_adds(out.numel * weight[0] * weight[1], x)
+
+
+def conv_tbc_backward_flops(grad: Spec, x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    return multiply_adds(2 * grad.numel * weight[0] * weight[1], x)
+
+
+register_each("convolution _convolution convolution_overrideable", convolution_flops)
+register_each("conv1d conv2d conv3d cudnn_convolution mkldnn_convolution miopen_convolution miopen_depthwise_convolution "
+              "_mps_convolution _nnpack_spatial_convolution _slow_conv2d_forward slow_conv3d_forward slow_conv3d thnn_conv2d "
+              "slow_conv_dilated2d slow_conv_dilated3d _conv_depthwise2d conv_depthwise3d", forward_convolution_flops)
+register_each("conv_transpose1d conv_transpose2d conv_transpose3d cudnn_convolution_transpose miopen_convolution_transpose "
+              "_mps_convolution_transpose slow_conv_transpose2d slow_conv_transpose3d", transposed_convolution_flops)
+register_each("cudnn_convolution_relu miopen_convolution_relu", relu_convolution_flops)
+register_each("cudnn_convolution_add_relu miopen_convolution_add_relu", add_relu_convolution_flops)
+register_each("convolution_backward", convolution_backward_flops)
+register_each("convolution_backward_overrideable", overrideable_backward_flops)
+register_each("mps_convolution_backward", mps_backward_flops)
+register_each("mps_convolution_transpose_backward", mps_transposed_backward_flops)
+register_each("_slow_conv2d_backward", slow_backward_flops)
+register_each("conv_tbc", conv_tbc_flops)
+register_each("conv_tbc_backward", conv_tbc_backward_flops)

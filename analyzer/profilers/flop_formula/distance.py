@@ -1,0 +1,44 @@
+"""Distances between the rows of x1 [..., p, m] and x2 [..., r, m]."""
+from __future__ import annotations
+
+from typing import Any
+
+from analyzer.meta.spec import TensorSpec
+
+from .registration import FlopCount, register_each
+from .size import multiply_adds
+
+Spec = TensorSpec
+
+def pair_flops(p: float) -> int:
+    """An element of one pair: difference, |·| or square, + (or maximum); pow besides for other exponents; a count for 0."""
+    return 3 if p in (1, 2, float("inf")) else 1 if p == 0 else 4
+
+
+def cdist_flops(x1: Spec, x2: Spec, p: float, *_: Any, out: Spec, **__: Any) -> int:
+    return out.numel * x1[-1] * pair_flops(p)
+
+
+def cdist_backward_flops(grad: Spec, x1: Spec, x2: Spec, p: float, *_: Any, out: Any = None, **__: Any) -> int:
+    """Difference, ÷ distance and × grad, + : 4; two more (abs, pow) for other exponents."""
+    return grad.numel * x1[-1] * (0 if p == 0 else 4 if p in (1, 2, float("inf")) else 6)
+
+
+def pdist_flops(x: Spec, p: float = 2, *_: Any, out: Spec, **__: Any) -> int:
+    return out.numel * x[-1] * pair_flops(p)
+
+
+def pdist_backward_flops(grad: Spec, x: Spec, p: float, *_: Any, out: Any = None, **__: Any) -> int:
+    return cdist_backward_flops(grad, x, x, p)
+
+
+def euclidean_flops(x1: Spec, x2: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
+    """√ of [-2 x1, |x1|², 1]·[x2, 1, |x2|²]: a product of m + 2 columns, the squared norms, × -2, maximum and root."""
+    return multiply_adds(out.numel * (x1[-1] + 2), x1) + FlopCount(3 * x1.numel + 2 * x2.numel + 2 * out.numel)
+
+
+register_each("_cdist_forward", cdist_flops)
+register_each("_cdist_backward", cdist_backward_flops)
+register_each("_pdist_forward", pdist_flops)
+register_each("_pdist_backward", pdist_backward_flops)
+register_each("_euclidean_dist", euclidean_flops)

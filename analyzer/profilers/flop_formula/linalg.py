@@ -1,0 +1,162 @@
+"""Dense linear algebra: the leading terms of LAPACK Working Note 41 (Blackford and Dongarra, appendix C) for factorizations and
+solves, and of Golub and Van Loan, Matrix Computations (4th ed.), for eigenvalues and singular values, whose iterations
+depend on data and are given there on average. Rounded down; a complex matrix counts four times a real one."""
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from analyzer.meta.spec import TensorSpec
+
+from .registration import Formula, register_each, register_flop_impl
+
+Spec = TensorSpec
+
+
+def matrices(a: Spec) -> int:
+    """Matrices in the batch, each counted 4 times if complex."""
+    return prod(a[:-2]) * (4 if a.dtype.is_complex else 1)
+
+
+def lu(m: int, n: int) -> int:
+    """Working Note 41, GETRF: m n² - n³/3 (m ≥ n); 2/3 n³ for a square."""
+    long, short = max(m, n), min(m, n)
+    return long * short * short - short ** 3 // 3
+
+
+def qr(m: int, n: int) -> int:
+    """GEQRF: 2 m n² - 2/3 n³ (m ≥ n)."""
+    long, short = max(m, n), min(m, n)
+    return 2 * long * short * short - 2 * short ** 3 // 3
+
+
+def form_q(m: int, n: int, k: int) -> int:
+    """ORGQR: 4 m n k - 2 (m + n) k² + 4/3 k³."""
+    return 4 * m * n * k - 2 * (m + n) * k * k + 4 * k ** 3 // 3
+
+
+def svd(m: int, n: int, vectors: bool) -> int:
+    """Golub and Van Loan, figure 8.6.1 (Golub–Reinsch): 4 m n² - 4/3 n³ for the values, 14 m n² + 8 n³ with thin vectors."""
+    m, n = max(m, n), min(m, n)
+    return 14 * m * n * n + 8 * n ** 3 if vectors else 4 * m * n * n - 4 * n ** 3 // 3
+
+
+def of_square(per_matrix: Any) -> Formula:
+    """The formula of one n×n input: ``per_matrix(n)`` each."""
+    def square_flops(a: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+        return matrices(a) * int(per_matrix(a[-1]))
+
+    return square_flops
+
+
+def solve_flops(a: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> int:
+    """LU, and two triangular solves of n² a right-hand side each."""
+    n = a[-1]
+    return matrices(a) * (lu(n, n) + 2 * n * n * right_hand_sides(a, b))
+
+
+def right_hand_sides(a: Spec, b: Spec) -> int:
+    """Columns of b for one matrix of a (a vector where b has a dimension less)."""
+    return max(1, b.numel // max(1, prod(a[:-2]) * a[-1]))
+
+
+def triangular_flops(a: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> int:
+    """TRSM: n² for each column of the result, one row or column of which has n elements."""
+    return out.numel * a[-1] * (4 if a.dtype.is_complex else 1)
+
+
+def reversed_triangular_flops(b: Spec, a: Spec, *_: Any, out: Any, **__: Any) -> int:
+    """triangular_solve and cholesky_solve take the right-hand side first."""
+    return triangular_flops(a, b, out=b)
+
+
+def cholesky_solve_flops(b: Spec, a: Spec, *_: Any, out: Any, **__: Any) -> int:
+    """POTRS: two triangular solves."""
+    return 2 * triangular_flops(a, b, out=b)
+
+
+def lu_solve_flops(a: Spec, pivots: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> int:
+    return 2 * triangular_flops(a, b, out=out)
+
+
+def lu_flops(a: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    return matrices(a) * lu(a[-2], a[-1])
+
+
+def qr_flops(a: Spec, mode: str = "reduced", *_: Any, out: Any = None, **__: Any) -> int:
+    """The factorization, and the forming of Q: min(m, n) columns reduced, m complete, none for mode "r"."""
+    m, n = a[-2:]
+    columns = {"reduced": min(m, n), "complete": m, "r": 0}[mode]
+    return matrices(a) * (qr(m, n) + (form_q(m, columns, min(m, n)) if columns else 0))
+
+
+def geqrf_flops(a: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    return matrices(a) * qr(a[-2], a[-1])
+
+
+def householder_flops(a: Spec, tau: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    return matrices(a) * form_q(a[-2], a[-1], tau[-1])
+
+
+def ormqr_flops(a: Spec, tau: Spec, other: Spec, left: bool = True, *_: Any, out: Any = None, **__: Any) -> int:
+    """ORMQR: 4 n m k - 2 n k² from the left, roles exchanged from the right."""
+    m, n = other[-2:] if left else other[-2:][::-1]
+    k = tau[-1]
+    return matrices(other) * (4 * n * m * k - 2 * n * k * k)
+
+
+def eigh_flops(a: Spec, uplo: str = "L", compute_v: bool = True, *_: Any, out: Any = None, **__: Any) -> int:
+    """Golub and Van Loan 8.3.5 (symmetric QR): 4/3 n³ for the values, 9 n³ with vectors."""
+    n = a[-1]
+    return matrices(a) * (9 * n ** 3 if compute_v else 4 * n ** 3 // 3)
+
+
+def svd_flops(a: Spec, full_matrices: bool = False, compute_uv: bool = True, *_: Any, out: Any = None, **__: Any) -> int:
+    return matrices(a) * svd(a[-2], a[-1], compute_uv)
+
+
+def pinv_flops(a: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    """A singular value decomposition and V Σ⁻¹ Uᵀ: k m (the scaling) and 2 m n k, k = min(m, n)."""
+    m, n = a[-2:]
+    k = min(m, n)
+    return matrices(a) * (svd(m, n, True) + k * m + 2 * m * n * k)
+
+
+def lstsq_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    """GELS: QR, then Qᵀb (4 m n - 2 n²) and a triangular solve (n²) for each right-hand side."""
+    m, n = max(a[-2:]), min(a[-2:])
+    columns = max(1, b.numel // max(1, prod(a[:-2]) * a[-2]))
+    return matrices(a) * (qr(m, n) + columns * (4 * m * n - 2 * n * n + n * n))
+
+
+MATRIX_EXP_PRODUCTS = 5  # Bader, Blanes and Casas 2019: the Taylor polynomial of degree 18 takes 5 products; squarings are data
+
+
+def symmetric_indefinite_solve_flops(a: Spec, pivots: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> int:
+    """SYTRS: 2 n² a right-hand side."""
+    return 2 * triangular_flops(a, b, out=out)
+
+
+register_each("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", of_square(lambda n: n ** 3 // 3))  # POTRF, SYTRF: n³/3
+register_each("linalg_lu linalg_lu_factor_ex", lu_flops)
+register_each("_linalg_det _linalg_slogdet", of_square(lambda n: lu(n, n) + n))  # and the product of the diagonal
+register_each("linalg_inv_ex", of_square(lambda n: 2 * n ** 3))  # GETRF + GETRI: 2/3 n³ + 4/3 n³
+register_each("cholesky_inverse", of_square(lambda n: 2 * n ** 3 // 3))  # POTRI
+register_each("_linalg_solve_ex", solve_flops)
+register_each("linalg_lu_solve", lu_solve_flops)
+register_each("linalg_ldl_solve", symmetric_indefinite_solve_flops)
+register_each("linalg_solve_triangular", triangular_flops)
+register_each("triangular_solve", reversed_triangular_flops)
+register_each("cholesky_solve _cholesky_solve_helper", cholesky_solve_flops)
+register_each("linalg_qr", qr_flops)
+register_each("geqrf", geqrf_flops)
+register_each("linalg_householder_product", householder_flops)
+register_each("ormqr", ormqr_flops)
+register_each("_linalg_eigh", eigh_flops)
+register_each("linalg_eig", of_square(lambda n: 25 * n ** 3))  # Golub and Van Loan 7.5.6: 25 n³ with vectors,
+register_each("linalg_eigvals _linalg_eigvals", of_square(lambda n: 10 * n ** 3))  # 10 n³ without
+register_each("_linalg_svd", svd_flops)
+register_flop_impl("prims::svd", lambda a, *, out, full_matrices=False: svd_flops(a))
+register_each("linalg_pinv", pinv_flops)
+register_each("linalg_lstsq", lstsq_flops)
+register_each("linalg_matrix_exp", of_square(lambda n: MATRIX_EXP_PRODUCTS * 2 * n ** 3))

@@ -1,0 +1,151 @@
+"""Matrix products. An m×k by k×n product is m·k·n multiply-adds; an added bias or `beta * self` adds nothing
+(the convention of torch.utils.flop_counter, whose integers these are wherever it has a formula)."""
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from analyzer.meta.spec import TensorSpec
+
+from .registration import FlopCount, register_each
+from .size import broadcast, multiply_adds
+
+Spec = TensorSpec
+
+
+def matmul_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """``a @ b`` with broadcast batches: [..., m, k] by [..., k, n], vectors as torch.matmul takes them.
+
+    >>> import torch
+    >>> f32 = lambda *s: TensorSpec.of(s, (1,) * len(s), torch.float32, "cpu")
+    >>> matmul_flops(f32(2, 3), f32(3, 4)).macs, matmul_flops(f32(5), f32(5)).macs, matmul_flops(f32(7, 1, 2, 3), f32(6, 3, 4)).macs
+    (24, 5, 1008)
+    """
+    k = a[-1] if a else 1
+    rows = a[-2] if len(a) > 1 else 1
+    columns = b[-1] if len(b) > 1 else 1
+    return multiply_adds(prod(broadcast(a[:-2], b[:-2])) * rows * k * columns, a)
+
+
+def added_matmul_flops(_self: Spec, a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """``self + a @ b``: addmm, addmv, baddbmm, addbmm (whose batch is summed over, so each product still counts)."""
+    return matmul_flops(a, b)
+
+
+def activated_matmul_flops(self: Spec, a: Spec, b: Spec, *, out: Spec, use_gelu: bool = False, **_: Any) -> FlopCount:
+    """addmm with its activation fused: ReLU is 1 FLOP an element, GELU (tanh form in cuBLASLt) 9: see pointwise.py."""
+    return matmul_flops(a, b) + FlopCount((9 if use_gelu else 1) * out.numel)
+
+
+def outer_flops(_self: Spec, a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """addr: a rank-1 update is an m×1 by 1×n product."""
+    return multiply_adds(a.numel * b.numel, a)
+
+
+def linear_flops(x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """x [..., in] by weight [out, in] (or [in])."""
+    return multiply_adds(x.numel * prod(weight[:-1]), x)
+
+
+def linear_backward_flops(x: Spec, _grad: Spec, weight: Spec, output_mask: list[bool], *, out: Any = None, **_: Any) -> FlopCount:
+    """Input and weight gradient are each a product of the forward's size; a bias gradient adds nothing."""
+    return multiply_adds(x.numel * prod(weight[:-1]) * (bool(output_mask[0]) + bool(output_mask[1])), x)
+
+
+def linear_input_backward_flops(_size: list[int], grad: Spec, weight: Spec, *, out: Any = None, **_: Any) -> FlopCount:
+    return multiply_adds(grad.numel * weight[-1], grad)
+
+
+def linear_weight_backward_flops(grad: Spec, x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    return linear_flops(x, weight)
+
+
+def matmul_backward_flops(_grad: Spec, a: Spec, b: Spec, mask: list[bool], *, out: Any = None, **_: Any) -> FlopCount:
+    each = matmul_flops(a, b)
+    wanted = bool(mask[0]) + bool(mask[1])
+    return FlopCount(each.flops * wanted, each.macs * wanted)
+
+
+def grouped_mm_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """Products over groups that split one of the dimensions (rows, columns or k), or one product per group (3-D by 3-D).
+
+    Where the offsets split a dimension its groups add up to the whole, so only the 3-D by 3-D case multiplies by groups;
+    offsets are data: rows past the last one count.
+    """
+    groups = a[0] if len(a) == 3 and len(b) == 3 else 1
+    return multiply_adds(groups * a[-2] * a[-1] * b[-1], a)
+
+
+def weight_packed_flops(x: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
+    """A product with a packed weight: x [..., k], out [..., n]."""
+    return multiply_adds(out.numel * x[-1], x)
+
+
+def semi_structured_flops(_a: Spec, _meta: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
+    """2:4 sparse a times dense b [k, n], counted dense; half of the products meet a stored weight."""
+    dense = multiply_adds(out.numel * b[-2], b)
+    return FlopCount(dense.flops, dense.macs, executed_flops=dense.flops // 2)
+
+
+def semi_structured_addmm_flops(_self: Spec, a: Spec, meta: Spec, b: Spec, *, out: Spec, **_: Any) -> FlopCount:
+    return semi_structured_flops(a, meta, b, out=out)
+
+
+def semi_structured_linear_flops(x: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
+    dense = multiply_adds(out.numel * x[-1], x)
+    return FlopCount(dense.flops, dense.macs, executed_flops=dense.flops // 2)
+
+
+def cslt_sparse_flops(_compressed: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
+    return semi_structured_flops(_compressed, _compressed, b, out=out)
+
+
+def trilinear_flops(i1: Spec, i2: Spec, i3: Spec, expand1: list[int], expand2: list[int], expand3: list[int],
+                    sumdim: list[int], unroll_dim: int = 1, *, out: Any = None, **_: Any) -> FlopCount:
+    """Bilinear and its gradients: for each index of ``unroll_dim``, i1·i2 summed over what i3 lacks, then times i3.
+
+    torch.nn.functional.bilinear of [b, m] and [b, n] to o features: b·o·m·n + b·o·n multiply-adds
+    (the order of products is that of `_trilinear` in ATen's Linear.cpp).
+    """
+    dims = len(i1) + len(expand1)
+    sizes = [1] * dims
+    for spec, expand in ((i1, expand1), (i2, expand2), (i3, expand3)):
+        own = iter(spec)
+        for dim in range(dims):
+            if dim not in expand:
+                sizes[dim] = next(own)
+    first_pair = prod(s for d, s in enumerate(sizes) if d == unroll_dim or not (d in expand1 and d in expand2))
+    summed_early = [d for d in sumdim if d in expand3 and d != unroll_dim]
+    second_pair = prod(s for d, s in enumerate(sizes) if d not in summed_early)
+    return multiply_adds(first_pair + second_pair, i1)
+
+
+def bilinear_flops(a: Spec, b: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    features, m, n = weight
+    return multiply_adds(prod(a[:-1]) * features * (m * n + n), a)
+
+
+def linear_combination_flops(x: Spec, coefficients: Spec, *, out: Any = None, **_: Any) -> FlopCount:
+    """out[i] = sum over j of coefficients[i, j] * x[j]."""
+    return multiply_adds(x.numel * coefficients[0], x)
+
+
+register_each("mm bmm mv dot vdot matmul linalg_matmul _scaled_mm _scaled_mm_v2 _int_mm _mixed_dtypes_linear", matmul_flops)
+register_each("addmm baddbmm addbmm addmv", added_matmul_flops)
+register_each("_addmm_activation", activated_matmul_flops)
+register_each("addr", outer_flops)
+register_each("linear mkldnn_linear inner", linear_flops)
+register_each("linear_backward mkldnn_linear_backward", linear_backward_flops)
+register_each("mkldnn_linear_backward_input", linear_input_backward_flops)
+register_each("mkldnn_linear_backward_weights", linear_weight_backward_flops)
+register_each("matmul_backward", matmul_backward_flops)
+register_each("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", grouped_mm_flops)
+register_each("_weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros "
+              "_dyn_quant_matmul_4bit", weight_packed_flops)
+register_each("_sparse_semi_structured_mm", semi_structured_flops)
+register_each("_sparse_semi_structured_addmm", semi_structured_addmm_flops)
+register_each("_sparse_semi_structured_linear", semi_structured_linear_flops)
+register_each("_cslt_sparse_mm", cslt_sparse_flops)
+register_each("_trilinear", trilinear_flops)
+register_each("bilinear", bilinear_flops)
+register_each("_compute_linear_combination", linear_combination_flops)

@@ -1,0 +1,194 @@
+"""Operators that work on each element alone.
+
+The convention: one FLOP for each elementary operation that an output element needs. Elementary are + - × ÷, negation,
+absolute value, sign, rounding to an integer, minimum and maximum (so ReLU), remainder, and each function that libm or CUDA's
+math library gives in one call: exp, log, pow, square root, erf, tanh, lgamma and so on, sigmoid and the special functions too.
+Comparing into a boolean and choosing between values (where, masked_fill, the gradient of ReLU) are free, constants are folded,
+and of a piecewise function the longest branch counts. A complex element counts each operation once a part, save COMPLEX_FLOPS.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from analyzer.meta.spec import TensorSpec
+
+from .registration import Formula, register_each
+from .size import first, per_input
+
+Spec = TensorSpec
+
+# Each line gives the operations in order; a name without a line is one elementary operation.
+ELEMENTARY = """
+    mul div true_divide multiply divide floor_divide remainder fmod neg negative abs absolute sgn sign reciprocal sqrt rsqrt
+    square pow float_power exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh atan2
+    erf erfc erfinv sigmoid lgamma digamma polygamma i0 igamma igammac ceil floor round trunc fix frac frexp copysign nextafter
+    hypot cbrt maximum minimum fmax fmin clamp_min clamp_max relu angle deg2rad rad2deg conj_physical _conj_physical
+    special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_spherical_bessel_j0
+    special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
+    special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_i0e special_i1 special_i1e special_erfcx
+    special_ndtri special_log_ndtr special_zeta special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+    special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he
+    special_laguerre_polynomial_l special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t
+    special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
+    bessel_i0 bessel_i0e bessel_i1 bessel_i1e bessel_j0 bessel_j1 spherical_bessel_j0 erfcx erf_inv ndtri zeta
+    _standard_gamma_grad _dirichlet_grad"""
+
+POINTWISE_FLOPS = dict.fromkeys(ELEMENTARY.split(), 1) | {
+    "leaky_relu": 1, "leaky_relu_backward": 1, "_prelu_kernel": 1, "prelu": 1,   # × slope
+    "_prelu_kernel_backward": 2,           # grad × weight, grad × x
+    "rrelu_with_noise": 1, "rrelu_with_noise_backward": 1, "softshrink": 1,
+    "hardtanh": 2, "relu6": 2,             # maximum, minimum
+    "_add_relu": 2,
+    "ldexp": 2,                            # 2ⁿ, ×
+    "xlogy": 2, "special_xlog1py": 2,      # log, ×
+    "special_entr": 3,                     # log, ×, negation
+    "sinc": 3,                             # × π, sin, ÷
+    "logit": 3, "logit_backward": 3,       # 1 - x, ÷, log; 1 - x, ×, ÷
+    "sigmoid_backward": 3,                 # g (1 - y) y
+    "tanh_backward": 3,                    # g (1 - y·y)
+    "silu": 2,                             # sigmoid, ×
+    "silu_backward": 6,                    # s = sigmoid x; g s (1 + x (1 - s))
+    "elu": 3, "celu": 3, "selu": 3,        # × scale of the exponent, expm1, × scale of the result
+    "elu_backward": 4,                     # × scale, exp, × constant, × g
+    "softplus": 4,                         # × β, exp, log1p, ÷ β
+    "softplus_backward": 5,                # z = exp(β x); g z / (z + 1)
+    "mish": 4,                             # exp, log1p, tanh, ×
+    "mish_backward": 10,                   # sigmoid s; t = tanh(log1p(exp x)); g (t + x s (1 - t·t))
+    "hardsigmoid": 4,                      # + 3, maximum, minimum, ÷ 6
+    "hardsigmoid_backward": 1,             # ÷ 6
+    "hardswish": 5,                        # hardsigmoid, × x
+    "hardswish_backward": 3,               # g (x / 3 + 0.5)
+    "log_sigmoid_forward": 6,              # min(x, 0) - log1p(exp(-|x|))
+    "log_sigmoid_backward": 8,             # z = exp(-|x|); g (a - b (z / (1 + z)))
+    "logaddexp": 7, "logaddexp2": 7,       # max(a, b) + log1p(exp(-|a - b|))
+    "addcmul": 3, "addcdiv": 3,            # self + value × a × b
+    "isclose": 5,                          # |a - b|, atol + rtol |b|
+    "lerp": 3,                             # start + weight (end - start)
+    "polar": 2,                            # each part: cos or sin, × r
+    "glu": 2,                              # sigmoid of one half, × the other
+    "glu_jvp": 6,                          # s; da s + y (db - s db)
+    "linalg_cross": 3,                     # two products and their difference
+    "_fused_dropout": 2, "native_dropout_backward": 2, "_masked_scale": 2,    # × mask, × scale
+    "quantize_per_tensor": 5, "quantize_per_tensor_dynamic": 5, "quantize_per_channel": 5,  # ÷ scale, +, round, max, min
+    "dequantize": 2,                       # - zero point, × scale
+    "fake_quantize_per_tensor_affine_cachemask": 7, "fake_quantize_per_channel_affine_cachemask": 7,  # both of these
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": 7,
+    "_fake_quantize_learnable_per_tensor_affine": 7, "_fake_quantize_learnable_per_channel_affine": 7,
+    "_fused_moving_avg_obs_fq_helper": 9,  # and the running minimum and maximum of the input
+    "_fake_quantize_learnable_per_tensor_affine_backward": 12,   # the forward's rounding again; gradient of x, scale and zero point
+    "_fake_quantize_learnable_per_channel_affine_backward": 12,
+    "linspace": 2, "arange": 2, "range": 2,  # start + i × step
+    "logspace": 3,                         # base ** (start + i × step)
+    "fft_fftfreq": 1, "fft_rfftfreq": 1,   # ÷ n d
+    "bartlett_window": 3, "hann_window": 4, "hamming_window": 4,   # 1 - |i × c - 1|; a - b cos(i × c)
+    "blackman_window": 8,                  # a - b cos(i × c) + d cos(i × 2c)
+    "kaiser_window": 7,                    # I₀(β √(1 - (i × c - 1)²)) / I₀(β)
+}
+
+# Real operations to one complex operation, where it is not one to each part.
+COMPLEX_FLOPS = {
+    "mul": 6, "square": 6, "prod": 6, "cumprod": 6,  # ac - bd, ad + bc
+    "div": 11,                                # numerator × conjugate (6), c² + d² (3), two quotients
+    "reciprocal": 6,                          # c² + d² (3), two quotients, a negation
+    "abs": 4,                                 # √(a² + b²)
+    "sgn": 6,                                 # abs, two quotients
+    "exp": 5,                                 # exp a, cos b, sin b, two products
+    "angle": 1, "conj_physical": 1, "_conj_physical": 1,
+}
+COMPLEX_PAIRS = {"mul", "div"}  # these counts hold where both operands are complex
+
+
+def parts(name: str, args: tuple[Any, ...], out: Spec) -> int:
+    """Real operations to one of the operator's, by dtype."""
+    operands = [a for a in args if isinstance(a, complex) or isinstance(a, TensorSpec) and a.dtype.is_complex]
+    if not operands and not out.dtype.is_complex:
+        return 1
+    if name in COMPLEX_PAIRS and len(operands) < 2:
+        return 2
+    return COMPLEX_FLOPS.get(name, 2)
+
+
+def pointwise(name: str, flops: int) -> Formula:
+    """The formula of an operator that does ``flops`` elementary operations to an element of its (first) output."""
+    def pointwise_flops(*args: Any, out: Any, **_: Any) -> int:
+        result = first(out)
+        return flops * result.numel * parts(name, args, result)
+
+    return pointwise_flops
+
+
+def added_flops(self: Any, other: Any, alpha: Any = 1, *_: Any, out: Spec, **__: Any) -> int:
+    """self + alpha * other: 1 FLOP an element, 2 where alpha is not 1."""
+    return out.numel * parts("add", (self, other), out) * (1 if alpha == 1 else 2)
+
+
+def clamp_flops(_self: Spec, lower: Any = None, upper: Any = None, *, out: Spec, min: Any = None, max: Any = None, **_: Any) -> int:
+    """One FLOP an element for each bound."""
+    return out.numel * sum(bound is not None for bound in (lower, upper, min, max))
+
+
+GELU_FLOPS = 5
+GELU_TANH_FLOPS = 9
+
+
+def gelu_flops(x: Spec, *_: Any, out: Any = None, approximate: str = "none", **__: Any) -> int:
+    """Exact: 0.5 x (1 + erf(x / √2)). Tanh: 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x·x·x)))."""
+    return x.numel * (GELU_FLOPS if approximate == "none" else GELU_TANH_FLOPS)
+
+
+def gelu_backward_flops(_grad: Spec, x: Spec, *, out: Any = None, approximate: str = "none", **_: Any) -> int:
+    """Exact: cdf (4) and density c exp(-x·x / 2) (4), then g (cdf + x density) (3).
+
+    Tanh: its argument (5), tanh, halves of x and of 1 + tanh (3), 1 - tanh² (2), derivative of the argument (3), joined (4).
+    """
+    return x.numel * (11 if approximate == "none" else 18)
+
+
+def glu_backward_flops(grad: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    """For each of grad's elements: s = sigmoid b; g s; g a s (1 - s)."""
+    return 6 * grad.numel
+
+
+def glu_backward_jvp_flops(_grad_x: Spec, grad: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    """Derivative of the two products of glu_backward: each of their factors in turn, 14 products and sums."""
+    return 14 * grad.numel
+
+
+def dropout_flops(x: Spec, p: float, train: bool | None = None, *, out: Any = None, **_: Any) -> int:
+    """× mask, × 1 / (1 - p); a copy outside training."""
+    return 0 if train is False else 2 * x.numel
+
+
+def multivariate_lgamma_flops(x: Spec, p: int, *_: Any, out: Any = None, **__: Any) -> int:
+    """Sum over j < p of lgamma(x - j / 2): 3 FLOPs each."""
+    return 3 * p * x.numel
+
+
+for _name, _flops in POINTWISE_FLOPS.items():
+    register_each(_name, pointwise(_name, _flops))
+register_each("add sub rsub subtract", added_flops)
+register_each("clamp clip", clamp_flops)
+register_each("gelu", gelu_flops)
+register_each("gelu_backward", gelu_backward_flops)
+register_each("glu_backward", glu_backward_flops)
+register_each("glu_backward_jvp", glu_backward_jvp_flops)
+register_each("native_dropout", dropout_flops)
+register_each("mvlgamma", multivariate_lgamma_flops)
+register_each("allclose", per_input(5))  # as isclose; its result is a Python bool
+for _name in ("max.other", "max.out", "min.other", "min.out"):  # of two tensors; the other overloads reduce one
+    register_each(_name, pointwise("maximum", 1))
+
+
+# Numbers from a generator: what turns its random integers into the distribution.
+RANDOM_FLOPS = {
+    "rand": 1, "rand_like": 1, "bernoulli": 1,   # × 2⁻²⁴ into [0, 1)
+    "uniform": 3, "_philox_uniform": 3,          # and from + u (to - from)
+    "randn": 7, "randn_like": 7,                 # u (1), Box–Muller: √(-2 log u), × cos or sin of 2π v
+    "normal": 9, "_philox_normal": 9, "normal_functional": 9,  # and × std + mean
+    "log_normal": 10, "exponential": 3,          # u, log, ÷ -λ
+    "geometric": 4,                              # u, log, ÷ log(1 - p), ceil
+    "cauchy": 6,                                 # u, - 0.5, × π, tan, × σ, + median
+}
+for _name, _flops in RANDOM_FLOPS.items():
+    register_each(_name, pointwise(_name, _flops))
+del _name, _flops

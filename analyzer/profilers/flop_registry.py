@@ -1,0 +1,126 @@
+"""Floating-point operations of one operator call, from its signature alone.
+
+One multiply-add is 2 FLOPs and 1 MAC; only multiply-accumulate operators (matrix products, convolutions, attention, recurrent
+layers) have MACs. The convention for every other class of operator stands at the head of its file in `flop_formula`.
+"""
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from analyzer.meta.signature import Signature
+
+from . import flop_formula as flop_formula
+from .flop_formula.foreach import SINGLE, of_each
+from .flop_formula.registration import FlopCount, Formula, FlopRegistry, name_key, register_flop_impl
+from .flop_formula.size import is_inexact
+from .flop_formula.zero import ZERO_FLOP_NAMES, ZERO_FLOP_NAMESPACES, ZERO_FLOP_OPS
+
+__all__ = ["FlopCount", "FlopRegistry", "Formula", "ZERO_FLOP_OPS", "count_call", "find_formula", "is_zero_flop_op", "register_flop_impl"]
+
+NO_FLOPS = FlopCount(0)
+MEMO_KEY = "flops"
+
+
+def count_call(signature: Signature) -> FlopCount | None:
+    """FLOPs and MACs of one call, or None where they are unknown.
+
+    Unknown is an operator that has no formula and is not known to do no arithmetic, or a formula's own None (data decides).
+
+    A call none of whose tensors is floating point or complex counts zero. Raises what the operator's formula raises.
+
+    >>> from analyzer.meta.spec import TensorSpec
+    >>> a = TensorSpec.of((2, 3), (3, 1), torch.float32, "cpu")
+    >>> b = TensorSpec.of((3, 4), (4, 1), torch.float32, "cpu")
+    >>> c = TensorSpec.of((2, 4), (4, 1), torch.float32, "cpu")
+    >>> count_call(Signature(torch.ops.aten.mm.default, (a, b), {}, (a, b), (c,)))
+    FlopCount(flops=48, macs=24, executed_flops=None)
+    """
+    formula = find_formula(signature.op)
+    memo = signature.memo.get(MEMO_KEY)
+    if memo is not None and memo[0] is formula:  # a scoped registration may have changed it
+        count: FlopCount | None = memo[1]
+        return count
+    count = apply_formula(formula, signature) if formula else NO_FLOPS if is_zero_flop_op(signature.op) else None
+    signature.memo[MEMO_KEY] = (formula, count)
+    return count
+
+
+def apply_formula(formula: Formula, signature: Signature) -> FlopCount | None:
+    """Call the formula with the call's arguments, its out arguments left out."""
+    if not any(is_inexact(spec) for spec in (*signature.inputs, *signature.outputs)):
+        return NO_FLOPS
+    kwargs = {k: v for k, v in signature.kwargs.items() if k not in out_names(signature.op)}
+    count = formula(*signature.args, out=result_of(signature), **kwargs)
+    return count if count is None or isinstance(count, FlopCount) else FlopCount(int(count))
+
+
+def result_of(signature: Signature) -> Any:
+    """The output as formulas take it: one spec for one tensor, None for none, else a tuple."""
+    if not signature.outputs:
+        return None
+    returns = signature.op._schema.returns if isinstance(signature.op, torch._ops.OpOverload) else ()
+    is_list = len(returns) != 1 or "List" in str(returns[0].type)
+    return signature.outputs if is_list and (returns or len(signature.outputs) > 1) else signature.outputs[0]
+
+
+@lru_cache(maxsize=None)
+def out_names(op: Any) -> frozenset[str]:
+    """Names of the arguments that only take the result."""
+    return frozenset(a.name for a in op._schema.arguments if a.is_out) if isinstance(op, torch._ops.OpOverload) else frozenset()
+
+
+def find_formula(op: Hashable) -> Formula | None:
+    """The formula of an operator: its own, its packet's, or that of the operator it is a variant of."""
+    for key in family(op):
+        formula = register_flop_impl.find(key)
+        if formula is not None:
+            return formula
+    single = foreach_single(op)
+    if single is not None:
+        formula = register_flop_impl.find(f"aten::{single}")
+        return None if formula is None else of_each(formula)
+    return None
+
+
+def is_zero_flop_op(op: Hashable) -> bool:
+    """Whether the operator, or the one it is a variant of, is on the reviewed list of operators without arithmetic."""
+    for key in family(op):
+        namespace, _, name = str(key).partition("::")
+        if namespace in ZERO_FLOP_NAMESPACES or namespace == "aten" and name in ZERO_FLOP_NAMES:
+            return True
+    return foreach_single(op) in ZERO_FLOP_NAMES
+
+
+@lru_cache(maxsize=None)
+def family(op: Hashable) -> tuple[Hashable, ...]:
+    """Keys under which an operator's formula may be found, its own first.
+
+    >>> family(torch.ops.aten.add_.Tensor)
+    ('aten::add_.Tensor', 'aten::add_', 'aten::add')
+    >>> family(torch.ops.aten.view_copy.default)[1:], family(torch.ops.prims.add.default)[1:]
+    (('aten::view_copy', 'aten::view'), ('prims::add', 'aten::add'))
+    """
+    if not isinstance(op, torch._ops.OpOverload):
+        return (op,)
+    namespace, _, name = op._schema.name.partition("::")
+    names = [name]
+    if name.endswith("_") and not name.endswith("__"):  # in place; __and__ is a name of its own
+        names.append(name[:-1])
+    for suffix in ("_copy", "_functional"):
+        if name.endswith(suffix):
+            names.append(name.removesuffix(suffix))
+    spaces = (namespace, "aten") if namespace == "prims" else (namespace,)
+    return (name_key(op), *(f"{space}::{n}" for space in spaces for n in names))
+
+
+@lru_cache(maxsize=None)
+def foreach_single(op: Hashable) -> str | None:
+    """The operator that a `_foreach_` operator applies to each element."""
+    if not isinstance(op, torch._ops.OpOverload) or not op._schema.name.startswith("aten::_foreach_"):
+        return None
+    name = op._schema.name.removeprefix("aten::_foreach_").removesuffix("_")
+    return SINGLE.get(name, name)

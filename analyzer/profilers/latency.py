@@ -1,0 +1,78 @@
+"""Seconds by a plain roofline: the longer of arithmetic at peak rate and memory at peak bandwidth. Not calibrated."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from analyzer.hardware import DeviceSpec, collective_seconds, roofline_seconds
+from analyzer.record.log import Log
+from analyzer.record.op_call import OpCall
+
+from .annotation import Annotation
+from .communication import collective_of, message_bytes
+from .flop_registry import count_call
+from .traffic import traffic_bytes
+
+
+def call_seconds(call: OpCall, device: DeviceSpec, world_size: int = 1) -> float | None:
+    """Seconds of one call on ``device``; 0.0 for a view, None where the device's figures are unknown."""
+    kind = collective_of(call)
+    if kind is not None and world_size > 1:
+        return collective_seconds(_RING.get(kind, kind), message_bytes(call), world_size, device)
+    nbytes = traffic_bytes(call)
+    count = count_call(call.signature)
+    flops, macs = (0, 0) if count is None else (count.flops, count.macs)
+    if not nbytes and not flops:
+        return 0.0
+    tensors = call.signature.outputs or call.signature.inputs
+    dtype = next((s.dtype for s in tensors if s.dtype.is_floating_point or s.dtype.is_complex), tensors[0].dtype) if tensors else None
+    dtype = _REAL.get(dtype, dtype)
+    # cuDNN may use TF32 by default, cuBLAS may not: torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    convolution = "convolution" in call.signature.op.__name__
+    return roofline_seconds(flops, nbytes, dtype, device, uses_tensor_cores=macs > 0, allow_tf32=convolution)
+
+
+# The arithmetic of complex numbers is that of their parts.
+_REAL: dict[torch.dtype | None, torch.dtype] = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+_RING = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all", "gather": "all_gather", "scatter": "broadcast",
+         "recv": "send"}
+
+
+def make_latency_profiler(device: DeviceSpec, world_size: int = 1) -> Callable[[Log], Annotation]:
+    """A profiler of seconds on ``device``: per node, module and phase of the last step."""
+
+    def profile_latency(log: Log) -> Annotation:
+        out = Annotation()
+        last = log.steps - 1
+        known = True
+        for i, node in enumerate(log.nodes):
+            if node.step == last:
+                out.nodes[i].update(fwd_seconds=0.0, bwd_seconds=0.0)
+        for i in range(len(log.modules)):
+            out.modules[i].update(fwd_seconds=0.0, bwd_seconds=0.0)
+        for record in log.phases:
+            out.phases[record.step, record.phase].setdefault("seconds", 0.0)
+        for call in log.calls:
+            seconds = call_seconds(call, device, world_size)
+            if seconds is None:
+                known = False
+                break
+            out.add(out.phases, (call.step, call.phase), "seconds", seconds)
+            if call.step != last or call.phase not in ("forward", "backward"):
+                continue
+            name = "fwd_seconds" if call.phase == "forward" else "bwd_seconds"
+            out.add(out.modules, call.module, name, seconds)
+            if call.node >= 0:
+                out.add(out.nodes, call.node, name, seconds)
+        if not known:
+            return Annotation()  # nothing is better than a part: unknown stays None
+        for row in out.phases.values():
+            row["kernel_seconds"] = row["seconds"]
+        steady = {phase: row["seconds"] for (step, phase), row in out.phases.items() if step == last}
+        out.totals = {"fwd_seconds": steady.get("forward"), "bwd_seconds": steady.get("backward"),
+                      "optimizer_seconds": steady.get("optimizer"), "step_seconds": sum(steady.values()),
+                      "kernel_seconds": sum(steady.values())}
+        return out
+
+    return profile_latency

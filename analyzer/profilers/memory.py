@@ -1,0 +1,157 @@
+"""Memory per node, module and phase, from the lives of storages."""
+from __future__ import annotations
+
+from analyzer.record.log import Log, StorageLife
+
+from .annotation import Annotation
+
+_HELD_BY_THE_MODEL = ("parameter", "buffer")
+
+
+def profile_memory(log: Log) -> Annotation:
+    """Bytes saved, temporary and held, of the last step; peaks of the whole run.
+
+    A storage that a forward operator made and that is still alive when backward begins is saved for backward, by whatever means
+    (autograd, a checkpoint's arguments, a tensor kept on the context); it counts once, at the node that made it.
+    """
+    out = Annotation()
+    last = log.steps - 1
+    forward_end = end_of_forward(log, last)
+    trains = any(r.phase == "backward" for r in log.phases)
+    saved_at: dict[int, int] = {}
+    for i, node in enumerate(log.nodes):
+        if node.step != last:
+            continue
+        row = out.nodes[i]
+        row.update(output_bytes=0, temp_bytes=0, param_bytes=0, buffer_bytes=0, incremental_bytes=0, backward_bytes=0 if trains else None)
+    for i in range(len(log.modules)):
+        out.modules[i].update(activation_bytes=0, saved_bytes=0, param_bytes=0, buffer_bytes=0)
+
+    for life in log.storages.values():
+        if life.category in _HELD_BY_THE_MODEL:
+            name = "param_bytes" if life.category == "parameter" else "buffer_bytes"
+            out.add(out.modules, life.module, name, life.nbytes)
+            continue
+        if life.category == "input":
+            if trains and life.number in log.saved_inputs:
+                saved_at[life.number] = life.nbytes
+            continue
+        if life.step != last or life.phase != "forward" or life.category in ("loss", "workspace"):
+            continue
+        saved = trains and (life.died is None or life.died > forward_end)
+        if saved:
+            saved_at[life.number] = life.nbytes
+        out.add(out.modules, life.module, "activation_bytes", life.nbytes)
+        if saved:
+            out.add(out.modules, life.module, "saved_bytes", life.nbytes)
+        if life.node >= 0 and saved and log.nodes[life.node].step == last:
+            out.add(out.nodes, life.node, "incremental_bytes", life.nbytes)
+    _describe_nodes(log, last, out, saved_at, trains)
+
+    for record in log.phases:
+        row = out.phases[record.step, record.phase]
+        row["allocated_bytes"], row["reserved_bytes"] = record.allocated_bytes, record.reserved_bytes
+        row["peak_allocated_bytes"] = max(row.get("peak_allocated_bytes", 0), record.peak_allocated_bytes)
+        if record.peak_reserved_bytes is not None:
+            row["peak_reserved_bytes"] = max(row.get("peak_reserved_bytes", 0), record.peak_reserved_bytes)
+    out.totals = {
+        "peak_allocated_bytes": log.peak_bytes,
+        "peak_reserved_bytes": max((r.peak_reserved_bytes for r in log.phases if r.peak_reserved_bytes is not None), default=None),
+        "peak_by_category": peak_by_category(log),
+        "param_bytes": _held(log, "parameter"), "buffer_bytes": _held(log, "buffer"),
+        "optimizer_bytes": sum(s.nbytes for s in log.storages.values() if s.category == "optimizer state"),
+    }
+    return out
+
+
+def _held(log: Log, category: str) -> int:
+    return sum(s.nbytes for s in log.storages.values() if s.category == category)
+
+
+def end_of_forward(log: Log, step: int) -> int:
+    """The event at which the first backward of ``step`` begins; the last event where there is none."""
+    end = log.events
+    for record in log.phases:
+        if record.step == step:
+            if record.phase == "backward":
+                return end
+            if record.phase == "forward":
+                end = record.end_event
+    return end
+
+
+def _describe_nodes(log: Log, last: int, out: Annotation, saved_at: dict[int, int], trains: bool) -> None:
+    """Fill the columns of the node table that depend on the order of nodes."""
+    accumulated = 0
+    seen: set[int] = set()
+    for call in log.calls:
+        if call.step == last and call.phase == "forward" and call.node >= 0:
+            for number in call.inputs:
+                held = log.storages.get(number)
+                if held is not None and held.category in _HELD_BY_THE_MODEL and number not in seen:
+                    seen.add(number)
+                    out.nodes[call.node]["param_bytes" if held.category == "parameter" else "buffer_bytes"] += held.nbytes
+    for i, node in enumerate(log.nodes):
+        if node.step != last:
+            continue
+        row = out.nodes[i]
+        for number in node.reads:
+            life = log.storages.get(number)
+            if life is None:
+                continue
+            if trains and life.requires_grad:
+                row["backward_bytes"] += life.nbytes
+        for number, _ in node.outputs:
+            life = log.storages.get(number)
+            if life is None or number in seen or life.category in _HELD_BY_THE_MODEL:
+                continue
+            if node.op != "placeholder" and life.node != i:
+                continue  # an alias of what another node made
+            seen.add(number)
+            if number in saved_at:
+                row["output_bytes"] += life.nbytes
+                if node.op == "placeholder":
+                    row["incremental_bytes"] += life.nbytes
+            else:
+                row["temp_bytes"] += life.nbytes
+        accumulated += row["incremental_bytes"]
+        row["accumulate_bytes"] = accumulated
+
+
+def category_of(life: StorageLife, log: Log, forward_ends: dict[int, int]) -> str:
+    """What a storage is held for."""
+    if life.category:
+        return life.category
+    if life.phase == "forward":
+        end = forward_ends.get(life.step, log.events)
+        if life.died is None or life.died > end:
+            return "cast copy" if _is_cast_of_parameter(life, log) else "activation"
+    return "temporary"
+
+
+def _is_cast_of_parameter(life: StorageLife, log: Log) -> bool:
+    if life.born_call >= len(log.calls):
+        return False
+    call = log.calls[life.born_call]
+    if not call.inputs or call.signature.op.__name__.partition(".")[0] != "_to_copy":
+        return False
+    source = log.storages.get(call.inputs[0])
+    return source is not None and source.category == "parameter"
+
+
+def alive_at(log: Log, event: int) -> list[StorageLife]:
+    """Storages on the watched device that hold memory right after ``event``."""
+    return [s for s in log.storages.values()
+            if s.device == log.device and s.born <= event and (s.died is None or s.died > event)]
+
+
+def peak_by_category(log: Log) -> dict[str, int]:
+    """What memory is held for at the peak; adds up to the peak (in allocator blocks, rounded as the allocator does)."""
+    ends = {step: end_of_forward(log, step) for step in range(log.steps)}
+    out: dict[str, int] = {}
+    for life in alive_at(log, log.peak_event):
+        category = category_of(life, log, ends)
+        out[category] = out.get(category, 0) + life.block_bytes
+    if log.peak_workspace_bytes:
+        out["workspace"] = out.get("workspace", 0) + log.peak_workspace_bytes
+    return dict(sorted(out.items(), key=lambda kv: -kv[1]))

@@ -1,0 +1,135 @@
+"""Drives the recorder with the user's own module code: a training or inference step as eager PyTorch does it."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from analyzer.errors import InputError
+
+from .hold import Hold
+from .options import ProfileOptions
+from .recorder import Recorder, tensors_in
+
+OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+# The learning rate does not change a cost; momentum 0.9 is the value of every published recipe.
+OPTIMIZERS: dict[str, OptimizerFactory] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-3),
+    "momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    "adamw_fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+}
+
+
+def find_optimizer(optimizer: str | OptimizerFactory | None) -> OptimizerFactory | None:
+    """The factory that ``optimizer`` names or is. Raises InputError for an unknown name."""
+    if optimizer is None or callable(optimizer):
+        return optimizer
+    if optimizer not in OPTIMIZERS:
+        raise InputError(f"optimizer={optimizer!r}: not one of {', '.join(OPTIMIZERS)}, and not a callable `params -> torch.optim.Optimizer`")
+    return OPTIMIZERS[optimizer]
+
+
+def default_loss(output: Any) -> torch.Tensor:
+    """``output.loss`` where there is one, else the sum of the floating outputs that have a gradient."""
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    parts = [t for t in tensors_in(output) if (t.is_floating_point() or t.is_complex()) and t.requires_grad]
+    if not parts:
+        raise InputError(f"the model returned {type(output).__name__} with no floating tensor that has a gradient: pass loss_fn=, "
+                         f"or mode='infer'")
+    total = None
+    for part in parts:
+        one = (part.abs() if part.is_complex() else part).sum()
+        total = one if total is None else total + one
+    assert total is not None
+    return total
+
+
+class EagerStep:
+    """One training or inference step, repeated under a recorder."""
+
+    def __init__(self, recorder: Recorder, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, mode: str,
+                 loss_fn: Callable[[Any], torch.Tensor] | None, optimizer: OptimizerFactory | None, autocast: torch.dtype | None,
+                 step: Callable[..., Any] | None, device_type: str, options: ProfileOptions) -> None:
+        self.recorder, self.model, self.args, self.kwargs = recorder, model, args, kwargs
+        self.mode, self.loss_fn, self.autocast, self.step = mode, loss_fn or default_loss, autocast, step
+        self.device_type, self.options = device_type, options
+        self.parameters = [p for p in model.parameters()]
+        self.optimizer = None if optimizer is None else optimizer([p for p in self.parameters if p.requires_grad])
+        self.holds = [Hold(t) for t in tensors_in((args, kwargs)) if t.layout is torch.strided]
+
+    def run(self) -> None:
+        """All steps; the first makes states, the last is the steady state."""
+        self.recorder.planned_calls = self.options.steps * len(self.recorder.log.modules)
+        for index in range(self.options.steps):
+            self.recorder.start_step(index)
+            if self.mode == "infer":
+                self._infer()
+            elif self.step is not None:
+                self._custom()
+            else:
+                self._train()
+        self.recorder.end()
+
+    def _casting(self) -> contextlib.AbstractContextManager[Any]:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device_type, dtype=self.autocast)
+
+    def _infer(self) -> None:
+        self.recorder.begin("forward")
+        with torch.no_grad(), self._casting():
+            output = self.model(*self.args, **self.kwargs)
+        self.recorder.end()
+        del output
+
+    def _train(self) -> None:
+        recorder = self.recorder
+        recorder.begin("forward")
+        with self._casting():
+            output = self.model(*self.args, **self.kwargs)
+            recorder.forward_returned(output)
+            with recorder.computing_loss(self.loss_fn):
+                loss = self.loss_fn(output)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shown = tuple(loss.shape) if isinstance(loss, torch.Tensor) else repr(loss)
+            raise InputError(f"loss_fn must return a scalar tensor, got {shown}")
+        del output
+        recorder.mark([loss], "loss")
+        self._note_saved_inputs()
+        loss.backward()
+        del loss
+        recorder.mark(self._gradients(), "gradient")
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self._mark_states()
+            self.optimizer.zero_grad(set_to_none=self.options.set_to_none)
+        else:
+            with recorder.during("zero_grad"):
+                self.model.zero_grad(set_to_none=self.options.set_to_none)
+
+    def _custom(self) -> None:
+        assert self.step is not None
+        self.recorder.begin("forward")
+        with self._casting():
+            self.step(self.model, self.optimizer, *self.args, **self.kwargs)
+        self.recorder.mark(self._gradients(), "gradient")
+        self._mark_states()
+
+    def _gradients(self) -> Iterable[torch.Tensor]:
+        return [p.grad for p in self.parameters if p.grad is not None]
+
+    def _mark_states(self) -> None:
+        if self.optimizer is not None:
+            self.recorder.mark(tensors_in(list(self.optimizer.state.values())), "optimizer state")
+
+    def _note_saved_inputs(self) -> None:
+        for hold in self.holds:
+            if hold.is_held():
+                self.recorder.log.saved_inputs.add(hold.tensor.untyped_storage().number)  # type: ignore[attr-defined]

@@ -1,0 +1,28 @@
+"""Private torch API: whether somebody besides the caller still holds a tensor."""
+from __future__ import annotations
+
+import sys
+
+import torch
+
+
+class Hold:
+    """Counts of references to a tensor that the caller keeps, compared later.
+
+    An input is alive for as long as its caller wants, so its life does not tell whether autograd saved it; a reference more than
+    before the forward pass does: a saved variable shares the tensor or its storage, checkpointing keeps the Python object.
+    """
+
+    __slots__ = ("tensor", "_before")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._before = self._count()
+
+    def _count(self) -> tuple[int, int, int]:
+        storage = self.tensor.untyped_storage()
+        return sys.getrefcount(self.tensor), self.tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)
+
+    def is_held(self) -> bool:
+        """Whether there are more references than when this was made."""
+        return any(now > before for now, before in zip(self._count(), self._before))

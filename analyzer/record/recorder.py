@@ -1,0 +1,413 @@
+"""Fills a log while a model runs under the mode."""
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from analyzer.meta.address_space import Region
+from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.signature import Signature
+from analyzer.meta.spec import TensorSpec
+from analyzer.meta.storage import MetaStorage
+
+from .autograd_node import current_backward_node, next_sequence_number
+from .log import Log, LogModule, LogNode, PhaseRecord, StorageLife
+from .op_call import OpCall
+from .progress import report_progress
+
+_ROOT = 0
+COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+OUTSIDE = -1  #: no node: what runs outside the model (loss, optimizer)
+
+
+class Recorder:
+    """Listens to a `MetaTensorMode` and writes a `Log`.
+
+    ``claim`` is the device whose memory is watched; ``is_leaf`` tells which modules become one node (eager runs),
+    ``find_leaf_impl`` what runs instead of a module's own forward.
+    A driver that knows its nodes (the graph interpreter) sets `node` itself.
+    """
+
+    def __init__(self, mode: MetaTensorMode, root: torch.nn.Module, claim: torch.device, is_leaf: Callable[[torch.nn.Module], bool] | None = None,
+                 find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None] = lambda module: None) -> None:
+        self.mode = mode
+        self.log = Log()
+        self.space = mode.space
+        self.memory = mode.space.memory(claim)
+        self.is_leaf, self.find_leaf_impl = is_leaf, find_leaf_impl
+        self.node = OUTSIDE
+        self.step = 0
+        self.phase = "forward"
+        self._module_index: dict[int, int] = {}
+        self._index_of_path: dict[str, int] = {}
+        self._stack: list[int] = []
+        self._leaf_depth = 0
+        self._call_of_sequence: dict[int, int] = {}
+        self._collective_of_sequence: dict[int, int] = {}
+        self._last_sequence = -1
+        self._parameter_owner: dict[int, int] = {}
+        self._names: dict[str, int] = {}
+        self._producer: dict[int, int] = {}  # storage number -> node that wrote it last
+        self._entered = 0
+        self.planned_calls = 0  #: module calls that the driver expects, to tell how far the run has come
+        self.log.device = str(claim)
+        self._collect_modules(root)
+
+    def start_step(self, step: int, placeholders: bool = True) -> None:
+        """Another step begins: its nodes are named afresh, the first of them the inputs (unless the driver has its own)."""
+        self.end()
+        self.step, self.log.steps = step, step + 1
+        self._names.clear()
+        self._producer.clear()
+        self.node = OUTSIDE
+        for number, life in self.log.storages.items():
+            if placeholders and life.category == "input":
+                node = self.add_node("placeholder", life.label or "input", life.label or "input", _ROOT)
+                self.log.nodes[node].outputs.append((number, life.spec))
+                self._producer[number] = node
+
+    def forward_returned(self, output: Any) -> None:
+        """The model's outputs: the last row of the table."""
+        if self.is_leaf is None:
+            return
+        node = self.add_node("output", "output", "output", _ROOT)
+        self.read(node, tensors_in(output))
+
+    @contextmanager
+    def computing_loss(self, loss_fn: Any) -> Iterator[None]:
+        """What a block runs is the loss: a row of its own after the model's."""
+        node = self.add_node("call_function", "loss", getattr(loss_fn, "__name__", type(loss_fn).__name__), _ROOT)
+        before, self.node = self.node, node
+        try:
+            yield
+        finally:
+            self.node = before
+
+    # ---- modules
+
+    def _collect_modules(self, root: torch.nn.Module) -> None:
+        index_of_path = self._index_of_path
+        for path, module in root.named_modules():
+            parent = None if path == "" else index_of_path[path.rpartition(".")[0]]
+            index_of_path[path] = self._module_index[id(module)] = len(self.log.modules)
+            self.log.modules.append(LogModule(path, type(module).__name__, parent))
+
+    def where(self) -> str:
+        """The path of the module that runs, for messages."""
+        return self.log.modules[self._stack[-1]].path if self._stack else ""
+
+    def register_existing(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take note of storages that were made before the recording began."""
+        for tensor in tensors:
+            if tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                if isinstance(storage, MetaStorage) and storage.number not in self.log.storages:
+                    self.born(storage)
+
+    def own_parameters(self, root: torch.nn.Module) -> None:
+        """Mark the storages of the model's parameters and buffers (they must be the mode's own by now)."""
+        for path, module in root.named_modules():
+            index = self._module_index[id(module)]
+            for category, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for name, tensor in tensors.items():
+                    if tensor is None or tensor.layout is not torch.strided:
+                        continue
+                    life = self._life(tensor.untyped_storage())
+                    self._parameter_owner.setdefault(id(tensor), index)
+                    if life is not None and not life.category:
+                        life.category, life.module, life.label = category, index, f"{path}.{name}".lstrip(".")
+                        life.requires_grad = tensor.requires_grad
+
+    def mark(self, tensors: Any, category: str, label: str = "") -> None:
+        """Put the storages of ``tensors`` that have no category yet into ``category``."""
+        for tensor in tensors:
+            if tensor.layout is torch.strided:
+                life = self._life(tensor.untyped_storage())
+                if life is not None and not life.category:
+                    life.category, life.label = category, label
+                    life.requires_grad = tensor.requires_grad
+                    life.spec = describe(tensor)
+
+    def _life(self, storage: Any) -> StorageLife | None:
+        return self.log.storages.get(storage.number) if isinstance(storage, MetaStorage) else None
+
+    def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
+        """A module's call begins; the result is what `leave_module` needs."""
+        index = self._module_index.get(id(module))
+        if index is None:  # made on the way, or behind a wrapper: it runs for whoever called it
+            index = self._stack[-1] if self._stack else _ROOT
+        record = self.log.modules[index]
+        record.calls += 1
+        self._stack.append(index)
+        self._entered += 1
+        report_progress(self._entered / max(1, self.planned_calls), record.path)
+        if self.is_leaf is None or self.phase != "forward":
+            return -1
+        if not record.inputs:
+            record.inputs = tuple(describe_tensors((args, kwargs)))
+        if self._leaf_depth:
+            self._leaf_depth += 1
+            return -1
+        if self.is_leaf(module):
+            self._leaf_depth = 1
+            self.node = self.add_node("call_module", record.path or "root", record.path, index)
+            self.read(self.node, tensors_in((args, kwargs)))
+            return self.node
+        return -1
+
+    def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
+        index = self._stack.pop()
+        if self.is_leaf is None or self.phase != "forward":
+            return
+        record = self.log.modules[index]
+        if not record.outputs:
+            record.outputs = tuple(describe_tensors(result))
+        if self._leaf_depth:
+            self._leaf_depth -= 1
+        if token >= 0:
+            self.set_outputs(token, result)
+            self.node = OUTSIDE
+
+    # ---- nodes
+
+    def add_node(self, op: str, name: str, target: str, module: int) -> int:
+        """A new row of the node table; ``name`` is made an identifier and unique as torch.fx does."""
+        if not name.isidentifier():
+            name = re.sub(r"\W", "_", name)
+            name = f"_{name}" if name[:1].isdigit() else name or "_"
+        count = self._names.get(name, 0)
+        self._names[name] = count + 1
+        self.log.nodes.append(LogNode(op, name if not count else f"{name}_{count}", target, module, step=self.step))
+        return len(self.log.nodes) - 1
+
+    def set_outputs(self, node: int, result: Any) -> None:
+        outputs = self.log.nodes[node].outputs
+        for tensor in tensors_in(result):
+            if tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                if isinstance(storage, MetaStorage):
+                    outputs.append((storage.number, describe(tensor)))
+                    self._producer[storage.number] = node
+
+    def read(self, node: int, tensors: Any) -> None:
+        record = self.log.nodes[node]
+        for tensor in tensors:
+            if tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                if isinstance(storage, MetaStorage):
+                    self._read_storage(record, storage.number)
+
+    def _read_storage(self, record: LogNode, number: int) -> None:
+        if number not in record.reads:
+            record.reads.append(number)
+        producer = self._producer.get(number)
+        if producer is not None and producer not in record.inputs and self.log.nodes[producer] is not record:
+            record.inputs.append(producer)
+
+    # ---- calls (CallListener)
+
+    def called(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage]) -> None:
+        phase, log = self.phase, self.log
+        if not log.phases or log.phases[-1].last_call >= 0:
+            self.begin(phase)
+        forward: int | None = None
+        recomputed = False
+        module = self._stack[-1] if self._stack else _ROOT
+        node = self.node
+        index = len(log.calls)
+        if phase == "backward":
+            recomputed = torch.is_grad_enabled()  # the engine turns it off; only a recomputation turns it on again
+            if not recomputed:
+                forward, module, node = self._forward_of_gradient(module, _communicates(signature))
+        made_grad = False
+        if phase == "forward" or recomputed:
+            sequence = next_sequence_number()
+            if sequence != self._last_sequence:
+                self._last_sequence = sequence
+                self._call_of_sequence[sequence - 1] = index
+                made_grad = True
+            if _communicates(signature):
+                self._collective_of_sequence.setdefault(sequence - 1, index)
+            if self.is_leaf is not None and not self._leaf_depth and self._stack and not recomputed:
+                node = self._add_operator(signature, inputs, outputs, module)
+            elif recomputed and node == OUTSIDE:
+                backward = current_backward_node()
+                found = self._call_of_sequence.get(backward[0]) if backward else None
+                node = log.calls[found].node if found is not None and found < index else OUTSIDE
+        in_numbers = tuple([s.number for s in inputs])
+        out_numbers = tuple([s.number for s in outputs])
+        log.calls.append(OpCall(signature, in_numbers, out_numbers, self.step, phase, module, node, forward, recomputed))
+        for number in out_numbers:
+            life = log.storages.get(number)
+            if life is not None and life.born_call == index:
+                life.module, life.node = module, node
+                life.requires_grad = made_grad
+
+    def _add_operator(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage], module: int) -> int:
+        op = signature.op
+        name = op.__name__ if not isinstance(op, torch._ops.OpOverload) else op._schema.name.rpartition("::")[2]
+        node = self.add_node("call_function", name, str(op), module)
+        record = self.log.nodes[node]
+        for storage in inputs:
+            self._read_storage(record, storage.number)
+        for storage, spec in zip(outputs, signature.outputs):
+            record.outputs.append((storage.number, spec))
+            self._producer[storage.number] = node
+        return node
+
+    def _forward_of_gradient(self, module: int, communicates: bool) -> tuple[int | None, int, int]:
+        backward = current_backward_node()
+        if backward is None:
+            return None, module, OUTSIDE
+        sequence, variable = backward
+        if variable is not None:
+            return None, self._parameter_owner.get(id(variable), _ROOT), OUTSIDE
+        # A custom function's operators share its number: its backward belongs to the first, a collective to the collective.
+        forward = self._collective_of_sequence.get(sequence) if communicates else None
+        if forward is None:
+            forward = self._call_of_sequence.get(sequence)
+        if forward is None:
+            return None, module, OUTSIDE
+        call = self.log.calls[forward]
+        return forward, call.module, call.node
+
+    def took_workspace(self, nbytes: int) -> None:
+        """The allocator just gave a workspace that its kernel gives back at once."""
+        self.log.events += 1
+        self._watch_peak(nbytes)
+
+    def kept_workspace(self, region: Region, nbytes: int, claim: torch.device, label: str) -> None:
+        """A library just took a workspace that it keeps for as long as the process lives."""
+        log = self.log
+        log.events += 1
+        number = -1 - len(self.space.library_workspaces)  # storages count from 0
+        life = log.storages[number] = StorageLife(number, nbytes, region.bytes, region.address, str(claim), log.events, len(log.calls),
+                                                  self.phase, self.step, OUTSIDE, _ROOT)
+        life.category, life.label = "workspace", label
+        self._watch_peak(0)
+
+    # ---- storages (StorageListener)
+
+    def born(self, storage: MetaStorage) -> None:
+        log = self.log
+        log.events += 1
+        region = storage.region
+        log.storages[storage.number] = StorageLife(
+            storage.number, storage.nbytes(), region.bytes, region.address, str(storage.claim), log.events, len(log.calls), self.phase,
+            self.step, self.node, self._stack[-1] if self._stack else _ROOT)
+        self._watch_peak(0)
+
+    def died(self, storage: MetaStorage) -> None:
+        log = self.log
+        log.events += 1
+        life = log.storages.get(storage.number)
+        if life is not None:
+            life.died = log.events
+            life.died_call = len(log.calls)
+
+    def _watch_peak(self, workspace_bytes: int) -> None:
+        allocated = self.memory.allocated_bytes
+        if allocated > self.log.peak_bytes:
+            log = self.log
+            log.peak_bytes, log.peak_event, log.peak_workspace_bytes = allocated, log.events, workspace_bytes
+
+    # ---- phases
+
+    def begin(self, phase: str) -> None:
+        """A stretch of ``phase`` begins; what ran before has ended."""
+        self.end()
+        self.phase = phase
+        self.memory.reset_peaks()
+        self.log.phases.append(PhaseRecord(self.step, phase, len(self.log.calls), last_call=-1))
+
+    def end(self) -> None:
+        """The running stretch ends: note what the allocator says."""
+        if not self.log.phases or self.log.phases[-1].last_call >= 0:
+            return
+        record, memory = self.log.phases[-1], self.memory
+        record.last_call = len(self.log.calls)
+        record.end_event = self.log.events
+        record.allocated_bytes, record.peak_allocated_bytes = memory.allocated_bytes, memory.peak_allocated_bytes
+        record.reserved_bytes, record.peak_reserved_bytes = memory.reserved_bytes, memory.peak_reserved_bytes
+        record.requested_bytes, record.peak_requested_bytes = memory.requested_bytes, memory.peak_requested_bytes
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Run a block in ``phase``, then go back to the phase before. Nested blocks of a phase are one."""
+        before = self.phase
+        if before == phase:
+            yield
+            return
+        self.begin(phase)
+        try:
+            yield
+        finally:
+            self.resume(before)
+
+    def resume(self, phase: str) -> None:
+        """What ran has ended; a stretch of ``phase`` begins with the next operator, if one comes."""
+        self.end()
+        self.phase = phase
+
+    @contextmanager
+    def at(self, node: int, path: str) -> Iterator[None]:
+        """Attribute what a block runs to ``node`` and to the module at ``path`` (graph runs)."""
+        before = self.node
+        self.node = node
+        self._stack.append(self._index_of_path.get(path, _ROOT))
+        try:
+            yield
+        finally:
+            self._stack.pop()
+            self.node = before
+
+    @contextmanager
+    def recording(self) -> Iterator[Recorder]:
+        """Listen to the mode, which must be active, for the length of a block."""
+        from .hooks import listen
+
+        state = self.mode.state
+        state.recorder, self.space.listener = self, self
+        try:
+            with listen(self):
+                yield self
+        finally:
+            self.end()
+            state.recorder = self.space.listener = None
+            self.log.assumptions = list(state.assumptions)
+
+
+def _communicates(signature: Signature) -> bool:
+    return getattr(signature.op, "namespace", "") in COLLECTIVE_NAMESPACES
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists, tuples, dicts and dataclasses."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple, set)):
+        for x in tree:
+            yield from tensors_in(x)
+    elif isinstance(tree, dict):
+        for x in tree.values():
+            yield from tensors_in(x)
+    elif hasattr(tree, "__dataclass_fields__") and not isinstance(tree, type):
+        for name in tree.__dataclass_fields__:
+            yield from tensors_in(getattr(tree, name, None))
+
+
+def describe(tensor: torch.Tensor) -> TensorSpec:
+    """The spec of a tensor of the mode's."""
+    from analyzer.meta.output_cache import spec_of
+
+    with torch._C.DisableTorchFunction():
+        return spec_of(tensor)
+
+
+def describe_tensors(tree: Any) -> list[TensorSpec]:
+    """The specs of all tensors in a nested structure."""
+    return [describe(t) for t in tensors_in(tree)]

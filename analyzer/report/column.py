@@ -1,0 +1,82 @@
+"""The columns of the reports: which field, under which heading, in which unit."""
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import tabulate
+
+from analyzer.errors import InputError
+from analyzer.units import UNKNOWN, format_bytes, format_count, format_seconds
+
+_FORMATS: dict[str, Callable[..., str]] = {
+    "bytes": format_bytes, "Mb": partial(format_bytes, style="Mb"), "count": format_count, "seconds": format_seconds}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A field of a row, its heading and its unit: "bytes", "Mb" (bytes as the node table prints them), "count", "seconds" or "text"."""
+
+    field: str
+    header: str
+    unit: str
+
+    def format(self, value: object) -> str:
+        """One cell; an unknown value is printed as such."""
+        return format_quantity(value, self.unit)
+
+    def format_total(self, values: Iterable[float | None]) -> str:
+        """The sum of a column; what is known of it, marked as a lower bound, where some cells are unknown."""
+        all_values = list(values)
+        known = [value for value in all_values if value is not None]
+        if not known:
+            return format_quantity(None if all_values else 0, self.unit)
+        return ("" if len(known) == len(all_values) else ">= ") + self.format(sum(known))
+
+
+def format_quantity(value: object, unit: str) -> str:
+    """Text of one value in its unit.
+
+    >>> format_quantity(None, "bytes"), format_quantity("conv1", "text")
+    ('-', 'conv1')
+    """
+    if value is None:
+        return UNKNOWN
+    return str(value) if unit == "text" else _FORMATS[unit](value)
+
+
+def name_columns(*columns: Column) -> dict[str, Column]:
+    """Columns by field."""
+    return {column.field: column for column in columns}
+
+
+def find_column(columns: Mapping[str, Column], name: str, caller: str) -> Column:
+    """The column of that field or heading; InputError, with the nearest names, if there is none."""
+    by_header = {column.header.lower(): column for column in columns.values()}
+    found = columns.get(name) or by_header.get(name.lower())
+    if found is None:
+        near = difflib.get_close_matches(name, columns, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise InputError(f"{caller}: no column {name!r}; {hint}columns are {', '.join(columns)}")
+    return found
+
+
+def check_layout(depth: int | None, least_depth: int, fmt: str, caller: str) -> None:
+    """Raise InputError for a depth or a table format that cannot be printed."""
+    if depth is not None and depth < least_depth:
+        raise InputError(f"{caller}: depth={depth!r}; give a depth of {least_depth} or more, or None for all")
+    if fmt not in tabulate.tabulate_formats:
+        raise InputError(f"{caller}: no table format {fmt!r}; formats are {', '.join(tabulate.tabulate_formats)}")
+
+
+def print_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), fmt: str = "simple",
+               total: Sequence[str] | None = None) -> str:
+    """Rows as a table: the columns ``left`` hold text, the others quantities, and ``total`` stands under a line."""
+    body: list[object] = list(rows)
+    if total is not None:
+        body += [tabulate.SEPARATING_LINE, total] if rows and fmt == "simple" else [total]
+    align = ["left" if i in left else "right" for i in range(len(headers))]
+    text: str = tabulate.tabulate(body, headers=headers, tablefmt=fmt, disable_numparse=True, colalign=align if body else None)
+    return text

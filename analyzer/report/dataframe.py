@@ -1,0 +1,53 @@
+"""Nodes or modules as a pandas table with nullable columns, so that integers stay exact beside unknowns."""
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import TYPE_CHECKING, Any
+
+from analyzer.errors import InputError, MissingExtraError
+from analyzer.fx.node_info import NodeInfo
+from analyzer.profile_data import CostInfo, ModuleInfo, Profile
+
+if TYPE_CHECKING:
+    import pandas
+
+_NULLABLE = {int: "Int64", int | None: "Int64", float | None: "Float64"}  # pandas' own names; other columns hold objects
+_NOT_COLUMNS = ("own", "children")
+
+
+def to_dataframe(profile: Profile, what: str = "nodes") -> pandas.DataFrame:
+    """One row a node, or one row a module (parents first) with its ``own_`` quantities beside its totals.
+
+    Raises InputError for another ``what``, MissingExtraError without pandas.
+    """
+    if what not in ("nodes", "modules"):
+        raise InputError(f"to_dataframe({what!r}): choose 'nodes' or 'modules'")
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtraError("to_dataframe() needs pandas, which is not installed: "
+                                "pip install 'torch-analyzer[report]'") from error
+    if what == "nodes":
+        columns = _list_columns(NodeInfo)
+        rows: list[dict[str, Any]] = [{name: getattr(node, name) for name in columns} for node in profile.nodes]
+    else:
+        own = {f"own_{name}": kind for name, kind in _list_columns(CostInfo).items()}
+        columns = {**_list_columns(ModuleInfo), **own}
+        modules = [] if profile.modules is None else list(profile.modules.walk())
+        rows = [_flatten(module) for module in modules]
+    return pandas.DataFrame({name: pandas.Series([row[name] for row in rows], dtype=_NULLABLE.get(kind, "object"))
+                             for name, kind in columns.items()})
+
+
+def _list_columns(record: type[NodeInfo | CostInfo]) -> dict[str, Any]:
+    hints = typing.get_type_hints(record)
+    names = [field.name for field in dataclasses.fields(record) if field.name not in _NOT_COLUMNS]
+    if record is ModuleInfo:
+        names.sort(key=lambda name: name in CostInfo.__slots__)  # what a module is, before what it costs
+    return {name: hints[name] for name in names}
+
+
+def _flatten(module: ModuleInfo) -> dict[str, Any]:
+    own = {f"own_{name}": getattr(module.own, name) for name in CostInfo.__slots__}
+    return {**{name: getattr(module, name) for name in _list_columns(ModuleInfo)}, **own}

@@ -1,0 +1,242 @@
+"""A profile as JSON text and back, without loss. The dataclasses are the schema."""
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import types
+import typing
+from collections.abc import Callable
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Union
+
+from analyzer.errors import InputError, ProfileFormatError
+from analyzer.profile_data import Profile
+
+FORMAT = "analyzer.profile"
+_EXCERPT_CHARS = 30  # of damaged text, on each side of the damage
+
+Decoder = Callable[[Any, str], Any]  # (JSON value, where it stands) -> value, or ProfileFormatError
+
+
+def write_json(profile: Profile, path: str | Path | None = None) -> str:
+    """The JSON text, also written to ``path`` if one is given.
+
+    Raises InputError where the profile holds what could not be read back: a value of the wrong type, NaN, infinity.
+    """
+    data = {"format": FORMAT, "version": Profile.format_version, **_encode(profile)}
+    try:
+        read_data(data)
+    except ProfileFormatError as error:
+        raise InputError(f"to_json(): this profile cannot be saved without loss: {error}") from error
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    if path is not None:
+        Path(path).write_text(text + "\n", encoding="utf-8")
+    return text
+
+
+def read_json(source: str | Path) -> Profile:
+    """The profile in JSON text or in the file of that name.
+
+    Raises ProfileFormatError that says where the text is damaged, InputError if there is no such file.
+    """
+    origin, text = _load_text(source)
+    try:
+        data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates)
+    except json.JSONDecodeError as error:
+        excerpt = text[max(0, error.pos - _EXCERPT_CHARS):error.pos + _EXCERPT_CHARS]
+        raise ProfileFormatError(f"{origin}: damaged at line {error.lineno} column {error.colno} (character {error.pos} of "
+                                 f"{len(text)}): {error.msg}, near {excerpt!r}; write the profile again") from error
+    except RecursionError as error:
+        raise ProfileFormatError(f"{origin}: nested too deep to be a profile") from error
+    except ProfileFormatError as error:
+        raise ProfileFormatError(f"{origin}: {error}") from error
+    except ValueError as error:  # a number with more digits than Python reads
+        raise ProfileFormatError(f"{origin}: damaged: {error}") from error
+    try:
+        return read_data(data)
+    except ProfileFormatError as error:
+        raise ProfileFormatError(f"{origin}: {error}") from error
+    except RecursionError as error:
+        raise ProfileFormatError(f"{origin}: nested too deep to be a profile") from error
+
+
+def read_data(data: Any) -> Profile:
+    """The profile in decoded JSON. Raises ProfileFormatError."""
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = f'"format": {data["format"]!r}' if isinstance(data, dict) and "format" in data else f"a {_name_json(data)}"
+        raise ProfileFormatError(f'not a saved profile: expected an object with "format": "{FORMAT}", got {found}')
+    version = data.get("version")
+    if type(version) is not int or version != Profile.format_version:
+        raise ProfileFormatError(
+            f"format version {version!r}{_writer(data)}, and analyzer {_own_version()} reads version {Profile.format_version}: "
+            "read it with the analyzer that wrote it, or profile the model again")
+    fields = {key: value for key, value in data.items() if key not in ("format", "version")}
+    profile: Profile = _decoder_of(Profile)(fields, "")
+    return profile
+
+
+def _writer(data: dict[str, Any]) -> str:
+    return f", written by analyzer {data['analyzer_version']}" if data.get("analyzer_version") else ""
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("torch-analyzer")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "of this source tree"
+
+
+def _load_text(source: str | Path) -> tuple[str, str]:
+    if isinstance(source, str) and (not source.strip() or source.lstrip()[0] in "{[" or "\n" in source.strip()):
+        return "from_json(text)", source
+    try:
+        return f"from_json({str(source)!r})", Path(source).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ProfileFormatError(f"from_json({str(source)!r}): not UTF-8 text (byte {error.start}); is it a saved profile?") from error
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise InputError(f"from_json({str(source)!r}): no such file; give the path of a saved profile, "
+                         "or its text, which starts with '{'") from error
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ProfileFormatError(f"{name} is no quantity; an unknown one is null")
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        twice = next(key for i, (key, _) in enumerate(pairs) if any(key == earlier for earlier, _ in pairs[:i]))
+        raise ProfileFormatError(f"field {twice!r} is given twice")
+    return data
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {field.name: _encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: _encode(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    return value
+
+
+@cache
+def _decoder_of(kind: Any) -> Decoder:
+    """The decoder of a type that the records use."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _record_decoder(kind)
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        return _named_tuple_decoder(kind)
+    if origin is tuple:
+        return _sequence_decoder(args[0])
+    if origin is dict:
+        return _mapping_decoder(args[1])
+    if origin in (Union, types.UnionType):
+        return _union_decoder(args)
+    return _scalar_decoder(kind)
+
+
+def _scalar_decoder(kind: type) -> Decoder:
+    allowed = (int, float) if kind is float else (kind,)
+
+    def decode(value: Any, where: str) -> Any:
+        if type(value) not in allowed:
+            raise _mismatch(where, _name_type(kind), value)
+        if type(value) is float and not math.isfinite(value):
+            raise ProfileFormatError(f"{where}: {value} is no quantity; an unknown one is null")
+        return value
+    return decode
+
+
+def _union_decoder(kinds: tuple[Any, ...]) -> Decoder:
+    optional = type(None) in kinds
+    decoders = [_decoder_of(kind) for kind in kinds if kind is not type(None)]
+
+    def decode(value: Any, where: str) -> Any:
+        if value is None and optional:
+            return None
+        if len(decoders) == 1 and isinstance(value, dict | list):
+            return decoders[0](value, where)  # its message says which part is wrong
+        for decoder in decoders:
+            try:
+                return decoder(value, where)
+            except ProfileFormatError:
+                pass
+        raise _mismatch(where, " or ".join(_name_type(kind) for kind in kinds), value)
+    return decode
+
+
+def _sequence_decoder(kind: Any) -> Decoder:
+    item_decoder = _decoder_of(kind)
+
+    def decode(value: Any, where: str) -> Any:
+        if type(value) is not list:
+            raise _mismatch(where, "list", value)
+        return tuple(item_decoder(item, f"{where}[{i}]") for i, item in enumerate(value))
+    return decode
+
+
+def _mapping_decoder(kind: Any) -> Decoder:
+    item_decoder = _decoder_of(kind)
+
+    def decode(value: Any, where: str) -> Any:
+        if type(value) is not dict:
+            raise _mismatch(where, "object", value)
+        for key in value:
+            if type(key) is not str:
+                raise _mismatch(f"{where}: key {key!r}", "str", key)
+        return {key: item_decoder(item, f"{where}[{key!r}]") for key, item in value.items()}
+    return decode
+
+
+def _named_tuple_decoder(kind: Any) -> Decoder:
+    decoders = [(name, _decoder_of(hint)) for name, hint in typing.get_type_hints(kind).items()]
+
+    def decode(value: Any, where: str) -> Any:
+        if type(value) is not list or len(value) != len(decoders):
+            raise _mismatch(where, f"list of {len(decoders)} ({', '.join(name for name, _ in decoders)})", value)
+        return kind(*(decoder(item, f"{where}.{name}") for (name, decoder), item in zip(decoders, value, strict=True)))
+    return decode
+
+
+def _record_decoder(kind: Any) -> Decoder:
+    @cache
+    def field_decoders() -> dict[str, Decoder]:  # when first used, since a record can contain its own kind
+        hints = typing.get_type_hints(kind)
+        return {field.name: _decoder_of(hints[field.name]) for field in dataclasses.fields(kind)}
+
+    def decode(value: Any, where: str) -> Any:
+        if type(value) is not dict:
+            raise _mismatch(where, "object", value)
+        decoders = field_decoders()
+        at, prefix = (f"{where}: ", f"{where}.") if where else ("", "")
+        if unknown := [key for key in value if key not in decoders]:
+            near = difflib.get_close_matches(str(unknown[0]), decoders, n=1)
+            raise ProfileFormatError(f"{at}unknown field {unknown[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        if missing := [name for name in decoders if name not in value]:
+            raise ProfileFormatError(f"{at}missing field {missing[0]!r}")
+        return kind(**{name: decoder(value[name], prefix + name) for name, decoder in decoders.items()})
+    return decode
+
+
+def _mismatch(where: str, expected: str, value: Any) -> ProfileFormatError:
+    shown = "" if value is None or isinstance(value, dict | list) else f" {value!r}"
+    return ProfileFormatError(f"{where or 'profile'}: expected {expected}, got {_name_json(value)}{shown}")
+
+
+def _name_json(value: Any) -> str:
+    names: dict[type, str] = {dict: "object", list: "list", type(None): "null"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _name_type(kind: Any) -> str:
+    if kind is type(None):
+        return "null"
+    if dataclasses.is_dataclass(kind) or typing.get_origin(kind) is dict:
+        return "object"
+    return "list" if typing.get_origin(kind) is tuple else str(kind.__name__)

@@ -1,0 +1,103 @@
+"""The node table: ten columns that every version keeps, in their order."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from analyzer.fx.node_info import NodeInfo
+
+from .column import Column, check_layout, find_column, name_columns, print_rows
+
+TEN_COLUMNS = (
+    Column("op", "Op type", "text"),
+    Column("name", "Op", "text"),
+    Column("accumulate_bytes", "Accumulate size", "Mb"),
+    Column("incremental_bytes", "Incremental size", "Mb"),
+    Column("output_bytes", "Output size", "Mb"),
+    Column("temp_bytes", "Temp size", "Mb"),
+    Column("param_bytes", "Param size", "Mb"),
+    Column("backward_bytes", "Backward size", "Mb"),
+    Column("fwd_flops", "Fwd FLOPs", "count"),
+    Column("bwd_flops", "Bwd FLOPs", "count"),
+)
+COLUMNS = name_columns(
+    *TEN_COLUMNS,
+    Column("fwd_macs", "Fwd MACs", "count"),
+    Column("bwd_macs", "Bwd MACs", "count"),
+    Column("buffer_bytes", "Buffer size", "Mb"),
+    Column("fwd_comm_bytes", "Fwd comm", "Mb"),
+    Column("bwd_comm_bytes", "Bwd comm", "Mb"),
+    Column("fwd_seconds", "Fwd time", "seconds"),
+    Column("bwd_seconds", "Bwd time", "seconds"),
+    Column("module_path", "Module", "text"),
+    Column("target", "Target", "text"),
+    Column("source", "Source", "text"),
+)
+
+
+def node_table(rows: Sequence[NodeInfo], sort: str | None = None, depth: int | None = None, columns: Sequence[str] = (),
+               fmt: str = "simple") -> str:
+    """The rows as text, with a last row of totals, which are marked ``>=`` where some cells are unknown (``-``).
+
+    ``sort`` is a field or a heading, largest first; ``depth`` (1 or more) merges neighbouring nodes of the same module
+    at that depth into one row; ``columns`` are fields to print after the ten; ``fmt`` is a format of `tabulate`.
+    Raises InputError for a name it does not know.
+
+    >>> conv = NodeInfo("call_module", "conv1", param_bytes=37632, fwd_flops=3_776_446_464, temp_bytes=0)
+    >>> print(node_table([conv]).splitlines()[2].split())
+    ['call_module', 'conv1', '-', '-', '-', '0', 'b', '36.75', 'Kb', '-', '3.78', 'G', '-']
+    """
+    check_layout(depth, 1, fmt, "table()")
+    shown = [*TEN_COLUMNS, *(find_column(COLUMNS, name, "table(columns=...)") for name in columns)]
+    merged = list(rows) if depth is None else merge_modules(rows, depth)
+    if sort is not None:
+        key = find_column(COLUMNS, sort, "table(sort=...)")
+        known = [row for row in merged if getattr(row, key.field) is not None]
+        unknown = [row for row in merged if getattr(row, key.field) is None]
+        merged = sorted(known, key=lambda row: getattr(row, key.field), reverse=key.unit != "text") + unknown
+    cells = [[column.format(getattr(row, column.field)) for column in shown] for row in merged]
+    left = [i for i, column in enumerate(shown) if column.unit == "text"]
+    return print_rows([column.header for column in shown], cells, left=left, fmt=fmt, total=format_totals(shown, rows))
+
+
+def format_totals(columns: Sequence[Column], rows: Sequence[NodeInfo]) -> list[str]:
+    """The last row: sums, under the first two columns what they sum; Accumulate is a running sum and ends at its last value."""
+    cells = []
+    for column in columns[2:]:
+        if column.unit == "text":
+            cells.append("")
+        elif column.field == "accumulate_bytes":
+            cells.append(column.format(rows[-1].accumulate_bytes if rows else 0))
+        else:
+            cells.append(column.format_total(getattr(row, column.field) for row in rows))
+    return ["total", f"{len(rows)} nodes", *cells]
+
+
+def merge_modules(rows: Sequence[NodeInfo], depth: int) -> list[NodeInfo]:
+    """Neighbours in the same module at ``depth`` as one row; a row that stands alone, or outside, stays as it is."""
+
+    def module_of(row: NodeInfo) -> str | None:
+        parts = row.module_path.split(".") if row.module_path else []
+        return ".".join(parts[:depth]) if len(parts) >= depth else None
+
+    merged: list[NodeInfo] = []
+    for path, group in groupby(rows, module_of):
+        members = list(group)
+        if path is None or len(members) == 1:
+            merged += members
+            continue
+        sums = {column.field: _add(getattr(row, column.field) for row in members)
+                for column in COLUMNS.values() if column.unit != "text"}
+        sums["accumulate_bytes"] = members[-1].accumulate_bytes
+        merged.append(replace(NodeInfo("module", path, path, path), **sums))  # type: ignore[arg-type]
+    return merged
+
+
+def _add(values: Iterable[float | None]) -> float | None:
+    total: float = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total

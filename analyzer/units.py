@@ -1,0 +1,122 @@
+"""Numbers to text and back. Quantities stay plain numbers everywhere else; only this module formats them."""
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Literal
+
+from .errors import InputError
+
+#: What stands for an unknown quantity.
+UNKNOWN = "-"
+
+# IEC 80000-13 prefixes for powers of 1024.
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+# Powers of 1024 under the labels of Colossal-AI's node table, which torch's profiler tables used before it.
+_TABLE = ("b", "Kb", "Mb", "Gb", "Tb", "Pb")
+# SI prefixes, with the capital K that FLOP counters print.
+_DECIMAL = ("", "K", "M", "G", "T", "P", "E")
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:([kmgtp]?)(i?)b)?", re.IGNORECASE)
+
+
+def _scale(value: float, base: int, labels: Sequence[str]) -> tuple[str, str]:
+    """The number with two decimals and the label of the largest power of ``base`` that keeps it above 1."""
+    power = 0
+    # rounded before the comparison, so that 1023.999 KiB prints as 1.00 MiB
+    while power + 1 < len(labels) and round(abs(value) / base**power, 2) >= base:
+        power += 1
+    if power == 0 and value == int(value):
+        return str(int(value)), labels[0]
+    return f"{value / base**power:.2f}", labels[power]
+
+
+def format_bytes(nbytes: float | None, style: Literal["binary", "Mb"] = "binary") -> str:
+    """``nbytes`` with a binary prefix (powers of 1024) and two decimals; ``"-"`` for None.
+
+    ``style="Mb"`` prints the same value under the labels of the node table (b, Kb, Mb, Gb).
+
+    >>> format_bytes(8 * 3 * 224 * 224 * 4), format_bytes(512), format_bytes(0), format_bytes(None)
+    ('4.59 MiB', '512 B', '0 B', '-')
+    >>> format_bytes(8 * 3 * 224 * 224 * 4, style="Mb"), format_bytes(12608, style="Mb"), format_bytes(0, style="Mb")
+    ('4.59 Mb', '12.31 Kb', '0 b')
+    """
+    if style not in ("binary", "Mb"):
+        raise InputError(f"format_bytes(style={style!r}): the styles are 'binary' and 'Mb'")
+    if nbytes is None:
+        return UNKNOWN
+    return " ".join(_scale(nbytes, 1024, _BINARY if style == "binary" else _TABLE))
+
+
+def format_count(count: float | None, unit: str = "") -> str:
+    """``count`` with a decimal prefix (powers of 1000), two decimals and ``unit``; ``"-"`` for None.
+
+    >>> format_count(924_844_032), format_count(3_718_742_016, "MAC"), format_count(768), format_count(None)
+    ('924.84 M', '3.72 GMAC', '768', '-')
+    """
+    if count is None:
+        return UNKNOWN
+    number, prefix = _scale(count, 1000, _DECIMAL)
+    return f"{number} {prefix}{unit}".rstrip()
+
+
+def format_flops(flops: float | None) -> str:
+    """A number of floating-point operations; ``"-"`` for None.
+
+    >>> format_flops(7_437_484_032), format_flops(0)
+    ('7.44 GFLOP', '0 FLOP')
+    """
+    return format_count(flops, "FLOP")
+
+
+def format_rate(rate: float | None, unit: str = "B") -> str:
+    """A quantity per second with a decimal prefix, as data sheets print it; ``"-"`` for None.
+
+    >>> format_rate(4.8e12), format_rate(989.4e12, "FLOP")
+    ('4.80 TB/s', '989.40 TFLOP/s')
+    """
+    return format_count(rate, f"{unit}/s")
+
+
+def format_seconds(seconds: float | None) -> str:
+    """A duration in s, ms, us or ns with two decimals; ``"-"`` for None.
+
+    >>> format_seconds(0.00123), format_seconds(75.3), format_seconds(4.2e-6), format_seconds(3e-9), format_seconds(0)
+    ('1.23 ms', '75.30 s', '4.20 us', '3.00 ns', '0 s')
+    """
+    if seconds is None:
+        return UNKNOWN
+    if seconds == 0:
+        return "0 s"
+    for size, label in _SECONDS:
+        # rounded one unit below, so that 999.999 us prints as 1.00 ms
+        if round(abs(seconds) / size * 1000, 2) >= 1000:
+            return f"{seconds / size:.2f} {label}"
+    return f"{seconds * 1e9:.2f} ns"
+
+
+def parse_bytes(size: str | int) -> int:
+    """The bytes that ``size`` says: KB, MB, GB are powers of 1000, KiB, MiB, GiB powers of 1024, a bare number is bytes.
+
+    Case does not matter; a fraction of a byte is rounded to the nearest. An int is returned as it is.
+    Raises InputError for anything else.
+
+    >>> parse_bytes("80GiB"), parse_bytes("40 GB"), parse_bytes("1.5 KiB"), parse_bytes("512")
+    (85899345920, 40000000000, 1536, 512)
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
+    if match is None:
+        raise InputError(
+            f"parse_bytes({size!r}): not a size; write a number and a unit, "
+            "for example '80GiB' (powers of 1024), '40 GB' (powers of 1000) or '512'"
+        )
+    number, prefix, binary = match.groups(default="")
+    if binary and not prefix:
+        raise InputError(f"parse_bytes({size!r}): 'iB' needs a prefix; write 'KiB', 'MiB', 'GiB', or 'B' for bytes")
+    power = "kmgtp".index(prefix.lower()) + 1 if prefix else 0
+    multiplier: int = (1024 if binary else 1000) ** power
+    return round(Fraction(number) * multiplier)

@@ -1,0 +1,101 @@
+"""GPT-2 (Radford et al. 2019), named as transformers names it.
+
+Its projections are nn.Linear: a checkpoint of transformers, whose Conv1D keeps the transpose, loads with `weight.T`.
+"""
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .causal_lm import CausalLMOutput, causal_lm_loss
+
+
+class Attention(nn.Module):
+    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attn_dropout = dropout
+        self.c_attn = nn.Linear(hidden, 3 * hidden)
+        self.c_proj = nn.Linear(hidden, hidden)
+        self.resid_dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, hidden = x.shape
+        q, k, v = (
+            part.view(batch, tokens, self.heads, hidden // self.heads).transpose(1, 2) for part in self.c_attn(x).split(hidden, dim=2)
+        )
+        dropout = self.attn_dropout if self.training else 0.0
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        out = out.transpose(1, 2).reshape(batch, tokens, hidden)
+        return self.resid_dropout(self.c_proj(out))
+
+
+class MLP(nn.Module):
+    def __init__(self, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(hidden, 4 * hidden)
+        self.act = nn.GELU(approximate="tanh")
+        self.c_proj = nn.Linear(4 * hidden, hidden)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.c_proj(self.act(self.c_fc(x))))
+
+
+class Block(nn.Module):
+    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(hidden)
+        self.attn = Attention(hidden, heads, dropout)
+        self.ln_2 = nn.LayerNorm(hidden)
+        self.mlp = MLP(hidden, dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Transformer(nn.Module):
+    def __init__(self, vocabulary: int, positions: int, hidden: int, layers: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(vocabulary, hidden)
+        self.wpe = nn.Embedding(positions, hidden)
+        self.drop = nn.Dropout(dropout)
+        self.h = nn.ModuleList(Block(hidden, heads, dropout) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(hidden)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        x = self.drop(self.wte(input_ids) + self.wpe(positions))
+        for block in self.h:
+            x = block(x)
+        return self.ln_f(x)
+
+
+class GPT2(nn.Module):
+    """input_ids (batch, tokens) int64 to logits (batch, tokens, vocabulary); with labels of that shape, also the loss.
+
+    >>> import torch
+    >>> model = GPT2(vocabulary=11, positions=8, hidden=16, layers=1, heads=2)
+    >>> ids = torch.zeros(2, 8, dtype=torch.int64)
+    >>> model(ids).shape, model(ids, labels=ids).loss.shape
+    (torch.Size([2, 8, 11]), torch.Size([]))
+    """
+
+    def __init__(
+        self, vocabulary: int = 50257, positions: int = 1024, hidden: int = 768, layers: int = 12, heads: int = 12, dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.transformer = Transformer(vocabulary, positions, hidden, layers, heads, dropout)
+        self.lm_head = nn.Linear(hidden, vocabulary, bias=False)
+        self.lm_head.weight = self.transformer.wte.weight
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor | CausalLMOutput:
+        logits: Tensor = self.lm_head(self.transformer(input_ids))
+        return logits if labels is None else CausalLMOutput(causal_lm_loss(logits, labels), logits)
+
+
+def gpt2() -> GPT2:
+    """GPT-2 small: 124,439,808 parameters."""
+    return GPT2()

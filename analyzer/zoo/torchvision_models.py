@@ -1,0 +1,54 @@
+"""`torchvision:NAME`: any model that torchvision registers, without its weights."""
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..errors import TargetError
+from ..input_spec import InputSpec
+from .model_target import DEFAULT_BATCH, Target, find_close, import_extra
+
+VIDEO_FRAMES = 16  # the clip length of torchvision's references/video_classification
+FLOW_SIZE = (368, 496)  # the crop RAFT is first trained on (its paper, and torchvision's references/optical_flow)
+DETECTION_SIZE = (800, 800)  # GeneralizedRCNNTransform brings the shorter side of any image to 800
+
+
+def find_torchvision_model(name: str, target: str) -> Target:
+    """The model `name` of torchvision.models: classification, segmentation, detection, video or optical flow.
+
+    Detection models are called with a batch of images, which they iterate over as over a list; their training targets
+    are dictionaries, which no default stands for. Raises TargetError for an unknown name, MissingExtraError without torchvision.
+    """
+    models = import_extra("torchvision", target).models
+    if name not in models.list_models():
+        raise TargetError(f"{target}: torchvision has no model {name!r}{find_close(name, models.list_models())}")
+    builder = models.get_model_builder(name)
+    options: dict[str, Any] = {"weights": None}
+    if "weights_backbone" in inspect.signature(builder).parameters:
+        options["weights_backbone"] = None  # by default it downloads them
+    if name.removeprefix("quantized_") in ("googlenet", "inception_v3"):
+        options["init_weights"] = True  # their default, which they warn about unless it is said
+    inputs = tuple(InputSpec(None, torch.float32, shape) for shape in _choose_shapes(models, name))
+    return Target(target, partial(builder, **options), inputs)
+
+
+def _choose_shapes(models: Any, name: str) -> list[tuple[int, ...]]:
+    builder = models.get_model_builder(name)
+    family = builder.__module__.split(".")[2]
+    if family == "detection":
+        return [(2, 3, *DETECTION_SIZE)]
+    if family == "optical_flow":
+        return [(2, 3, *FLOW_SIZE)] * 2  # a pair of frames
+    if family == "vision_transformer":
+        # Some of its weights are for larger images, but without weights the builder makes a model for 224 (torchvision's default).
+        return [(DEFAULT_BATCH, 3, 224, 224)]
+    weights = models.get_model_weights(name).DEFAULT
+    preset = weights.transforms.keywords  # the preprocessing the weights were published with
+    if family == "segmentation":
+        return [(DEFAULT_BATCH, 3, preset["resize_size"], preset["resize_size"])]
+    if family == "video":
+        return [(DEFAULT_BATCH, 3, max(VIDEO_FRAMES, weights.meta.get("min_temporal_size", 1)), *preset["crop_size"])]
+    return [(DEFAULT_BATCH, 3, preset["crop_size"], preset["crop_size"])]

@@ -1,0 +1,57 @@
+"""Sizes that depend on data: the stated policy, and its trace in the assumptions."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from analyzer import MetaTensorMode
+from analyzer.errors import DataDependentError, InputError
+from analyzer.meta.options import MetaOptions
+
+
+def routed(tokens=64, experts=8, top_k=2):
+    """Rows that each expert gets, computed as mixture-of-experts layers do."""
+    chosen = torch.topk(torch.rand(tokens, experts), top_k).indices
+    mask = F.one_hot(chosen, num_classes=experts).permute(2, 1, 0)
+    hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
+    return [len(torch.where(mask[e].squeeze(0))[0]) for e in hit]
+
+
+@pytest.mark.parametrize(("policy", "rows"), [("balanced", [16] * 8), ("worst", [128] * 8), (5, [5] * 5)])
+def test_experts_get_what_the_policy_says(policy, rows):
+    with MetaTensorMode(MetaOptions(unknown_size=policy)) as mode:
+        assert routed() == rows  # balanced: 64 tokens x 2 choices / 8 experts
+        assert any("nonzero" in text for text in mode.state.assumptions)
+
+
+def test_the_policy_error_refuses():
+    with MetaTensorMode(MetaOptions(unknown_size="error")), pytest.raises(DataDependentError, match="unknown_size='balanced'"):
+        torch.rand(4).nonzero()
+
+
+@pytest.mark.parametrize(("call", "shape"), [
+    (lambda x: x[x > 0], (12,)),
+    (lambda x: torch.masked_select(x, x > 0), (12,)),
+    (lambda x: x.nonzero(), (12, 2)),
+    (lambda x: torch.unique(x), (12,)),
+    (lambda x: torch.argwhere(x > 0), (12, 2)),
+])
+def test_without_any_hint_all_elements_count(call, shape):
+    with MetaTensorMode() as mode:
+        assert tuple(call(torch.rand(3, 4)).shape) == shape
+        assert mode.state.assumptions
+
+
+@pytest.mark.parametrize("bad", [dict(unknown_size="most"), dict(unknown_size=-1), dict(unknown_value="guess")])
+def test_options_that_mean_nothing_are_refused(bad):
+    with pytest.raises(InputError, match=repr(next(iter(bad.values())))):
+        MetaOptions(**bad)
+
+
+def test_repeat_interleave_with_unknown_repeats_asks_for_the_size():
+    with MetaTensorMode():
+        repeats = torch.randint(0, 3, (4,))
+        with pytest.raises(DataDependentError, match="output_size"):
+            torch.repeat_interleave(torch.rand(4), repeats)
+        assert torch.repeat_interleave(torch.rand(4), repeats, output_size=6).shape == (6,)

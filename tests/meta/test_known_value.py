@@ -1,0 +1,132 @@
+"""Values of small tensors follow from their factory, through views and in-place operators, as on real tensors."""
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analyzer import MetaTensorMode
+from analyzer.errors import DataDependentError
+from analyzer.meta.known_value import LARGEST_FLOATING, LARGEST_INTEGER
+from analyzer.meta.options import MetaOptions
+
+
+@pytest.mark.parametrize("compute", [
+    lambda: torch.arange(5),
+    lambda: torch.arange(5).flip(0)[1:3],
+    lambda: torch.ones(2, 2, dtype=torch.bool).tril(),
+    lambda: (torch.arange(4)[:, None] >= torch.arange(4)[None]),
+    lambda: torch.tensor([[1, 2], [3, 4]]).t().contiguous().view(-1),
+    lambda: torch.full((3,), 7) * torch.tensor(2),
+    lambda: torch.linspace(0, 1, 5),
+    lambda: torch.arange(6).view(2, 3).sum(1),
+    lambda: torch.cat([torch.zeros(2, dtype=torch.int64), torch.arange(3)]),
+    lambda: torch.stack(torch.meshgrid(torch.arange(2), torch.arange(3), indexing="ij")),
+    lambda: torch.where(torch.arange(4) > 1, 1, 0),
+    lambda: torch.arange(10).masked_fill(torch.arange(10) % 2 == 0, -1),
+    lambda: torch.arange(4).to(torch.float32).mean(),
+    lambda: torch.eye(3, dtype=torch.int64).cumsum(0),
+    lambda: torch.arange(4).repeat_interleave(torch.tensor([0, 1, 2, 1])),
+    lambda: torch.arange(4).nonzero(),
+    lambda: torch.tensor([1, 0, 2])[torch.tensor([True, False, True])],
+    lambda: torch.tensor([3, 1, 3]).unique(),
+    lambda: torch.zeros(3, dtype=torch.int64).scatter(0, torch.tensor([1]), 5),
+    lambda: torch.split(torch.arange(5), 2)[1],
+    lambda: torch.arange(4, dtype=torch.float32).half().float(),
+    lambda: torch.tensor(3.0) / 2,
+])
+def test_values_equal_those_of_real_tensors(compute):
+    expected = compute().tolist()
+    with MetaTensorMode():
+        assert compute().tolist() == expected
+        assert compute().cuda().tolist() == expected
+
+
+def _in_place(x):
+    x[1:3] = 7
+    y = x.view(2, 3)
+    y.add_(1)
+    y[:, 0].zero_()
+    x.t_()
+    z = y.clone()
+    z += x.view(2, 3)
+    y.fill_(2)
+    return [x.tolist(), y.tolist(), z.tolist()]
+
+
+def test_in_place_operators_reach_every_view():
+    expected = _in_place(torch.arange(6))
+    with MetaTensorMode():
+        assert _in_place(torch.arange(6)) == expected
+
+
+OPERATIONS = {
+    "add_": lambda ts, i, n: ts[i].add_(n),
+    "mul": lambda ts, i, n: ts.append(ts[i] * n),
+    "slice": lambda ts, i, n: ts.append(ts[i][n % max(1, len(ts[i])):]) if ts[i].dim() else None,
+    "flip": lambda ts, i, n: ts.append(ts[i].flip(0)) if ts[i].dim() else None,
+    "fill_": lambda ts, i, n: ts[i].fill_(n),
+    "copy_": lambda ts, i, n: ts[i].copy_(ts[i].flip(0)) if ts[i].dim() else None,
+    "setitem": lambda ts, i, n: ts[i].__setitem__(0, n) if ts[i].dim() and len(ts[i]) else None,
+    "as_strided": lambda ts, i, n: ts.append(torch.as_strided(ts[0], (2, 2), (1, 2), n % 3)),
+    "sum": lambda ts, i, n: ts.append(ts[i].sum()),
+    "foreach": lambda ts, i, n: torch._foreach_add_([ts[i], torch.arange(2)], n),
+    "gt": lambda ts, i, n: ts.append((ts[i] > n).long()),
+}
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 10), st.integers(-3, 3)), max_size=12))
+def test_any_program_of_integer_operators_gives_the_values_of_a_real_run(program):
+    def run():
+        tensors = [torch.arange(8)]
+        for name, i, n in program:
+            OPERATIONS[name](tensors, i % len(tensors), n)
+        return [t.tolist() for t in tensors]
+
+    expected = run()
+    with MetaTensorMode():
+        assert run() == expected
+
+
+def test_a_long_chain_of_updates_is_no_deep_recursion():
+    with MetaTensorMode():
+        x = torch.zeros((), dtype=torch.int64)
+        for _ in range(5000):
+            x = x + 1
+        assert x.item() == 5000
+
+
+def test_unknown_data_raises_an_error_that_names_the_line_and_the_way_out():
+    with MetaTensorMode(), pytest.raises(DataDependentError, match=r"(?s)aten.item.*test_known_value.py:\d+.*placeholder"):
+        bool(torch.rand(3).sum() > 1)
+
+
+def test_a_placeholder_is_taken_and_noted_where_the_user_chose_so():
+    with MetaTensorMode(MetaOptions(unknown_value="placeholder")) as mode:
+        assert torch.rand(3).sum().item() == 1.0
+        assert len(mode.state.assumptions) == 1
+
+
+@pytest.mark.parametrize(("shape", "dtype", "known"), [
+    ((LARGEST_INTEGER,), torch.int64, True), ((LARGEST_INTEGER + 1,), torch.int64, False),
+    ((LARGEST_FLOATING,), torch.float32, True), ((LARGEST_FLOATING + 1,), torch.float32, False),
+])
+def test_only_small_contents_are_kept(shape, dtype, known):
+    with MetaTensorMode():
+        x = torch.ones(shape, dtype=dtype)
+        if known:
+            assert x[-1].item() == 1
+        else:
+            with pytest.raises(DataDependentError):
+                x[-1].item()
+
+
+def test_a_write_of_unknown_data_is_forgotten_everywhere():
+    with MetaTensorMode():
+        x = torch.zeros(4, dtype=torch.int64)
+        view = x[:2]
+        x[3] = torch.randint(0, 5, (1,)).expand(2)[0] + torch.randint(0, 9, (4, 4)).sum()
+        with pytest.raises(DataDependentError):
+            view[0].item()

@@ -1,0 +1,271 @@
+"""MetaTensorMode: claims, construction, copies, and nothing left behind."""
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from analyzer import MetaTensor, MetaTensorMode
+
+CUDA = torch.device("cuda", 0)
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("make", "device", "shape", "dtype"),
+    [
+        (lambda: torch.rand(2, 3), CPU, (2, 3), torch.float32),
+        (lambda: torch.rand(2, 3, device="cuda"), CUDA, (2, 3), torch.float32),
+        (lambda: torch.zeros(4, device="cuda:1"), torch.device("cuda", 1), (4,), torch.float32),
+        (lambda: torch.zeros(4, device=0), CUDA, (4,), torch.float32),
+        (lambda: torch.rand(2).cuda(), CUDA, (2,), torch.float32),
+        (lambda: torch.rand(2).cuda().cpu(), CPU, (2,), torch.float32),
+        (lambda: torch.rand(2).to("cuda"), CUDA, (2,), torch.float32),
+        (lambda: torch.rand(2).to("cuda", torch.bfloat16), CUDA, (2,), torch.bfloat16),
+        (lambda: torch.rand(2).to(torch.float16), CPU, (2,), torch.float16),
+        (lambda: torch.rand(2).to(torch.empty(1, dtype=torch.float64, device="cuda")), CUDA, (2,), torch.float64),
+        (lambda: torch.rand(2).to(device=CUDA, dtype=torch.int64), CUDA, (2,), torch.int64),
+        (lambda: torch.rand(2, device="cuda").type(torch.float16), CUDA, (2,), torch.float16),
+        (lambda: torch.rand(2).type("torch.cuda.HalfTensor"), CUDA, (2,), torch.float16),
+        (lambda: torch.tensor([1, 2, 3], device="cuda"), CUDA, (3,), torch.int64),
+        (lambda: torch.as_tensor([1.0], device="cuda"), CUDA, (1,), torch.float32),
+        (lambda: torch.empty(3, device="cuda").new_zeros(2, 2), CUDA, (2, 2), torch.float32),
+        (lambda: torch.empty(3, device="cuda").new_tensor([1.0]), CUDA, (1,), torch.float32),
+        (lambda: torch.ones_like(torch.empty(3, device="cuda")), CUDA, (3,), torch.float32),
+        (lambda: torch.ones_like(torch.empty(3, device="cuda"), device="cpu"), CPU, (3,), torch.float32),
+        (lambda: torch.rand(2, 3, device="cuda") @ torch.rand(3, 5, device="cuda"), CUDA, (2, 5), torch.float32),
+        (lambda: torch.rand(3, device="cuda") + torch.tensor(1.0), CUDA, (3,), torch.float32),
+        (lambda: torch.from_numpy(__import__("numpy").zeros((2, 2), dtype="float32")).cuda(), CUDA, (2, 2), torch.float32),
+        (lambda: torch.arange(6, device="cuda").view(2, 3).t(), CUDA, (3, 2), torch.int64),
+        (lambda: torch.nn.Parameter(torch.rand(2, device="cuda")), CUDA, (2,), torch.float32),
+    ],
+)
+def test_a_tensor_claims_the_device_that_its_code_says_during_and_after_the_mode(make, device, shape, dtype):
+    with MetaTensorMode():
+        x = make()
+        assert x.device == device
+    assert isinstance(x, MetaTensor)
+    assert (x.device, tuple(x.shape), x.dtype) == (device, shape, dtype)
+    assert (x.is_cuda, x.is_cpu, x.is_meta) == (device.type == "cuda", device.type == "cpu", False)
+    assert x.get_device() == (-1 if device.index is None else device.index)
+    assert x.untyped_storage().device == device
+
+
+def test_to_the_same_device_and_dtype_is_the_tensor_itself():
+    with MetaTensorMode():
+        x = torch.rand(3, device="cuda")
+        assert x.to("cuda") is x
+        assert x.cuda() is x
+        assert x.to(CUDA, torch.float32) is x
+        assert x.to("cuda", copy=True) is not x
+
+
+def test_the_default_device_is_a_claim_too():
+    with MetaTensorMode(), torch.device("cuda"):
+        assert torch.rand(3).device == CUDA
+        assert torch.nn.Linear(2, 2).weight.device == CUDA
+
+
+def test_modules_are_built_initialised_and_moved_without_data():
+    with MetaTensorMode():
+        layer = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.LSTM(8, 8)).cuda().half()
+        for p in layer.parameters():
+            assert isinstance(p, torch.nn.Parameter)
+            assert p.requires_grad
+            assert (p.device, p.dtype) == (CUDA, torch.float16)
+        torch.nn.init.trunc_normal_(layer[0].weight)
+        torch.nn.init.orthogonal_(torch.empty(4, 4))
+        torch.nn.init.kaiming_normal_(layer[0].weight)
+        assert layer[1].num_batches_tracked.device == CUDA
+
+
+def test_state_dict_round_trip_and_deepcopy():
+    with MetaTensorMode():
+        a = torch.nn.Linear(3, 4).cuda()
+        b = torch.nn.Linear(3, 4).cuda()
+        assert b.load_state_dict(a.state_dict()) is not None
+        c = copy.deepcopy(a)
+    for model in (a, c, copy.deepcopy(a)):  # the last one after the mode
+        assert isinstance(model.weight, MetaTensor)
+        assert isinstance(model.weight, torch.nn.Parameter)
+        assert model.weight.device == CUDA
+        assert model.weight.requires_grad
+    assert c.weight is not a.weight
+    assert c.weight.data_ptr() != a.weight.data_ptr()
+    assert a.state_dict()["weight"].device == CUDA
+
+
+def test_deepcopy_keeps_tied_and_viewed_storages_together():
+    with MetaTensorMode():
+        base = torch.rand(10, device="cuda")
+        pair = copy.deepcopy([base, base[2:]])
+    assert pair[1].data_ptr() - pair[0].data_ptr() == 8
+    assert pair[0].data_ptr() != base.data_ptr()
+
+
+def test_pickle_keeps_specs_and_claim():
+    with MetaTensorMode():
+        x = torch.nn.Parameter(torch.rand(4, 6, device="cuda").t())
+    y = pickle.loads(pickle.dumps(x))
+    assert (y.device, y.shape, y.stride(), y.requires_grad, isinstance(y, torch.nn.Parameter)) == (CUDA, (6, 4), (1, 6), True, True)
+
+
+def test_addresses_are_distinct_for_storages_and_offset_for_views():
+    with MetaTensorMode():
+        x, y = torch.rand(4, 4, device="cuda"), torch.rand(4, 4, device="cuda")
+        assert x.data_ptr() != y.data_ptr()
+        assert x.data_ptr() % 512 == 0
+        assert x[1].data_ptr() - x.data_ptr() == 16
+        assert x.t().data_ptr() == x.view(16).data_ptr() == x.untyped_storage().data_ptr() == x.data_ptr()
+        assert torch.empty(0, device="cuda").data_ptr() == 0
+        gone = x.data_ptr()
+        del x
+        assert torch.rand(4, 4, device="cuda").data_ptr() == gone  # the allocator's cache hands the block out again
+
+
+def test_autograd_in_place_and_views():
+    with MetaTensorMode():
+        w = torch.rand(3, 3, device="cuda", requires_grad=True)
+        x = torch.rand(2, 3, device="cuda")
+        y = x @ w
+        y += 1
+        y[0] = 0
+        y.relu_().sum().backward()
+        assert isinstance(w.grad, MetaTensor)
+        assert (w.grad.device, w.grad.shape) == (CUDA, w.shape)
+
+
+def test_gradients_go_back_across_a_move():
+    with MetaTensorMode():
+        w = torch.rand(3, requires_grad=True)
+        (w.cuda() * 2).cpu().sum().backward()
+        assert w.grad.device == CPU
+        v = torch.rand(3, device="cuda", requires_grad=True)
+        v.cpu().half().sum().backward()
+        assert (v.grad.device, v.grad.dtype) == (CUDA, torch.float32)
+
+
+def test_saved_tensor_hooks_see_what_autograd_saves():
+    packed = []
+
+    def pack(x):
+        packed.append(tuple(x.shape))
+        return x
+
+    with MetaTensorMode():
+        w = torch.rand(3, 4, device="cuda", requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            y = torch.rand(2, 3, device="cuda") @ w
+        y.sum().backward()
+    assert packed == [(2, 3)]
+
+
+@pytest.mark.parametrize("make", [
+    lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.Adam(p),
+    lambda p: torch.optim.AdamW(p, fused=True), lambda p: torch.optim.AdamW(p, foreach=False), lambda p: torch.optim.RMSprop(p),
+    lambda p: torch.optim.Adagrad(p), lambda p: torch.optim.Adadelta(p), lambda p: torch.optim.NAdam(p), lambda p: torch.optim.RAdam(p),
+    lambda p: torch.optim.Adafactor(p),
+])
+def test_optimizers_step_and_keep_their_states_on_the_device(make):
+    with MetaTensorMode():
+        layer = torch.nn.Linear(8, 8).cuda()
+        optimizer = make(layer.parameters())
+        for _ in range(3):
+            layer(torch.rand(2, 8, device="cuda")).sum().backward()
+            torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        states = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor) and t.numel() > 1]
+        assert all(t.device == CUDA for t in states)
+
+
+def test_optimizers_take_the_foreach_path_as_on_cuda():
+    seen = []
+
+    class Watch:
+        def called(self, signature, inputs, outputs):
+            seen.append(signature.op.__name__)
+
+        def took_workspace(self, nbytes):
+            pass
+
+        def where(self):
+            return ""
+
+    with MetaTensorMode() as mode:
+        layer = torch.nn.Linear(8, 8).cuda()
+        layer(torch.rand(2, 8, device="cuda")).sum().backward()
+        mode.state.recorder = Watch()
+        torch.optim.AdamW(layer.parameters()).step()
+    assert "_foreach_addcdiv_.ScalarList" in seen
+
+
+def observable_torch():
+    """What the mode replaces while it is active."""
+    modules = [torch, torch.cuda, torch.nn.Module, torch.nn.functional, torch.nn.init, torch.overrides, torch.autograd, torch._C,
+               torch.optim.Optimizer, torch.utils._foreach_utils, torch.Tensor, torch.autograd.Function, torch.cuda.amp, torch.random]
+    found = {f"{m.__name__}.{k}": v for m in modules for k, v in vars(m).items() if callable(v) or isinstance(v, (list, property))}
+    found["types"] = list(__import__("sys").modules["torch.optim.optimizer"]._foreach_supported_types)
+    found["types2"] = list(torch.utils._foreach_utils._foreach_supported_types)
+    found["modes"] = (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack())
+    return found
+
+
+def assert_unchanged(before):
+    after = observable_torch()
+    assert [k for k in before.keys() | after.keys() if before.get(k) is not after.get(k) and before.get(k) != after.get(k)] == []
+
+
+def test_torch_is_as_it_was_after_the_mode_after_nesting_and_after_an_exception():
+    torch.cuda.is_available()
+    with MetaTensorMode():
+        pass  # whatever is imported at first use is imported now
+    before, rng = observable_torch(), torch.get_rng_state()
+    mode = MetaTensorMode()
+    with mode:
+        torch.rand(2, device="cuda")
+        with mode, MetaTensorMode():
+            assert torch.rand(2, device="cuda").device == CUDA
+        assert torch.rand(2, device="cuda").device == CUDA
+    assert_unchanged(before)
+    with mode:
+        pass
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error), mode, MetaTensorMode():
+            torch.nn.Linear(2, 2).cuda()
+            raise error
+        assert_unchanged(before)
+    assert torch.equal(rng, torch.get_rng_state())
+    assert not torch.cuda.is_available()
+    assert torch.rand(2).device == CPU
+    assert type(torch.rand(2)) is torch.Tensor
+
+
+def test_other_threads_get_torch_as_it_is():
+    found = {}
+
+    def work():
+        found["available"] = torch.cuda.is_available()
+        found["type"] = type(torch.rand(2) + 1)
+        found["relu"] = type(F.multi_head_attention_forward)
+
+    with MetaTensorMode():
+        assert torch.cuda.is_available()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert found["available"] is False
+    assert found["type"] is torch.Tensor
+
+
+def test_real_tensors_met_under_the_mode_are_not_changed():
+    real = torch.arange(4.0)
+    with MetaTensorMode():
+        y = real * 2
+        real.add_(1)
+        assert isinstance(y, MetaTensor)
+    assert real.tolist() == [0.0, 1.0, 2.0, 3.0]

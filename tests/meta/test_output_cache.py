@@ -1,0 +1,77 @@
+"""What comes from the cache equals what the kernel gives."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analyzer import MetaTensorMode
+from analyzer.meta import output_cache
+
+CALLS = {
+    "add": lambda x: x + 1, "add float": lambda x: x + 1.5, "mul self": lambda x: x * x, "t": lambda x: x.t() if x.dim() == 2 else x.mT,
+    "view": lambda x: x.reshape(-1), "slice": lambda x: x[..., 1:], "select": lambda x: x.select(0, 0), "expand": lambda x: x[None].expand(3, *x.shape),
+    "relu_": lambda x: x.clone().relu_(), "sum": lambda x: x.sum(0), "softmax": lambda x: x.float().softmax(-1), "split": lambda x: x.split(1)[0],
+    "unbind": lambda x: x.unbind(0)[-1], "half": lambda x: x.half(), "cat": lambda x: torch.cat([x, x]), "topk": lambda x: x.topk(1).indices,
+    "pad": lambda x: F.pad(x, (1, 1)), "where": lambda x: torch.where(x > 0, x, 0), "as_strided": lambda x: x.as_strided((2,), (1,), 1),
+    "permute": lambda x: x.permute(*range(x.dim() - 1, -1, -1)), "any": lambda x: x.any(), "linear": lambda x: F.linear(x.float(), torch.ones(5, x.shape[-1])),
+    "layer_norm": lambda x: F.layer_norm(x.float(), x.shape[-1:]), "dropout": lambda x: F.dropout(x.float()), "rand_like": lambda x: torch.rand_like(x.float()),
+    "unsqueeze": lambda x: x.unsqueeze(-1), "chunk": lambda x: x.chunk(2, -1)[0], "std": lambda x: torch.std_mean(x.float())[0],
+}
+
+
+def facts(x):
+    return tuple(x.shape), x.stride(), x.dtype, x.device, x.storage_offset(), x.untyped_storage().nbytes()
+
+
+@settings(max_examples=120)
+@given(shape=st.lists(st.integers(2, 4), min_size=2, max_size=4), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int64]),
+       device=st.sampled_from(["cpu", "cuda"]), transposed=st.booleans(), offset=st.booleans(), name=st.sampled_from(sorted(CALLS)))
+def test_the_second_call_gives_what_the_first_gave(shape, dtype, device, transposed, offset, name):
+    def run():
+        x = torch.ones(shape, dtype=dtype, device=device)
+        x = x.transpose(0, 1) if transposed else x
+        x = x[1:] if offset else x
+        y = CALLS[name](x)
+        shares = y.untyped_storage() is x.untyped_storage()
+        return facts(y), shares
+
+    with MetaTensorMode():
+        output_cache.entries.clear()
+        first = run()
+        second = run()
+    assert first == second
+    real = CALLS[name](_real(shape, dtype, transposed, offset))
+    assert (first[0][0], first[0][2]) == (tuple(real.shape), real.dtype)
+    significant = [i for i, n in enumerate(real.shape) if n > 1]  # the stride of a dimension of one element means nothing
+    assert [first[0][1][i] for i in significant] == [real.stride()[i] for i in significant]
+
+
+def _real(shape, dtype, transposed, offset):
+    x = torch.ones(shape, dtype=dtype)
+    x = x.transpose(0, 1) if transposed else x
+    return x[1:] if offset else x
+
+
+@pytest.mark.parametrize(("a", "b"), [(1, 1.0), (1, True), (2.0, 2)])
+def test_scalars_that_are_equal_but_of_other_types_promote_differently(a, b):
+    with MetaTensorMode():
+        x = torch.ones(2, dtype=torch.int64)
+        assert (x * a).dtype == (torch.ones(2, dtype=torch.int64) * a).dtype
+        expected = {int: torch.int64, float: torch.float32, bool: torch.int64}
+        assert [(x * v).dtype for v in (a, b, a)] == [expected[type(v)] for v in (a, b, a)]
+
+
+def test_claims_are_part_of_the_key():
+    with MetaTensorMode():
+        assert [(torch.ones(2, device=d) + 1).device.type for d in ("cpu", "cuda", "cpu")] == ["cpu", "cuda", "cpu"]
+
+
+def test_the_cache_is_bounded(monkeypatch):
+    monkeypatch.setattr(output_cache, "_LARGEST", 4)
+    with MetaTensorMode():
+        for n in range(1, 20):
+            torch.ones(n) + 1
+        assert len(output_cache.entries) <= 4

@@ -1,0 +1,213 @@
+"""JSON: what is written is read back the same, and what cannot be read says why."""
+import dataclasses
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analyzer.errors import InputError, ProfileFormatError
+from analyzer.fx.node_info import NodeInfo, TensorInfo
+from analyzer.profile_data import (
+    CostInfo,
+    HolderInfo,
+    MemoryEvent,
+    ModuleInfo,
+    OperatorInfo,
+    OutOfMemoryInfo,
+    PhaseInfo,
+    Profile,
+    TimelinePoint,
+    UncountedInfo,
+)
+
+texts = st.text(st.characters(codec=None), max_size=6)  # lone surrogates too: they occur in file names
+integers = st.integers(-(2**70), 2**70)
+counts = st.none() | integers
+seconds = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+scalars = st.none() | st.booleans() | seconds | integers | texts
+
+TENSOR = TensorInfo((2, 3), "float32", "cuda:0")
+NESTED = (TENSOR, OperatorInfo("mm", 1), UncountedInfo("f", 2), HolderInfo("a", "b", "c", 3), NodeInfo("get_attr", "w"), PhaseInfo(1),
+          CostInfo(params=4), ModuleInfo(path="a", type="Linear"), OutOfMemoryInfo("mm", "forward", 5, 6))
+SIMPLE = {"str": texts, "Scalar": scalars, "int": integers, "int | None": counts, "float | None": seconds, "str | None": st.none() | texts,
+          "Region": texts | st.dictionaries(texts, scalars, max_size=2),
+          "TimelinePoint": st.builds(TimelinePoint, texts | integers, integers, st.none() | texts, counts),
+          "MemoryEvent": st.builds(MemoryEvent, texts, integers, integers, texts, texts),
+          **{type(record).__name__: st.just(record) for record in NESTED}}
+
+
+def values_of(hint: str):
+    """Values of a field by its written type, so that a field of a new type cannot be forgotten here."""
+    if hint in SIMPLE:
+        return SIMPLE[hint]
+    if hint.endswith(" | None"):
+        return st.none() | values_of(hint.removesuffix(" | None"))
+    kind, items = re.fullmatch(r"(tuple|dict)\[(?:str, )?(\w+)(?:, \.\.\.)?\]", hint).groups()
+    if kind == "dict":
+        return st.dictionaries(texts, values_of(items), max_size=2)
+    return st.lists(values_of(items), max_size=2).map(tuple)
+
+
+def records(kind):
+    return st.builds(kind, **{field.name: values_of(field.type) for field in dataclasses.fields(kind)})
+
+
+# Each record in the place of a profile where it stands.
+HOSTS = [(Profile, lambda record: record)] + [
+    (type(record), lambda record, field=field, wrap=wrap: Profile(name="host", mode="infer", **{field: wrap(record)}))
+    for record, field, wrap in (
+        (NESTED[0], "inputs", lambda r: {"x": r}), (NESTED[1], "modules", lambda r: ModuleInfo(path="", type="N", operators=(r,))),
+        (NESTED[2], "uncounted", lambda r: (r,)), (NESTED[3], "holders", lambda r: (r,)), (NESTED[4], "nodes", lambda r: (r,)),
+        (NESTED[5], "phases", lambda r: {"forward": r}), (NESTED[6], "modules", lambda r: ModuleInfo(path="", type="N", own=r)),
+        (NESTED[7], "modules", lambda r: ModuleInfo(path="", type="N", children=(r,))), (NESTED[8], "out_of_memory", lambda r: r))]
+
+
+@pytest.mark.parametrize(("kind", "host"), HOSTS, ids=[kind.__name__ for kind, _ in HOSTS])
+def test_round_trip(kind, host):
+    @settings(max_examples=20, deadline=None)
+    @given(records(kind))
+    def check(record):
+        profile = host(record)
+        again = Profile.from_json(profile.to_json())
+        assert again == profile
+        assert again.to_json() == profile.to_json()
+    check()
+
+
+def test_round_trip_of_a_full_profile(mlp, out_of_memory):
+    full = replace(mlp, out_of_memory=out_of_memory)
+    again = Profile.from_json(full.to_json())
+    assert again == full
+    # tuple equality does not look at the kind of tuple
+    assert type(again.timeline[0]) is TimelinePoint and type(again.memory_events[0]) is MemoryEvent
+    assert type(again.nodes[0].outputs[0]) is TensorInfo and type(again.modules.own) is CostInfo
+
+
+def test_big_numbers_stay_exact(bare):
+    exact = replace(bare, fwd_flops=2**63 + 1, fwd_seconds=0.1 + 0.2)
+    again = Profile.from_json(exact.to_json())
+    assert again.fwd_flops == 9223372036854775809 and again.fwd_seconds == 0.30000000000000004
+
+
+def test_files(mlp, tmp_path):
+    path = tmp_path / "net.json"
+    text = mlp.to_json(path)
+    assert path.read_text() == text + "\n"
+    assert Profile.from_json(path) == Profile.from_json(str(path)) == Profile.from_json(text) == mlp
+
+
+def test_text_says_what_it_is(bare):
+    data = json.loads(bare.to_json())
+    assert (data["format"], data["version"]) == ("analyzer.profile", 1) and "format_version" not in data
+
+
+@pytest.mark.parametrize(("damage", "words"), [
+    (lambda text: text[:200], ["line 1 column", "of 200", "write the profile again"]),
+    (lambda text: "", ["line 1 column 1"]),
+    (lambda text: text.replace(":", " ", 1), ["line 1 column 11", "Expecting ':'", '{"format"']),
+    (lambda text: text + "}", ["Extra data"]),
+    (lambda text: "[1, 2]", ["not a saved profile", "a list"]),
+    (lambda text: '{"a": 1}', ["not a saved profile", '"format": "analyzer.profile"', "a object"]),
+    (lambda text: text.replace("analyzer.profile", "other", 1), ["not a saved profile", "'other'"]),
+    (lambda text: text.replace('"fwd_flops":10528', '"fwd_flops":NaN', 1), ["NaN", "null"]),
+    (lambda text: text.replace('"fwd_seconds":5e-06', '"fwd_seconds":1e999', 1), ["fwd_seconds", "inf"]),
+    (lambda text: text.replace('"params":676', '"params":676,"params":676', 1), ["'params'", "given twice"]),
+    (lambda text: text.replace('"params":676', '"params":"676"', 1), ["params: expected int or null, got str '676'"]),
+    (lambda text: text.replace('"params":676', '"params":676.5', 1), ["params: expected int or null, got float 676.5"]),
+    (lambda text: text.replace('"params":676', '"params":true', 1), ["params: expected int or null, got bool True"]),
+    (lambda text: text.replace('"params":676', '"parms":676', 1), ["unknown field 'parms'", "did you mean 'params'?"]),
+    (lambda text: text.replace('"name":"fc2"', '"name":7', 1), ["nodes[3].name: expected str, got int 7"]),
+    (lambda text: text.replace('"op":"placeholder",', "", 1), ["nodes[0]: missing field 'op'"]),
+    (lambda text: text.replace('"shape":[8,16]', '"shape":[8,null]', 1), ["inputs['x'].shape[1]: expected int, got null"]),
+    (lambda text: text.replace('"kind":"autocast"', '"kind":[1]', 1), ["nodes[2].region[1]: expected str or object, got object"]),
+    (lambda text: text.replace('["fc1",4096,"forward",2097152]', '["fc1",4096]', 1),
+     ["timeline[0]: expected list of 4 (label, allocated_bytes, phase, reserved_bytes), got list"]),
+    (lambda text: text.replace('"nodes":[', '"nodes":{},"x":[', 1), ["unknown field 'x'"]),
+    (lambda text: text.replace('"holders":[', '"holders":[3,', 1), ["holders[0]: expected object, got int 3"]),
+    (lambda text: text.replace('"children":[', '"children":["body",', 1), ["modules.children[0]: expected object, got str 'body'"]),
+    (lambda text: text.replace('"params":676', '"params":' + "1" * 5000, 1), ["damaged", "digits"]),
+    (lambda text: "[" * 100_000, ["nested too deep"]),
+])
+def test_damaged_text(mlp, damage, words):
+    text = mlp.to_json()
+    damaged = damage(text)
+    assert damaged != text
+    with pytest.raises(ProfileFormatError) as caught:
+        Profile.from_json(damaged)
+    assert all(word in str(caught.value) for word in ["from_json(text)", *words]), caught.value
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None, True])
+def test_other_version(mlp, version):
+    data = {**json.loads(mlp.to_json()), "version": version, "new_field": 1}
+    with pytest.raises(ProfileFormatError) as caught:
+        Profile.from_json(json.dumps(data))
+    message = str(caught.value)
+    assert f"format version {version!r}, written by analyzer 0.1.0" in message and "reads version 1" in message
+    assert "profile the model again" in message
+
+
+def test_every_missing_field_is_named(mlp, out_of_memory):
+    data = json.loads(replace(mlp, out_of_memory=out_of_memory).to_json())
+    places = [("", data), ("nodes[1]: ", data["nodes"][1]), ("modules: ", data["modules"]), ("modules.own: ", data["modules"]["own"]),
+              ("phases['forward']: ", data["phases"]["forward"]), ("holders[0]: ", data["holders"][0]),
+              ("out_of_memory: ", data["out_of_memory"]), ("uncounted[1]: ", data["uncounted"][1]),
+              ("nodes[1].outputs[0]: ", data["nodes"][1]["outputs"][0])]
+    tried = 0
+    for where, record in places:
+        for name in [key for key in record if key not in ("format", "version")]:
+            kept = dict(record)
+            del record[name]
+            with pytest.raises(ProfileFormatError, match=re.escape(f"{where}missing field {name!r}")):
+                Profile.from_json(json.dumps(data))
+            record.clear()
+            record.update(kept)
+            tried += 1
+    assert tried > 100
+    assert Profile.from_json(json.dumps(data)).name == "Net"
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"fwd_seconds": math.nan}, ["fwd_seconds", "nan"]),
+    ({"params": 3.0}, ["params: expected int or null, got float 3.0"]),
+    ({"assumptions": ["a list"]}, None),
+    ({"nodes": (NodeInfo("call_function", "f", region=({"shape": (1, 2)},)),)}, ["nodes[0].region[0]"]),
+    ({"inputs": {"x": TensorInfo((1, 2), None, "cpu")}}, ["inputs['x'].dtype: expected str, got null"]),
+    ({"phases": {1: PhaseInfo()}}, ["phases: key 1"]),
+    ({"name": Path("x")}, ["name: expected str"]),
+])
+def test_what_could_not_be_read_back_is_refused(bare, changes, words, tmp_path):
+    profile, path = replace(bare, **changes), tmp_path / "p.json"
+    if words is None:  # a list where a tuple belongs is saved as the tuple that it should be
+        assert Profile.from_json(profile.to_json(path)).assumptions == ("a list",)
+        return
+    with pytest.raises(InputError) as caught:
+        profile.to_json(path)
+    assert all(word in str(caught.value) for word in ["to_json()", *words]), caught.value
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("source", ["nowhere.json", Path("nowhere.json"), "."])
+def test_no_such_file(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=re.escape(f"from_json({str(source)!r}): no such file") + ".*starts with '{'"):
+        Profile.from_json(source)
+
+
+def test_file_that_is_no_text(tmp_path):
+    path = tmp_path / "weights.bin"
+    path.write_bytes(b"\x80\x02\xff")
+    with pytest.raises(ProfileFormatError, match="not UTF-8 text"):
+        Profile.from_json(path)
+
+
+def test_damaged_file_is_named(mlp, tmp_path):
+    path = tmp_path / "cut.json"
+    path.write_text(mlp.to_json()[:-1])
+    with pytest.raises(ProfileFormatError, match=re.escape(f"from_json({str(path)!r}): damaged at line 1")):
+        Profile.from_json(path)

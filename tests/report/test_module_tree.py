@@ -1,0 +1,88 @@
+"""The module tree: every parent is its children plus its own row."""
+import re
+from dataclasses import replace
+
+import pytest
+
+from analyzer.errors import InputError
+from analyzer.profile_data import CostInfo, ModuleInfo
+
+
+def level(cell):
+    return 0 if not re.match("[├│]", cell) else 1 + cell.count("│")
+
+
+def test_golden(mlp, check_golden):
+    check_golden("module_tree_mlp.txt", mlp.module_tree(columns=("bwd_macs", "saved_bytes", "bwd_seconds")))
+
+
+@pytest.mark.parametrize("options", [{}, {"sort": "params"}, {"depth": 1}, {"columns": ("trainable_params", "bwd_macs", "saved_bytes")}])
+def test_parent_is_children_plus_own(mlp, read_table, add_up, options):
+    rows = read_table(mlp.module_tree(**options))
+    parents = 0
+    for i, row in enumerate(rows):
+        below = []
+        for other in rows[i + 1:]:
+            if level(other["Module"]) <= level(row["Module"]):
+                break
+            below += [other] if level(other["Module"]) == level(row["Module"]) + 1 else []
+        if below:
+            parents += 1
+            for name in row:
+                if name not in ("Module", "Type"):
+                    add_up([other[name] for other in below], row[name])
+    assert parents == (1 if "depth" in options else 2)
+
+
+def test_depth_and_sort(mlp, read_table):
+    assert [row["Module"] for row in read_table(mlp.module_tree(depth=0))] == ["Net"]
+    assert [row["Module"] for row in read_table(mlp.module_tree(1, "fwd_flops"))] == ["Net", "├─body", "├─fc2", "├─again", "├─(own)"]
+    assert [row["Module"] for row in read_table(mlp.module_tree(depth=1, sort="Fwd time"))][1:3] == ["├─body", "├─fc2"]
+
+
+def test_siblings_of_unknown_cost_come_last(mlp, read_table):
+    body, fc2, again = mlp.modules.children
+    tree = replace(mlp.modules, children=(replace(body, params=None), fc2, again))
+    rows = read_table(replace(mlp, modules=tree).module_tree(depth=1, sort="params"))
+    assert [row["Module"] for row in rows] == ["Net", "├─fc2", "├─again", "├─body", "├─(own)"]
+    assert rows[3]["Params"] == "-"
+
+
+def test_shared_module_is_marked_and_own_row_of_nothing_left_out(mlp, read_table):
+    rows = read_table(mlp.module_tree())
+    again = next(row for row in rows if row["Module"] == "├─again")
+    assert (again["Type"], again["Params"], again["Fwd FLOPs"]) == ("ReLU (same as body.1)", "0", "0")
+    assert [row["Module"] for row in rows].count("├─(own)") == 1 and "│  └─(own)" not in [row["Module"] for row in rows]
+
+
+def test_own_of_unknown_cost_is_shown(read_table):
+    leaf = ModuleInfo(path="a", type="Leaf", depth=1, params=1)
+    root = ModuleInfo(path="", type="Root", params=1, children=(leaf,))
+    from analyzer.report.module_tree import module_tree
+    assert [(row["Module"], row["Params"]) for row in read_table(module_tree(root))] == [("Root", "1"), ("├─a", "1"), ("├─(own)", "-")]
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"sort": "flops"}, ["sort", "'flops'", "did you mean 'fwd_flops'"]),
+    ({"columns": ("x",)}, ["columns", "'x'", "saved_bytes"]),
+    ({"depth": -1}, ["depth=-1", "0 or more"]),
+    ({"fmt": "word"}, ["'word'"]),
+])
+def test_errors(mlp, options, words):
+    with pytest.raises(InputError) as caught:
+        mlp.module_tree(**options)
+    assert all(word in str(caught.value) for word in ["module_tree(", *words]), caught.value
+
+
+def test_profile_without_modules(bare):
+    with pytest.raises(InputError, match="has no module tree"):
+        bare.module_tree()
+
+
+def test_walk_gives_parents_first(mlp):
+    assert [module.path for module in mlp.modules.walk()] == ["", "body", "body.0", "body.1", "fc2", "again"]
+
+
+def test_costs_add_and_unknown_stays_unknown():
+    total = CostInfo(params=1, fwd_flops=2, fwd_seconds=0.5) + CostInfo(params=3, fwd_flops=None, fwd_seconds=0.25)
+    assert (total.params, total.fwd_flops, total.fwd_seconds, total.bwd_flops) == (4, None, 0.75, None)

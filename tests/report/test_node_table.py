@@ -1,0 +1,123 @@
+"""The node table: its ten columns, what is in them, and that they add up."""
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.errors import InputError
+from analyzer.fx.node_info import NodeInfo
+from analyzer.report.node_table import COLUMNS, TEN_COLUMNS, merge_modules, node_table
+
+HEADINGS = ["Op type", "Op", "Accumulate size", "Incremental size", "Output size", "Temp size", "Param size", "Backward size",
+            "Fwd FLOPs", "Bwd FLOPs"]
+SUMMED = [column.field for column in COLUMNS.values() if column.unit != "text" and column.field != "accumulate_bytes"]
+
+
+def headings(text):
+    return re.split(r"\s{2,}", text.splitlines()[0].strip())
+
+
+def test_vit_rows_print_as_published(vit_rows, check_golden):
+    text = node_table(vit_rows)
+    check_golden("node_table_vit.txt", text)
+    assert headings(text) == HEADINGS
+
+
+def test_published_figures(vit_rows, read_table):
+    rows = {row["Op"]: row for row in read_table(node_table(vit_rows, columns=("fwd_macs", "bwd_macs")))}
+    assert rows["input_1"]["Accumulate size"] == "4.59 Mb"
+    assert (rows["conv_proj"]["Param size"], rows["conv_proj"]["Fwd MACs"]) == ("2.25 Mb", "924.84 M")
+    mlp_0 = rows["encoder_layers_encoder_layer_0_mlp_0"]
+    assert (mlp_0["Incremental size"], mlp_0["Param size"], mlp_0["Fwd MACs"]) == ("18.47 Mb", "9.01 Mb", "3.72 G")
+    assert rows["encoder_layers_encoder_layer_0_mlp_1"]["Incremental size"] == "18.47 Mb"
+    assert rows["encoder_layers_encoder_layer_0_mlp_3"]["Fwd MACs"] == "3.72 G"
+    assert rows["heads_head"]["Param size"] == "2.93 Mb"
+    # two FLOPs a multiply-add: the FLOP columns are not the MACs
+    assert (rows["conv_proj"]["Fwd FLOPs"], mlp_0["Bwd FLOPs"]) == ("1.85 G", "14.87 G")
+
+
+@pytest.mark.parametrize("options", [{}, {"sort": "fwd_flops"}, {"depth": 1}, {"depth": 2, "columns": ("bwd_macs", "fwd_macs")}])
+def test_columns_add_up(vit_rows, read_table, add_up, options):
+    *rows, total = read_table(node_table(vit_rows, **options))
+    assert total["Op type"] == "total" and total["Op"] == "8 nodes"
+    for name in rows[0]:
+        if name not in ("Op type", "Op", "Accumulate size"):
+            add_up([row[name] for row in rows], total[name])
+    assert total["Accumulate size"] == total["Incremental size"] == "46.15 Mb"
+
+
+def test_extra_columns_stand_after_the_ten(mlp, read_table):
+    text = mlp.table(columns=("fwd_macs", "Bwd MACs", "fwd_seconds", "source"))
+    assert headings(text) == [*HEADINGS, "Fwd MACs", "Bwd MACs", "Fwd time", "Source"]
+    fc1 = next(row for row in read_table(text) if row["Op"] == "fc1")
+    assert (fc1["Fwd MACs"], fc1["Fwd time"], fc1["Source"]) == ("4.10 K", "2.00 us", "net.py:12")
+
+
+def test_sort_is_largest_first_and_unknown_last(mlp, read_table):
+    assert [row["Op"] for row in read_table(mlp.table(sort="Fwd FLOPs"))][:3] == ["fc1", "fc2", "act"]
+    # equal values keep the order of the graph
+    by_time = [row["Op"] for row in read_table(mlp.table("fwd_seconds"))]
+    assert by_time == ["fc1", "fc2", "act", "x", "mul", "output", "6 nodes"]
+    assert [row["Op"] for row in read_table(mlp.table("name"))] == ["act", "fc1", "fc2", "mul", "output", "x", "6 nodes"]
+
+
+def test_unknown_is_a_dash_and_its_total_a_lower_bound(read_table):
+    rows = [NodeInfo("call_module", "a", fwd_flops=1500, temp_bytes=0), NodeInfo("call_module", "b", fwd_flops=None, temp_bytes=512)]
+    _, b, total = read_table(node_table(rows))
+    assert b["Fwd FLOPs"] == "-" and b["Temp size"] == "512 b"
+    assert (total["Fwd FLOPs"], total["Temp size"], total["Bwd FLOPs"], total["Accumulate size"]) == (">= 1.50 K", "512 b", "-", "-")
+
+
+def test_depth_merges_neighbours_of_a_module(mlp, read_table):
+    rows = read_table(mlp.table(depth=1))
+    assert [(row["Op type"], row["Op"]) for row in rows[:3]] == [("placeholder", "x"), ("module", "body"), ("call_module", "fc2")]
+    assert (rows[1]["Accumulate size"], rows[1]["Incremental size"], rows[1]["Fwd FLOPs"]) == ("1.50 Kb", "1.00 Kb", "8.45 K")
+
+
+def test_depth_keeps_a_module_that_is_visited_twice_apart():
+    rows = [NodeInfo("call_function", name, module_path=path) for name, path in
+            (("a", "m.x"), ("b", "m.y"), ("c", "n"), ("d", "m.x"), ("e", "m.x"))]
+    assert [row.name for row in merge_modules(rows, 1)] == ["m", "c", "m"]
+    assert [row.name for row in merge_modules(rows, 2)] == ["a", "b", "c", "m.x"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "a.b", "a.b.c", "d.e"]), st.integers(0, 2**40)), max_size=12), st.integers(1, 4))
+def test_merging_keeps_every_sum(rows, depth):
+    nodes = [NodeInfo("call_function", f"n{i}", module_path=path, **dict.fromkeys(SUMMED, value)) for i, (path, value) in enumerate(rows)]
+    merged = merge_modules(nodes, depth)
+    for field in SUMMED:
+        assert sum(getattr(row, field) for row in merged) == sum(value for _, value in rows)
+
+
+def test_merged_row_with_an_unknown_part_is_unknown():
+    rows = [NodeInfo("call_function", "a", module_path="m", fwd_flops=1), NodeInfo("call_function", "b", module_path="m")]
+    assert merge_modules(rows, 1)[0].fwd_flops is None
+
+
+def test_no_rows_and_other_formats(mlp, bare, check_golden):
+    assert "0 nodes" in bare.table() and headings(bare.table()) == HEADINGS
+    check_golden("node_table_mlp.md", mlp.table(fmt="github"))
+
+
+def test_rows_are_not_changed(vit_rows):
+    before = [replace(row) for row in vit_rows]
+    node_table(vit_rows, sort="fwd_flops", depth=1)
+    assert vit_rows == before
+
+
+def test_ten_columns_are_the_contract():
+    assert [column.header for column in TEN_COLUMNS] == HEADINGS
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"sort": "fwd_flop"}, ["sort", "'fwd_flop'", "did you mean 'fwd_flops'", "accumulate_bytes"]),
+    ({"columns": ("colour",)}, ["columns", "'colour'", "columns are"]),
+    ({"depth": 0}, ["depth=0", "1 or more"]),
+    ({"fmt": "word"}, ["'word'", "github", "latex"]),
+])
+def test_errors_name_the_input_and_the_way_out(mlp, options, words):
+    with pytest.raises(InputError) as caught:
+        mlp.table(**options)
+    assert all(word in str(caught.value) for word in ["table(", *words]), caught.value

@@ -1,0 +1,263 @@
+"""profile(): published figures, hand-derived bytes, and a model that is as it was."""
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import MetaTensorMode, Profile, profile
+from analyzer.errors import InputError, UnknownDeviceError
+from analyzer.record.options import ProfileOptions
+from analyzer.zoo import MODELS
+
+
+def image(batch):
+    return torch.empty(batch, 3, 224, 224, device="meta")
+
+
+def macs(p, path):
+    return next(m for m in p.modules.walk() if m.path == path).fwd_macs
+
+
+@pytest.fixture(scope="module")
+def resnet18():
+    return profile(MODELS["resnet18"].factory, args=(image(16),), mode="infer")
+
+
+def test_resnet18_at_batch_16_is_what_deepspeed_and_torchinfo_publish(resnet18):
+    p = resnet18
+    assert p.params == 11_689_512
+    assert f"{p.fwd_macs / 1e9:.2f}" == "29.03"
+    # layer by layer as DeepSpeed's profiler prints them
+    printed = {path: f"{macs(p, path) / 1e9:.2f}" for path in ("conv1", "layer1", "layer2", "layer3", "layer4")}
+    assert printed == {"conv1": "1.89", "layer1": "7.40", "layer2": "6.58", "layer3": "6.58", "layer4": "6.58"}
+    assert macs(p, "fc") == 8_192_000
+    # torchinfo's sizes: bytes / 10^6
+    assert f"{p.inputs['x'].nbytes / 1e6:.2f}" == "9.63"
+    assert f"{p.param_bytes / 1e6:.2f}" == "46.76"
+
+
+def test_bert_base_is_what_deepspeed_publishes():
+    transformers = pytest.importorskip("transformers")
+    p = profile(lambda: transformers.BertModel(transformers.BertConfig()), kwargs={"input_ids": torch.ones(1, 128, dtype=torch.int64)}, mode="infer")
+    assert f"{p.params / 1e6:.2f}" == "109.48"
+    assert f"{p.fwd_macs / 1e9:.2f}" == "11.17"
+
+
+def test_pointnet_is_what_deepspeed_publishes():
+    from examples.pointnet import pointnet
+
+    p = profile(pointnet, args=(torch.empty(32, 3, 1024),), mode="infer")
+    assert f"{p.params / 1e6:.2f}" == "3.46"
+    assert f"{p.fwd_macs / 1e9:.2f}" == "14.07"
+    transforms = [m for m in p.modules.walk() if m.type in ("TransformNet",)]
+    assert [f"{m.fwd_macs / 1e9:.2f}" for m in transforms] == ["4.59", "4.75"]
+
+
+def test_hand_derived_bytes_of_a_linear_relu_step():
+    model = nn.Sequential(nn.Linear(256, 512, bias=False), nn.ReLU())
+    p = profile(model, args=(torch.empty(128, 256),), optimizer="momentum")
+    weight, x, y = 256 * 512 * 4, 128 * 256 * 4, 128 * 512 * 4
+    rows = {n.name: n for n in p.nodes}
+    assert (p.param_bytes, p.buffer_bytes, p.optimizer_bytes) == (weight, 0, weight)
+    assert (rows["input"].output_bytes, rows["input"].incremental_bytes) == (x, x)  # the linear layer saves its input
+    assert (rows["_0"].output_bytes, rows["_0"].temp_bytes) == (0, y)               # relu saves its result, not its input
+    assert (rows["_1"].output_bytes, rows["_1"].incremental_bytes) == (y, y)
+    assert (rows["_0"].accumulate_bytes, rows["_1"].accumulate_bytes) == (x, x + y)
+    assert (rows["_0"].param_bytes, rows["_0"].backward_bytes, rows["_1"].backward_bytes) == (weight, 0, y)
+    assert (rows["_0"].fwd_flops, rows["_0"].bwd_flops, rows["_0"].fwd_macs) == (2 * 128 * 256 * 512,) * 2 + (128 * 256 * 512,)
+
+
+def test_optimizer_states_appear_in_the_first_step_and_stay():
+    n = 1024 * 1024 * 4
+    plain, adamw = (profile(nn.Linear(1024, 1024, bias=False), args=(torch.empty(1, 1024),), optimizer=o) for o in ("sgd", "adamw"))
+    assert (plain.optimizer_bytes, adamw.optimizer_bytes) == (0, 2 * n + 4)  # and the step count, a float32 scalar on the host
+
+    def held(phases, phase):
+        return phases[phase].allocated_bytes
+
+    assert held(adamw.first_step, "backward") == held(plain.first_step, "backward")
+    for phases, phase in ((adamw.first_step, "zero_grad"), (adamw.phases, "forward"), (adamw.phases, "zero_grad")):
+        other = plain.first_step if phases is adamw.first_step else plain.phases
+        assert held(phases, phase) - held(other, phase) == 2 * n
+    assert held(adamw.phases, "optimizer") - held(adamw.phases, "zero_grad") == n  # the gradient
+
+
+def test_peaks_are_the_larger_of_both_steps_and_categories_add_up():
+    p = profile(MODELS["resnet18"].factory, args=(image(4),), optimizer="adamw")
+    peaks = [i.peak_allocated_bytes for step in (p.first_step, p.phases) for i in step.values()]
+    assert p.peak_allocated_bytes == max(peaks)
+    assert sum(p.peak_by_category.values()) == p.peak_allocated_bytes
+    assert {"parameter", "gradient", "optimizer state", "buffer", "input"} <= set(p.peak_by_category)
+    assert list(p.phases) == ["forward", "backward", "optimizer", "zero_grad"]
+
+
+def test_modules_and_nodes_add_up_to_the_whole():
+    p = profile(MODELS["vit_b_16"].factory, args=(image(2),))
+    for name in ("fwd_flops", "bwd_flops", "fwd_macs", "bwd_macs"):
+        assert sum(getattr(n, name) for n in p.nodes) == getattr(p, name) == getattr(p.modules, name), name
+    for module in p.modules.walk():
+        for name in ("params", "param_bytes", "fwd_flops", "bwd_flops", "saved_bytes", "activation_bytes"):
+            assert getattr(module, name) == getattr(module.own, name) + sum(getattr(c, name) for c in module.children), (module.path, name)
+    assert p.uncounted == ()
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"llama_405b", "llama_1b"}))
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_shipped_models_profile_in_both_modes(name, mode):
+    shipped = MODELS[name]
+    args = (image(2),) if "8x3" in shipped.input or "3x224" in shipped.input else (torch.ones(2, 64, dtype=torch.int64),)
+    p = profile(shipped.factory, args=args, mode=mode)
+    assert p.fwd_flops > 0
+    assert (p.bwd_flops > 0) == (mode == "train")
+    assert Profile.from_json(p.to_json()) == p
+
+
+def test_a_gradient_checkpointed_model_counts_recomputation_apart():
+    from torch.utils.checkpoint import checkpoint
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+
+        def forward(self, x):
+            return checkpoint(self.body, x, use_reentrant=False)
+
+    plain = profile(nn.Sequential(Block().body), args=(torch.empty(32, 64),))
+    saved = profile(Block(), args=(torch.empty(32, 64),))
+    assert plain.recompute_flops == 0
+    # the last linear layer is not run again: nothing it saves is missing after its input is there (early stop)
+    assert saved.recompute_flops == 2 * 32 * 64 * 64 + 32 * 64
+    assert (saved.fwd_flops, saved.bwd_flops) == (plain.fwd_flops, plain.bwd_flops)
+
+
+class Stateful(nn.Module):
+    """Changes everything a forward pass can change."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.history = []
+        self.last = None
+
+    def forward(self, x, fail=None):
+        self.count += 1
+        self.history.append(x)
+        self.last = self.norm(x) @ self.weight
+        if fail is not None:
+            raise fail
+        return nn.functional.dropout(self.last)
+
+
+def everything(model):
+    return {**{k: (id(v), v.clone(), v.grad) for k, v in model.named_parameters()}, **{k: (id(v), v.clone(), None) for k, v in model.named_buffers()}}
+
+
+@pytest.mark.parametrize("fail", [None, ValueError("no"), KeyboardInterrupt()])
+def test_the_model_its_gradients_and_the_generators_are_as_they_were(fail):
+    model = Stateful()
+    model(torch.randn(4, 8)).sum().backward()
+    model.history.clear()
+    model.last = None
+    grads = {k: v.grad.clone() for k, v in model.named_parameters()}
+    hook = model.register_forward_hook(lambda *a: None)
+    x = torch.randn(4, 8)
+    before, rng, attributes = everything(model), torch.get_rng_state(), copy.copy(model.__dict__)
+    if fail is None:
+        profile(model, args=(x,), optimizer="adamw")
+    else:
+        with pytest.raises(type(fail)):
+            profile(model, args=(x,), kwargs={"fail": fail}, optimizer="adamw")
+    assert torch.equal(rng, torch.get_rng_state())
+    for name, (identity, value, _) in everything(model).items():
+        assert identity == before[name][0]
+        assert torch.equal(value, before[name][1])
+    for name, p in model.named_parameters():
+        assert torch.equal(p.grad, grads[name])
+        assert type(p) is nn.Parameter
+    assert model.__dict__ == attributes
+    assert model.history == []
+    assert list(model._forward_hooks) == [hook.id]
+    assert model.training
+
+
+@pytest.mark.parametrize(("call", "error", "text"), [
+    (dict(mode="test"), InputError, r"mode='test': must be 'train' or 'infer'"),
+    (dict(optimizer="lion"), InputError, r"optimizer='lion': not one of sgd, momentum"),
+    (dict(autocast="bf16"), InputError, r"autocast='bf16': must be a torch.dtype"),
+    (dict(device="h2000"), UnknownDeviceError, r"h2000.*h200"),
+    (dict(options=3), InputError, "options=3"),
+    (dict(options=ProfileOptions(steps=0)), InputError, "steps=0"),
+    (dict(loss_fn=lambda out: out), InputError, r"scalar.*\(2, 4\)"),
+    (dict(kwargs={"y": torch.empty(1)}), InputError, r"forward.*'y'"),
+    (dict(args=()), InputError, r"missing a required argument: 'input'"),
+])
+def test_bad_arguments_are_named(call, error, text):
+    with pytest.raises(error, match=f"(?s){text}"):
+        profile(nn.Linear(3, 4), **{"args": (torch.empty(2, 3),), **call})
+
+
+@pytest.mark.parametrize("model", [3, lambda: 3])
+def test_what_is_no_model_is_refused(model):
+    with pytest.raises(InputError, match="nn.Module"):
+        profile(model, args=(torch.empty(2, 3),))
+
+
+def test_an_output_without_gradient_asks_for_a_loss():
+    class Ids(nn.Module):
+        def forward(self, x):
+            return x.argmax(-1)
+
+    with pytest.raises(InputError, match="pass loss_fn"):
+        profile(Ids(), args=(torch.rand(2, 3),))
+
+
+def test_a_step_of_the_users_own_replaces_the_built_in_one():
+    calls = []
+
+    def step(model, optimizer, x):
+        for part in x.chunk(2):
+            model(part).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        calls.append(1)
+
+    whole = profile(nn.Linear(64, 64), args=(torch.empty(8, 64),), optimizer="sgd")
+    halves = profile(nn.Linear(64, 64), args=(torch.empty(8, 64),), optimizer="sgd", step=step)
+    assert len(calls) == 2
+    assert list(halves.phases) == ["forward", "backward", "optimizer", "zero_grad"]
+    assert halves.fwd_macs == whole.fwd_macs
+
+
+def test_arguments_may_be_real_meta_or_made_under_the_mode_and_nested():
+    class Nested(nn.Module):
+        def forward(self, pair, *, named):
+            return pair[0] + pair[1]["b"] * named
+
+    with MetaTensorMode():
+        made = torch.rand(2, 3, device="cuda")
+    p = profile(Nested(), args=((made, {"b": torch.rand(2, 3)}),), kwargs={"named": torch.empty(2, 3, device="meta")}, mode="infer")
+    assert [n.op for n in p.nodes].count("placeholder") == 3
+    assert all(n.outputs[0].device == "cuda:0" for n in p.nodes if n.op == "placeholder")
+
+
+def test_a_users_own_profiler_adds_a_column_and_replaces_by_name():
+    from analyzer.profilers.annotation import Annotation
+
+    def count_calls(log):
+        out = Annotation()
+        for call in log.calls:
+            if call.node >= 0 and call.phase == "forward":
+                out.add(out.nodes, call.node, "calls", 1)
+        return out
+
+    p = profile(nn.Linear(3, 4), args=(torch.empty(2, 3),), mode="infer", profilers=[count_calls])
+    assert next(n for n in p.nodes if n.op == "call_module").extra["calls"] >= 1
+    replaced = profile(nn.Linear(3, 4), args=(torch.empty(2, 3),), mode="infer", profilers={"flops": lambda log: Annotation()})
+    assert replaced.fwd_flops is None
