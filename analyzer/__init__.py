@@ -1,5 +1,6 @@
 """Tells what a PyTorch model will cost before anyone owns the machine that runs it: FLOPs, memory, communication, time."""
 from .fx.leaf_module import register_leaf_module, register_leaf_module_impl, register_non_leaf_module
+from .fx.tracer import symbolic_trace
 from .fx.tracer_impl import register_tracer_impl
 from .meta.mode import MetaTensorMode
 from .meta.shape_registry import register_shape_impl
@@ -7,9 +8,10 @@ from .meta.tensor import MetaTensor
 from .meta.transient import register_memory_impl
 from .profile import Profile, ProfileOptions, profile
 from .profilers.flop_registry import register_flop_impl
+from .symbolic_profile import symbolic_profile
 
 __all__ = [
     "MetaTensor", "MetaTensorMode", "Profile", "ProfileOptions", "profile",
     "register_flop_impl", "register_leaf_module", "register_leaf_module_impl", "register_memory_impl", "register_non_leaf_module",
-    "register_shape_impl", "register_tracer_impl",
+    "register_shape_impl", "register_tracer_impl", "symbolic_profile", "symbolic_trace",
 ]

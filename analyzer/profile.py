@@ -91,6 +91,7 @@ def profile(
     names = argument_names(module, args, kwargs or {})
     meta_mode = MetaTensorMode(options, adopted_claim=claim)
     with meta_mode, claiming(spec), borrow_module(module, claim) as borrowed:
+        module = borrowed.root  # a compiled module is profiled as the one it wraps
         recorder = Recorder(meta_mode, module, claim, is_leaf, find_leaf_impl)
         with recorder.recording():
             run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)
@@ -149,9 +150,10 @@ def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
 def register_inputs(recorder: Recorder, module: torch.nn.Module, borrowed: Borrowed, args: tuple[Any, ...], kwargs: dict[str, Any],
                     names: list[str]) -> None:
     """Tell the recorder what is there before the first step."""
-    recorder.register_existing([s for triples in (borrowed.parameters, borrowed.buffers, borrowed.attributes) for _, s, _ in triples])
+    attributes = [stand_in for stand_in, _ in borrowed.attributes]
+    recorder.register_existing([*(s for triples in (borrowed.parameters, borrowed.buffers) for _, s, _ in triples), *attributes])
     recorder.own_parameters(module)
-    recorder.mark([s for _, s, _ in borrowed.attributes], "buffer")
+    recorder.mark(attributes, "buffer")
     for name, value in [*zip(names, args), *kwargs.items()]:
         for i, tensor in enumerate(tensors_in(value)):
             recorder.mark([tensor], "input", name if i == 0 else f"{name}_{i}")

@@ -48,6 +48,14 @@ class Borrowed:
         self.modules: dict[int, str] = {}
         self.stand_ins = stand_ins
 
+    def assigned(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Attributes of registered modules that hold a tensor which is no stand-in: (path of the module, name, tensor)."""
+        for path, module in self.root.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                for name, value in (*module.__dict__.items(), *module._parameters.items(), *module._buffers.items()):
+                    if isinstance(value, Tensor) and self.original_of(value) is None:
+                        yield path, name, value
+
     def stand_in_of(self, original: Tensor) -> Tensor | None:
         """The tensor that takes the place of ``original``, or None."""
         return self.stand_ins.of(original)

@@ -19,6 +19,7 @@ from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import claim_of
 
+from .bias_split import register_bias_split, splits
 from .call_target import ApplyFunction, BuildDict, BuildList, BuildObject, CallTarget
 from .codegen import RegionCodeGen
 from .function_call import READS, NodeCall, describe_call, writes
@@ -59,8 +60,9 @@ class Tape:
     buffer of the root (a ``get_attr`` node), or a constant that the graph module will hold.
     """
 
-    def __init__(self, state: MetaState, borrowed: Borrowed) -> None:
+    def __init__(self, state: MetaState, borrowed: Borrowed, replays_checkpoints: bool = False, splits_bias: bool = False) -> None:
         self.state, self.borrowed = state, borrowed
+        self.replays_checkpoints, self.splits_bias = replays_checkpoints, splits_bias
         self.graph = fx.Graph()
         self.graph.set_codegen(RegionCodeGen())
         self.paused = 0
@@ -87,6 +89,8 @@ class Tape:
         if self.paused or torch._C._functorch.peek_interpreter_stack() is not None:
             return call(func, args, kwargs)  # under vmap or grad, the operators that come out of it are written down
         impl = register_tracer_impl.find(func)
+        if impl is None and self.splits_bias:
+            impl = register_bias_split.find(func)
         if impl is not None and func not in self._active_impls:
             return self.run_impl(func, impl, args, kwargs)
         with self.pause():
@@ -114,7 +118,7 @@ class Tape:
 
     def is_leaf(self, module: nn.Module) -> bool:
         """Whether ``module`` is to be one node."""
-        return is_leaf(module)
+        return is_leaf(module) and not (self.splits_bias and splits(module))
 
     def is_inside_impl(self, func: Any) -> bool:
         return func in self._active_impls
@@ -161,7 +165,7 @@ class Tape:
     @contextmanager
     def checkpoint(self, **options: Any) -> Iterator[None]:
         """A checkpointed function runs."""
-        region = CheckpointRegion(id=self._number("checkpoint"), **options)
+        region = CheckpointRegion(id=self._number("checkpoint"), replay=self.replays_checkpoints, **options)
         frame = _Frame((*self._region(), region), len(self._autocasts))
         self._frames.append(frame)
         try:

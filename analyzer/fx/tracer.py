@@ -136,13 +136,18 @@ def _expected(p: Parameter, bound: Bound) -> list[Any]:
 
 def _write_assignments(tape: Tape, borrowed: Borrowed) -> None:
     """Buffers that forward replaced; other attributes that it set are not part of the graph."""
+    replaced = set()
     for path, stand_in, _ in borrowed.buffers:
         owner, _, name = path.rpartition(".")
         now = borrowed.root.get_submodule(owner)._buffers.get(name)
         if isinstance(now, Tensor) and now is not stand_in and tape.has_node(now):
             tape.assign_buffer(stand_in, now)
-    for path, name in borrowed.assigned():
-        tape.state.assume(f"forward sets {'.'.join(filter(None, [path, name]))} to a tensor, which is not a registered buffer: "
+            replaced.add(path)
+    for owner, name, value in borrowed.assigned():
+        path = f"{owner}.{name}" if owner else name
+        if path in replaced or not tape.has_node(value):
+            continue
+        tape.state.assume(f"forward sets {path} to a tensor, which is not a registered buffer: "
                           f"the graph does not set it")
 
 

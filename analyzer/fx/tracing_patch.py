@@ -105,7 +105,7 @@ def _call_module(original: Any) -> Any:
     return call
 
 
-_TRANSPARENT = (MoveDevice, Opaque, BackwardHookFunction, _checkpoint._NoopSaveInputs)  # ours, and torch's own bookkeeping
+_TRANSPARENT = (MoveDevice, Opaque, BackwardHookFunction)  # ours, and torch's bookkeeping for hooks
 
 
 def _apply_function(original: Any) -> Any:
@@ -192,15 +192,12 @@ def _function_replacements() -> Iterator[Undo]:
             yield _replace(owner, name, wrapper)
 
 
+_OVERRIDABLE = ("torch", "torch.functional", "torch._tensor", "torch.autograd")
+
+
 def _is_torch_function(func: Any) -> bool:
-    """Whether the function mode sees calls of ``func`` itself."""
-    return func in _overridable()
-
-
-@functools.cache
-def _overridable() -> frozenset[Any]:
-    # torch.nn.functional is overridable by its own code, which does not ask while a mode without data is active: see meta/patch.py
-    return frozenset(f for f in torch.overrides.get_testing_overrides() if getattr(f, "__module__", None) != "torch.nn.functional")
+    """Whether the function mode sees calls of ``func`` itself. (torch.nn.functional runs its own Python: see meta/patch.py.)"""
+    return func.__module__ in _OVERRIDABLE
 
 
 def _collectives() -> list[Any]:

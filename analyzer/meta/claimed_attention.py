@@ -27,8 +27,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None =
     call = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     backend = choose_backend(call)
     if backend == CUDNN:
-        # convert_boolean_attn_mask_cudnn masks with the least half instead of infinity; the scalar lies on the host
-        mask = _to_additive(attn_mask, query.dtype, on_host=True)
+        mask = _to_additive(attn_mask, query.dtype, -65504.0)  # the least half: convert_boolean_attn_mask_cudnn
         return aten._scaled_dot_product_cudnn_attention.default(query, key, value, mask, call.needs_grad, dropout_p, is_causal, False, scale=scale)[0]
     if backend == FLASH:
         size = query.shape[-1]
@@ -56,11 +55,11 @@ def _scale(query: Tensor, scale: float | None) -> float:  # calculate_scale
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
-def _to_additive(mask: Tensor | None, dtype: torch.dtype, on_host: bool = False) -> Tensor | None:  # convert_boolean_attn_mask
+def _to_additive(mask: Tensor | None, dtype: torch.dtype, masked: float = -math.inf) -> Tensor | None:  # convert_boolean_attn_mask
     if mask is None or mask.dtype is not torch.bool:
         return mask
-    zero = new_on_device_of(None if on_host else mask, aten.scalar_tensor.default, 0.0, dtype=dtype)
-    return aten.where.ScalarSelf(aten.logical_not.default(mask), -65504.0 if on_host else -math.inf, zero)  # type: ignore[no-any-return]
+    zero = new_on_device_of(mask, aten.scalar_tensor.default, 0.0, dtype=dtype)
+    return aten.where.ScalarOther(mask, zero, masked)  # type: ignore[no-any-return]
 
 
 def _pad_last(x: Tensor, count: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Imports every module that registers what the claimed device does."""
 from . import (  # noqa: F401
+    claimed_activation,
     claimed_attention,
     claimed_dropout,
     claimed_inplace,

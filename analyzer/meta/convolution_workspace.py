@@ -7,6 +7,7 @@ import torch
 
 from .signature import Signature
 from .spec import TensorSpec
+from .reduction_workspace import accumulate_bytes, reduction_blocks
 from .transient import Stage, kernel_stages
 
 _aten = torch.ops.aten
@@ -48,4 +49,8 @@ def _backward(signature: Signature) -> tuple[Stage, ...]:
             stages.append(Stage((n,), 1 if mask[1] else None))
         if mask[1]:
             stages.append(Stage((n,), 2 if mask[2] else None))
+    if mask[2]:
+        blocks = reduction_blocks(gy, (0, *range(2, len(gy))), accumulate_bytes(gy.dtype))
+        if blocks:
+            stages.append(Stage(blocks))
     return tuple(stages)

@@ -8,7 +8,7 @@ import torch
 
 from analyzer.errors import DataDependentError
 
-from .known_value import Call, Known, ReadArgument, Result, read_known, small_enough
+from .known_value import Call, Known, ReadArgument, Result, read_known, small_enough, window_of
 from .mode_stack import without_modes
 from .operator_info import OperatorInfo
 from .output_cache import spec_of
@@ -133,7 +133,7 @@ def _exact(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, An
     def defer(tree: Any) -> Any:
         if isinstance(tree, Tensor):
             known = tree.untyped_storage().known  # type: ignore[attr-defined]
-            reads.append(ReadArgument(known, (tuple(tree.shape), tree.stride(), tree.storage_offset())))
+            reads.append(ReadArgument(known, window_of(tree)))
             return reads[-1]
         return [defer(x) for x in tree] if isinstance(tree, (list, tuple)) else tree
 

@@ -8,7 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from analyzer.errors import UnsupportedOperatorError
 
-from . import output_cache
+from . import convolution_workspace as _convolution, output_cache, reduction_workspace as _reduction  # noqa: F401  two register their rules
+from .accumulation import ADD_IN_PLACE, is_engines_sum
 from .claimed import claimed_shapes
 from .data_dependent import answer_data_dependent
 from .gates import reopened
@@ -44,8 +45,14 @@ class MetaDispatchMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if is_engines_sum(func, args):
+            func = ADD_IN_PLACE
         with torch._C.DisableTorchFunction():  # backward calls this with the function mode still active
-            return self.handle(func, args, kwargs)
+            result = self.handle(func, args, kwargs)
+        assert self.state is not None
+        if self.state.tape is not None:
+            self.state.tape.dispatched(func, args, kwargs or {}, result)
+        return result
 
     def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, whole: bool = False) -> Any:
         state = self.state

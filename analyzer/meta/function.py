@@ -257,7 +257,7 @@ def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     value = read_known(x)
     if value is None:
         x.reshape(-1)[0].item()  # raises with the place and the way out, or notes the placeholder taken
-        value = torch._C._nn._parse_to and _ones_like(x)
+        value = _ones_like(x)
     return value.numpy().copy()
 
 

@@ -166,7 +166,7 @@ def _replace(args: Any, position: tuple[int, ...], value: Any) -> Any:
 
 
 def window_of(tensor: torch.Tensor) -> Window:
-    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
 
 
 def covers_storage(tensor: torch.Tensor, storage: MetaStorage) -> bool:

@@ -16,11 +16,15 @@ def user_frame() -> FrameType | None:
     """The innermost frame outside torch and this package (the shipped models count as the user's)."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(_OWN_MODELS) or not name.startswith(_SKIPPED):
+        if is_user_code(frame.f_code.co_filename):
             return frame
         frame = frame.f_back
     return None
+
+
+def is_user_code(filename: str) -> bool:
+    """Whether a source file is neither torch's nor this package's (its models count as the user's)."""
+    return filename.startswith(_OWN_MODELS) or not filename.startswith(_SKIPPED)
 
 
 def user_line() -> str | None:

@@ -27,9 +27,10 @@ class CallListener(Protocol):
 
 
 class FunctionListener(Protocol):
-    """Who sees torch functions as the user's code calls them (the tracer)."""
+    """Who sees torch functions as the user's code calls them (the tracer), and the operators that run."""
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Any) -> Any: ...
+    def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None: ...
 
 
 @dataclass

@@ -34,7 +34,7 @@ class MetaStorage(torch.UntypedStorage):
     def device(self) -> torch.device:
         return self.claim
 
-    @property
+    @property  # type: ignore[override]
     def is_cuda(self) -> bool:
         return self.claim.type == "cuda"
 

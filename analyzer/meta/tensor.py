@@ -109,7 +109,7 @@ def data_ptr(tensor: torch.Tensor) -> int:
         return int(torch._C.TensorBase.data_ptr(tensor))
     if tensor.numel() == 0:
         return 0  # as PyTorch: an empty tensor has no data
-    return storage.region.address + tensor.storage_offset() * tensor.itemsize
+    return storage.region.address + int(tensor.storage_offset()) * tensor.itemsize
 
 
 def keep_claim(result: Any) -> Any:

@@ -84,13 +84,21 @@ def _describe_nodes(log: Log, last: int, out: Annotation, saved_at: dict[int, in
     """Fill the columns of the node table that depend on the order of nodes."""
     accumulated = 0
     seen: set[int] = set()
+
+    def take(node: int, number: int) -> None:
+        held = log.storages.get(number)
+        if held is not None and held.category in _HELD_BY_THE_MODEL and number not in seen:
+            seen.add(number)
+            out.nodes[node]["param_bytes" if held.category == "parameter" else "buffer_bytes"] += held.nbytes
+
+    for i, node in enumerate(log.nodes):
+        if node.step == last and node.op == "get_attr":
+            for number, _ in node.outputs:
+                take(i, number)
     for call in log.calls:
         if call.step == last and call.phase == "forward" and call.node >= 0:
             for number in call.inputs:
-                held = log.storages.get(number)
-                if held is not None and held.category in _HELD_BY_THE_MODEL and number not in seen:
-                    seen.add(number)
-                    out.nodes[call.node]["param_bytes" if held.category == "parameter" else "buffer_bytes"] += held.nbytes
+                take(call.node, number)
     for i, node in enumerate(log.nodes):
         if node.step != last:
             continue

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
@@ -21,7 +22,8 @@ class Hold:
 
     def _count(self) -> tuple[int, int, int]:
         storage = self.tensor.untyped_storage()
-        return sys.getrefcount(self.tensor), self.tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)
+        tensor: Any = self.tensor
+        return sys.getrefcount(tensor), tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)
 
     def is_held(self) -> bool:
         """Whether there are more references than when this was made."""

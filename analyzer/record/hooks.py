@@ -71,4 +71,9 @@ def _optimizer_steps(recorder: Recorder, mine: Any) -> Any:
             recorder.resume("forward")
 
     handles = (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after))
-    return lambda: [h.remove() for h in handles]
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove

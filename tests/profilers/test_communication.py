@@ -1,0 +1,84 @@
+"""Collectives report their bytes on their own node, forward and backward, and in the phase totals."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from analyzer import profile, symbolic_profile, symbolic_trace
+
+WORLD = 4
+N = 256 * 1024 * 4  # bytes of the activation: 256 x 1024 float32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    """A process group that moves no data."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=WORLD, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+class Model(nn.Module):
+    def __init__(self, collective):
+        super().__init__()
+        self.layer = nn.Linear(1024, 1024, bias=False)
+        self.collective = collective
+
+    def forward(self, x):
+        return self.collective(self.layer(x))
+
+
+def all_reduce(y):
+    import torch.distributed.nn.functional as dnn
+    return dnn.all_reduce(y)
+
+
+def all_gather(y):
+    from torch.distributed._functional_collectives import all_gather_tensor_autograd
+    return all_gather_tensor_autograd(y, 0, dist.group.WORLD)
+
+
+def reduce_scatter(y):
+    from torch.distributed._functional_collectives import reduce_scatter_tensor_autograd
+    return reduce_scatter_tensor_autograd(y, "sum", 0, dist.group.WORLD)
+
+
+def in_place(y):
+    dist.all_reduce(y)
+    return y
+
+
+# of an all-gather the gathered tensor counts, of a reduce-scatter the whole input; each is the other's gradient
+CASES = [(all_reduce, "allreduce", N, N), (all_gather, "all_gather", WORLD * N, WORLD * N), (reduce_scatter, "reduce_scatter", N, N),
+         (in_place, "allreduce", N, 0)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("collective", "name", "forward", "backward"), CASES)
+def test_bytes_are_on_the_collectives_own_node_and_in_the_phases(collective, name, forward, backward):
+    p = profile(Model(collective), args=(torch.empty(256, 1024),))
+    rows = [(n.name, n.fwd_comm_bytes, n.bwd_comm_bytes) for n in p.nodes if n.fwd_comm_bytes or n.bwd_comm_bytes]
+    assert len(rows) == 1
+    assert rows[0][0].startswith(name)
+    assert rows[0][1:] == (forward, backward)
+    assert (p.phases["forward"].comm_bytes, p.phases["backward"].comm_bytes) == (forward, backward)
+    assert (p.modules.fwd_comm_bytes, p.modules.bwd_comm_bytes) == (forward, backward)
+    assert p.uncounted == ()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("collective", "forward", "backward"), [(c, f, b) for c, _, f, b in CASES])
+def test_a_traced_graph_reports_the_same(collective, forward, backward):
+    x = torch.empty(256, 1024)
+    gm = symbolic_profile(symbolic_trace(Model(collective), meta_args={"x": x}), x)
+    rows = [n.meta["info"] for n in gm.graph.nodes if n.meta["info"].fwd_comm_bytes or n.meta["info"].bwd_comm_bytes]
+    assert [(r.fwd_comm_bytes, r.bwd_comm_bytes) for r in rows] == [(forward, backward)]
+
+
+def test_a_model_without_collectives_communicates_nothing():
+    p = profile(nn.Linear(8, 8), args=(torch.empty(2, 8),))
+    assert {i.comm_bytes for i in p.phases.values()} == {0}

@@ -1,0 +1,131 @@
+"""The command line as its users run it."""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from analyzer import Profile
+from analyzer.cli import main, make_parser
+from analyzer.progress_bar import ProgressBar
+
+
+def run(capsys, *argv):
+    code = main(list(argv))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_profile_prints_the_table_and_the_summary_and_saves_files(capsys, tmp_path):
+    code, out, err = run(capsys, "profile", "resnet18", "--input", "2x3x64x64", "--optimizer", "adamw", "--autocast", "bf16",
+                         "--json", str(tmp_path / "p.json"), "--html", str(tmp_path / "p.html"))
+    assert (code, err) == (0, "")
+    assert out.startswith("Op type")
+    assert "11,689,512" in out
+    p = Profile.from_json(tmp_path / "p.json")
+    assert (p.params, p.optimizer, p.autocast, p.device) == (11_689_512, "adamw", "bfloat16", "h200")
+    assert "<html" in (tmp_path / "p.html").read_text()
+
+
+def test_modules_with_depth_and_inputs_by_name(capsys):
+    code, out, _ = run(capsys, "profile", "gpt2", "--input", "input_ids=int64:1x16", "--mode", "infer", "--show", "modules", "--depth", "1")
+    assert code == 0
+    assert "124.44 M" in out
+
+
+def test_sorting_puts_the_largest_first(capsys):
+    code, out, _ = run(capsys, "profile", "resnet18", "--input", "1x3x64x64", "--show", "table", "--sort", "param_bytes")
+    assert code == 0
+    assert out.splitlines()[2].split()[1] == "layer4_0_conv2"
+
+
+@pytest.mark.parametrize(("argv", "text"), [
+    (["profile", "vit_b_61"], "did you mean vit_b_16"),
+    (["profile", "torchvision:resnet51"], "resnet50"),
+    (["profile", "timm:nope_net"], "nope_net"),
+    (["profile", "hf:BertConfigg"], "BertConfig"),
+    (["profile", "hf:/nowhere/config.json"], "/nowhere/config.json"),
+    (["profile", "no.such.module:build"], "no.such.module"),
+    (["profile", "resnet18", "--device", "h2000"], "h200"),
+    (["profile", "resnet18", "--input", "2x3xq"], "2x3xq"),
+    (["profile", "resnet18", "--show", "everything"], "everything"),
+    (["profile", "resnet18", "--json", "/nowhere/x.json"], "/nowhere"),
+    (["profile", "resnet18", "--input", "images=2x3x64x64"], "images"),
+    (["devices", "h2000"], "h2000"),
+])
+def test_bad_input_exits_with_2_and_says_what_and_how(capsys, argv, text):
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert err.startswith("analyzer: ")
+    assert text in err
+    assert "Traceback" not in err
+
+
+def test_a_model_that_fails_exits_with_1_and_shows_its_traceback(capsys):
+    code, _, err = run(capsys, "profile", "resnet18", "--input", "2x4x64x64")
+    assert code == 1
+    assert "Traceback" in err
+    assert "resnet18 failed" in err
+
+
+def test_a_damaged_profile_is_refused(tmp_path):
+    from analyzer.errors import ProfileFormatError
+
+    text = Profile(name="x", mode="infer").to_json()
+    for bad in (text[:-5], json.dumps({**json.loads(text), "version": 99})):
+        (tmp_path / "p.json").write_text(bad)
+        with pytest.raises(ProfileFormatError):
+            Profile.from_json(tmp_path / "p.json")
+
+
+def test_devices_lists_the_catalogue_and_the_sources(capsys):
+    code, out, _ = run(capsys, "devices")
+    assert code == 0
+    assert all(name in out for name in ("h200", "h100_sxm", "a100_40gb", "a100_80gb", "l4", "t4", "rtx_4090", "cpu"))
+    code, out, _ = run(capsys, "devices", "h200")
+    assert code == 0
+    assert "memory_bandwidth" in out or "bandwidth" in out
+
+
+def test_help_teaches_every_form_of_target(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["profile", "--help"])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    for word in ("torchvision:NAME", "timm:NAME", "hf:CONFIG.json", "package.module:factory", "examples:", "exit codes"):
+        assert word in out
+    assert make_parser().prog == "analyzer"
+
+
+def test_python_m_analyzer_runs_the_same():
+    done = subprocess.run([sys.executable, "-m", "analyzer", "devices", "t4"], capture_output=True, text=True, check=True)
+    assert "T4" in done.stdout or "t4" in done.stdout
+
+
+class Terminal:
+    def __init__(self, tty):
+        self.tty, self.text = tty, ""
+
+    def isatty(self):
+        return self.tty
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+@pytest.mark.parametrize(("tty", "elapsed", "drawn"), [(True, 2.0, True), (True, 0.5, False), (False, 2.0, False)])
+def test_the_bar_is_drawn_on_a_terminal_after_a_second(monkeypatch, tty, elapsed, drawn):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    stream = Terminal(tty)
+    bar = ProgressBar(stream)
+    now[0] += elapsed
+    bar(0.5, "layer4")
+    assert ("50%" in stream.text and "layer4" in stream.text) == drawn
+    bar.clear()
+    assert stream.text.endswith("\x1b[K") == drawn
