@@ -97,7 +97,7 @@ def profile(
             run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)
             register_inputs(recorder, module, borrowed, run_args, run_kwargs, names)
             EagerStep(recorder, module, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, optimizer=factory if mode == "train" else None,
-                      autocast=autocast, step=step, device_type=claim.type, options=options).run()
+                      autocast=autocast, step=step, device_type=claim.type, options=options, reuse=reuse).run()
         annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
         return build_profile(recorder.log, module, annotations, name=type(module).__name__, mode=mode, device=spec.name,
                              optimizer=optimizer if isinstance(optimizer, str) else None if factory is None else "custom",

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from analyzer.fx.node_info import NodeInfo, TensorInfo
+from analyzer.memory.timeline import read_memory
 from analyzer.profile_data import CostInfo, HolderInfo, ModuleInfo, OperatorInfo, PhaseInfo, Profile, UncountedInfo
 from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.flop_registry import count_call
-from analyzer.profilers.memory import alive_at, category_of, end_of_forward
+from analyzer.profile_short import describe_shortage, forget_unfinished
+from analyzer.profilers.memory import alive_at, category_of, forward_ends
 from analyzer.record.log import Log, LogNode
 
 _NODE_FIELDS = {f.name for f in fields(NodeInfo)}
@@ -29,13 +31,15 @@ def tensor_info(spec: Any) -> TensorInfo:
 def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotation], **facts: Any) -> Profile:
     """The profile of one recorded run; where profilers give the same quantity, the last one counts."""
     node_rows, module_rows, phase_rows, totals = _merge(annotations)
+    forget_unfinished(log, [*node_rows.values(), *module_rows.values(), totals], phase_rows)
     last = log.steps - 1
+    timeline, events = read_memory(log)
     params = sum(p.numel() for p in root.parameters())
     totals["uncounted"] = tuple(UncountedInfo(op, calls, nbytes) for op, calls, nbytes in totals.get("uncounted", ()))
     given = {k: v for k, v in totals.items() if k in _PROFILE_FIELDS}
     return Profile(
         **{**facts, **given}, params=params, inputs=_inputs(log), torch_version=str(torch.__version__), analyzer_version=package_version(),
-        first_step=_phases(phase_rows, 0), phases=_phases(phase_rows, last), holders=_holders(log),
+        timeline=timeline, memory_events=events, out_of_memory=describe_shortage(log), first_step=_phases(phase_rows, 0), phases=_phases(phase_rows, last), holders=_holders(log),
         nodes=tuple(node_info(log, i, node_rows[i]) for i, node in enumerate(log.nodes) if node.step == last),
         modules=_module_tree(log, root, module_rows), assumptions=tuple(log.assumptions))
 
@@ -92,10 +96,10 @@ def _phases(rows: dict[tuple[int, str], dict[str, Any]], step: int) -> dict[str,
 
 
 def _holders(log: Log, largest: int = 50) -> tuple[HolderInfo, ...]:
-    """Who holds memory at the peak, by category and node (or tensor name), largest first."""
-    ends = {step: end_of_forward(log, step) for step in range(log.steps)}
+    """Who holds memory at the peak (or when it ran out), by category and node (or tensor name), largest first."""
+    ends = forward_ends(log)
     found: dict[tuple[str, str, str], list[int]] = {}
-    for life in alive_at(log, log.peak_event):
+    for life in alive_at(log, log.peak_event if log.shortage is None else log.shortage.event):
         label = life.label or (log.nodes[life.node].name if life.node >= 0 else "(outside the model)")
         row = found.setdefault((label, log.modules[life.module].path, category_of(life, log, ends)), [0, 0])
         row[0] += life.block_bytes

@@ -126,10 +126,10 @@ class HolderInfo:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryInfo:
-    """The first allocation that the device could not serve."""
+    """The first allocation that the device could not serve. `Profile.holders` are then those of that moment."""
 
     operator: str
-    phase: str
+    phase: str                          #: "setup" where the model or its inputs could not be placed
     requested_bytes: int
     short_bytes: int                    #: how much more memory the device would have needed
     node: str | None = None
@@ -137,6 +137,7 @@ class OutOfMemoryInfo:
     allocated_bytes: int | None = None  #: before the allocation
     reserved_bytes: int | None = None
     capacity_bytes: int | None = None
+    step: int | None = None             #: 0 is the first; later ones run out where states or gradients of the first are still there
 
 
 class TimelinePoint(NamedTuple):
@@ -149,7 +150,7 @@ class TimelinePoint(NamedTuple):
 
 
 class MemoryEvent(NamedTuple):
-    """One act of the allocator: "alloc", "free", "segment_alloc" or "segment_free"."""
+    """One act of the allocator: "alloc", "free", "segment_alloc", "segment_free", and of expandable segments "segment_map", "segment_unmap"."""
 
     action: str
     address: int

@@ -33,6 +33,7 @@ class Registry(Generic[K, V]):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.version = 0  #: grows with every change, so that what was derived from the table can tell that it is stale
         self._table: dict[K, V] = {}
         self._scoped: list[set[K]] = []  # per open scope: keys registered inside it
 
@@ -52,6 +53,7 @@ class Registry(Generic[K, V]):
         if self._scoped:
             self._scoped[-1].add(key)
         self._table[key] = impl
+        self.version += 1
         return impl
 
     def find(self, key: K) -> V | None:
@@ -75,3 +77,4 @@ class Registry(Generic[K, V]):
             self._scoped.pop()
             self._table.clear()
             self._table.update(before)
+            self.version += 1

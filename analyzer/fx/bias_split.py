@@ -31,10 +31,12 @@ def _add(product: Tensor, bias: Tensor) -> Tensor:
     return product + bias
 
 
-@register_bias_split(functional.linear)
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     product = functional.linear(input, weight)
     return product if bias is None else _add(product, bias)
+
+
+register_bias_split(functional.linear, linear)
 
 
 def _split_convolution(function: Callable[..., Tensor], spatial_dims: int) -> None:
@@ -47,10 +49,11 @@ def _split_convolution(function: Callable[..., Tensor], spatial_dims: int) -> No
     register_bias_split(function, convolution)
 
 
-for _dims, _functions in enumerate(((functional.conv1d, functional.conv_transpose1d), (functional.conv2d, functional.conv_transpose2d),
-                                    (functional.conv3d, functional.conv_transpose3d)), start=1):
-    for _function in _functions:
-        _split_convolution(_function, _dims)
+_CONVOLUTIONS: list[tuple[Any, Any]] = [(functional.conv1d, functional.conv_transpose1d), (functional.conv2d, functional.conv_transpose2d),
+                                        (functional.conv3d, functional.conv_transpose3d)]
+for _dims, _functions in enumerate(_CONVOLUTIONS, start=1):
+    for _convolution in _functions:
+        _split_convolution(_convolution, _dims)
 
 
 def _scaled_sum(product: Tensor, input: Tensor, beta: float, alpha: float) -> Tensor:
@@ -70,5 +73,6 @@ def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, a
     return _scaled_sum(torch.bmm(batch1, batch2), input, beta, alpha)
 
 
-for _function, _impl in ((torch.addmm, addmm), (Tensor.addmm, addmm), (torch.baddbmm, baddbmm), (Tensor.baddbmm, baddbmm)):
-    register_bias_split(_function, _impl)
+_SUMS: list[tuple[Any, Any]] = [(torch.addmm, addmm), (Tensor.addmm, addmm), (torch.baddbmm, baddbmm), (Tensor.baddbmm, baddbmm)]
+for _sum, _impl in _SUMS:
+    register_bias_split(_sum, _impl)

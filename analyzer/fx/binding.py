@@ -85,5 +85,5 @@ def _unknown(source: str, name: str, parameters: list[Parameter]) -> str:
 
 
 def _names(parameters: list[Parameter]) -> str:
-    marks = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
+    marks: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
     return ", ".join(f"{marks.get(p.kind, '')}{p.name}" for p in parameters) or "no arguments"

@@ -1,6 +1,7 @@
 """Targets of graph nodes that generated code could not name otherwise."""
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,8 @@ class CallTarget:
 
     def __init__(self, wrapped: Any) -> None:
         self.wrapped = wrapped
-        self.__name__ = str(getattr(wrapped, "__name__", type(wrapped).__name__)).replace("<lambda>", "function")
+        scripted = isinstance(wrapped, torch.jit.ScriptFunction)
+        self.__name__ = str(wrapped.name if scripted else getattr(wrapped, "__name__", type(wrapped).__name__)).replace("<lambda>", "function")
         module = str(getattr(wrapped, "__module__", None) or "").replace("<", "_").replace(">", "_")
         self.__module__ = "function" if module.startswith("torch") or not module else module
         self.__qualname__ = self.__name__
@@ -53,8 +55,9 @@ class BuildDict(CallTarget):
 
     def __call__(self, items: list[tuple[Any, Any]], attributes: dict[str, Any]) -> Any:
         new = self.wrapped.__new__(self.wrapped)
+        base: Any = OrderedDict if isinstance(new, OrderedDict) else dict
         for key, value in items:
-            dict.__setitem__(new, key, value)
+            base.__setitem__(new, key, value)
         if attributes:
             vars(new).update(attributes)
         return new

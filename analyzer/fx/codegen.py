@@ -36,7 +36,7 @@ class RegionCodeGen(CodeGen):
     def _gen_python_code(self, nodes: Any, root_module: str, namespace: Any, **options: Any) -> PythonCode:
         ordered = list(nodes)
         if not any(region_of(n) for n in ordered):
-            return super()._gen_python_code(ordered, root_module, namespace, **options)
+            return super()._gen_python_code(nodes, root_module, namespace, **options)
         users, self._extra = self._body_transformer, []
 
         def nest(body: list[str]) -> list[str]:
@@ -45,7 +45,7 @@ class RegionCodeGen(CodeGen):
 
         self._body_transformer = nest
         try:
-            return super()._gen_python_code(ordered, root_module, namespace, **options)
+            return super()._gen_python_code(nodes, root_module, namespace, **options)
         finally:
             self._body_transformer, self._extra = users, []
 

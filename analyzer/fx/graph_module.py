@@ -59,7 +59,7 @@ class GraphModule(fx.GraphModule):
                 self.check_inputs(args, kwargs)
             return generated(self, *args, **kwargs)
 
-        cls.forward = forward  # type: ignore[method-assign]
+        cls.forward = forward
         return code
 
     def check_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -71,7 +71,8 @@ class GraphModule(fx.GraphModule):
         named = dict(kwargs)
         for name, kind in self._arguments:
             if kind == "VAR_POSITIONAL":
-                value, rest = tuple(rest), []
+                value: Any = tuple(rest)
+                rest = []
             elif kind == "VAR_KEYWORD":
                 value, named = named, {}
             elif rest and kind != "KEYWORD_ONLY":
@@ -129,7 +130,7 @@ def copy_graph(graph: fx.Graph, memo: dict[int, Any] | None) -> fx.Graph:
 
 def _new(class_name: str) -> GraphModule:
     """A graph module whose state is still to be set."""
-    result = GraphModule.__new__(GraphModule)
+    result: GraphModule = GraphModule.__new__(GraphModule)
     nn.Module.__init__(result)
     type(result).__name__ = class_name
     return result

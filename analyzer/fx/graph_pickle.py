@@ -11,7 +11,7 @@ from .codegen import RegionCodeGen
 class _Reference(NamedTuple):
     """A node in the arguments of another one."""
 
-    index: int
+    position: int
 
 
 class _PackedNode(NamedTuple):
@@ -33,10 +33,10 @@ class PackedGraph(NamedTuple):
 
 def pack_graph(graph: fx.Graph) -> PackedGraph:
     """``graph`` as data that can be pickled."""
-    index = {n: i for i, n in enumerate(graph.nodes)}
+    positions = {n: i for i, n in enumerate(graph.nodes)}
 
     def pack(argument: Any) -> Any:
-        return fx.node.map_arg(argument, lambda n: _Reference(index[n]))
+        return fx.node.map_arg(argument, lambda n: _Reference(positions[n]))
 
     nodes = [_PackedNode(n.op, n.name, n.target, _plain(pack(n.args)), _plain(pack(n.kwargs)), n.type, n.meta) for n in graph.nodes]
     return PackedGraph(nodes, getattr(graph._codegen, "keyword_only", frozenset()))
@@ -64,7 +64,7 @@ def unpack_graph(packed: PackedGraph) -> fx.Graph:
 
     def unpack(value: Any) -> Any:
         if isinstance(value, _Reference):
-            return nodes[value.index]
+            return nodes[value.position]
         if isinstance(value, tuple):
             items = [unpack(v) for v in value]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from analyzer.registry import Registry
@@ -15,7 +16,7 @@ def _run_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module.forward(*args, **kwargs)
 
 
-class _LeafRegistry(Registry[type[nn.Module], Impl]):
+class _LeafRegistry(Registry[Any, Impl]):
     """Registers module classes by plain call or as a class decorator, and their subclasses with them.
 
     >>> @register_leaf_module
@@ -36,7 +37,7 @@ register_leaf_module = _LeafRegistry("register_leaf_module")
 register_non_leaf_module = _LeafRegistry("register_non_leaf_module")
 """Trace into the modules of a class that would be leaves."""
 
-register_leaf_module_impl: Registry[type[nn.Module], Impl] = Registry("register_leaf_module_impl")
+register_leaf_module_impl: Registry[Any, Impl] = Registry("register_leaf_module_impl")
 """Give a leaf module what to run while tracing, in place of its forward: ``impl(module, *args, **kwargs)`` returns tensors of
 the right shapes. For modules that cannot run without data; the traced graph calls the module itself."""
 
@@ -50,6 +51,8 @@ def is_leaf(module: nn.Module) -> bool:
             return False
         if cls in register_leaf_module or cls in register_leaf_module_impl:
             return True
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
     name = type(module).__module__
     return (name.startswith(("torch.nn.", "torch.ao.nn.")) and not name.startswith("torch.nn.parallel") and type(module) is not nn.Module
             and not isinstance(module, _CONTAINERS))

@@ -69,7 +69,7 @@ class Tape:
         self.constants: dict[str, Any] = {}      #: attribute name on the graph module -> tensor, module or object
         self.modules: list[tuple[str, str]] = [] #: (path, class) of the modules that run, outermost first
         self.failed_in: tuple[str, str] | None = None
-        self.unpacked: list[fx.Node] = []        #: nodes that reach into a container; dropped where nobody uses them
+        self.optional: list[fx.Node] = []        #: nodes that nobody asked for, such as the parts of a container; dropped where unused
         self._nodes: dict[int, fx.Node] = {}
         self._kept: list[Any] = []               # keeps what `_nodes` names by id alive
         self._held: dict[int, Tensor] = {}       # id(tensor without a node) -> what the graph module holds for it
@@ -104,8 +104,10 @@ class Tape:
             return
         if not holds_tensor(result) and not writes(func, kwargs):
             return
-        args, kwargs = _unwrap_numbers(args), _unwrap_numbers(kwargs)
-        self._bind(result, self._create(NodeCall("call_function", func, args, kwargs)), rename=not writes(func, kwargs))
+        node = self._create(NodeCall("call_function", func, _unwrap_numbers(args), _unwrap_numbers(kwargs)))
+        if not writes(func, kwargs) and not describe_operator(func).is_random:
+            self.optional.append(node)  # autograd's own, such as the detach of a saved result: nobody uses it
+        self._bind(result, node, rename=not writes(func, kwargs))
 
     def run_impl(self, func: Any, impl: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Trace ``impl`` in place of ``func``; ``func`` called inside it is itself again."""
@@ -195,7 +197,7 @@ class Tape:
         """The result of the forward; ends the graph."""
         node = self.graph.output(self._argument(value))
         node.meta.update(region=(), module_path="", module_stack=(), source=None)
-        for unused in reversed(self.unpacked):
+        for unused in reversed(self.optional):
             if not unused.users:
                 self.graph.erase_node(unused)
 
@@ -339,7 +341,7 @@ class Tape:
                 accessor: Callable[..., Any] = getattr if access.attribute else operator.getitem
                 part = self.graph.create_node("call_function", accessor, (node, access.key))
                 part.meta.update(node.meta)
-                self.unpacked.append(part)
+                self.optional.append(part)
                 if node in self._dependent:
                     self._dependent.add(part)
                 self._bind(child, part, rename)
@@ -382,7 +384,7 @@ class Tape:
             return self._create_from(NodeCall("call_function", kind, (), fields))
         attributes = {k: self._argument(v) for k, v in getattr(value, "__dict__", {}).items()}
         if isinstance(value, dict):
-            entries = [(self._argument(k), self._argument(v)) for k, v in dict.items(value)]
+            entries = [(self._argument(k), self._argument(v)) for k, v in value.items()]
             return self._create_from(NodeCall("call_function", BuildDict(kind), (entries, attributes), {}))
         if isinstance(value, list):
             return self._create_from(NodeCall("call_function", BuildList(kind), ([self._argument(v) for v in value], attributes), {}))

@@ -22,7 +22,8 @@ from analyzer.meta.function import MoveDevice
 from analyzer.meta.shape_registry import register_shape_impl
 from analyzer.meta.state import current
 
-from .leaf_module import find_leaf_impl, is_leaf
+from .call_target import CallTarget
+from .leaf_module import find_leaf_impl
 from .tape import Tape
 from .tracer_impl import register_leaf_function, register_tracer_impl
 
@@ -80,6 +81,7 @@ def _replacements() -> Iterator[Undo]:
     yield _replace(torch.autograd.Function, "apply", classmethod(_apply_function(torch.autograd.Function.__dict__["apply"])))
     yield _replace(_checkpoint, "_checkpoint_without_reentrant_generator",
                    _checkpoint_generator(_checkpoint._checkpoint_without_reentrant_generator))
+    yield _replace(torch.jit.ScriptFunction, "__call__", _call_scripted(torch.jit.ScriptFunction.__call__))
     yield _replace(autocast_mode.autocast, "__enter__", _enter_autocast(autocast_mode.autocast.__enter__))
     yield _replace(autocast_mode.autocast, "__exit__", _exit_autocast(autocast_mode.autocast.__exit__))
     yield from _function_replacements()
@@ -101,6 +103,17 @@ def _call_module(original: Any) -> Any:
         run = (lambda: original(module, *args, **kwargs)) if impl is None else (lambda: impl(module, *args, **kwargs))
         with tape.module(target, kind):
             return tape.run_leaf("call_module", target, args, kwargs, run)
+
+    return call
+
+
+def _call_scripted(original: Any) -> Any:
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        tape = recording_tape()
+        if tape is None:
+            return original(function, *args, **kwargs)
+        # One node: TorchScript may differentiate it on its own, which the operators that come out of it do not show.
+        return tape.run_leaf("call_function", CallTarget(function), args, kwargs, lambda: original(function, *args, **kwargs))
 
     return call
 

@@ -10,6 +10,7 @@ chain of *spans*, live, free or (expandable segments only) unmapped; a *block* i
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 
 from ..errors import AnalyzerError, InputError
 from .allocator_options import LARGE_ROUNDING_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorOptions
@@ -105,6 +106,8 @@ class CachingAllocator:
             raise InputError(f"base_address={base_address!r}: must be a positive multiple of {MIN_BLOCK_BYTES}")
         self.capacity_bytes = capacity_bytes
         self.options = options
+        #: told of every act: (action, address, bytes), with the action names of ``torch.cuda.memory._snapshot``'s traces
+        self.observer: Callable[[str, int, int], None] | None = None
         #: times that the whole cache had to be given back before an allocation was retried (``num_alloc_retries``)
         self.alloc_retry_count = 0
         # setMemoryFraction: the limit that the allocator itself keeps, beside what the device has
@@ -211,6 +214,8 @@ class CachingAllocator:
         self._peak_allocated_bytes = max(self._peak_allocated_bytes, self._allocated_bytes)
         self._requested_bytes += nbytes
         self._peak_requested_bytes = max(self._peak_requested_bytes, self._requested_bytes)
+        if self.observer is not None:
+            self.observer("alloc", span.address, size_bytes)
         return Block(span.address, nbytes, size_bytes, stream, span)
 
     # free_block, try_merge_blocks
@@ -227,6 +232,8 @@ class CachingAllocator:
             return
         self._allocated_bytes -= block.bytes
         self._requested_bytes -= block.requested_bytes
+        if self.observer is not None:
+            self.observer("free", block.address, block.bytes)
         span.requested_bytes = None
         span = self._merge_free_neighbours(span)
         span.freed_at = self._large_searches
@@ -316,6 +323,8 @@ class CachingAllocator:
         segment_bytes = self.options.segment_bytes(size_bytes)
         if not self._take_from_device(segment_bytes):
             return None
+        if self.observer is not None:
+            self.observer("segment_alloc", self._next_address, segment_bytes)
         return self._add_segment(pool, segment_bytes).head
 
     # cudaMalloc, cuMemCreate
@@ -361,6 +370,8 @@ class CachingAllocator:
         span.segment.pool.remove(span)
         del self._segments[span.address]
         self._reserved_bytes -= span.size_bytes
+        if self.observer is not None:
+            self.observer("segment_free", span.address, span.size_bytes)
 
     # release_available_cached_blocks
     def _release_oversize(self, pool: Pool, size_bytes: int) -> bool:
@@ -440,6 +451,8 @@ class CachingAllocator:
         mapped_bytes = -(-nbytes // pool.page_bytes) * pool.page_bytes
         if not self._take_from_device(mapped_bytes):
             return None
+        if self.observer is not None:
+            self.observer("segment_map", span.address, mapped_bytes)
         pool.remove_unmapped(span)
         if mapped_bytes < span.size_bytes:
             pool.insert_unmapped(span.split(mapped_bytes))
@@ -463,6 +476,8 @@ class CachingAllocator:
             pool.insert(span.split(end - start))
         span.is_mapped = False
         self._reserved_bytes -= span.size_bytes
+        if self.observer is not None:
+            self.observer("segment_unmap", span.address, span.size_bytes)
         if span.next is not None and not span.next.is_mapped:
             pool.remove_unmapped(span.next)
             span.absorb_next()

@@ -1,6 +1,7 @@
 """Simulated memory: one caching allocator per claimed accelerator, plain growing addresses for the host."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -39,6 +40,7 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._top = _HOST_BASE
+        self.observer: Callable[[str, int, int], None] | None = None  #: as `CachingAllocator.observer`
         self.allocated_bytes = self.peak_allocated_bytes = 0
 
     def allocate(self, nbytes: int) -> HostRegion:
@@ -47,10 +49,14 @@ class HostMemory:
         self.allocated_bytes += nbytes
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
+        if self.observer is not None and nbytes:
+            self.observer("alloc", region.address, nbytes)
         return region
 
     def free(self, region: HostRegion) -> None:
         self.allocated_bytes -= region.bytes
+        if self.observer is not None and region.bytes:
+            self.observer("free", region.address, region.bytes)
 
     def reset_peaks(self) -> None:
         self.peak_allocated_bytes = self.allocated_bytes

@@ -63,6 +63,14 @@ def cached_cast(state: MetaState, x: Tensor, dtype: torch.dtype, device_type: st
     return cast
 
 
+def lower_precision(state: MetaState) -> Callable[[Tensor], Tensor] | None:
+    """The cast of tensors on CUDA to the region's dtype, or None where autocast for CUDA is off."""
+    if "cuda" not in _local.enabled or _local.excluded:
+        return None
+    dtype = torch.get_autocast_dtype("cuda")
+    return lambda x: cached_cast(state, x, dtype, "cuda")
+
+
 def _cast_all(state: MetaState, tree: Any, dtype: torch.dtype, device_type: str) -> Any:
     if isinstance(tree, Tensor):
         return cached_cast(state, tree, dtype, device_type)

@@ -17,6 +17,8 @@ claimed_kernels: Registry[Any, Impl] = Registry("claimed_kernels")
 NotImplemented to leave the call as it is. It is asked where a tensor argument claims ``cuda``.
 """
 
+_on_any_device: set[Any] = set()  # operators whose implementation is asked wherever their tensors are
+
 claimed_shapes: Registry[Any, Impl] = Registry("claimed_shapes")
 """What an operator's CUDA kernel returns, where torch has no meta kernel or one that differs: a function of tensors on meta."""
 
@@ -31,8 +33,10 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
     return [getattr(found, overload or "default")] if found is not None and (overload or "default") in found.overloads() else []
 
 
-def claimed(*names: str) -> Callable[[Impl], Impl]:
+def claimed(*names: str, on_any_device: bool = False) -> Callable[[Impl], Impl]:
     """Register a function for the overloads ``names`` of aten, those that exist.
+
+    ``on_any_device`` is for operators that cannot run on meta at all: they are taken over on the claimed host too.
 
     >>> @claimed("no_such_operator")
     ... def never_called(x):
@@ -42,6 +46,8 @@ def claimed(*names: str) -> Callable[[Impl], Impl]:
         for name in names:
             for op in overloads(name):
                 claimed_kernels(op, impl)
+                if on_any_device:
+                    _on_any_device.add(op)
         return impl
 
     return register
@@ -59,9 +65,11 @@ def claimed_shape(*names: str) -> Callable[[Impl], Impl]:
 
 
 def _make_kernel(op: torch._ops.OpOverload, impl: Impl) -> Callable[..., Any]:
+    anywhere = op in _on_any_device
+
     def kernel_at_key(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         state = is_simulating()
-        if state is not None and any_claims(state, "cuda", args):
+        if state is not None and (anywhere or any_claims(state, "cuda", args)):
             with torch._C.DisableTorchFunction():  # the engine calls this with the function mode still active
                 result = impl(*args, **kwargs)
             if result is not NotImplemented:

@@ -1,56 +1,148 @@
-"""Workspaces of convolutions."""
+"""What CUDA convolutions hold while they run: copies that PyTorch makes, and cuDNN's workspace.
+
+PyTorch's part is read from ``aten/src/ATen/native/Convolution.cpp`` and ``cudnn/ConvShared.cpp``. cuDNN is closed: its part is
+derived from what its kernels need. Tensor cores want channels last, so for tensors that are channels first it writes copies of input,
+output and weight in that order into its workspace, where the product is worth them: copying costs time by the byte, a kernel that
+does without costs time by the FLOP. The figures below were bracketed by the peaks that an H200 measured with cuDNN 9.19
+(``benchmarks/truth``); other versions and devices may choose otherwise.
+"""
 from __future__ import annotations
 
 import math
 
 import torch
 
+from .claimed_device_spec import claimed_spec
+from .reduction_workspace import accumulate_bytes, reduction_blocks
 from .signature import Signature
 from .spec import TensorSpec
-from .reduction_workspace import accumulate_bytes, reduction_blocks
 from .transient import Stage, kernel_stages
 
 _aten = torch.ops.aten
-_THRESHOLD = 25.0
+
+# FLOPs per byte read and written by the copies, from which on they are made. Measured, converted and not: 3x3 stride 2 over 3 channels
+# (5.7) no, 1x1 stride 2 (21.3) no, 7x7 stride 2 over 3 channels (30.9) yes, 3x3 (72) yes.
+_WORTH_COPYING = 25.0
+# A 1x1 convolution of stride 1 is a plain matrix product of channels-first images; in float32 (84.7) no, (102.4) yes.
+_PRODUCT_WORTH_COPYING = 93.0
+_TILE = 128                     # rows and columns of an output tile of the weight gradient's product
+_TILE_BYTES = 4 * _TILE * _TILE
+_GOOD_WAVE = 0.9                # share of busy multiprocessors; measured: 0.97 is run as it is, 0.55 is split
 
 
-def _copies(x: TensorSpec, y: TensorSpec, w: TensorSpec, groups: int) -> int:
-    """Bytes of channels-last copies, 0 where none are made."""
-    if groups != 1 and w[1] == 1:
-        return 0  # depthwise: kernels of PyTorch's own
-    if x.stride[1] == 1 and x[1] > 1:
-        return 0
-    flops = 2 * y.numel * w.numel // w[0]
-    moved = 2 * (x.nbytes + y.nbytes)
-    if groups == 1 and flops / moved < _THRESHOLD:
-        return 0
-    return x.nbytes + y.nbytes + (w.nbytes if math.prod(w[2:]) > 1 and groups == 1 else 0)
+def _has_tensor_cores(dtype: torch.dtype) -> bool:
+    capability = claimed_spec().compute_capability or (0, 0)
+    if dtype == torch.float32:
+        return capability >= (8, 0) and torch.backends.cudnn.allow_tf32
+    return dtype == torch.bfloat16 and capability >= (8, 0) or dtype == torch.float16 and capability >= (7, 0)
+
+
+def _is_channels_last(t: TensorSpec) -> bool:
+    """``suggest_memory_format``: strides of a dense channels-last tensor, where that differs from channels first."""
+    if len(t) not in (4, 5) or t[1] == 1 and math.prod(t[2:]) == 1:
+        return False
+    expected = 1
+    for i in (1, *range(len(t) - 1, 1, -1), 0):
+        if t.stride[i] != expected and t[i] != 1:
+            return False
+        expected *= t[i]
+    return t[1] != 1 and math.prod(t[2:]) != 1
+
+
+def _is_contiguous(t: TensorSpec, channels_last: bool) -> bool:
+    if channels_last:
+        return _is_channels_last(t) or math.prod(t[2:]) == 1 and _is_contiguous(t, False)
+    expected = 1
+    for n, stride in zip(reversed(t), reversed(t.stride)):
+        if n != 1 and stride != expected:
+            return False
+        expected *= n
+    return True
+
+
+def _is_product(w: TensorSpec, stride: tuple[int, ...], groups: int) -> bool:
+    return groups == 1 and math.prod(w[2:]) == 1 and set(stride) == {1}
+
+
+class _Convolution:
+    """One convolution of images ``x`` with weights ``w`` to ``y``; what it holds does not depend on the direction of the pass."""
+
+    def __init__(self, x: TensorSpec, y: TensorSpec, w: TensorSpec, stride: tuple[int, ...], groups: int, transposed: bool) -> None:
+        self.x, self.y, self.w = x, y, w
+        self.groups = groups
+        self.channels_last = _is_channels_last(x) or _is_channels_last(w)  # cudnn_conv_suggest_memory_format
+        self.is_depthwise = groups > 1 and groups == x[1] and w[0] % x[1] == 0 and not transposed and not self.channels_last
+        self.is_product = _is_product(w, stride, groups)
+        self.uses_copies = self._are_copies_worth()
+
+    def contiguous_copies(self, *tensors: TensorSpec) -> tuple[int, ...]:
+        """Bytes of the copies that PyTorch makes of tensors that are not in the order chosen."""
+        return tuple(t.nbytes for t in tensors if t.numel and not _is_contiguous(t, self.channels_last))
+
+    def _are_copies_worth(self) -> bool:
+        if self.is_depthwise or self.channels_last or not _has_tensor_cores(self.x.dtype) or not torch.backends.cudnn.enabled:
+            return False
+        if self.groups > 1:
+            return True  # without tensor cores there is no other kernel for groups that is not far slower
+        flops = 2 * self.y.numel * self.w.numel // self.w[0]
+        copied = 2 * (self.x.nbytes + self.y.nbytes)
+        threshold = _PRODUCT_WORTH_COPYING if self.is_product and self.x.dtype == torch.float32 else _WORTH_COPYING
+        return flops >= threshold * copied
+
+    @property
+    def layout_bytes(self) -> int:
+        """Copies in channels-last order. 1x1 weights are the same in both orders; those of groups are not copied (measured)."""
+        if not self.uses_copies:
+            return 0
+        return self.x.nbytes + self.y.nbytes + (self.w.nbytes if math.prod(self.w[2:]) > 1 and self.groups == 1 else 0)
+
+    @property
+    def weight_gradient_bytes(self) -> int:
+        """Partial sums of the weight gradient, a sum over all images and places."""
+        if self.groups > 1 or self.x.dtype != torch.float32 or not _has_tensor_cores(self.x.dtype):
+            return 0
+        if self.is_product and not self.uses_copies:
+            return self.x[0] * self.w.nbytes  # a product per image, added up afterwards
+        if not self.uses_copies:
+            return 0
+        # Stream-K (Osama et al., PPoPP 2023): where a last wave of output tiles would leave multiprocessors idle, they share tiles,
+        # one partial tile each; few tiles are split evenly. A flag per tile.
+        multiprocessors = claimed_spec().multiprocessors
+        tiles = -(-self.w[0] // _TILE) * -(-(self.w.numel // self.w[0]) // _TILE)
+        if multiprocessors is None or tiles >= _GOOD_WAVE * -(-tiles // multiprocessors) * multiprocessors:
+            return 0
+        partial = tiles * (multiprocessors // tiles) if tiles < multiprocessors else multiprocessors
+        return partial * _TILE_BYTES + 4 * tiles
 
 
 @kernel_stages(_aten.convolution)
 def _forward(signature: Signature) -> tuple[Stage, ...]:
     x, w = signature.args[:2]
-    if signature.args[6]:
-        return ()
-    n = _copies(x, signature.outputs[0], w, signature.args[8])
-    return (Stage((n,)),) if n else ()
+    y = signature.outputs[0]
+    transposed = signature.args[6]
+    images, result = (y, x) if transposed else (x, y)
+    c = _Convolution(images, result, w, tuple(signature.args[3]), signature.args[8], transposed)
+    blocks = c.contiguous_copies(w, x)
+    if c.layout_bytes:
+        blocks += (c.layout_bytes,)
+    return (Stage(blocks),) if blocks else ()
 
 
 @kernel_stages(_aten.convolution_backward)
 def _backward(signature: Signature) -> tuple[Stage, ...]:
     gy, x, w = signature.args[:3]
-    mask = signature.args[10]
-    if signature.args[7]:
-        return ()
-    n = _copies(x, gy, w, signature.args[9])
+    stride, transposed, groups = tuple(signature.args[4]), signature.args[7], signature.args[9]
+    wants_input, wants_weight, wants_bias = signature.args[10]
+    images, result = (gy, x) if transposed else (x, gy)
+    c = _Convolution(images, result, w, stride, groups, transposed)
+    copied = c.contiguous_copies(gy) + (c.contiguous_copies(x) if wants_weight else ())
     stages = []
-    if n:
-        if mask[0]:
-            stages.append(Stage((n,), 1 if mask[1] else None))
-        if mask[1]:
-            stages.append(Stage((n,), 2 if mask[2] else None))
-    if mask[2]:
-        blocks = reduction_blocks(gy, (0, *range(2, len(gy))), accumulate_bytes(gy.dtype))
-        if blocks:
-            stages.append(Stage(blocks))
-    return tuple(stages)
+    if wants_input:  # the two gradients run one after the other, each with its own workspace
+        blocks = copied + c.contiguous_copies(w) + ((c.layout_bytes,) if c.layout_bytes else ())
+        stages.append(Stage(blocks, 1 if wants_weight else 2 if wants_bias else None))
+    if wants_weight:
+        nbytes = c.layout_bytes + c.weight_gradient_bytes
+        stages.append(Stage(copied + ((nbytes,) if nbytes else ()), 2 if wants_bias else None))
+    if wants_bias:  # at::sum over all but the channels
+        stages.append(Stage(reduction_blocks(gy, (0, *range(2, len(gy))), accumulate_bytes(gy.dtype))))
+    return tuple(s for s in stages if s.blocks)

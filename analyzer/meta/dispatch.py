@@ -7,12 +7,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from analyzer.errors import UnsupportedOperatorError
+from analyzer.memory.allocator import DeviceOutOfMemoryError
 
 from . import convolution_workspace as _convolution, output_cache, reduction_workspace as _reduction  # noqa: F401  two register their rules
 from .accumulation import ADD_IN_PLACE, is_engines_sum
 from .claimed import claimed_shapes
 from .data_dependent import answer_data_dependent
 from .gates import reopened
+from .dtype_rule import check_dtypes
 from .known_value import Call, Deferred, Known, ReadArgument, Result, Written, covers_storage, small_enough, window_of
 from .density import expected_density
 from .library_workspace import library_needs, take_library_workspaces
@@ -44,6 +46,10 @@ class MetaDispatchMode(TorchDispatchMode):
     def is_infra_mode(cls) -> bool:
         return False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch wraps the method below in two more calls
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if is_engines_sum(func, args):
             func = ADD_IN_PLACE
@@ -55,6 +61,14 @@ class MetaDispatchMode(TorchDispatchMode):
         return result
 
     def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, whole: bool = False) -> Any:
+        try:
+            return self._handle(func, args, kwargs, whole)
+        except DeviceOutOfMemoryError as error:
+            if self.state is not None and self.state.recorder is not None:
+                self.state.recorder.ran_out(str(func), error)
+            raise
+
+    def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, whole: bool) -> Any:
         state = self.state
         assert state is not None
         info = describe_operator(func)
@@ -315,6 +329,7 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
     shape_impl = register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
     if shape_impl is None and claim.type == "cuda":
         shape_impl = claimed_shapes.find(func)
+    check_dtypes(func, args)
     kernel.depth += 1
     try:
         with torch._C.DisableTorchFunction():

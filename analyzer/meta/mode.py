@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from . import gates, patch
+from .accumulation import learn_counts
 from .address_space import AddressSpace
 from .dispatch import MetaDispatchMode
 from .function import MetaFunctionMode
@@ -73,6 +74,7 @@ class MetaTensorMode:
             _modes.function.state = _modes.dispatch.state = state
         active.state = state
         self._entered.append((before, outermost))
+        learn_counts()
         return self
 
     def __exit__(self, *exc: Any) -> None:

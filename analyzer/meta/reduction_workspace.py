@@ -49,13 +49,13 @@ def reduction_blocks(x: TensorSpec, dims: tuple[int, ...], accumulator_bytes: in
         inputs *= d.size
     outputs = x.numel // inputs
     # block.x goes along the fastest dimension
-    reduces_fastest = not kept or not reduced or reduced[0].stride < kept[0].stride
+    if not reduced:
+        return ()  # one input per output
+    reduces_fastest = not kept or reduced[0].stride < kept[0].stride
     width, height = (inputs, outputs) if reduces_fastest else (outputs, inputs)
-    fastest = (reduced or kept)[0].stride if reduces_fastest else kept[0].stride
+    fastest = (reduced if reduces_fastest else kept)[0].stride
     vector = 1
-    if not order:
-        width = height = 1
-    elif fastest == 1 and reduces_fastest:
+    if fastest == 1 and reduces_fastest:
         if width >= 128 and len(reduced) == 1:
             width //= input_vector
     elif fastest == 1:

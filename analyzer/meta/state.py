@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from analyzer.memory.allocator import DeviceOutOfMemoryError
+
 from .address_space import AddressSpace, Region
 from .options import MetaOptions
 from .signature import Signature
@@ -21,8 +23,9 @@ class CallListener(Protocol):
     """Who records operator calls."""
 
     def called(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage]) -> None: ...
-    def took_workspace(self, nbytes: int) -> None: ...
+    def took_workspace(self, nbytes: int, claim: torch.device, blocks: tuple[int, ...]) -> None: ...
     def kept_workspace(self, region: Region, nbytes: int, claim: torch.device, label: str) -> None: ...
+    def ran_out(self, operator: str, error: DeviceOutOfMemoryError) -> None: ...
     def where(self) -> str: ...
 
 

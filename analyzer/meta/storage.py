@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .mode_stack import without_modes
+
 if TYPE_CHECKING:
     from .address_space import AddressSpace, Region
     from .known_value import Known
 
-_next_id = itertools.count().__next__
+next_number = itertools.count().__next__
 
 
 class MetaStorage(torch.UntypedStorage):
@@ -55,7 +57,28 @@ def attach(tensor: torch.Tensor, claim: torch.device, space: AddressSpace) -> Me
     storage.__class__ = MetaStorage
     assert isinstance(storage, MetaStorage)
     storage.claim = claim
-    storage.number = _next_id()
+    storage.number = next_number()
     storage.space = space
     space.place(storage)
     return storage
+
+
+def template(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same specs on a storage of its own that is in nobody's books."""
+    with without_modes():
+        storage = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
+        out = torch.empty(0, dtype=tensor.dtype, device="meta")
+        return out.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def revive(like: torch.Tensor, claim: torch.device, number: int, region: Region, space: AddressSpace) -> torch.Tensor:
+    """A tensor like ``like`` on a storage that has its number and its place already."""
+    from .tensor import MetaTensor
+
+    out = template(like)
+    storage = out.untyped_storage()
+    storage.__class__ = MetaStorage
+    assert isinstance(storage, MetaStorage)
+    storage.claim, storage.number, storage.region, storage.space = claim, number, region, space
+    out.__class__ = MetaTensor
+    return out

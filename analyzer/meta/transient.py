@@ -84,6 +84,6 @@ def hold_blocks(state: MetaState, claim: torch.device, blocks: tuple[int, ...]) 
     space = state.space
     regions = [space.reserve(claim, nbytes) for nbytes in blocks]
     if state.recorder is not None:
-        state.recorder.took_workspace(sum(r.bytes for r in regions))
+        state.recorder.took_workspace(sum(r.bytes for r in regions), claim, blocks)
     for region in regions:
         space.give_back(claim, region)

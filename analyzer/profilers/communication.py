@@ -15,9 +15,9 @@ _COLLECTIVES = ("allreduce", "all_reduce", "allgather", "all_gather", "reduce_sc
 def collective_of(call: OpCall) -> str | None:
     """The kind of collective that a call is, or None."""
     op = call.signature.op
-    space, _, name = getattr(op, "_schema", None) and op._schema.name.partition("::") or ("", "", "")
-    if space not in COLLECTIVE_NAMESPACES:
+    if getattr(op, "namespace", None) not in COLLECTIVE_NAMESPACES:
         return None
+    name = op._schema.name.partition("::")[2]
     for kind in _COLLECTIVES:
         if kind in f"{name.lstrip('_')}_":
             return kind.rstrip("_")

@@ -39,13 +39,12 @@ def count_call(signature: Signature) -> FlopCount | None:
     >>> count_call(Signature(torch.ops.aten.mm.default, (a, b), {}, (a, b), (c,)))
     FlopCount(flops=48, macs=24, executed_flops=None)
     """
-    formula = find_formula(signature.op)
     memo = signature.memo.get(MEMO_KEY)
-    if memo is not None and memo[0] is formula:  # a scoped registration may have changed it
-        count: FlopCount | None = memo[1]
-        return count
+    if memo is not None and memo[0] == register_flop_impl.version:  # a scoped registration may have changed it
+        return memo[1]  # type: ignore[no-any-return]
+    formula = find_formula(signature.op)
     count = apply_formula(formula, signature) if formula else NO_FLOPS if is_zero_flop_op(signature.op) else None
-    signature.memo[MEMO_KEY] = (formula, count)
+    signature.memo[MEMO_KEY] = (register_flop_impl.version, count)
     return count
 
 

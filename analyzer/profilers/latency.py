@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from analyzer.hardware import DeviceSpec, collective_seconds, roofline_seconds
+from analyzer.meta.signature import Signature
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 
@@ -46,6 +47,7 @@ def make_latency_profiler(device: DeviceSpec, world_size: int = 1) -> Callable[[
         out = Annotation()
         last = log.steps - 1
         known = True
+        alike: dict[Signature, float | None] = {}  # calls of one signature take the same time
         for i, node in enumerate(log.nodes):
             if node.step == last:
                 out.nodes[i].update(fwd_seconds=0.0, bwd_seconds=0.0)
@@ -54,10 +56,15 @@ def make_latency_profiler(device: DeviceSpec, world_size: int = 1) -> Callable[[
         for record in log.phases:
             out.phases[record.step, record.phase].setdefault("seconds", 0.0)
         for call in log.calls:
-            seconds = call_seconds(call, device, world_size)
+            if call.signature in alike:
+                seconds = alike[call.signature]
+            else:
+                seconds = alike[call.signature] = call_seconds(call, device, world_size)
             if seconds is None:
                 known = False
                 break
+            if not seconds:
+                continue
             out.add(out.phases, (call.step, call.phase), "seconds", seconds)
             if call.step != last or call.phase not in ("forward", "backward"):
                 continue

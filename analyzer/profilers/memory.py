@@ -68,6 +68,11 @@ def _held(log: Log, category: str) -> int:
     return sum(s.nbytes for s in log.storages.values() if s.category == category)
 
 
+def forward_ends(log: Log) -> dict[int, int]:
+    """`end_of_forward` of every step, one that was not finished included."""
+    return {step: end_of_forward(log, step) for step in {record.step for record in log.phases}}
+
+
 def end_of_forward(log: Log, step: int) -> int:
     """The event at which the first backward of ``step`` begins; the last event where there is none."""
     end = log.events
@@ -155,7 +160,7 @@ def alive_at(log: Log, event: int) -> list[StorageLife]:
 
 def peak_by_category(log: Log) -> dict[str, int]:
     """What memory is held for at the peak; adds up to the peak (in allocator blocks, rounded as the allocator does)."""
-    ends = {step: end_of_forward(log, step) for step in range(log.steps)}
+    ends = forward_ends(log)
     out: dict[str, int] = {}
     for life in alive_at(log, log.peak_event):
         category = category_of(life, log, ends)

@@ -2,17 +2,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from analyzer.errors import InputError
 
 from .hold import Hold
 from .options import ProfileOptions
 from .recorder import Recorder, tensors_in
+from .step_replay import Footprint, StepReplay
 
+_PLAIN = (torch.Tensor, str, int, float, bool, complex, type(None), torch.dtype, torch.device)  # arguments that a forward pass cannot change
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 # The learning rate does not change a cost; momentum 0.9 is the value of every published recipe.
@@ -56,10 +60,10 @@ class EagerStep:
 
     def __init__(self, recorder: Recorder, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, mode: str,
                  loss_fn: Callable[[Any], torch.Tensor] | None, optimizer: OptimizerFactory | None, autocast: torch.dtype | None,
-                 step: Callable[..., Any] | None, device_type: str, options: ProfileOptions) -> None:
+                 step: Callable[..., Any] | None, device_type: str, options: ProfileOptions, reuse: bool = True) -> None:
         self.recorder, self.model, self.args, self.kwargs = recorder, model, args, kwargs
         self.mode, self.loss_fn, self.autocast, self.step = mode, loss_fn or default_loss, autocast, step
-        self.device_type, self.options = device_type, options
+        self.device_type, self.options, self.reuse = device_type, options, reuse
         self.parameters = [p for p in model.parameters()]
         self.optimizer = None if optimizer is None else optimizer([p for p in self.parameters if p.requires_grad])
         self.holds = [Hold(t) for t in tensors_in((args, kwargs)) if t.layout is torch.strided]
@@ -67,15 +71,45 @@ class EagerStep:
     def run(self) -> None:
         """All steps; the first makes states, the last is the steady state."""
         self.recorder.planned_calls = self.options.steps * len(self.recorder.log.modules)
+        replay: StepReplay | None = None
         for index in range(self.options.steps):
-            self.recorder.start_step(index)
-            if self.mode == "infer":
-                self._infer()
-            elif self.step is not None:
+            self.recorder.start_step(index, placeholders=replay is None)
+            if replay is not None:
+                replay.play()
+            elif self.mode == "train" and self.step is not None:
                 self._custom()
+            elif index == 0 and self.reuse and self.options.steps > 1:
+                replay = self._run_watched()
             else:
-                self._train()
+                self._run_model()
+            if self.mode == "train" and self.step is None:
+                self._update()
         self.recorder.end()
+
+    def _run_model(self) -> None:
+        if self.mode == "infer":
+            self._infer()
+        else:
+            self._train()
+
+    def _run_watched(self) -> StepReplay | None:
+        """Run the model once; the result plays it again, None where a later step could differ from this one."""
+        recorder, modules = self.recorder, list(self.model.modules())
+        before, seed = Footprint(modules), recorder.mode.state.random_seed
+        recorder.events = events = []
+        try:
+            self._run_model()
+            recorder.end()
+        finally:
+            recorder.events = None
+        replay = StepReplay(recorder, events, first_node=recorder.first_node)
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                replay.leave(parameter.grad, functools.partial(setattr, parameter, "grad"))
+        plain = all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((self.args, self.kwargs)))
+        set_to_none = self.options.set_to_none  # else gradients are added to, not made
+        same = plain and set_to_none and replay.is_whole() and seed == recorder.mode.state.random_seed and Footprint(modules).is_like(before)
+        return replay if same else None
 
     def _casting(self) -> contextlib.AbstractContextManager[Any]:
         if self.autocast is None:
@@ -106,12 +140,14 @@ class EagerStep:
         loss.backward()
         del loss
         recorder.mark(self._gradients(), "gradient")
+
+    def _update(self) -> None:
         if self.optimizer is not None:
             self.optimizer.step()
             self._mark_states()
             self.optimizer.zero_grad(set_to_none=self.options.set_to_none)
         else:
-            with recorder.during("zero_grad"):
+            with self.recorder.during("zero_grad"):
                 self.model.zero_grad(set_to_none=self.options.set_to_none)
 
     def _custom(self) -> None:

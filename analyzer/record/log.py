@@ -78,6 +78,28 @@ class PhaseRecord:
     peak_requested_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Where memory ran out, and what the books said at that moment."""
+
+    operator: str
+    phase: str
+    step: int
+    module: int
+    node: int
+    event: int                              #: of the log's events, the last before it
+    act: int                                #: how many of `Log.acts` came before it
+    requested_bytes: int
+    short_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    capacity_bytes: int
+
+
+Act = tuple[str, int, int, int]
+"""One act of the allocator: action, address, bytes, and the index of the operator call in or before which it happened."""
+
+
 @dataclass
 class Log:
     """Everything one recorded run did."""
@@ -96,3 +118,5 @@ class Log:
     steps: int = 0
     device: str = ""                         #: the claim whose memory is watched
     assumptions: list[str] = field(default_factory=list)
+    acts: list[Act] = field(default_factory=list)  #: of the watched device's allocator, what was there at the start first; empty if not kept
+    shortage: Shortage | None = None         #: where the run ended for want of memory

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from analyzer.memory.allocator import CachingAllocator, DeviceOutOfMemoryError
 from analyzer.meta.address_space import Region
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.signature import Signature
@@ -15,11 +16,15 @@ from analyzer.meta.spec import TensorSpec
 from analyzer.meta.storage import MetaStorage
 
 from .autograd_node import current_backward_node, next_sequence_number
-from .log import Log, LogModule, LogNode, PhaseRecord, StorageLife
+from .log import Log, LogModule, LogNode, PhaseRecord, Shortage, StorageLife
 from .op_call import OpCall
 from .progress import report_progress
 
 _ROOT = 0
+BORN, DIED, CALLED, HELD, BEGAN, ENDED = range(6)
+Event = tuple[int, Any]
+"""One thing that happened: BORN or DIED with the storage's number, CALLED with the call's index, HELD with (claim, block sizes), BEGAN with
+the phase, or ENDED."""
 COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 OUTSIDE = -1  #: no node: what runs outside the model (loss, optimizer)
 
@@ -52,6 +57,10 @@ class Recorder:
         self._parameter_owner: dict[int, int] = {}
         self._names: dict[str, int] = {}
         self._producer: dict[int, int] = {}  # storage number -> node that wrote it last
+        self.events: list[Event] | None = None  #: collected while somebody wants to play them again
+        self.first_node = 0  #: of the present step
+        self.shortage: Shortage | None = None  #: the last time that memory ran out
+        self._shortage_cause: DeviceOutOfMemoryError | None = None
         self._entered = 0
         self.planned_calls = 0  #: module calls that the driver expects, to tell how far the run has come
         self.log.device = str(claim)
@@ -61,6 +70,7 @@ class Recorder:
         """Another step begins: its nodes are named afresh, the first of them the inputs (unless the driver has its own)."""
         self.end()
         self.step, self.log.steps = step, step + 1
+        self.first_node = len(self.log.nodes)
         self._names.clear()
         self._producer.clear()
         self.node = OUTSIDE
@@ -141,7 +151,7 @@ class Recorder:
         if index is None:  # made on the way, or behind a wrapper: it runs for whoever called it
             index = self._stack[-1] if self._stack else _ROOT
         record = self.log.modules[index]
-        record.calls += 1
+        record.calls += self.step == 0  # of one step
         self._stack.append(index)
         self._entered += 1
         report_progress(self._entered / max(1, self.planned_calls), record.path)
@@ -240,6 +250,8 @@ class Recorder:
                 node = log.calls[found].node if found is not None and found < index else OUTSIDE
         in_numbers = tuple([s.number for s in inputs])
         out_numbers = tuple([s.number for s in outputs])
+        if self.events is not None:
+            self.events.append((CALLED, index))
         log.calls.append(OpCall(signature, in_numbers, out_numbers, self.step, phase, module, node, forward, recomputed))
         for number in out_numbers:
             life = log.storages.get(number)
@@ -275,10 +287,12 @@ class Recorder:
         call = self.log.calls[forward]
         return forward, call.module, call.node
 
-    def took_workspace(self, nbytes: int) -> None:
-        """The allocator just gave a workspace that its kernel gives back at once."""
+    def took_workspace(self, nbytes: int, claim: torch.device, blocks: tuple[int, ...]) -> None:
+        """The allocator just gave a workspace of ``nbytes`` for ``blocks``, which its kernel gives back at once."""
         self.log.events += 1
-        self._watch_peak(nbytes)
+        if self.events is not None:
+            self.events.append((HELD, (claim, blocks)))
+        self.watch_peak(nbytes)
 
     def kept_workspace(self, region: Region, nbytes: int, claim: torch.device, label: str) -> None:
         """A library just took a workspace that it keeps for as long as the process lives."""
@@ -288,28 +302,56 @@ class Recorder:
         life = log.storages[number] = StorageLife(number, nbytes, region.bytes, region.address, str(claim), log.events, len(log.calls),
                                                   self.phase, self.step, OUTSIDE, _ROOT)
         life.category, life.label = "workspace", label
-        self._watch_peak(0)
+        self.watch_peak(0)
+
+    # ---- memory that is not there
+
+    def ran_out(self, operator: str, error: DeviceOutOfMemoryError) -> None:
+        """An operator could not get its memory. The run need not end here: the user's code may catch the error."""
+        if error is self._shortage_cause:
+            return  # the operators that called it see the same error
+        module, node = self._stack[-1] if self._stack else _ROOT, self.node
+        if self.phase == "backward" and not torch.is_grad_enabled():
+            _, module, node = self._forward_of_gradient(module, False)
+        self.end()
+        self._shortage_cause = error
+        self.shortage = Shortage(operator, self.phase, self.step, module, node, self.log.events, len(self.log.acts), error.requested_bytes,
+                                 error.short_bytes, error.allocated_bytes, error.reserved_bytes, error.capacity_bytes)
+
+    def end_short(self, error: DeviceOutOfMemoryError) -> None:
+        """The run ended with ``error``: what was not finished is no step."""
+        self.ran_out("(outside an operator)", error)
+        assert self.shortage is not None
+        self.log.shortage = self.shortage
+        if self.shortage.step:
+            self.log.steps = self.shortage.step  # the steps before it are whole
+        self._shortage_cause = None  # its traceback holds tensors
 
     # ---- storages (StorageListener)
 
     def born(self, storage: MetaStorage) -> None:
         log = self.log
         log.events += 1
+        if self.events is not None:
+            self.events.append((BORN, storage.number))
         region = storage.region
         log.storages[storage.number] = StorageLife(
             storage.number, storage.nbytes(), region.bytes, region.address, str(storage.claim), log.events, len(log.calls), self.phase,
             self.step, self.node, self._stack[-1] if self._stack else _ROOT)
-        self._watch_peak(0)
+        self.watch_peak(0)
 
     def died(self, storage: MetaStorage) -> None:
         log = self.log
         log.events += 1
+        if self.events is not None:
+            self.events.append((DIED, storage.number))
         life = log.storages.get(storage.number)
         if life is not None:
             life.died = log.events
             life.died_call = len(log.calls)
 
-    def _watch_peak(self, workspace_bytes: int) -> None:
+    def watch_peak(self, workspace_bytes: int) -> None:
+        """Note the highest use so far, and the workspace that is part of it."""
         allocated = self.memory.allocated_bytes
         if allocated > self.log.peak_bytes:
             log = self.log
@@ -320,6 +362,8 @@ class Recorder:
     def begin(self, phase: str) -> None:
         """A stretch of ``phase`` begins; what ran before has ended."""
         self.end()
+        if self.events is not None:
+            self.events.append((BEGAN, phase))
         self.phase = phase
         self.memory.reset_peaks()
         self.log.phases.append(PhaseRecord(self.step, phase, len(self.log.calls), last_call=-1))
@@ -328,6 +372,8 @@ class Recorder:
         """The running stretch ends: note what the allocator says."""
         if not self.log.phases or self.log.phases[-1].last_call >= 0:
             return
+        if self.events is not None:
+            self.events.append((ENDED, None))
         record, memory = self.log.phases[-1], self.memory
         record.last_call = len(self.log.calls)
         record.end_event = self.log.events
@@ -365,6 +411,18 @@ class Recorder:
             self._stack.pop()
             self.node = before
 
+    def _observe_memory(self) -> None:
+        acts, calls = self.log.acts, self.log.calls
+        if isinstance(self.memory, CachingAllocator):
+            for segment in self.memory.snapshot():
+                acts.append(("segment_map" if segment["is_expandable"] else "segment_alloc", segment["address"], segment["total_size"], 0))
+                acts += [("alloc", b["address"], b["size"], 0) for b in segment["blocks"] if b["state"] == "active_allocated"]
+
+        def observe(action: str, address: int, nbytes: int) -> None:
+            acts.append((action, address, nbytes, len(calls)))
+
+        self.memory.observer = observe
+
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
         """Listen to the mode, which must be active, for the length of a block."""
@@ -372,12 +430,15 @@ class Recorder:
 
         state = self.mode.state
         state.recorder, self.space.listener = self, self
+        if getattr(self.mode.options, "keep_events", False):
+            self._observe_memory()
+        self._last_sequence = next_sequence_number()
         try:
             with listen(self):
                 yield self
         finally:
             self.end()
-            state.recorder = self.space.listener = None
+            state.recorder = self.space.listener = self.memory.observer = None
             self.log.assumptions = list(state.assumptions)
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
+from analyzer.memory.timeline import change_pages
 from analyzer.profile_data import MemoryEvent, Profile
 
-_ACTIONS = ("alloc", "free", "segment_alloc", "segment_free")
+_ACTIONS = ("alloc", "free", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _POOL = (0, 0)  # the default memory pool
 # kSmallBuffer of c10/cuda/CUDACachingAllocator.cpp: segments of the small pool have this size, others more
 _SMALL_SEGMENT_BYTES = 2 * 1024 * 1024
@@ -28,24 +29,31 @@ def to_memory_snapshot(profile: Profile, path: str | Path | None = None) -> dict
     Raises InputError for a profile without memory events, and for events that contradict one another.
     """
     if not profile.memory_events:
-        raise InputError("to_memory_snapshot(): this profile has no memory events (its `memory_events` is empty)")
+        raise InputError("to_memory_snapshot(): this profile has no memory events (its `memory_events` is empty); "
+                         "profile with ProfileOptions(keep_events=True)")
     frames = {node.name: _frame(node.source, node.name) for node in profile.nodes if node.source}
     traces: list[dict[str, Any]] = []
     live: dict[int, MemoryEvent] = {}
     segments: dict[int, int] = {}
+    pages: list[tuple[int, int]] = []  # mapped spans of expandable segments
     for index, event in enumerate(profile.memory_events):
-        _apply(event, index, live, segments)
+        if event.action in ("segment_map", "segment_unmap"):
+            pages = change_pages(pages, event.action, event.address, event.bytes)
+        else:
+            _apply(event, index, live, segments)
         frame = frames.get(event.label) or _frame(None, event.label or event.action, event.category)
         entry = {"addr": event.address, "size": event.bytes, "stream": 0, "pool_id": _POOL, "frames": [frame],
                  "category": event.category or "unknown"}
         actions = ("free_requested", "free_completed") if event.action == "free" else (event.action,)
         traces += [{"action": action, **entry} for action in actions]
     segments.update(_span_segments(profile.memory_events))
+    segments.update((start, end - start) for start, end in pages)
+    expandable = {start for start, _ in pages}
     # Closes every real trace. The viewer adds a missing category "unknown" to a list it misspells, so it must be here.
     traces.append({"action": "snapshot", "addr": 0, "size": sum(segments.values()), "stream": 0, "pool_id": _POOL, "frames": [],
                    "category": "unknown"})
     blocks = [_block(event, frames) for event in sorted(live.values(), key=lambda event: event.address)]
-    snapshot = {"segments": [_segment(address, size, blocks) for address, size in sorted(segments.items())],
+    snapshot = {"segments": [_segment(address, size, blocks, address in expandable) for address, size in sorted(segments.items())],
                 "device_traces": [traces]}
     if path is not None:
         Path(path).write_bytes(pickle.dumps(snapshot, protocol=_PICKLE_PROTOCOL))
@@ -107,7 +115,7 @@ def _block(event: MemoryEvent, frames: dict[str, dict[str, Any]]) -> dict[str, A
             "frames": [frame]}
 
 
-def _segment(address: int, size: int, live_blocks: list[dict[str, Any]]) -> dict[str, Any]:
+def _segment(address: int, size: int, live_blocks: list[dict[str, Any]], is_expandable: bool) -> dict[str, Any]:
     inside = [block for block in live_blocks if address <= block["address"] < address + size]
     blocks: list[dict[str, Any]] = []
     cursor = address
@@ -119,6 +127,6 @@ def _segment(address: int, size: int, live_blocks: list[dict[str, Any]]) -> dict
             blocks.append(block)
             cursor = block["address"] + block["size"]
     used = sum(block["size"] for block in inside)
-    return {"device": 0, "address": address, "total_size": size, "stream": 0, "segment_pool_id": _POOL, "is_expandable": False,
+    return {"device": 0, "address": address, "total_size": size, "stream": 0, "segment_pool_id": _POOL, "is_expandable": is_expandable,
             "segment_type": "small" if size <= _SMALL_SEGMENT_BYTES else "large", "allocated_size": used, "active_size": used,
             "requested_size": used, "blocks": blocks, "frames": []}

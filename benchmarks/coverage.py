@@ -1,0 +1,310 @@
+"""Which of the models that people use can be profiled and traced, unmodified.
+
+    python -m benchmarks.coverage                          # everything, hours; continues where it stopped
+    python -m benchmarks.coverage --sample 300             # the same number from each stratum first
+    python -m benchmarks.coverage --only 'timm:swin*' -v   # what fails and where
+    python -m benchmarks.coverage --report                 # rewrite docs/coverage.md from the results
+
+Results are kept one JSON line per model, in --results; a model that has a line there is not run again (see --again).
+"""
+from __future__ import annotations
+
+import argparse
+import datetime
+import fnmatch
+import json
+import multiprocessing
+import os
+import random
+import resource
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TQDM_DISABLE", "1")
+
+import torch  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+from analyzer.zoo.torchvision_ops import define_torchvision_ops  # noqa: E402
+
+from .coverage_case import Case  # noqa: E402
+from .coverage_check import Row, check_case, group_reason  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+REPORT = ROOT / "docs" / "coverage.md"
+FAMILIES = ("torchvision", "timm", "transformers", "diffusers", "torch.nn")
+STEPS = ("train", "infer", "trace")
+TARGETS = {("torchvision", "profile"): 0.99, ("timm", "profile"): 0.99, ("torchvision", "trace"): 0.97, ("timm", "trace"): 0.97,
+           ("transformers", "profile"): 0.97, ("transformers", "trace"): 0.95, ("torch.nn", "profile"): 1.0, ("torch.nn", "trace"): 1.0}
+MODELS_PER_PROCESS = 60  # a worker is then replaced, so that what libraries cache does not add up
+MEMORY_BYTES = 9 << 30   # address space of a worker: two of them fit into 20 GB
+
+
+def list_cases(families: Iterable[str] = FAMILIES) -> list[Case]:
+    """Every model of the given families, in a fixed order."""
+    define_torchvision_ops()
+    found: list[Case] = []
+    for family in families:
+        if family == "torchvision":
+            from .coverage_torchvision import torchvision_cases
+
+            found += torchvision_cases()
+        elif family == "timm":
+            from .coverage_torchvision import timm_cases
+
+            found += timm_cases()
+        elif family == "transformers":
+            from .coverage_transformers import transformers_cases
+
+            found += transformers_cases()
+        elif family == "diffusers":
+            from .coverage_diffusers import diffusers_cases
+
+            found += diffusers_cases()
+        elif family == "torch.nn":
+            from .coverage_layers import layer_cases
+
+            found += layer_cases()
+    return found
+
+
+def choose_sample(cases: list[Case], count: int, seed: int = 0) -> list[Case]:
+    """``count`` cases: families in equal shares, and within a family one from each group before a second from any."""
+    chooser = random.Random(seed)
+    queues: dict[str, list[Case]] = {}
+    for family in dict.fromkeys(c.family for c in cases):
+        groups: defaultdict[str, list[Case]] = defaultdict(list)
+        for case in cases:
+            if case.family == family:
+                groups[case.group].append(case)
+        for members in groups.values():
+            chooser.shuffle(members)
+        names = sorted(groups)
+        chooser.shuffle(names)
+        queues[family] = [c for rank in range(max(map(len, groups.values()))) for n in names for c in groups[n][rank:rank + 1]]
+    chosen: list[Case] = []
+    while len(chosen) < count and any(queues.values()):
+        for queue in queues.values():
+            if queue and len(chosen) < count:
+                chosen.append(queue.pop(0))
+    return chosen
+
+
+# -- worker processes --------------------------------------------------------------------------------------------
+
+
+def _work(connection: Connection, cases: dict[str, Case], steps: tuple[str, ...], verbose: bool) -> None:
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    if not verbose:
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+    while (name := connection.recv()) is not None:
+        connection.send(check_case(cases[name], steps))
+
+
+class Worker:
+    """A process that checks one model after the other."""
+
+    def __init__(self, cases: dict[str, Case], steps: tuple[str, ...], verbose: bool) -> None:
+        context = multiprocessing.get_context("fork")  # the libraries are imported already
+        self.connection, other = context.Pipe()
+        self.process = context.Process(target=_work, args=(other, cases, steps, verbose), daemon=True)
+        self.process.start()
+        other.close()
+        self.case: Case | None = None
+        self.started = 0.0
+        self.done = 0
+
+    def give(self, case: Case) -> None:
+        self.case, self.started = case, time.monotonic()
+        self.connection.send(case.name)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+def run_cases(cases: list[Case], processes: int, limit_seconds: float, steps: tuple[str, ...] = STEPS, verbose: bool = False) -> Iterator[Row]:
+    """Rows as they are done; a model that takes too long, or that takes its process down, has the steps that it lacks failed."""
+    by_name = {c.name: c for c in cases}
+    queue = list(reversed(cases))
+    workers: list[Worker] = []
+    try:
+        while queue or workers:
+            while queue and len(workers) < processes:
+                workers.append(Worker(by_name, steps, verbose))
+                workers[-1].give(queue.pop())
+            ready = set(wait([w.connection for w in workers], timeout=1.0))
+            for worker in list(workers):
+                case = worker.case
+                assert case is not None
+                row: Row | None = None
+                if worker.connection in ready:
+                    try:
+                        row = worker.connection.recv()
+                        worker.done += 1
+                    except EOFError:
+                        worker.process.join()
+                        row = _failed(case, f"ProcessDied: exit code {worker.process.exitcode}", steps)
+                elif time.monotonic() - worker.started > limit_seconds:
+                    row = _failed(case, f"TimeLimit: more than {limit_seconds:.0f} s", steps)
+                if row is None:
+                    continue
+                yield row
+                if "ProcessDied" in str(row) or "TimeLimit" in str(row) or worker.done >= MODELS_PER_PROCESS or not queue:
+                    worker.end()
+                    workers.remove(worker)
+                else:
+                    worker.give(queue.pop())
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+def _failed(case: Case, reason: str, steps: tuple[str, ...]) -> Row:
+    return {"name": case.name, "family": case.family, "group": case.group, **dict.fromkeys(steps, reason)}
+
+
+# -- the table ---------------------------------------------------------------------------------------------------
+
+
+def summarize(rows: list[Row]) -> list[list[str]]:
+    """Per family: models, those that PyTorch runs, and the share that passes each step."""
+    table = []
+    for family in FAMILIES:
+        mine = [r for r in rows if r["family"] == family]
+        if not mine:
+            continue
+        usable = [r for r in mine if "unusable" not in r]
+        line = [family, str(len(mine)), str(len(usable))]
+        for step in STEPS:
+            tried = [r for r in usable if step in r]
+            passed = sum(r[step] == "pass" for r in tried)
+            line.append(f"{passed}/{len(tried)} ({passed / len(tried):.1%})" if tried else "-")
+        both = [r for r in usable if "infer" in r or "train" in r]
+        passed = sum(all(r.get(s, "pass") == "pass" for s in ("train", "infer")) for r in both)
+        line.append(f"{passed / len(both):.1%}" if both else "-")
+        table.append(line)
+    return table
+
+
+HEADERS = ["family", "models", "run in PyTorch", "profile train", "profile infer", "trace = original", "both profiles"]
+
+
+def failures(rows: list[Row]) -> dict[str, list[tuple[str, str]]]:
+    """Model and step by reason, the most frequent first."""
+    found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for row in rows:
+        for step in STEPS:
+            if "unusable" not in row and row.get(step, "pass") != "pass":
+                found[group_reason(row[step])].append((row["name"], step))
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def write_report(rows: list[Row], path: Path) -> None:
+    """The page of the documentation: the table, then each failure with its reason."""
+    versions = ", ".join(f"{p} {_version(p)}" for p in ("torch", "torchvision", "timm", "transformers", "diffusers"))
+    lines = [
+        "# Coverage", "",
+        f"Written by `python -m benchmarks.coverage` on {datetime.date.today().isoformat()}, with {versions}.", "",
+        "Models are built from their configs without weights. *Run in PyTorch*: the model and the inputs work on data, forward and (where it "
+        "has a floating output with a gradient) backward; the others cannot be judged and are listed last. *Profile*: `analyzer.profile` in "
+        "the mode, with AdamW in training. *Trace*: the graph of `symbolic_trace` gives the original's outputs, gradients and buffers on data "
+        "(up to 150 million parameters), or calls the same operators with the same shapes on a replay without data (above).", "",
+        "| " + " | ".join(HEADERS) + " |", "|" + "---|" * len(HEADERS),
+        *("| " + " | ".join(line) + " |" for line in summarize(rows)), "", "## Failures", "",
+    ]
+    found = {(r["name"], s): r[s] for r in rows if "unusable" not in r for s in STEPS if r.get(s, "pass") != "pass"}
+    lines += [f"- `{name}`, {step}: {_markdown(reason)}" for (name, step), reason in sorted(found.items())] or ["None."]
+    lines += ["", "## Not judged: PyTorch itself does not run them as the benchmark builds them", ""]
+    lines += [f"- `{r['name']}`: {_markdown(r['unusable'])}" for r in sorted(rows, key=lambda r: str(r["name"])) if "unusable" in r] or ["None."]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _markdown(text: str) -> str:
+    text = text.replace(str(ROOT) + os.sep, "").replace(os.path.dirname(os.path.dirname(torch.__file__)) + os.sep, "")
+    return text[:240].replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
+
+
+def read_rows(path: Path) -> dict[str, Row]:
+    """The last row of each model."""
+    if not path.exists():
+        return {}
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return {row["name"]: row for row in rows}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.coverage", description="Profile and trace every model there is.")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--only", nargs="+", help="names to run, as file patterns")
+    parser.add_argument("--sample", type=int, help="how many models, stratified")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--limit-seconds", type=float, default=180.0, help="per model")
+    parser.add_argument("--results", type=Path, default=ROOT / "build" / "coverage.jsonl")
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--again", choices=("failed", "all"), help="run these though they have a result")
+    parser.add_argument("--report", action="store_true", help="only write docs/coverage.md")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print each failure as it comes")
+    options = parser.parse_args(argv)
+
+    done = read_rows(options.results)
+    if not options.report:
+        cases = list_cases(options.families)
+        if options.only:
+            cases = [c for c in cases if any(fnmatch.fnmatch(c.name, p) for p in options.only)]
+        if options.sample:
+            cases = choose_sample(cases, options.sample, options.seed)
+        total = len(cases)
+        if options.again is None:
+            cases = [c for c in cases if c.name not in done]
+        elif options.again == "failed":
+            cases = [c for c in cases if c.name not in done or any(done[c.name].get(s, "pass") != "pass" for s in STEPS)]
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        bar = tqdm(total=total, initial=total - len(cases), unit="model", disable=False, file=sys.stderr)
+        bad: Counter[str] = Counter()
+        with options.results.open("a", encoding="utf-8") as out, bar:
+            for row in run_cases(cases, options.processes, options.limit_seconds, tuple(options.steps), options.verbose):
+                out.write(json.dumps(row) + "\n")
+                out.flush()
+                done[row["name"]] = row
+                bar.update()
+                bad["unusable"] += "unusable" in row
+                for step in STEPS:
+                    bad[step] += row.get(step, "pass") != "pass"
+                bar.set_postfix(bad)
+                if options.verbose:
+                    for step in ("unusable", *STEPS):
+                        if row.get(step, "pass") != "pass":
+                            tqdm.write(f"{row['name']} {step}: {row[step]}", file=sys.stderr)
+    rows = list(done.values())
+    from tabulate import tabulate
+
+    print(tabulate(summarize(rows), headers=HEADERS))
+    for reason, where in failures(rows).items():
+        print(f"{len(where):4d}  {reason}\n      {', '.join(f'{n} ({s})' for n, s in where[:4])}")
+    if not options.only and not options.sample or options.report:
+        write_report(rows, REPORT)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""Checks one model: PyTorch itself first, then profile in both modes, then the trace against the original."""
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import re
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from analyzer import MetaTensorMode, profile, symbolic_trace
+from analyzer.fx.structure import tensors_of
+from analyzer.record.eager import default_loss
+
+from .coverage_case import Candidate, Case, Inputs
+
+LARGEST_REAL = 150_000_000  # parameters; larger models are not run on data
+SEED = 7
+
+Row = dict[str, Any]
+
+
+def check_case(case: Case, steps: tuple[str, ...] = ("train", "infer", "trace")) -> Row:
+    """A row with one entry per step: ``"pass"``, or why not. ``"unusable"`` says that PyTorch itself cannot run the model here."""
+    row: Row = {"name": case.name, "family": case.family, "group": case.group}
+    start = time.perf_counter()
+    try:
+        candidates = case.candidates()
+    except Exception as error:
+        row["unusable"] = _reason(error)
+        return row
+    failures = []
+    chosen: tuple[Candidate, nn.Module | None, Any] | None = None
+    for candidate in candidates:
+        try:
+            real, trains = _run_on_data(candidate, row)
+        except Exception as error:
+            failures.append(f"{candidate.label}: {_reason(error)}")
+            continue
+        if trains is True or chosen is None:
+            chosen = candidate, real, trains
+        if trains is True:
+            break
+    if chosen is None:
+        row["unusable"] = " | ".join(dict.fromkeys(failures))
+        return row
+    candidate, real, trains = chosen
+    row["candidate"] = candidate.label
+    row["reference_seconds"] = round(time.perf_counter() - start, 2)
+    if trains is not True:
+        row["no_training"] = trains
+    if "train" in steps and trains is True:
+        _note(row, "train", lambda: _profile(candidate, row, "train"))
+    if "infer" in steps:
+        _note(row, "infer", lambda: _profile(candidate, row, "infer"))
+    if "trace" in steps:
+        _note(row, "trace", lambda: _trace(candidate, row, real, trains is True))
+    return row
+
+
+def _note(row: Row, step: str, run: Callable[[], None]) -> None:
+    start = time.perf_counter()
+    try:
+        run()
+        row[step] = "pass"
+    except Exception as error:
+        row[step] = _reason(error)
+        row[step + "_traceback"] = "".join(traceback.format_exception(error, chain=True))[-6000:]
+    row[step + "_seconds"] = round(time.perf_counter() - start, 2)
+    gc.collect()
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:400]}"
+
+
+def group_reason(reason: str) -> str:
+    """A reason without what differs between models: numbers, names in quotes, paths."""
+    text = re.sub(r"\S*/([\w.-]+\.py):\d+", r"\1", reason)
+    text = re.sub(r"'[^']*'", "'…'", text)
+    return re.sub(r"\d+", "#", text)[:160]
+
+
+def _run_on_data(candidate: Candidate, row: Row) -> tuple[nn.Module | None, Any]:
+    """(the model with data where it is small enough, True or why PyTorch cannot train it)."""
+    params = _count_params(candidate)
+    if params is not None and params > LARGEST_REAL:
+        if not candidate.may_be_large:
+            raise ValueError(f"{params:,} parameters are too many for a run on data")
+        row["params"] = params
+        return None, True
+    torch.manual_seed(SEED)
+    model = candidate.build()
+    row["params"] = sum(p.numel() for p in model.parameters())
+    model.eval()
+    args, kwargs = candidate.make_inputs(model, False)
+    with torch.no_grad():
+        model(*args, **kwargs)
+    try:
+        model.train()
+        args, kwargs = candidate.make_inputs(model, True)
+        loss = (candidate.loss_fn or default_loss)(model(*args, **kwargs))
+        loss.backward()
+    except Exception as error:
+        return model, _reason(error)
+    finally:
+        model.zero_grad()
+    return model, True
+
+
+def _count_params(candidate: Candidate) -> int | None:
+    try:
+        with MetaTensorMode():
+            return sum(p.numel() for p in candidate.build().parameters())
+    except Exception:  # the profile will say why, and PyTorch whether it can
+        return None
+
+
+def _profile(candidate: Candidate, row: Row, mode: str) -> None:
+    train = mode == "train"
+
+    def build() -> nn.Module:
+        return candidate.build().train(train)
+
+    with MetaTensorMode():
+        model = build()
+    args, kwargs = candidate.make_inputs(model, train)
+    result = profile(model, args=args, kwargs=kwargs, mode=mode, loss_fn=candidate.loss_fn, optimizer="adamw" if train else None)
+    row[mode + "_assumptions"] = len(result.assumptions)
+    if result.uncounted:
+        row[mode + "_uncounted"] = [u.operator for u in result.uncounted]
+
+
+# -- trace -------------------------------------------------------------------------------------------------------
+
+
+def _trace(candidate: Candidate, row: Row, real: nn.Module | None, trains: bool) -> None:
+    if real is None:
+        _replay_without_data(candidate)
+        return
+    real.train(trains)
+    inputs = candidate.make_inputs(real, trains)
+    gm = _trace_with(real, inputs)
+    if any("drawn from the profiler's own seed" in a for a in gm.meta["assumptions"]):  # a path drawn by lot: the original may take another
+        real.eval()
+        row["trace_mode"] = "eval"
+        inputs = candidate.make_inputs(real, trains)
+        gm = _trace_with(real, inputs)
+    row["trace_assumptions"] = len(gm.meta["assumptions"])
+    row["nodes"] = len(gm.graph.nodes)
+    expected = _results(real, real, inputs, candidate, trains)
+    found = _results(gm, real, inputs, candidate, trains)
+    _compare(expected, found)
+
+
+def _trace_with(model: nn.Module, inputs: Inputs) -> Any:
+    bound = inspect.signature(model.forward).bind(*inputs[0], **inputs[1])
+    tensors, constants = {}, {}
+    for name, value in bound.arguments.items():
+        (tensors if next(tensors_of(value), None) is not None else constants)[name] = value
+    return symbolic_trace(model, meta_args=tensors, concrete_args=constants)
+
+
+def _results(run: nn.Module, owner: nn.Module, inputs: Inputs, candidate: Candidate, trains: bool) -> dict[str, torch.Tensor]:
+    """Outputs, gradients and buffers of one step, by name; the owner is as it was afterwards."""
+    args, kwargs = copy.deepcopy(inputs)
+    before = {name: b.detach().clone() for name, b in owner.named_buffers()}
+    owner.zero_grad()
+    torch.manual_seed(SEED)
+    try:
+        with torch.set_grad_enabled(trains):
+            output = run(*args, **kwargs)
+            found = {f"output {i}": t.detach().clone() for i, t in enumerate(tensors_of(output))}
+            if trains:
+                (candidate.loss_fn or default_loss)(output).backward()
+        found |= {f"gradient of {n}": p.grad.clone() for n, p in owner.named_parameters() if p.grad is not None}
+        return found | {f"buffer {n}": b.detach().clone() for n, b in owner.named_buffers()}
+    finally:
+        owner.zero_grad()
+        with torch.no_grad():
+            for name, b in owner.named_buffers():
+                if name in before and before[name].shape == b.shape:
+                    b.copy_(before[name])
+
+
+class DifferentResultError(AssertionError):
+    """The graph gives something else than the model."""
+
+
+def _compare(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
+    if expected.keys() != found.keys():
+        raise DifferentResultError(f"missing or extra: {sorted(expected.keys() ^ found.keys())[:5]}")
+    for name, value in expected.items():
+        other = found[name]
+        if value.layout is not torch.strided:
+            value, other = value.to_dense(), other.to_dense()
+        if value.is_quantized:
+            value, other = value.dequantize(), other.dequantize()
+        try:
+            torch.testing.assert_close(other, value, equal_nan=True)
+        except AssertionError as error:
+            raise DifferentResultError(f"{name}: {' '.join(str(error).split())}") from None
+
+
+def _replay_without_data(candidate: Candidate) -> None:
+    with MetaTensorMode():
+        model = candidate.build().eval()
+    inputs = candidate.make_inputs(model, False)
+    gm = _trace_with(model, inputs)
+    logs = [_operators(m, inputs) for m in (model, gm)]
+    if logs[0] != logs[1]:
+        different = {k: (logs[0].get(k), logs[1].get(k)) for k in logs[0].keys() | logs[1].keys() if logs[0].get(k) != logs[1].get(k)}
+        raise DifferentResultError(f"the replay calls other operators: {dict(list(different.items())[:5])}")
+
+
+def _operators(model: nn.Module, inputs: Inputs) -> dict[Any, Any]:
+    """How often each operator runs, and the shapes of the outputs."""
+    result = profile(model, args=inputs[0], kwargs=inputs[1], mode="infer")
+    found: Counter[Any] = Counter()
+    waiting = [result.modules]
+    while waiting:
+        info = waiting.pop()
+        waiting.extend(info.children)
+        for operator in info.operators:
+            found[operator.operator] += operator.calls
+    return {**found, "outputs": [(o.shape, o.dtype) for o in result.modules.outputs], "flops": result.fwd_flops}

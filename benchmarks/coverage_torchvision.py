@@ -1,0 +1,108 @@
+"""Every model of torchvision, and every model of timm, without weights."""
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from analyzer.zoo.torchvision_models import find_torchvision_model
+
+from .coverage_case import Candidate, Case, Inputs
+
+BATCH = 2       # above 1, for batch norm over a pooled 1x1 map refuses to train on one sample
+SMALL = 128     # side of the images of models that take any size: a multiple of every stride in use (at most 64)
+SHORT_CLIP = 8  # frames for video models that take any number
+
+
+def torchvision_cases() -> list[Case]:
+    import torchvision
+
+    return [_torchvision_case(name) for name in torchvision.models.list_models()]
+
+
+def _torchvision_case(name: str) -> Case:
+    import torchvision
+
+    family = torchvision.models.get_model_builder(name).__module__.split(".")[2]
+    group = family if family in ("detection", "segmentation", "video", "optical_flow", "quantization") else "classification"
+    return Case(f"torchvision:{name}", "torchvision", group, partial(_torchvision_candidates, name, group))
+
+
+def _torchvision_candidates(name: str, group: str) -> list[Candidate]:
+    import torchvision
+
+    target = find_torchvision_model(name, name)
+    assert target.inputs is not None
+    shapes = [(BATCH, *spec.shape[1:]) for spec in target.inputs]
+    if group == "detection":
+        builder = torchvision.models.get_model_builder(name)
+        options: dict[str, Any] = {"weights": None, "weights_backbone": None}
+        if "ssd" not in name or "ssdlite" in name:
+            options |= {} if "ssd" in name else {"min_size": SMALL, "max_size": 2 * SMALL}
+        return [Candidate("images and targets", partial(builder, **options), _detection_inputs)]
+    small = [_shrink(s) for s in shapes]
+    build = target.build
+    if group == "quantization":
+        build = partial(torchvision.models.get_model_builder(name), weights=None, quantize=False)
+    found = [Candidate("as published", build, partial(_images, shapes), may_be_large=True)]
+    if small != shapes:
+        found.insert(0, Candidate("small images", build, partial(_images, small)))
+    return found
+
+
+def _shrink(shape: tuple[int, ...]) -> tuple[int, ...]:
+    *front, height, width = shape
+    if len(front) == 3:
+        front[2] = min(front[2], SHORT_CLIP)
+    return (*front, min(height, SMALL), min(width, SMALL))
+
+
+def _images(shapes: list[tuple[int, ...]], model: nn.Module, train: bool) -> Inputs:
+    return tuple(torch.rand(s) for s in shapes), {}
+
+
+def _detection_inputs(model: nn.Module, train: bool) -> Inputs:
+    images = [torch.rand(3, SMALL, SMALL + 32 * i) for i in range(BATCH)]
+    if not train:
+        return (images,), {}
+    targets = []
+    for i in range(BATCH):
+        boxes = torch.tensor([[10.0, 12.0, 60.0, 70.0], [20.0, 30.0, 90.0, 110.0]]) + i
+        target = {"boxes": boxes, "labels": torch.tensor([1, 2]), "masks": torch.ones(2, *images[i].shape[-2:], dtype=torch.uint8)}
+        target["keypoints"] = torch.cat([boxes[:, None, :2].expand(2, 17, 2) + 5, torch.ones(2, 17, 1)], dim=2)
+        if type(model).__name__ == "KeypointRCNN":
+            target["labels"] = torch.tensor([1, 1])
+        targets.append(target)
+    return (images, targets), {}
+
+
+def timm_cases() -> list[Case]:
+    import timm
+
+    found = []
+    for name in timm.list_models():
+        module = timm.model_entrypoint(name).__module__.rpartition(".")[2]
+        found.append(Case(f"timm:{name}", "timm", module, partial(_timm_candidates, name)))
+    return found
+
+
+def _timm_candidates(name: str) -> list[Candidate]:
+    import timm
+
+    config = timm.get_pretrained_cfg(name)
+    size = tuple(config.input_size) if config is not None else (3, 224, 224)
+    build = partial(timm.create_model, name, pretrained=False)
+    found = []
+    if config is None or not config.fixed_input_size:
+        side = max(SMALL, *(config.min_input_size[1:] if config is not None and config.min_input_size else (0,)))
+        found.append(Candidate("small images", build, partial(_images, [(BATCH, size[0], min(side, size[1]), min(side, size[2]))])))
+    found.append(Candidate("images as published", build, partial(_images, [(BATCH, *size)])), may_be_large=True)
+    return found
+
+
+def signature_names(model: nn.Module) -> list[str]:
+    """Names of what a forward takes."""
+    return list(inspect.signature(model.forward).parameters)

@@ -1,0 +1,288 @@
+"""Grad mode, autocast and checkpointing: annotated on nodes, and in the generated code again."""
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import checkpoint as checkpointing
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from analyzer import symbolic_trace
+from analyzer.fx.region import AutocastRegion, CheckpointRegion, GradRegion
+
+X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
+SAVED = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+
+
+def save_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+selective = functools.partial(create_selective_checkpoint_contexts, save_products)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(4, 8), nn.Linear(8, 4), nn.Dropout(0.5)
+        self.double()
+
+    def forward(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        return self.drop(self.down(self.up(x).relu())) * factor + x
+
+
+class Checkpointed(nn.Module):
+    """Checkpoints in a row, nested, with two results, with a keyword argument."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.block, self.inner = Block(), Block()
+        self.options = options
+
+    def nested(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = checkpoint(self.inner, x.contiguous(), **self.options)
+        return y.exp(), y.sin()
+
+    def forward(self, x: Tensor) -> Tensor:
+        named = {} if self.options["use_reentrant"] else {"factor": 2.0}
+        x = checkpoint(self.block, x, **self.options, **named)
+        a, b = checkpoint(self.nested, x, **self.options)
+        return a * b + x
+
+
+VARIANTS = {
+    "reentrant": {"use_reentrant": True},
+    "non-reentrant": {"use_reentrant": False},
+    "no rng": {"use_reentrant": False, "preserve_rng_state": False},
+    "selective": {"use_reentrant": False, "context_fn": selective},
+    "no early stop": {"use_reentrant": False, "early_stop": False, "determinism_check": "none"},
+}
+
+
+def count_calls(module: nn.Module, x: Tensor) -> int:
+    """How often the first layer of each block runs in a forward and backward pass."""
+    calls = 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    hooks = [module.get_submodule(name).register_forward_hook(count) for name in ("block.up", "inner.up")]
+    torch.manual_seed(0)
+    module(x).sum().backward()
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("replayed", [True, False])
+def test_same_results(traced_like: Any, variant: str, replayed: bool) -> None:
+    if variant == "no rng":
+        model = Checkpointed(**VARIANTS[variant]).eval()  # without it, dropout draws anew when recomputing, in the model as well
+    else:
+        model = Checkpointed(**VARIANTS[variant])
+    gm = traced_like(model, {"x": X}, other={"x": (X * 2).detach().requires_grad_()}, trace_act_ckpt=replayed)
+    assert gm.code.count("checkpoint.checkpoint(") == (3 if replayed else 0)
+    # 2 layers, run again per checkpoint around them: block once, inner once by its own and, for its outputs, once more by the outer one
+    assert count_calls(gm, X) == (count_calls(model, X) if replayed else 2)
+    assert count_calls(model, X) > 2
+
+
+def test_generated_code() -> None:
+    gm = symbolic_trace(Checkpointed(use_reentrant=False, context_fn=selective), meta_args={"x": X}, trace_act_ckpt=True)
+    body = gm.code[gm.code.index("def forward"):]
+    assert body.rstrip() == """
+def forward(self, x):
+    def checkpoint_0(x):
+        block_up = self.block.up(x)
+        relu = block_up.relu();  block_up = None
+        block_down = self.block.down(relu);  relu = None
+        block_drop = self.block.drop(block_down);  block_down = None
+        mul = block_drop.mul(2.0);  block_drop = None
+        add = mul.add(x);  mul = x = None
+        return add
+    add = torch.utils.checkpoint.checkpoint(checkpoint_0, x, use_reentrant = False, context_fn = context_fn);  x = checkpoint_0 = None
+    def checkpoint_1(add):
+        contiguous = add.contiguous();  add = None
+        def checkpoint_2(contiguous):
+            inner_up = self.inner.up(contiguous)
+            relu_1 = inner_up.relu();  inner_up = None
+            inner_down = self.inner.down(relu_1);  relu_1 = None
+            inner_drop = self.inner.drop(inner_down);  inner_down = None
+            mul_1 = inner_drop.mul(1.0);  inner_drop = None
+            add_1 = mul_1.add(contiguous);  mul_1 = contiguous = None
+            return add_1
+        add_1 = torch.utils.checkpoint.checkpoint(checkpoint_2, contiguous, use_reentrant = False, context_fn = context_fn);\
+  contiguous = checkpoint_2 = None
+        exp = add_1.exp()
+        sin = add_1.sin();  add_1 = None
+        return exp, sin
+    exp, sin = torch.utils.checkpoint.checkpoint(checkpoint_1, add, use_reentrant = False, context_fn = context_fn);  checkpoint_1 = None
+    mul_2 = exp.mul(sin);  exp = sin = None
+    add_2 = mul_2.add(add);  mul_2 = add = None
+    return add_2""".strip("\n")
+
+
+def test_annotations() -> None:
+    gm = symbolic_trace(Checkpointed(use_reentrant=False, preserve_rng_state=False), meta_args={"x": X})
+    regions = {n.name: n.meta["region"] for n in gm.graph.nodes}
+    first, outer, inner = (CheckpointRegion(i, use_reentrant=False, preserve_rng_state=False, replay=False) for i in range(3))
+    assert regions["relu"] == (first,) and regions["contiguous"] == (outer,) and regions["relu_1"] == (outer, inner)
+    assert regions["mul_2"] == () and regions["output"] == ()
+    assert inner.describe() == {"kind": "checkpoint", "id": 2, "use_reentrant": False, "preserve_rng_state": False, "selective": False,
+                                "replay": False}
+
+
+def test_a_region_can_be_added_and_removed() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.inner = Block(), Block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(self.block(x))
+
+    model = Plain()
+    gm = symbolic_trace(model, meta_args={"x": X})
+    for node in gm.graph.nodes:
+        if node.meta["module_path"].startswith("block"):
+            node.meta["region"] = (CheckpointRegion(7),)
+    gm.recompile()
+    assert "def checkpoint_7(x):" in gm.code
+    assert count_calls(gm, X) == 3 and count_calls(model, X) == 2
+    torch.manual_seed(0)
+    expected = model(X)
+    torch.manual_seed(0)
+    torch.testing.assert_close(gm(X), expected)
+    for node in gm.graph.nodes:
+        node.meta["region"] = ()
+    gm.recompile()
+    assert "checkpoint" not in gm.code and count_calls(gm, X) == 2
+
+
+def test_names_do_not_clash() -> None:
+    class Model(nn.Module):
+        def forward(self, checkpoint_0: Tensor) -> Tensor:
+            return checkpoint(torch.exp, checkpoint_0, use_reentrant=False)
+
+    gm = symbolic_trace(Model(), meta_args={"checkpoint_0": X}, trace_act_ckpt=True)
+    torch.testing.assert_close(gm(X), X.exp())
+
+
+def test_a_tensor_given_back_unchanged_stays_outside() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(lambda t: t.contiguous().exp(), x, use_reentrant=False) + x
+
+    gm = symbolic_trace(Model(), meta_args={"x": X}, trace_act_ckpt=True)
+    add = next(n for n in gm.graph.nodes if n.target == "add")
+    assert [n.name for n in add.args] == ["exp", "x"], "not the result of contiguous(), which belongs to the checkpoint"
+
+
+class Modes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            mean = x.mean()
+            with torch.enable_grad():
+                total = self.fc(x).sum()
+            mean = mean * 2
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.fc(x) + x
+            with torch.autocast("cpu", enabled=False):
+                y = self.fc(y.float())
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            y = y + self.fc(x)
+        torch.set_grad_enabled(False)
+        frozen = x.sin()
+        torch.set_grad_enabled(True)
+        with torch.inference_mode():
+            size = x.sum() * 2
+        return y * total - mean * frozen + size.clone()
+
+
+def test_modes_in_generated_code(traced_like: Any) -> None:
+    x = X.detach().float().requires_grad_()
+    gm = traced_like(Modes(), {"x": x})
+    lines = [line.split(";")[0].rstrip() for line in gm.code[gm.code.index("def forward"):].splitlines()]
+    assert "\n".join(line for line in lines if line) == """
+def forward(self, x):
+    with torch.no_grad():
+        mean = x.mean()
+    fc = self.fc(x)
+    sum_1 = fc.sum()
+    with torch.no_grad():
+        mul = mean.mul(2)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        fc_1 = self.fc(x)
+        add = fc_1.add(x)
+        with torch.autocast('cpu', dtype=torch.bfloat16, enabled=False):
+            float_1 = add.float()
+            fc_2 = self.fc(float_1)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        with torch.no_grad():
+            fc_3 = self.fc(x)
+            add_1 = fc_2.add(fc_3)
+    with torch.no_grad():
+        sin = x.sin()
+    with torch.inference_mode():
+        sum_2 = x.sum()
+        mul_1 = sum_2.mul(2)
+    mul_2 = add_1.mul(sum_1)
+    mul_3 = mul.mul(sin)
+    sub = mul_2.sub(mul_3)
+    clone = mul_1.clone()
+    add_2 = sub.add(clone)
+    return add_2""".strip("\n")
+    regions = {n.name: n.meta["region"] for n in gm.graph.nodes}
+    outer, second = AutocastRegion(0, "cpu", torch.bfloat16, True, True), AutocastRegion(2, "cpu", torch.bfloat16, True, True)
+    assert regions["fc_2"] == (outer, AutocastRegion(1, "cpu", torch.bfloat16, False, True))
+    assert regions["fc_3"] == (second, GradRegion(False)) and regions["sin"] == (GradRegion(False),) and regions["fc"] == ()
+    assert regions["sum_2"] == (GradRegion(False, inference=True),)
+
+
+def test_traced_under_no_grad() -> None:
+    with torch.no_grad():
+        gm = symbolic_trace(nn.Sequential(Block()), meta_args={"input": X})
+    assert "no_grad" not in gm.code, "the mode around the call of symbolic_trace is the caller's"
+
+
+@pytest.mark.parametrize("copied", ["deepcopy", "copy", "pickle", "save"])
+def test_copies_keep_regions(copied: str) -> None:
+    gm = symbolic_trace(Checkpointed(use_reentrant=False, context_fn=selective), meta_args={"x": X}, trace_act_ckpt=True)
+    if copied == "save":
+        file = io.BytesIO()
+        torch.save(gm, file)
+        file.seek(0)
+        again = torch.load(file, weights_only=False)
+    else:
+        again = {"deepcopy": copy.deepcopy, "copy": copy.copy, "pickle": lambda m: pickle.loads(pickle.dumps(m))}[copied](gm)
+    assert again.code == gm.code and type(again).__name__ == "Checkpointed"
+    ids = [[r.id for r in n.meta["region"]] for n in gm.graph.nodes]
+    assert [[r.id for r in n.meta["region"]] for n in again.graph.nodes] == ids
+    assert [n.meta["source"] for n in again.graph.nodes] == [n.meta["source"] for n in gm.graph.nodes]
+    for module in (gm, again):
+        module.zero_grad()
+        torch.manual_seed(0)
+        module(X).sum().backward()
+    torch.testing.assert_close(again.block.up.weight.grad, gm.block.up.weight.grad)
+    assert (again.block is gm.block) == (copied == "copy")
+
+
+def test_checkpoint_is_torch_s_own_again_after_tracing() -> None:
+    generator, apply = checkpointing._checkpoint_without_reentrant_generator, torch.autograd.Function.__dict__["apply"]
+    symbolic_trace(Checkpointed(use_reentrant=True), meta_args={"x": X})
+    assert checkpointing._checkpoint_without_reentrant_generator is generator
+    assert torch.autograd.Function.__dict__["apply"] is apply

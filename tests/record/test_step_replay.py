@@ -1,0 +1,97 @@
+"""The second step, played from the first one's events, equals a second run of the model's code."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import profile
+from analyzer.record.eager import EagerStep
+from analyzer.record.options import ProfileOptions
+from analyzer.zoo import MODELS
+
+
+def image(batch, size=64):
+    return torch.empty(batch, 3, size, size, device="meta")
+
+
+IDS = torch.ones(2, 16, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("optimizer", [None, "sgd", "adamw", "adamw_fused"])
+@pytest.mark.parametrize(("name", "kwargs"), [("resnet18", {"x": image(2)}), ("vit_b_16", {"x": image(1, 224)}), ("gpt2", {"input_ids": IDS, "labels": IDS})])
+def test_a_played_step_is_a_run_step_to_the_byte(name, kwargs, optimizer):
+    played, run = (profile(MODELS[name].factory, kwargs=kwargs, optimizer=optimizer, reuse=reuse) for reuse in (True, False))
+    assert played == run
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_inference_autocast_and_more_steps(autocast):
+    for mode in ("train", "infer"):
+        played, run = (profile(MODELS["resnet18"].factory, args=(image(2),), mode=mode, autocast=autocast, options=ProfileOptions(steps=4),
+                               optimizer="momentum", reuse=reuse) for reuse in (True, False))
+        assert played == run
+
+
+class Growing(nn.Module):
+    """Does more at each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 4), 0
+
+    def forward(self, x):
+        self.calls += 1
+        for _ in range(self.calls):
+            x = self.layer(x)
+        return x
+
+
+class Keeping(nn.Module):
+    """Keeps a tensor from one step to the next."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = nn.Linear(4, 4), None
+
+    def forward(self, x):
+        y = self.layer(x)
+        if self.last is not None:
+            y = y + self.last
+        self.last = y.detach()
+        return y
+
+
+class Remembering(Keeping):
+    """Keeps a count where no attribute changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(1)
+        return self.layer(x) if len(self.seen) == 1 else self.layer(self.layer(x))
+
+
+class Drawing(Keeping):
+    """Decides by a random scalar."""
+
+    def forward(self, x):
+        return self.layer(x) if torch.rand([]) < 0.5 else self.layer(self.layer(x))
+
+
+@pytest.mark.parametrize("model", [Growing, Keeping, Remembering, Drawing])
+def test_a_model_that_may_differ_is_run_again(model, monkeypatch):
+    runs = []
+    original = EagerStep._run_model
+    monkeypatch.setattr(EagerStep, "_run_model", lambda self: (runs.append(1), original(self))[1])
+    played = profile(model(), args=(torch.empty(2, 4),), optimizer="sgd")
+    assert len(runs) == 2
+    assert played == profile(model(), args=(torch.empty(2, 4),), optimizer="sgd", reuse=False)
+
+
+def test_gradients_that_are_kept_are_added_to_and_not_played(monkeypatch):
+    options = ProfileOptions(set_to_none=False)
+    played, run = (profile(nn.Linear(4, 4), args=(torch.empty(2, 4),), optimizer="sgd", options=options, reuse=r) for r in (True, False))
+    assert played == run
