@@ -1,4 +1,4 @@
-"""The command line: ``analyzer profile TARGET`` and ``analyzer devices``."""
+"""The command line: ``analyzer profile``, ``fit``, ``dryrun``, ``sweep`` and ``devices``."""
 from __future__ import annotations
 
 import argparse
@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analyzer.errors import AnalyzerError, InputError
+from analyzer.dryrun.command import add_dryrun_command, run_dryrun
+from analyzer.solver.command import add_fit_command, run_fit
+from analyzer.sweep.command import add_sweep_command, run_sweep
 
 _PROFILE_HELP = """\
 Predicts what one training or inference step of a model costs: FLOPs, memory by phase, communication, time.
@@ -50,11 +53,18 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"), help="default: none, gradients only")
     run.add_argument("--autocast", choices=_AUTOCAST, help="run the forward pass under torch.autocast with this dtype")
     run.add_argument("--device", default="h200", help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
+    run.add_argument("--convention", choices=("own", "deepspeed", "fvcore"), default="own",
+                     help="whose way of counting FLOPs (default own: every operator, forward and backward; the others: the forward pass alone, "
+                          "as those packages print it)")
     run.add_argument("--show", default="table,summary", metavar="WHAT", help=f"what to print, of {', '.join(_SHOWN)} (default table,summary)")
     run.add_argument("--depth", type=int, metavar="N", help="show modules (and nodes by the module that holds them) down to this depth")
     run.add_argument("--sort", metavar="COLUMN", help="sort the table by this quantity, largest first, e.g. incremental_bytes or fwd_flops")
     run.add_argument("--json", type=Path, metavar="FILE", help="save the whole profile (read it with Profile.from_json)")
     run.add_argument("--html", type=Path, metavar="FILE", help="save the profile as one HTML page")
+
+    add_fit_command(commands)
+    add_dryrun_command(commands)
+    add_sweep_command(commands)
 
     devices = commands.add_parser("devices", help="list the hardware catalogue, or one device with the source of each figure")
     devices.add_argument("name", nargs="?", metavar="DEVICE", help="show this device with its sources")
@@ -63,9 +73,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the result is the exit code."""
-    arguments = make_parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    own = words.index("--") if words[:1] == ["dryrun"] and "--" in words else len(words)  # what follows is the script's
+    arguments = make_parser().parse_args(words[:own])
+    if arguments.command == "dryrun":
+        arguments.arguments += words[own + 1:]
     try:
-        return run_devices(arguments) if arguments.command == "devices" else run_profile(arguments)
+        return {"devices": run_devices, "dryrun": run_dryrun, "fit": run_fit, "sweep": run_sweep, "profile": run_profile}[arguments.command](arguments)
     except AnalyzerError as error:
         print(f"analyzer: {error}", file=sys.stderr)
         return 2
@@ -110,6 +124,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
     import torch
 
     from analyzer.profile import build_model, profile
+    from analyzer.profilers.flops import make_flops_profiler
 
     def build() -> torch.nn.Module:
         model = build_model(target.build)
@@ -121,7 +136,8 @@ def run_profile(arguments: argparse.Namespace) -> int:
         try:
             found = profile(build, args=tuple(s.make() for s in inputs if s.name is None),
                             kwargs={s.name: s.make() for s in inputs if s.name is not None},
-                            mode=arguments.mode, optimizer=arguments.optimizer, autocast=autocast, device=arguments.device)
+                            mode=arguments.mode, optimizer=arguments.optimizer, autocast=autocast, device=arguments.device,
+                            profilers={"flops": make_flops_profiler(arguments.convention)})
         except AnalyzerError:
             raise
         except Exception as error:

@@ -3,24 +3,30 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from analyzer.errors import InputError
 from analyzer.fx.leaf_module import find_leaf_impl, is_leaf
-from analyzer.fx.module_borrow import Borrowed, borrow_module
+from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
 from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware.unseen import list_unseen
+from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.claimed_device_spec import claiming
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.stand_in import stand_in_arguments
-from analyzer.profile_build import build_profile
+from analyzer.profile_build import build_profile, build_unplaced_profile
 from analyzer.profile_data import Profile
 from analyzer.profilers.annotation import Profiler
 from analyzer.profilers.communication import profile_communication
 from analyzer.profilers.flops import profile_flops
 from analyzer.profilers.latency import make_latency_profiler
 from analyzer.profilers.memory import profile_memory
+from analyzer.profilers.traffic import profile_traffic
+from analyzer.record.block_reuse import BlockReuse, PlayedTwice
+from analyzer.record.collector import frozen_collector
 from analyzer.record.eager import EagerStep, OptimizerFactory, find_optimizer
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder, tensors_in
@@ -32,7 +38,8 @@ Profilers = Mapping[str, Profiler] | Sequence[Profiler] | None
 
 def default_profilers(device: DeviceSpec | None) -> dict[str, Profiler]:
     """The profilers that run unless the caller says otherwise, by name."""
-    found: dict[str, Profiler] = {"flops": profile_flops, "memory": profile_memory, "communication": profile_communication}
+    found: dict[str, Profiler] = {"flops": profile_flops, "traffic": profile_traffic, "memory": profile_memory,
+                                  "communication": profile_communication}
     if device is not None:
         found["latency"] = make_latency_profiler(device)
     return found
@@ -89,19 +96,59 @@ def profile(
     args = args if isinstance(args, tuple) else tuple(args) if isinstance(args, list) else (args,)
     module = model if isinstance(model, torch.nn.Module) else build_model(model)
     names = argument_names(module, args, kwargs or {})
-    meta_mode = MetaTensorMode(options, adopted_claim=claim)
-    with meta_mode, claiming(spec), borrow_module(module, claim) as borrowed:
-        module = borrowed.root  # a compiled module is profiled as the one it wraps
-        recorder = Recorder(meta_mode, module, claim, is_leaf, find_leaf_impl)
-        with recorder.recording():
-            run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)
-            register_inputs(recorder, module, borrowed, run_args, run_kwargs, names)
-            EagerStep(recorder, module, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, optimizer=factory if mode == "train" else None,
-                      autocast=autocast, step=step, device_type=claim.type, options=options, reuse=reuse).run()
-        annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
-        return build_profile(recorder.log, module, annotations, name=type(module).__name__, mode=mode, device=spec.name,
-                             optimizer=optimizer if isinstance(optimizer, str) else None if factory is None else "custom",
-                             autocast=None if autocast is None else str(autocast).removeprefix("torch."))
+    facts = {"name": type(uncompiled(module)).__name__, "mode": mode, "device": spec.name,
+             "optimizer": optimizer if isinstance(optimizer, str) else None if factory is None else "custom",
+             "autocast": None if autocast is None else str(autocast).removeprefix("torch.")}
+    options, remark = limit_memory(options, spec)
+    plays = reuse and step is None and options.capacity_bytes is None and options.set_to_none
+    excluded: set[type[torch.nn.Module]] = set()
+
+    def run() -> Profile:
+        meta_mode = MetaTensorMode(options, adopted_claim=claim)
+        with frozen_collector(), meta_mode, claiming(spec), borrow_module(module, claim) as borrowed:
+            if remark:
+                meta_mode.state.assume(remark)
+            root = borrowed.root  # a compiled module is profiled as the one it wraps
+            recorder = Recorder(meta_mode, root, claim, is_leaf, find_leaf_impl)
+            with recorder.recording():
+                try:
+                    run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)
+                    register_inputs(recorder, root, borrowed, run_args, run_kwargs, names)
+                    if plays:
+                        recorder.reuse = BlockReuse(recorder, root, borrow_module, is_leaf, excluded).run
+                    EagerStep(recorder, root, run_args, run_kwargs, mode=mode, loss_fn=loss_fn,
+                              optimizer=factory if mode == "train" else None, autocast=autocast, step=step, device_type=claim.type,
+                              options=options, reuse=plays).run()
+                except DeviceOutOfMemoryError as error:
+                    if not recorder.log.steps:
+                        raise
+                    recorder.end_short(error)
+            annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
+            return build_profile(recorder.log, root, annotations, **facts)
+
+    while True:
+        try:
+            return run()
+        except PlayedTwice as played:
+            excluded.add(played.kind)
+        except DeviceOutOfMemoryError as error:
+            return build_unplaced_profile(module, error, **facts, assumptions=(remark,) if remark else ())
+
+
+def limit_memory(options: ProfileOptions, spec: DeviceSpec) -> tuple[ProfileOptions, str | None]:
+    """``options`` with the device's memory as the capacity where they ask for it, and what was taken for granted then.
+
+    Raises InputError where the device's memory is not known.
+    """
+    if not options.limit_to_device:
+        return options, None
+    if spec.memory_bytes is None:
+        raise InputError(f"limit_to_device=True: the memory of {spec.name!r} is not known; give ProfileOptions(capacity_bytes=...)")
+    unseen = list_unseen(spec)
+    known = sum(u.bytes or 0 for u in unseen)
+    remark = (f"the allocator may take {spec.memory_bytes - known:,} bytes: the memory of {spec.name}" +
+              "".join(f", less {u.bytes:,} for {u.what}" if u.bytes else f" ({u.what}: unknown, not taken off)" for u in unseen))
+    return replace(options, limit_to_device=False, capacity_bytes=spec.memory_bytes - known), remark
 
 
 def check_arguments(mode: str, autocast: Any, options: Any) -> None:

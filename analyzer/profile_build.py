@@ -10,17 +10,19 @@ from typing import Any
 import torch
 
 from analyzer.fx.node_info import NodeInfo, TensorInfo
+from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.memory.timeline import read_memory
 from analyzer.profile_data import CostInfo, HolderInfo, ModuleInfo, OperatorInfo, PhaseInfo, Profile, UncountedInfo
-from analyzer.profilers.annotation import Annotation
-from analyzer.profilers.flop_registry import count_call
-from analyzer.profile_short import describe_shortage, forget_unfinished
+from analyzer.profilers.annotation import Annotation, part_of
+from analyzer.profile_short import describe_placement, describe_shortage, forget_unfinished
 from analyzer.profilers.memory import alive_at, category_of, forward_ends
 from analyzer.record.log import Log, LogNode
 
 _NODE_FIELDS = {f.name for f in fields(NodeInfo)}
 _PHASE_FIELDS = {f.name for f in fields(PhaseInfo)}
 _COST_FIELDS = {f.name for f in fields(CostInfo)}
+_OPERATOR_COSTS = ("flops", "macs", "seconds", "read_bytes", "written_bytes")
+_OPERATOR_FIELDS = frozenset(_OPERATOR_COSTS)
 _PROFILE_FIELDS = {f.name for f in fields(Profile)}
 
 
@@ -30,18 +32,26 @@ def tensor_info(spec: Any) -> TensorInfo:
 
 def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotation], **facts: Any) -> Profile:
     """The profile of one recorded run; where profilers give the same quantity, the last one counts."""
-    node_rows, module_rows, phase_rows, totals = _merge(annotations)
+    node_rows, module_rows, phase_rows, operator_rows, totals = _merge(annotations)
     forget_unfinished(log, [*node_rows.values(), *module_rows.values(), totals], phase_rows)
     last = log.steps - 1
+    ended_early = log.shortage is not None and log.shortage.step < 2  # before a second step was whole
     timeline, events = read_memory(log)
     params = sum(p.numel() for p in root.parameters())
     totals["uncounted"] = tuple(UncountedInfo(op, calls, nbytes) for op, calls, nbytes in totals.get("uncounted", ()))
     given = {k: v for k, v in totals.items() if k in _PROFILE_FIELDS}
+    operators = _operators(log, operator_rows)
     return Profile(
         **{**facts, **given}, params=params, inputs=_inputs(log), torch_version=str(torch.__version__), analyzer_version=package_version(),
-        timeline=timeline, memory_events=events, out_of_memory=describe_shortage(log), first_step=_phases(phase_rows, 0), phases=_phases(phase_rows, last), holders=_holders(log),
+        first_step=_phases(phase_rows, 0), phases={} if ended_early else _phases(phase_rows, last), holders=_holders(log), timeline=timeline,
+        memory_events=events, out_of_memory=describe_shortage(log),
         nodes=tuple(node_info(log, i, node_rows[i]) for i, node in enumerate(log.nodes) if node.step == last),
-        modules=_module_tree(log, root, module_rows), assumptions=tuple(log.assumptions))
+        modules=_module_tree(log, root, module_rows, operators), operators=_sum_operators(operators), assumptions=tuple(log.assumptions))
+
+
+def build_unplaced_profile(root: torch.nn.Module, error: DeviceOutOfMemoryError, **facts: Any) -> Profile:
+    """The profile of a model that does not fit before its first step: nothing ran, so little is known."""
+    return Profile(**facts, **describe_placement(root, error), torch_version=str(torch.__version__), analyzer_version=package_version())
 
 
 def package_version() -> str:
@@ -51,17 +61,19 @@ def package_version() -> str:
         return "source"
 
 
-def _merge(annotations: Iterable[Annotation]) -> tuple[Any, Any, Any, dict[str, Any]]:
+def _merge(annotations: Iterable[Annotation]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
     nodes: defaultdict[int, dict[str, Any]] = defaultdict(dict)
     modules: defaultdict[int, dict[str, Any]] = defaultdict(dict)
     phases: defaultdict[tuple[int, str], dict[str, Any]] = defaultdict(dict)
+    operators: defaultdict[tuple[int, str, str], dict[str, Any]] = defaultdict(dict)
     totals: dict[str, Any] = {}
     for annotation in annotations:
-        for target, source in ((nodes, annotation.nodes), (modules, annotation.modules), (phases, annotation.phases)):
+        for target, source in ((nodes, annotation.nodes), (modules, annotation.modules), (phases, annotation.phases),
+                               (operators, annotation.operators)):
             for key, row in source.items():
                 target[key].update(row)  # type: ignore[index]
         totals.update(annotation.totals)
-    return nodes, modules, phases, totals
+    return nodes, modules, phases, operators, totals
 
 
 def node_info(log: Log, index: int, row: dict[str, Any]) -> NodeInfo:
@@ -108,9 +120,8 @@ def _holders(log: Log, largest: int = 50) -> tuple[HolderInfo, ...]:
     return tuple(sorted(rows, key=lambda r: -r.bytes)[:largest])
 
 
-def _module_tree(log: Log, root: torch.nn.Module, rows: dict[int, dict[str, Any]]) -> ModuleInfo:
+def _module_tree(log: Log, root: torch.nn.Module, rows: dict[int, dict[str, Any]], operators: dict[int, list[OperatorInfo]]) -> ModuleInfo:
     """The tree of modules: what each does itself from the log, sums upwards."""
-    operators = _operators_by_module(log)
     index_of = {m.path: i for i, m in enumerate(log.modules)}
     first_path: dict[int, str] = {}
     counted: set[int] = set()
@@ -154,18 +165,32 @@ def _extra_repr(module: torch.nn.Module) -> str:
     return module.extra_repr() if not module._modules else ""
 
 
-def _operators_by_module(log: Log) -> dict[int, list[OperatorInfo]]:
+def _operators(log: Log, rows: dict[tuple[int, str, str], dict[str, Any]]) -> dict[int, list[OperatorInfo]]:
+    """By module: one record for each operator in each part of the last step, in the order of their first calls."""
+    calls: dict[tuple[int, str, str], int] = {}
     last = log.steps - 1
-    table: dict[tuple[int, str], list[int | None]] = {}
     for call in log.calls:
-        if call.step == last and call.phase == "forward":
-            row = table.setdefault((call.module, str(call.signature.op)), [0, 0, 0])
-            count = count_call(call.signature)
-            row[0] = (row[0] or 0) + 1
-            row[1] = None if count is None or row[1] is None else row[1] + count.flops
-            row[2] = None if count is None or row[2] is None else row[2] + count.macs
+        if call.step == last:
+            key = (call.module, part_of(call), str(call.signature.op))
+            calls[key] = calls.get(key, 0) + 1
     out: dict[int, list[OperatorInfo]] = {}
-    for (module, op), (calls, flops, macs) in table.items():
-        out.setdefault(module, []).append(OperatorInfo(op, calls or 0, flops, macs))
+    for (module, part, op), count in calls.items():
+        row = {k: v for k, v in rows.get((module, part, op), {}).items() if k in _OPERATOR_FIELDS}
+        out.setdefault(module, []).append(OperatorInfo(op, count, phase=part, **row))
     return out
 
+
+def _sum_operators(by_module: dict[int, list[OperatorInfo]]) -> tuple[OperatorInfo, ...]:
+    """The same over all modules; what is unknown in one is unknown in the sum."""
+    found: dict[tuple[str, str], OperatorInfo] = {}
+    for records in by_module.values():
+        for r in records:
+            before = found.get((r.phase, r.operator))
+            found[r.phase, r.operator] = r if before is None else OperatorInfo(
+                r.operator, r.calls + before.calls, phase=r.phase,
+                **{name: _add(getattr(r, name), getattr(before, name)) for name in _OPERATOR_COSTS})
+    return tuple(found.values())
+
+
+def _add(a: Any, b: Any) -> Any:
+    return None if a is None or b is None else a + b

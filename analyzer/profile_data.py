@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from analyzer.errors import InputError
 from analyzer.fx.node_info import NodeInfo, TensorInfo
 
 if TYPE_CHECKING:
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["CostInfo", "HolderInfo", "MemoryEvent", "ModuleInfo", "NodeInfo", "OperatorInfo", "OutOfMemoryInfo", "PhaseInfo",
            "Profile", "TensorInfo", "TimelinePoint", "UncountedInfo"]
+
+
+def _add(*values: int | None) -> int | None:
+    """The sum; unknown where one is."""
+    known = [v for v in values if v is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +43,34 @@ class PhaseInfo:
     comm_bytes: int | None = None
     seconds: float | None = None
     kernel_seconds: float | None = None
+    read_bytes: int | None = None           #: by all operators, from memory
+    written_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorInfo:
-    """One operator inside one module, outside that module's submodules."""
+    """The calls of one operator in one part of the step: of the whole model, or of one module outside its submodules."""
 
     operator: str
     calls: int
     flops: int | None = None
     macs: int | None = None
     seconds: float | None = None
+    phase: str = "forward"                  #: forward, backward, recompute (forward run again in backward), optimizer or zero_grad
+    read_bytes: int | None = None           #: each distinct element that a call needs, once
+    written_bytes: int | None = None
+
+    @property
+    def arithmetic_intensity(self) -> float | None:
+        """FLOPs to a byte read or written; None where either is unknown or nothing is moved.
+
+        >>> OperatorInfo("aten.add.Tensor", 1, flops=8, read_bytes=64, written_bytes=32).arithmetic_intensity
+        0.08333333333333333
+        """
+        if self.flops is None or self.read_bytes is None or self.written_bytes is None:
+            return None
+        nbytes = self.read_bytes + self.written_bytes
+        return self.flops / nbytes if nbytes else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +90,11 @@ class CostInfo:
     bwd_flops: int | None = None
     fwd_macs: int | None = None
     bwd_macs: int | None = None
+    recompute_flops: int | None = None    #: forward operators run again in backward; not in bwd_flops
+    fwd_read_bytes: int | None = None     #: by operators, from memory
+    fwd_written_bytes: int | None = None
+    bwd_read_bytes: int | None = None     #: recomputation included
+    bwd_written_bytes: int | None = None
     fwd_comm_bytes: int | None = None
     bwd_comm_bytes: int | None = None
     activation_bytes: int | None = None   #: storages born in its forward pass, each once, saved or not
@@ -94,7 +123,7 @@ class ModuleInfo(CostInfo):
     outputs: tuple[TensorInfo, ...] = ()
     output_bytes: int | None = None                    #: of `outputs`; does not add up over children
     own: CostInfo = CostInfo()                         #: what it does outside its submodules
-    operators: tuple[OperatorInfo, ...] = ()           #: by operator, what `own` is made of
+    operators: tuple[OperatorInfo, ...] = ()           #: by part of the step and operator, what `own` is made of
     children: tuple[ModuleInfo, ...] = ()
 
     def walk(self) -> Iterator[ModuleInfo]:
@@ -188,8 +217,12 @@ class Profile:
     fwd_macs: int | None = None
     bwd_macs: int | None = None
     recompute_flops: int | None = None       #: forward operators run again in backward
+    recompute_macs: int | None = None
+    executed_flops: int | None = None        #: hardware_flops less what causal and sliding-window masks hide
     optimizer_flops: int | None = None
+    flop_convention: str = "own"             #: whose way of counting these are: see `analyzer.profilers.flop_convention`
     uncounted: tuple[UncountedInfo, ...] = ()
+    operators: tuple[OperatorInfo, ...] = () #: of the whole step
 
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
@@ -211,6 +244,65 @@ class Profile:
     nodes: tuple[NodeInfo, ...] = ()
     modules: ModuleInfo | None = None        #: the root of the module tree
     assumptions: tuple[str, ...] = ()
+
+    @property
+    def model_flops(self) -> int | None:
+        """FLOPs of the forward and backward pass, nothing run twice; None where a part is unknown.
+
+        >>> p = Profile(name="demo", mode="train", fwd_flops=10, bwd_flops=20, recompute_flops=9)
+        >>> p.model_flops, p.hardware_flops
+        (30, 39)
+        """
+        parts = (self.fwd_flops,) if self.mode == "infer" else (self.fwd_flops, self.bwd_flops)
+        return _add(*parts)
+
+    @property
+    def hardware_flops(self) -> int | None:
+        """`model_flops` and what activation checkpointing runs again."""
+        return _add(self.model_flops, self.recompute_flops)
+
+    def mfu(self, seconds: float, device: str | DeviceSpec | None = None, dtype: str | None = None) -> float | None:
+        """Model FLOPs utilization of a step that takes ``seconds``: 2 FLOPs a multiply-add of forward and backward, over what the device could do.
+
+        As defined by Chowdhery et al. (PaLM, 2022), appendix B: matrix products (and convolutions) only, masks taken as dense, nothing
+        run twice, and the dense peak of the multiply-accumulate units. ``device`` is by default the profile's own; ``dtype`` is that of
+        the products, by default that of autocast, else that of most parameters (float32 runs without TF32, PyTorch's default).
+        None where a count or the peak is unknown. Raises InputError for ``seconds`` that are not positive.
+
+        A step of 3 · 10¹² multiply-adds that takes 20 ms on a GPU of 989.4 · 10¹² FLOP/s:
+
+        >>> p = Profile(name="demo", mode="train", device="h100", autocast="bfloat16", fwd_macs=10**12, bwd_macs=2 * 10**12, recompute_macs=10**12)
+        >>> round(p.mfu(0.020), 4), round(p.hfu(0.020), 4)
+        (0.3032, 0.4043)
+        """
+        macs = (self.fwd_macs,) if self.mode == "infer" else (self.fwd_macs, self.bwd_macs)
+        return self._utilization("mfu", _add(*macs), seconds, device, dtype)
+
+    def hfu(self, seconds: float, device: str | DeviceSpec | None = None, dtype: str | None = None) -> float | None:
+        """Hardware FLOPs utilization: as `mfu`, but with what activation checkpointing runs again (Korthikanti et al., 2022, section 6.3)."""
+        macs = (self.fwd_macs,) if self.mode == "infer" else (self.fwd_macs, self.bwd_macs, self.recompute_macs)
+        return self._utilization("hfu", _add(*macs), seconds, device, dtype)
+
+    def _utilization(self, name: str, macs: int | None, seconds: float, device: str | DeviceSpec | None, dtype: str | None) -> float | None:
+        from analyzer.hardware import find_device
+        from analyzer.hardware.roofline import find_peak
+
+        if not seconds > 0:
+            raise InputError(f"{name}(seconds={seconds!r}): must be the positive time of one step")
+        asked = device or self.device
+        if asked is None:
+            raise InputError(f"{name}(): the profile names no device; pass device=, e.g. device='h100'")
+        kind = dtype or self.autocast or self._parameter_dtype()
+        peak = None if kind is None else find_peak(kind, find_device(asked), uses_tensor_cores=True)
+        return None if macs is None or peak is None else 2 * macs / (seconds * peak)
+
+    def _parameter_dtype(self) -> str | None:
+        """That of most parameter elements."""
+        numel: dict[str, int] = {}
+        for module in () if self.modules is None else self.modules.walk():
+            for parameter in module.parameters.values():
+                numel[parameter.dtype] = numel.get(parameter.dtype, 0) + parameter.numel
+        return max(numel, key=lambda name: numel[name], default=None)
 
     def table(self, sort: str | None = None, depth: int | None = None, *, columns: Sequence[str] = (), fmt: str = "simple") -> str:
         """The node table: ten columns, one row a node, and a row of totals; see `analyzer.report.node_table.node_table`."""
@@ -270,7 +362,7 @@ class Profile:
         from analyzer.report.memory_snapshot import to_memory_snapshot
         return to_memory_snapshot(self, path)
 
-    def fits(self, device: str | DeviceSpec | None = None) -> FitInfo:
-        """Whether the step fits on ``device`` (by default the profile's own), line by line with sources."""
+    def fits(self, device: str | DeviceSpec | None = None, world_size: int = 1) -> FitInfo:
+        """Whether the step fits on ``device`` (by default the profile's own), line by line with sources; see `analyzer.report.fits.check_fit`."""
         from analyzer.report.fits import check_fit
-        return check_fit(self, device)
+        return check_fit(self, device, world_size)

@@ -50,6 +50,8 @@ MEMORY_BYTES = 9 << 30   # address space of a worker: two of them fit into 20 GB
 def list_cases(families: Iterable[str] = FAMILIES) -> list[Case]:
     """Every model of the given families, in a fixed order."""
     define_torchvision_ops()
+    import analyzer.meta.claimed_table  # noqa: F401  # once, in the process that the workers are forked from
+
     found: list[Case] = []
     for family in families:
         if family == "torchvision":

@@ -35,13 +35,17 @@ def check_case(case: Case, steps: tuple[str, ...] = ("train", "infer", "trace"))
     except Exception as error:
         row["unusable"] = _reason(error)
         return row
-    failures = []
+    failures: list[str] = []
+    seen: Counter[tuple[str, str]] = Counter()
     chosen: tuple[Candidate, nn.Module | None, Any] | None = None
     for candidate in candidates:
+        if any(variant == candidate.variant and count > 1 for (variant, _), count in seen.items()):
+            continue
         try:
             real, trains = _run_on_data(candidate, row)
         except Exception as error:
             failures.append(f"{candidate.label}: {_reason(error)}")
+            seen[candidate.variant, _reason(error)] += 1
             continue
         if trains is True or chosen is None:
             chosen = candidate, real, trains

@@ -99,7 +99,7 @@ def _timm_candidates(name: str) -> list[Candidate]:
     if config is None or not config.fixed_input_size:
         side = max(SMALL, *(config.min_input_size[1:] if config is not None and config.min_input_size else (0,)))
         found.append(Candidate("small images", build, partial(_images, [(BATCH, size[0], min(side, size[1]), min(side, size[2]))])))
-    found.append(Candidate("images as published", build, partial(_images, [(BATCH, *size)])), may_be_large=True)
+    found.append(Candidate("images as published", build, partial(_images, [(BATCH, *size)]), may_be_large=True))
     return found
 
 

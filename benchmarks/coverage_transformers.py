@@ -59,7 +59,7 @@ def _candidates(class_name: str) -> list[Candidate]:
         shrink(fields)
         variants = list(_variants(model_class, fields))
         for name, make_inputs in variants:
-            found.append(Candidate(f"{label}, {name}", partial(_build, model_class, fields), make_inputs))
+            found.append(Candidate(f"{label}, {name}", partial(_build, model_class, fields), make_inputs, variant=name))
     return found
 
 

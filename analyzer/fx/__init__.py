@@ -1,0 +1,1 @@
+"""Graphs: traced from a model's own code, transformed, and run without data."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,10 @@ for _old, _new in (("div", "truediv"), ("idiv", "itruediv"), ("rdiv", "rtruediv"
         if f"__{_new}__" in _table:
             _table[f"__{_old}__"] = _table[f"__{_new}__"]
 
+#: operators of Tensor that carry another method's name: __pow__ is a wrapper around pow
+_RENAMED = {f: n for table in (OPERATOR_OF, IN_PLACE_OF, REFLECTED_OF) for n in table
+            if (f := getattr(Tensor, n, None)) is not None and getattr(Tensor, f.__name__, None) is not f}
+
 #: calls that matter although they return no tensor
 _EFFECTS = frozenset({"__setitem__", "__set__", "backward", "retain_grad", "register_hook", "register_post_accumulate_grad_hook", "set_"})
 #: calls that turn contents of a tensor into Python values
@@ -42,7 +47,7 @@ class NodeCall(NamedTuple):
 
 def describe_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NodeCall:
     """Tensor methods become ``call_method``, operators and properties the Python functions that stand for them."""
-    name = getattr(func, "__name__", "")
+    name = _name_of(func)
     owner = getattr(func, "__self__", None)
     if name in ("__get__", "__set__") and owner is not None:
         attribute = getattr(owner, "__name__", None) or owner.fget.__name__
@@ -62,9 +67,14 @@ def describe_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     return NodeCall("call_function", name_target(func), args, kwargs)
 
 
+def _name_of(func: Any) -> str:
+    renamed = _RENAMED.get(func) if isinstance(func, FunctionType) else None
+    return renamed or str(getattr(func, "__name__", ""))
+
+
 def writes(func: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a call changes a tensor that exists."""
-    name = getattr(func, "__name__", "")
+    name = _name_of(func)
     if name in _EFFECTS or name in IN_PLACE_OF or kwargs.get("out") is not None:
         return True
     if isinstance(func, torch._ops.OpOverload):

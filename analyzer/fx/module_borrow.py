@@ -171,8 +171,10 @@ class _Loan:
         before = dict(contents)
 
         def put_back() -> None:
-            contents.clear()
-            contents.update(before)
+            same = len(contents) == len(before) and all(a is b and v is w for (a, v), (b, w) in zip(contents.items(), before.items()))
+            if not same:  # some mappings refuse to be changed
+                contents.clear()
+                contents.update(before)
 
         self.undo.append(put_back)
 
@@ -197,7 +199,8 @@ class _Loan:
             new = self._replace(value, depth)
             if new is not value:
                 changes.append((key, new))
-        contents.update(changes)
+        if changes:
+            contents.update(changes)
 
     def _replace(self, value: Any, depth: int) -> Any:
         """``value`` with its tensors replaced: containers in place, tuples and weak references as new objects."""

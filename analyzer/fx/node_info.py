@@ -64,6 +64,11 @@ class NodeInfo:
     bwd_flops: int | None = None
     fwd_macs: int | None = None
     bwd_macs: int | None = None
+    recompute_flops: int | None = None     #: run again in backward; not in bwd_flops
+    fwd_read_bytes: int | None = None      #: by its operators, from memory
+    fwd_written_bytes: int | None = None
+    bwd_read_bytes: int | None = None
+    bwd_written_bytes: int | None = None
     fwd_comm_bytes: int | None = None
     bwd_comm_bytes: int | None = None
     fwd_seconds: float | None = None

@@ -1,7 +1,6 @@
 """Writes down, as graph nodes, the torch functions that a model calls; tensors, not proxies, carry the values."""
 from __future__ import annotations
 
-import enum
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,37 +19,21 @@ from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import claim_of
 
 from .bias_split import register_bias_split, splits
-from .call_target import ApplyFunction, BuildDict, BuildList, BuildObject, CallTarget
+from .call_target import ApplyFunction
 from .codegen import RegionCodeGen
 from .function_call import READS, NodeCall, describe_call, writes
+from .graph_value import to_argument
 from .leaf_module import is_leaf
 from .module_borrow import Borrowed
-from .region import AutocastRegion, CheckpointRegion, GradRegion, Region
-from .structure import children, holds_tensor, is_plain_object, tensors_of
+from .region_stack import RegionStack
+from .structure import children, holds_tensor, tensors_of
 from .tracer_impl import register_tracer_impl
 
 Tensor = torch.Tensor
 
-_LITERALS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(Ellipsis), range,
-             enum.Enum)
 _RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "dropout", "rrelu")
 _SPEC_ONLY = frozenset({"zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full", "arange", "zeros",
                         "ones", "full", "empty"})
-
-
-class _Frame:
-    """The root of the graph, or one checkpointed function in it."""
-
-    def __init__(self, prefix: tuple[Region, ...], autocasts: int) -> None:
-        self.prefix = prefix
-        self.grad_mode = _grad_mode()
-        self.autocasts = autocasts  #: how many autocast blocks were open outside
-        self.attributes: dict[int, fx.Node] = {}  #: id(tensor or object) -> its get_attr node
-        self.renamed: list[tuple[Tensor, fx.Node]] = []  #: tensors that a call inside gave back unchanged, with their nodes outside
-
-
-def _grad_mode() -> tuple[bool, bool]:
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
 
 class Tape:
@@ -62,7 +45,8 @@ class Tape:
 
     def __init__(self, state: MetaState, borrowed: Borrowed, replays_checkpoints: bool = False, splits_bias: bool = False) -> None:
         self.state, self.borrowed = state, borrowed
-        self.replays_checkpoints, self.splits_bias = replays_checkpoints, splits_bias
+        self.splits_bias = splits_bias
+        self.regions = RegionStack(replays_checkpoints)
         self.graph = fx.Graph()
         self.graph.set_codegen(RegionCodeGen())
         self.paused = 0
@@ -75,12 +59,7 @@ class Tape:
         self._held: dict[int, Tensor] = {}       # id(tensor without a node) -> what the graph module holds for it
         self._dependent: set[fx.Node] = set()    # nodes whose contents depend on inputs, parameters or chance
         self._active_impls: set[Any] = set()
-        self._frames = [_Frame((), 0)]
-        self._autocasts: list[AutocastRegion] = []
-        self._numbers = {"autocast": 0, "checkpoint": 0}
         self._paths = {id(stand_in): path for group in (borrowed.parameters, borrowed.buffers) for path, stand_in, _ in group}
-        self._real_root = any(not isinstance(original.untyped_storage(), MetaStorage) for group in (borrowed.parameters, borrowed.buffers)
-                              for _, _, original in group if original.layout is torch.strided)
 
     # -- what the mode calls -------------------------------------------------------------------------------------
 
@@ -167,22 +146,12 @@ class Tape:
     @contextmanager
     def checkpoint(self, **options: Any) -> Iterator[None]:
         """A checkpointed function runs."""
-        region = CheckpointRegion(id=self._number("checkpoint"), replay=self.replays_checkpoints, **options)
-        frame = _Frame((*self._region(), region), len(self._autocasts))
-        self._frames.append(frame)
-        try:
-            yield
-        finally:
-            self._frames.pop()
-            for tensor, node in reversed(frame.renamed):
-                self._nodes[id(tensor)] = node
-
-    def enter_autocast(self, device_type: str, dtype: torch.dtype, enabled: bool, cache_enabled: bool) -> None:
-        self._autocasts.append(AutocastRegion(self._number("autocast"), device_type, dtype, enabled, cache_enabled))
-
-    def exit_autocast(self) -> None:
-        if self._autocasts:
-            self._autocasts.pop()
+        with self.regions.checkpoint(**options) as frame:
+            try:
+                yield
+            finally:
+                for tensor, node in reversed(frame.renamed):
+                    self._nodes[id(tensor)] = node
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 
@@ -195,7 +164,7 @@ class Tape:
 
     def output(self, value: Any) -> None:
         """The result of the forward; ends the graph."""
-        node = self.graph.output(self._argument(value))
+        node = self.graph.output(to_argument(self, value))
         node.meta.update(region=(), module_path="", module_stack=(), source=None)
         for unused in reversed(self.optional):
             if not unused.users:
@@ -203,8 +172,8 @@ class Tape:
 
     def assign_buffer(self, buffer: Tensor, value: Tensor) -> None:
         """The forward replaced a registered buffer: the graph writes the new contents into it."""
-        target = self._argument(buffer)
-        self._create_from(NodeCall("call_function", assign_buffer, (target, self.node_of(value)), {}))
+        target = to_argument(self, buffer)
+        self.create_from(NodeCall("call_function", assign_buffer, (target, self.node_of(value)), {}))
 
     def node_of(self, tensor: Tensor) -> fx.Node:
         """The node that stands for ``tensor``; made now for parameters, buffers and constants."""
@@ -217,20 +186,23 @@ class Tape:
             held = self._held.get(id(tensor))
             if held is None:
                 held = self._held[id(tensor)] = original if original is not None else self._constant(tensor)
-            return self._attribute(tensor, "_tensor_constant", held)
+            return self.attribute(tensor, "_tensor_constant", held)
         node = self._attribute_node(tensor, path)
         self._dependent.add(node)
         return node
 
-    def has_node(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._nodes
+    def find(self, value: Any) -> fx.Node | None:
+        """The node of a tensor, or of a container that a call returned, if it has one."""
+        return self._nodes.get(id(value))
 
     def _constant(self, tensor: Tensor) -> Tensor:
         """The tensor that the graph module will hold for one that was not made by a recorded call."""
         if tensor.layout is not torch.strided or not isinstance(tensor.untyped_storage(), MetaStorage):
             return tensor
-        if not self._real_root:
-            return tensor.detach()
+        originals = [original for original, _ in self.borrowed.stand_ins]
+        if originals and all(torch._C.TensorBase.device.__get__(t).type == "meta" for t in originals):
+            with self.pause():
+                return tensor.detach()
         value = read_known(tensor)
         if value is None:
             raise InputError(
@@ -241,7 +213,7 @@ class Tape:
         with without_modes():
             return value.clone().to(claim_of(tensor))
 
-    def _attribute(self, key: Any, prefix: str, value: Any) -> fx.Node:
+    def attribute(self, key: Any, prefix: str, value: Any) -> fx.Node:
         """A ``get_attr`` node of something that only the graph module holds."""
         for name, held in self.constants.items():
             if held is value:
@@ -251,10 +223,10 @@ class Tape:
         return self._attribute_node(key, name)
 
     def _attribute_node(self, key: Any, target: str) -> fx.Node:
-        attributes = self._frames[-1].attributes
+        attributes = self.regions.frame.attributes
         node = attributes.get(id(key))
         if node is None:
-            node = attributes[id(key)] = self._create_from(NodeCall("get_attr", target, (), {}))
+            node = attributes[id(key)] = self.create_from(NodeCall("get_attr", target, (), {}))
             self._kept.append(key)
         return node
 
@@ -287,9 +259,9 @@ class Tape:
 
     def _create(self, call: NodeCall) -> fx.Node:
         """A node for ``call``, whose arguments hold tensors."""
-        args = tuple(self._argument(a) for a in call.args)
-        kwargs = {k: self._argument(v) for k, v in call.kwargs.items()}
-        node = self._create_from(NodeCall(call.op, call.target, args, kwargs))
+        args = tuple(to_argument(self, a) for a in call.args)
+        kwargs = {k: to_argument(self, v) for k, v in call.kwargs.items()}
+        node = self.create_from(NodeCall(call.op, call.target, args, kwargs))
         name = str(getattr(call.target, "__name__", call.target)).rpartition(".")[2]
         if call.op == "call_module":
             node.meta["module_path"] = call.target
@@ -297,25 +269,15 @@ class Tape:
             self._dependent.add(node)
         return node
 
-    def _create_from(self, call: NodeCall) -> fx.Node:
+    def create_from(self, call: NodeCall) -> fx.Node:
         """A node for ``call``, whose arguments hold nodes."""
         node = self.graph.create_node(*call)
-        node.meta.update(region=self._region(), module_path=self.where(), module_stack=tuple(self.modules), source=user_line())
+        node.meta.update(region=self.regions.current(), module_path=self.where(), module_stack=tuple(self.modules), source=user_line())
         return node
 
     def where(self) -> str:
         """Path of the module that runs."""
         return self.modules[-1][0] if self.modules else ""
-
-    def _region(self) -> tuple[Region, ...]:
-        frame = self._frames[-1]
-        region = (*frame.prefix, *self._autocasts[frame.autocasts:])
-        mode = _grad_mode()
-        return region if mode == frame.grad_mode else (*region, GradRegion(*mode))
-
-    def _number(self, kind: str) -> int:
-        self._numbers[kind] += 1
-        return self._numbers[kind] - 1
 
     def _map(self, tensor: Any, node: fx.Node) -> None:
         self._nodes[id(tensor)] = node
@@ -327,8 +289,8 @@ class Tape:
         With ``rename``, a tensor that had a node before is the same tensor, given back by a call that did not write to it.
         """
         if isinstance(value, Tensor):
-            frame = self._frames[-1]
-            if rename and len(self._frames) > 1:
+            frame = self.regions.frame
+            if rename and frame.prefix:
                 before = self._nodes.get(id(value))
                 if before is not None and before.meta["region"][:len(frame.prefix)] != frame.prefix:
                     frame.renamed.append((value, before))
@@ -345,60 +307,6 @@ class Tape:
                 if node in self._dependent:
                     self._dependent.add(part)
                 self._bind(child, part, rename)
-
-    # -- arguments -----------------------------------------------------------------------------------------------
-
-    def _argument(self, value: Any) -> Any:
-        """``value`` as a node's argument: tensors become nodes, containers keep their form, objects are rebuilt or held."""
-        if isinstance(value, Tensor):
-            return self.node_of(value)
-        if isinstance(value, _LITERALS):
-            return value
-        kind = type(value)
-        if kind is tuple or kind is torch.Size:
-            found = self._nodes.get(id(value))
-            return tuple(self._argument(v) for v in value) if found is None else found
-        if kind is list:
-            return [self._argument(v) for v in value]
-        if kind is dict and all(isinstance(k, _LITERALS) for k in value):
-            return {k: self._argument(v) for k, v in value.items()}
-        if kind is slice:
-            return slice(self._argument(value.start), self._argument(value.stop), self._argument(value.step))
-        if kind.__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-            return value.item()
-        if id(value) in self._nodes:
-            return self._nodes[id(value)]
-        if holds_tensor(value) or isinstance(value, (tuple, dict, list)):
-            return self._rebuilt(value)
-        return self._attribute(value, "_object", value)
-
-    def _rebuilt(self, value: Any) -> fx.Node:
-        """A node that makes an object like ``value`` from its parts."""
-        kind = type(value)
-        if isinstance(value, tuple):
-            items = tuple(self._argument(v) for v in value)
-            args = items if hasattr(value, "_fields") else (items,)
-            return self._create_from(NodeCall("call_function", CallTarget(kind) if kind.__module__.startswith("torch") else kind, args, {}))
-        if _is_output_class(value):
-            fields = {a.key: self._argument(v) for a, v in children(value) if v is not None}
-            return self._create_from(NodeCall("call_function", kind, (), fields))
-        attributes = {k: self._argument(v) for k, v in getattr(value, "__dict__", {}).items()}
-        if isinstance(value, dict):
-            entries = [(self._argument(k), self._argument(v)) for k, v in value.items()]
-            return self._create_from(NodeCall("call_function", BuildDict(kind), (entries, attributes), {}))
-        if isinstance(value, list):
-            return self._create_from(NodeCall("call_function", BuildList(kind), ([self._argument(v) for v in value], attributes), {}))
-        if not is_plain_object(value):
-            raise InputError(f"{kind.__module__}.{kind.__qualname__} holds tensors in a way that a graph cannot rebuild; "
-                             f"return or pass tensors, containers, dataclasses or objects with a __dict__")
-        return self._create_from(NodeCall("call_function", BuildObject(kind), (), attributes))
-
-
-def _is_output_class(value: Any) -> bool:
-    """A dataclass whose constructor takes exactly its fields, such as transformers' ``ModelOutput``."""
-    params = getattr(type(value), "__dataclass_params__", None)
-    return params is not None and params.init and (not hasattr(value, "__post_init__") or hasattr(value, "to_tuple")) and all(
-        f.init for f in type(value).__dataclass_fields__.values())
 
 
 def assign_buffer(buffer: Tensor, value: Tensor) -> None:

@@ -3,28 +3,30 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import types
 from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.mode_stack import without_modes
 from analyzer.meta.options import MetaOptions
-from analyzer.meta.source_line import is_user_code
 from analyzer.meta.state import current
+from analyzer.meta.tensor import MetaTensor
 
 from .binding import Bound, bind_arguments
 from .codegen import RegionCodeGen
 from .graph_module import GraphModule
 from .input_check import expectations
 from .module_borrow import Borrowed, borrow_module, uncompiled
+from .skeleton import build_skeleton, collect_contents
 from .structure import replace_tensors, tensors_of
 from .tape import Tape
+from .trace_error import locate, wrap
 from .tracing_patch import tracing_patches
 
 Tensor = torch.Tensor
@@ -58,6 +60,7 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     outer = current()
     mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
     with _torch_state(), mode, borrow_module(module) as borrowed, tracing_patches(), _eager_compiled_functions():
+        _refuse_lazy(borrowed)
         tape = Tape(mode.state, borrowed, trace_act_ckpt, bias_addition_split)
         values = _stand_in(bound, borrowed)
         _write_placeholders(tape, bound, values)
@@ -66,18 +69,17 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
         try:
             result = module(*args, **kwargs)
         except AnalyzerError as error:
-            raise _located(error, tape, meta_args or {}) from error
+            raise locate(error, tape, meta_args or {}) from error
         except Exception as error:
-            raise _failure(error, tape, meta_args or {}) from error
+            raise wrap(error, tape, meta_args or {}) from error
         finally:
             mode.state.tape = None
         _write_assignments(tape, borrowed)
         tape.output(result)
         assumptions = list(mode.state.assumptions)
-        contents = _contents(tape, borrowed)
+        contents = collect_contents(tape, borrowed)
     tape.graph.set_codegen(RegionCodeGen(p.name for p in bound.parameters if p.kind is Parameter.KEYWORD_ONLY))
-    skeleton = _skeleton(module, borrowed, contents)
-    gm = GraphModule(skeleton, tape.graph, _class_name(root))
+    gm = GraphModule(build_skeleton(module, contents), tape.graph, _class_name(root))
     gm.meta["assumptions"] = assumptions
     gm.expect([(p.name, p.kind) for p in bound.parameters], [e for p in bound.parameters for e in _expected(p, bound)])
     return gm
@@ -93,25 +95,44 @@ class _FunctionModule(nn.Module):
         self.forward = function
 
 
+def _refuse_lazy(borrowed: Borrowed) -> None:
+    lazy = [path for path, _, original in (*borrowed.parameters, *borrowed.buffers) if is_lazy(original)]
+    if lazy:
+        raise InputError(f"{', '.join(lazy[:3])}: not initialised, as its lazy module has not run; run the model once on a real input")
+
+
 def _class_name(root: Any) -> str:
     name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "function")
     return name if name.isidentifier() else "GraphModule"
 
 
 def _stand_in(bound: Bound, borrowed: Borrowed) -> dict[str, Any]:
-    """The given values with every tensor replaced by one without data."""
+    """The given values with every tensor replaced by one without data; each place has its own, as it has its own node."""
+
+    def make(tensor: Tensor) -> Tensor:
+        again = borrowed.stand_ins.of(tensor)
+        if again is None:
+            return borrowed.stand_ins.make(tensor, readable=True, argument=True)
+        alias = again.detach().requires_grad_(again.requires_grad)
+        alias.__class__ = MetaTensor
+        return alias
+
     with without_modes():
-        return {name: replace_tensors(value, lambda t: borrowed.stand_ins.make(t, readable=True)) for name, value in bound.given.items()}
+        return {name: replace_tensors(value, make) for name, value in bound.given.items()}
 
 
 def _write_placeholders(tape: Tape, bound: Bound, values: dict[str, Any]) -> None:
+    defaults = {p.name: _default(p, values) for p in bound.parameters}
+    required = [p for p in bound.parameters if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) and not defaults[p.name]]
+    for p in bound.parameters[:bound.parameters.index(required[-1])] if required else ():
+        defaults[p.name] = ()  # a constant before an argument that must be given
     for p in bound.parameters:
         if p.kind is Parameter.VAR_POSITIONAL:
             tape.placeholder("*" + p.name, (), values.get(p.name, ()))
         elif p.kind is Parameter.VAR_KEYWORD:
             tape.placeholder("**" + p.name, (), values.get(p.name, {}))
         else:
-            tape.placeholder(p.name, _default(p, values), values.get(p.name))
+            tape.placeholder(p.name, defaults[p.name], values.get(p.name))
 
 
 def _default(p: Parameter, values: dict[str, Any]) -> tuple[Any, ...]:
@@ -140,97 +161,15 @@ def _write_assignments(tape: Tape, borrowed: Borrowed) -> None:
     for path, stand_in, _ in borrowed.buffers:
         owner, _, name = path.rpartition(".")
         now = borrowed.root.get_submodule(owner)._buffers.get(name)
-        if isinstance(now, Tensor) and now is not stand_in and tape.has_node(now):
+        if isinstance(now, Tensor) and now is not stand_in and tape.find(now) is not None:
             tape.assign_buffer(stand_in, now)
             replaced.add(path)
     for owner, name, value in borrowed.assigned():
         path = f"{owner}.{name}" if owner else name
-        if path in replaced or not tape.has_node(value):
+        if path in replaced or tape.find(value) is None:
             continue
         tape.state.assume(f"forward sets {path} to a tensor, which is not a registered buffer: "
                           f"the graph does not set it")
-
-
-def _contents(tape: Tape, borrowed: Borrowed) -> dict[str, Any]:
-    """What the graph module holds, by path: modules, original tensors and constants."""
-    originals = {path: original for group in (borrowed.parameters, borrowed.buffers) for path, _, original in group}
-    modules = {path: m for path, m in borrowed.root.named_modules()}
-    targets = {n.target: None for n in tape.graph.nodes if n.op in ("call_module", "get_attr")}
-    contents: dict[str, Any] = {}
-    for target in targets:
-        held = tape.constants.get(target, originals.get(target))
-        contents[target] = modules[target] if held is None else held
-    return contents
-
-
-def _skeleton(root: nn.Module, borrowed: Borrowed, contents: dict[str, Any]) -> nn.Module:
-    """A module that holds ``contents`` at their paths, in bare modules with the training flags of the originals."""
-    top = nn.Module()
-    top.training = root.training
-    whole = {path for path, value in contents.items() if isinstance(value, nn.Module)}
-    for path in sorted(contents, key=lambda p: p.count(".")):
-        *owners, name = path.split(".")
-        if any(".".join(owners[:i]) in whole for i in range(1, len(owners) + 1)):
-            continue  # comes with a module that is there as a whole
-        owner, source = top, root
-        for part in owners:
-            source = source._modules.get(part, source) or source
-            if part not in owner._modules:
-                owner._modules[part] = nn.Module()
-                owner._modules[part].training = uncompiled(source).training  # type: ignore[union-attr]
-            source = uncompiled(source)
-            owner = owner._modules[part]  # type: ignore[assignment]
-        _hold(owner, name, contents[path], source)
-    return top
-
-
-def _hold(owner: nn.Module, name: str, value: Any, source: nn.Module) -> None:
-    if isinstance(value, nn.Module):
-        owner._modules[name] = value
-    elif isinstance(value, nn.Parameter):
-        owner._parameters[name] = value
-    elif isinstance(value, Tensor):
-        owner._buffers[name] = value
-        if name.startswith("_tensor_constant") or name in source._non_persistent_buffers_set:
-            owner._non_persistent_buffers_set.add(name)
-    else:
-        object.__setattr__(owner, name, value)
-
-
-# -- failures ----------------------------------------------------------------------------------------------------
-
-
-def _place(error: BaseException, tape: Tape) -> str:
-    """Where in the user's code an error came up."""
-    line = None
-    frame: types.TracebackType | None = error.__traceback__
-    while frame is not None:
-        if is_user_code(frame.tb_frame.f_code.co_filename):
-            line = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}"
-        frame = frame.tb_next
-    path, kind = tape.failed_in or ("", "")
-    module = f"module {path!r} ({kind.rpartition('.')[2]})" if path else "the root module"
-    return f"in {module}" + (f" at {line}" if line else "")
-
-
-def _describe(meta_args: Mapping[str, Any]) -> str:
-    def text(value: Any) -> str:
-        if isinstance(value, Tensor):
-            return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-        return type(value).__name__
-
-    return ", ".join(f"{name}={text(value)}" for name, value in meta_args.items()) or "no arguments"
-
-
-def _located(error: AnalyzerError, tape: Tape, meta_args: Mapping[str, Any]) -> AnalyzerError:
-    return type(error)(f"{error}\nWhile tracing with {_describe(meta_args)}, {_place(error, tape)}.")
-
-
-def _failure(error: Exception, tape: Tape, meta_args: Mapping[str, Any]) -> InputError:
-    return InputError(f"forward failed {_place(error, tape)}, traced with {_describe(meta_args)}: {type(error).__name__}: {error}")
-
-
-# -- torch's own state -------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

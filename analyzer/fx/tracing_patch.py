@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -163,7 +164,7 @@ def _enter_autocast(original: Any) -> Any:
         result = original(self)
         tape = recording_tape()
         if tape is not None:
-            tape.enter_autocast(self.device, self.fast_dtype, self._enabled, self._cache_enabled)
+            tape.regions.enter_autocast(self.device, self.fast_dtype, self._enabled, self._cache_enabled)
         return result
 
     return enter
@@ -174,7 +175,7 @@ def _exit_autocast(original: Any) -> Any:
     def leave(self: Any, *exc: Any) -> Any:
         tape = recording_tape()
         if tape is not None:
-            tape.exit_autocast()
+            tape.regions.exit_autocast()
         return original(self, *exc)
 
     return leave
@@ -184,7 +185,7 @@ def _function_replacements() -> Iterator[Undo]:
     """Registered Python functions, wherever a module or a class holds them under a name."""
     wrappers: dict[int, tuple[Any, Any]] = {}
     for func in (*register_tracer_impl, *register_leaf_function, *register_shape_impl, *_collectives()):
-        if callable(func) and isinstance(func, type(_call_module)) and not _is_torch_function(func):
+        if callable(func) and isinstance(func, FunctionType) and not _is_torch_function(func):
             wrappers[id(func)] = func, _wrap(func)
     if not wrappers:
         return
@@ -218,9 +219,9 @@ def _collectives() -> list[Any]:
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return []
-    names = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "reduce", "scatter",
-             "gather", "all_to_all", "all_to_all_single", "barrier", "send", "recv")
-    return [getattr(distributed, name) for name in names]
+    names = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "reduce_scatter", "reduce_scatter_tensor",
+             "reduce_scatter_single", "broadcast", "reduce", "scatter", "gather", "all_to_all", "all_to_all_single", "barrier", "send", "recv")
+    return [getattr(distributed, name) for name in names if hasattr(distributed, name)]
 
 
 def _wrap(func: Any) -> Any:

@@ -132,7 +132,9 @@ class CachingAllocator:
         self._large_searches = 0  # get_free_blocks_call_count of the large pool
         self._short_bytes = 0  # by how much the device last refused
         self._allocated_bytes = self._requested_bytes = self._reserved_bytes = 0
+        # since the last reset of either kind; the floors hold what was reached before it
         self._peak_allocated_bytes = self._peak_requested_bytes = self._peak_reserved_bytes = 0
+        self._peak_floors = self._lap_floors = (0, 0, 0)
 
     @property
     def allocated_bytes(self) -> int:
@@ -151,15 +153,15 @@ class CachingAllocator:
 
     @property
     def peak_allocated_bytes(self) -> int:
-        return self._peak_allocated_bytes
+        return max(self._peak_floors[0], self._peak_allocated_bytes)
 
     @property
     def peak_requested_bytes(self) -> int:
-        return self._peak_requested_bytes
+        return max(self._peak_floors[1], self._peak_requested_bytes)
 
     @property
     def peak_reserved_bytes(self) -> int:
-        return self._peak_reserved_bytes
+        return max(self._peak_floors[2], self._peak_reserved_bytes)
 
     @property
     def fragmented_bytes(self) -> int:
@@ -184,6 +186,22 @@ class CachingAllocator:
 
     def reset_peaks(self) -> None:
         """Set the peaks to the current values: ``torch.cuda.reset_peak_memory_stats``."""
+        self._lap_floors = self.lap_peaks()
+        self._peak_floors = (0, 0, 0)
+        self._lower_peaks()
+
+    def begin_lap(self) -> None:
+        """Begin a stretch with peaks of its own, `lap_peaks`, whoever resets the others meanwhile."""
+        self._peak_floors = (self.peak_allocated_bytes, self.peak_requested_bytes, self.peak_reserved_bytes)
+        self._lap_floors = (0, 0, 0)
+        self._lower_peaks()
+
+    def lap_peaks(self) -> tuple[int, int, int]:
+        """Allocated, requested and reserved peaks since `begin_lap`."""
+        allocated, requested, reserved = self._lap_floors
+        return (max(allocated, self._peak_allocated_bytes), max(requested, self._peak_requested_bytes), max(reserved, self._peak_reserved_bytes))
+
+    def _lower_peaks(self) -> None:
         self._peak_allocated_bytes = self._allocated_bytes
         self._peak_requested_bytes = self._requested_bytes
         self._peak_reserved_bytes = self._reserved_bytes

@@ -17,9 +17,10 @@ def read_memory(log: Log) -> tuple[tuple[TimelinePoint, ...], tuple[MemoryEvent,
     What is there when that step begins comes first, as events without a point. Replayed, the events give the allocated and reserved
     bytes at every point, and their highest is ``log.peak_bytes``. Both are empty where the log keeps no acts.
     """
-    acts = list(_with_what_was_there(log))
-    if log.shortage is not None:
-        acts = acts[:len(acts) - len(log.acts) + log.shortage.act]
+    if not log.phases:
+        return (), ()
+    end = log.phases[-1].end_act if log.shortage is None else log.shortage.act  # after it comes what the end of the run frees
+    acts = [*_what_was_there(log), *log.acts[:end]]
     if not acts:
         return (), ()
     first_call = _first_call_shown(log)
@@ -41,14 +42,13 @@ def _first_call_shown(log: Log) -> int:
     return first[max(reaching)] if reaching else 0
 
 
-def _with_what_was_there(log: Log) -> Iterator[Act]:
-    """The acts, before them an allocation for each storage of the host that was there already (an allocator tells of its own)."""
+def _what_was_there(log: Log) -> Iterator[Act]:
+    """An allocation for each storage of the host that was there before the first act (an allocator tells of its own)."""
     if log.acts and log.device == "cpu":
         made = {act[1] for act in log.acts if act[0] == "alloc"}  # addresses of the host are never used twice
         for life in log.storages.values():
             if life.device == log.device and life.block_bytes and life.address not in made:
                 yield "alloc", life.address, life.block_bytes, 0
-    yield from log.acts
 
 
 def _find_owners(log: Log, acts: list[Act]) -> dict[int, StorageLife]:

@@ -14,16 +14,19 @@ import torch
 Tensor = torch.Tensor
 _ADD = torch.ops.aten.add.Tensor
 ADD_IN_PLACE = torch.ops.aten.add_.Tensor
-# Nodes whose own formula adds tensors (torch/csrc/autograd/FunctionsManual.cpp, tools/autograd/derivatives.yaml): those sums are new tensors.
+# Nodes whose own formula adds tensors, into a new one (torch/csrc/autograd/FunctionsManual.cpp, tools/autograd/derivatives.yaml).
 _ADDING_NODES = ("VarMean", "StdMean", "Atan2", "Linalg", "Cumprod", "Prod", "Polar", "Svd")
 
 
-def _count_holders(x: Tensor) -> tuple[int, int]:
-    """References to the C++ tensor and to its storage, those on the way here included."""
-    return x._use_count(), torch._C._storage_Use_Count(x.untyped_storage()._cdata)  # type: ignore[attr-defined]
+Holders = tuple[int, int, int]
 
 
-_alone: list[tuple[int, int]] = []  # what `_count_holders` gives for a first operand that only the engine holds
+def _count_holders(x: Tensor) -> Holders:
+    """References to the C++ tensor, to its storage and to its Python object, those on the way here included."""
+    return x._use_count(), torch._C._storage_Use_Count(x.untyped_storage()._cdata), sys.getrefcount(x)  # type: ignore[attr-defined]
+
+
+_alone: list[Holders] = []  # what `_count_holders` gives for a first operand that only the engine holds
 
 
 def learn_counts() -> None:

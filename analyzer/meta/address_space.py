@@ -41,7 +41,7 @@ class HostMemory:
     def __init__(self) -> None:
         self._top = _HOST_BASE
         self.observer: Callable[[str, int, int], None] | None = None  #: as `CachingAllocator.observer`
-        self.allocated_bytes = self.peak_allocated_bytes = 0
+        self.allocated_bytes = self.peak_allocated_bytes = self._lap_peak_bytes = 0
 
     def allocate(self, nbytes: int) -> HostRegion:
         region = HostRegion(self._top, nbytes)
@@ -49,6 +49,8 @@ class HostMemory:
         self.allocated_bytes += nbytes
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
+        if self.allocated_bytes > self._lap_peak_bytes:
+            self._lap_peak_bytes = self.allocated_bytes
         if self.observer is not None and nbytes:
             self.observer("alloc", region.address, nbytes)
         return region
@@ -60,6 +62,12 @@ class HostMemory:
 
     def reset_peaks(self) -> None:
         self.peak_allocated_bytes = self.allocated_bytes
+
+    def begin_lap(self) -> None:
+        self._lap_peak_bytes = self.allocated_bytes
+
+    def lap_peaks(self) -> tuple[int, int, None]:
+        return self._lap_peak_bytes, self._lap_peak_bytes, None
 
     @property
     def requested_bytes(self) -> int:
@@ -124,4 +132,6 @@ class AddressSpace:
 
     def resize(self, storage: MetaStorage) -> None:
         self.release(storage)
+        del storage.space
         self.place(storage)
+        storage.space = self

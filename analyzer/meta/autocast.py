@@ -130,8 +130,8 @@ def _make_kernel(op: torch._ops.OpOverload, name: str) -> Callable[..., Any]:
                     kwargs = {"dtype": torch.float32 if _is_eligible(state, args[0], device_type) else args[0].dtype}
                 elif policy == BANNED:
                     raise RuntimeError(
-                        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast. Combine the sigmoid and the loss: "
-                        "use torch.nn.functional.binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss, which are safe")
+                        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast. Combine the sigmoid and "
+                        "the loss: torch.nn.functional.binary_cross_entropy_with_logits and torch.nn.BCEWithLogitsLoss are safe")
                 return target(*args, **kwargs)
         finally:
             _local.excluded -= 1

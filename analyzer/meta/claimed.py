@@ -22,6 +22,9 @@ _on_any_device: set[Any] = set()  # operators whose implementation is asked wher
 claimed_shapes: Registry[Any, Impl] = Registry("claimed_shapes")
 """What an operator's CUDA kernel returns, where torch has no meta kernel or one that differs: a function of tensors on meta."""
 
+host_shapes: Registry[Any, Impl] = Registry("host_shapes")
+"""The same for what the CPU kernel returns."""
+
 # AutocastIPU: below the key that plays autocast (the cast comes first, as on CUDA), above autograd.
 gate = GatedKernels("AutocastIPU")
 
@@ -53,15 +56,20 @@ def claimed(*names: str, on_any_device: bool = False) -> Callable[[Impl], Impl]:
     return register
 
 
-def claimed_shape(*names: str) -> Callable[[Impl], Impl]:
+def claimed_shape(*names: str, table: Registry[Any, Impl] = claimed_shapes) -> Callable[[Impl], Impl]:
     """Like `claimed`, for `claimed_shapes`."""
     def register(impl: Impl) -> Impl:
         for name in names:
             for op in overloads(name):
-                claimed_shapes(op, impl)
+                table(op, impl)
         return impl
 
     return register
+
+
+def host_shape(*names: str) -> Callable[[Impl], Impl]:
+    """Like `claimed`, for `host_shapes`."""
+    return claimed_shape(*names, table=host_shapes)
 
 
 def _make_kernel(op: torch._ops.OpOverload, impl: Impl) -> Callable[..., Any]:

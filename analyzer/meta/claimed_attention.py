@@ -28,7 +28,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None =
     backend = choose_backend(call)
     if backend == CUDNN:
         mask = _to_additive(attn_mask, query.dtype, -65504.0)  # the least half: convert_boolean_attn_mask_cudnn
-        return aten._scaled_dot_product_cudnn_attention.default(query, key, value, mask, call.needs_grad, dropout_p, is_causal, False, scale=scale)[0]
+        outputs = aten._scaled_dot_product_cudnn_attention.default(query, key, value, mask, call.needs_grad, dropout_p, is_causal, False,
+                                                                  scale=scale)
+        return outputs[0]
     if backend == FLASH:
         size = query.shape[-1]
         padded = [_pad_last(t, -size % _FLASH_ALIGNMENT) for t in (query, key, value)]
@@ -38,9 +40,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None =
     if backend == EFFICIENT:
         if mask is not None:
             mask = _align(mask).expand(*query.shape[:3], key.shape[2])
-        return aten._scaled_dot_product_efficient_attention.default(query, key, value, mask, call.needs_grad, dropout_p, is_causal, scale=scale)[0]
+        return aten._scaled_dot_product_efficient_attention.default(query, key, value, mask, call.needs_grad, dropout_p, is_causal,
+                                                                    scale=scale)[0]
     if backend == MATH:
-        return aten._scaled_dot_product_attention_math.default(query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
+        return aten._scaled_dot_product_attention_math.default(query, key, value, mask, dropout_p, is_causal, None, scale=scale,
+                                                               enable_gqa=enable_gqa)[0]
     raise RuntimeError(f"No available kernel. Aborting execution. scaled_dot_product_attention({describe(call)}): every backend that could "
                        "run it is switched off; see torch.nn.attention.sdpa_kernel and torch.backends.cuda.enable_math_sdp")
 
@@ -89,13 +93,13 @@ def attend_with_products(query: Tensor, key: Tensor, value: Tensor, attn_mask: T
     if is_causal:
         ones = new_on_device_of(query, aten.ones.default, [query.shape[-2], key.shape[-2]], dtype=torch.bool)
         attn_mask = _to_additive(aten.tril.default(ones), query.dtype)
-    if enable_gqa:
-        key, value = (_repeat_heads(t, query) for t in (key, value))
-    weights = aten.matmul.default(scaled, aten.mul.Scalar(aten.transpose.int(key, -2, -1), factor))
+    # names of their own, so that what the C++ function holds to its end is held here
+    keys, values = (_repeat_heads(t, query) if enable_gqa else t for t in (key, value))
+    weights = aten.matmul.default(scaled, aten.mul.Scalar(aten.transpose.int(keys, -2, -1), factor))
     weights = aten._safe_softmax.default(aten.add_.Tensor(weights, attn_mask), -1)
     if dropout_p > 0:
         weights = aten.dropout.default(weights, dropout_p, True)
-    return aten.to.dtype(aten.matmul.default(weights, value), dtype), aten.to.dtype(weights, dtype)
+    return aten.to.dtype(aten.matmul.default(weights, values), dtype), aten.to.dtype(weights, dtype)
 
 
 def _repeat_heads(x: Tensor, query: Tensor) -> Tensor:  # pre_process_group_query_attention_input

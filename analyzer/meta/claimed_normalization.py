@@ -66,7 +66,8 @@ class FusedRmsNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         input, weight, rstd = ctx.saved_tensors
         needed = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
-        grad_input, grad_weight = call_whole(aten._fused_rms_norm_backward.default, grads[0], input, ctx.normalized_shape, rstd, weight, needed)
+        shape = ctx.normalized_shape
+        grad_input, grad_weight = call_whole(aten._fused_rms_norm_backward.default, grads[0], input, shape, rstd, weight, needed)
         return grad_input, None, grad_weight, None
 
 

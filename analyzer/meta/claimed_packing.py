@@ -20,7 +20,8 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
-def _read_lengths(operator: str, lengths: Tensor) -> list[int]:
+def read_lengths(operator: str, lengths: Tensor) -> list[int]:
+    """The values of ``lengths``. Raises DataDependentError where they are not known."""
     value = read_known(lengths)
     if value is None:
         state = current()
@@ -60,17 +61,18 @@ class PackPadded(torch.autograd.Function):
 
 @claimed("_pack_padded_sequence", on_any_device=True)
 def pack_padded_sequence(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    wanted = _read_lengths("pack_padded_sequence", lengths)
+    wanted = read_lengths("pack_padded_sequence", lengths)
     if not wanted or min(wanted) <= 0 or sorted(wanted, reverse=True) != wanted:
         raise RuntimeError(f"pack_padded_sequence: lengths {wanted} must be positive and in decreasing order; pass enforce_sorted=False "
                            "to have them sorted")
     batch_sizes = [sum(n > step for n in wanted) for step in range(wanted[0])]
-    return PackPadded.apply(input, batch_sizes, batch_first), _on_host(batch_sizes)  # type: ignore[no-untyped-call]
+    return PackPadded.apply(input, batch_sizes, batch_first), _on_host(batch_sizes)
 
 
 @claimed("_pad_packed_sequence", on_any_device=True)
-def pad_packed_sequence(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int) -> tuple[Tensor, Tensor]:
-    sizes = _read_lengths("pad_packed_sequence", batch_sizes)
+def pad_packed_sequence(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float,
+                        total_length: int) -> tuple[Tensor, Tensor]:
+    sizes = read_lengths("pad_packed_sequence", batch_sizes)
     length = max(len(sizes), total_length)
     out = data.new_full((length, sizes[0], *data.shape[1:]), padding_value)
     start = first = 0

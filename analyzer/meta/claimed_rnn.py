@@ -13,6 +13,7 @@ from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 from .autocast import lower_precision
 from .claimed import claimed, claimed_shape
 from .claimed_function import call_whole
+from .claimed_packing import read_lengths
 from .state import current
 from .storage import MetaStorage
 
@@ -135,12 +136,13 @@ def cudnn_rnn_backward_shape(input: Tensor, weight: list[Tensor], weight_stride0
 def _run(spec: RnnSpec, input: Tensor, hx: Tensor, cx: Tensor | None, params: list[Tensor]) -> Any:
     state = current()
     assert state is not None
+    if not torch._C._get_cudnn_enabled() or input.dtype not in CUDNN_TENSOR_DTYPES or not input.numel():  # cudnn_is_acceptable
+        state.assume(f"a recurrent layer that cuDNN does not run ({input.dtype}) is counted with the CPU's cells, not CUDA's fused ones")
+        return NotImplemented
     lower = lower_precision(state)
     if lower is not None:  # _cudnn_rnn_cast_reflatten
-        input, hx, cx = (x if x is None else lower(x) for x in (input, hx, cx))
+        input, hx, cx = lower(input), lower(hx), None if cx is None else lower(cx)
         params = [lower(p) for p in params]
-    if not torch._C._get_cudnn_enabled() or input.dtype not in CUDNN_TENSOR_DTYPES or not input.numel():  # cudnn_is_acceptable
-        return NotImplemented
     if spec.train:
         state.assume("what cuDNN reserves for the backward pass of a recurrent layer is estimated: "
                      "gates, cells and inner outputs of every step and layer")
@@ -150,6 +152,10 @@ def _run(spec: RnnSpec, input: Tensor, hx: Tensor, cx: Tensor | None, params: li
     return (out, hy, cy) if spec.mode == LSTM else (out, hy)
 
 
+def _read_sizes(batch_sizes: Tensor) -> tuple[int, ...]:
+    return tuple(read_lengths("a recurrent layer on a packed sequence", batch_sizes))
+
+
 @claimed("lstm.input")
 def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
          bidirectional: bool, batch_first: bool) -> Any:
@@ -157,9 +163,9 @@ def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool
 
 
 @claimed("lstm.data")
-def packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
-                train: bool, bidirectional: bool) -> Any:
-    spec = RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, False, tuple(batch_sizes.tolist()))
+def packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int,
+                dropout: float, train: bool, bidirectional: bool) -> Any:
+    spec = RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))
     return _run(spec, data, hx[0], hx[1], params)
 
 
@@ -172,7 +178,7 @@ def _register(name: str, mode: int) -> None:
     @claimed(f"{name}.data")
     def packed(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
                train: bool, bidirectional: bool) -> Any:
-        spec = RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, False, tuple(batch_sizes.tolist()))
+        spec = RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))
         return _run(spec, data, hx, None, params)
 
 
@@ -199,7 +205,7 @@ def flatten_weights(weight_arr: list[Tensor], weight_stride0: int, input_size: i
         aten.copy_.default(view, weight)
         aten.set_.source_Tensor(weight, view)
         start += weight.numel()
-    return buffer
+    return buffer  # type: ignore[no-any-return]
 
 
 @claimed("lstm_cell")

@@ -62,8 +62,8 @@ def _priority_order() -> tuple[int, ...]:
     if chosen != _DEFAULT_ORDER:
         return chosen  # sdpa_kernel(..., set_priority=True)
     # check_prefer_cudnn_attention, of builds with CUDA 13
-    prefers_cudnn = (os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1" and CUDNN_VERSION > 91500 and claimed_capability()[0] in (9, 10))
-    return _CUDNN_ORDER if prefers_cudnn else _DEFAULT_ORDER
+    is_demoted = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
+    return _CUDNN_ORDER if not is_demoted and CUDNN_VERSION > 91500 and claimed_capability()[0] in (9, 10) else _DEFAULT_ORDER
 
 
 def _is_dense_4d(call: AttentionCall) -> bool:  # check_tensor_shapes
@@ -166,7 +166,8 @@ def _can_use_efficient(call: AttentionCall) -> bool:
     alignment = _gemm_alignment(call, capability)
     if q.shape[-1] != k.shape[-1] or any(n == 0 or n % alignment for n in (q.shape[-1], v.shape[-1])):  # check_head_dim_size_mem_efficient
         return False
-    if not (_is_not_empty(call) and _last_strides_are_1(call, ignore_singleton_dim=False) and _batch_and_heads_match(call, supports_gqa=False)):
+    if not (_is_not_empty(call) and _last_strides_are_1(call, ignore_singleton_dim=False)
+            and _batch_and_heads_match(call, supports_gqa=False)):
         return False
     return _same_dtype(call, (*_HALVES, torch.float32) if capability[0] >= 8 else (torch.float16, torch.float32))
 

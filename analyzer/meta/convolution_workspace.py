@@ -23,8 +23,10 @@ _aten = torch.ops.aten
 # FLOPs per byte read and written by the copies, from which on they are made. Measured, converted and not: 3x3 stride 2 over 3 channels
 # (5.7) no, 1x1 stride 2 (21.3) no, 7x7 stride 2 over 3 channels (30.9) yes, 3x3 (72) yes.
 _WORTH_COPYING = 25.0
-# A 1x1 convolution of stride 1 is a plain matrix product of channels-first images; in float32 (84.7) no, (102.4) yes.
-_PRODUCT_WORTH_COPYING = 93.0
+# A 1x1 convolution of stride 1 is a plain matrix product of channels-first images, so in float32 copies gain less: (34) no, (63) yes;
+# where a count of channels is not a multiple of 32, which channels-last kernels like less: (85) no, (111) yes.
+_PRODUCT_WORTH_COPYING = 46.0
+_RAGGED_PRODUCT_WORTH_COPYING = 97.0
 _TILE = 128                     # rows and columns of an output tile of the weight gradient's product
 _TILE_BYTES = 4 * _TILE * _TILE
 _GOOD_WAVE = 0.9                # share of busy multiprocessors; measured: 0.97 is run as it is, 0.55 is split
@@ -86,8 +88,9 @@ class _Convolution:
             return True  # without tensor cores there is no other kernel for groups that is not far slower
         flops = 2 * self.y.numel * self.w.numel // self.w[0]
         copied = 2 * (self.x.nbytes + self.y.nbytes)
-        threshold = _PRODUCT_WORTH_COPYING if self.is_product and self.x.dtype == torch.float32 else _WORTH_COPYING
-        return flops >= threshold * copied
+        if not self.is_product or self.x.dtype != torch.float32:
+            return flops >= _WORTH_COPYING * copied
+        return flops >= (_RAGGED_PRODUCT_WORTH_COPYING if self.w[0] % 32 or self.w[1] % 32 else _PRODUCT_WORTH_COPYING) * copied
 
     @property
     def layout_bytes(self) -> int:

@@ -9,13 +9,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 
-from . import convolution_workspace as _convolution, output_cache, reduction_workspace as _reduction  # noqa: F401  two register their rules
+from . import convolution_workspace, kernel_temporary, output_cache, reduction_workspace  # noqa: F401  three register their rules
 from .accumulation import ADD_IN_PLACE, is_engines_sum
-from .claimed import claimed_shapes
+from .claimed import claimed_shapes, host_shapes
 from .data_dependent import answer_data_dependent
 from .gates import reopened
 from .dtype_rule import check_dtypes
-from .known_value import Call, Deferred, Known, ReadArgument, Result, Written, covers_storage, small_enough, window_of
+from .known_value import Call, Deferred, Known, ReadArgument, Result, Written, covers_storage, small_enough, window_of, worth_following
 from .density import expected_density
 from .library_workspace import library_needs, take_library_workspaces
 from .operator_info import OperatorInfo, describe_operator
@@ -280,7 +280,7 @@ def _run(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]
                 continue
             if stages:
                 _hold_before(state, stages, i, claim)
-            born.append(attach(out, claim, state.space))
+            born.append(attach(out, CPU if i in info.host_outputs else claim, state.space))
         if type(out) is Tensor:
             out.__class__ = MetaTensor
     for i, name, named in info.mutated:  # resize_ and out= variants can grow a storage
@@ -327,8 +327,8 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
     if kwargs.get("pin_memory"):
         kwargs = {**kwargs, "pin_memory": False}
     shape_impl = register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
-    if shape_impl is None and claim.type == "cuda":
-        shape_impl = claimed_shapes.find(func)
+    if shape_impl is None:
+        shape_impl = (claimed_shapes if claim.type == "cuda" else host_shapes).find(func)
     check_dtypes(func, args)
     kernel.depth += 1
     try:
@@ -411,7 +411,7 @@ def _propagate_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: di
     """Give new contents to storages that a call made or wrote, where they follow from what is known."""
     first = outputs[0] if outputs else None
     if info.filler:
-        if born and born[0] is not None and small_enough(_numel(born[0], first.dtype), first.dtype):
+        if born and born[0] is not None and worth_following(_numel(born[0], first.dtype)):
             value = _fill_value(info, args, kwargs)
             if isinstance(value, (int, float, bool, complex)):
                 call = Call(_FULL, [tuple(first.shape), value], {"dtype": first.dtype}, [])
@@ -436,14 +436,14 @@ def _propagate_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: di
         seed = None
         if not storages and not info.enumerator:
             return
-    if not any(b is not None and isinstance(o, Tensor) and small_enough(_numel(b, o.dtype), o.dtype) for o, b in zip(outputs, born)):
+    if not any(b is not None and isinstance(o, Tensor) and worth_following(_numel(b, o.dtype)) for o, b in zip(outputs, born)):
         return
     call = Call(info.op, _defer(args, reads, unknown), _defer(kwargs, reads, unknown), reads, seed)
     if unknown:
         return
     single = len(outputs) == 1 and not info.op._schema.returns[0].type.isSubtypeOf(torch._C.ListType.ofTensors())
     for i, (out, storage) in enumerate(zip(outputs, born)):
-        if storage is not None and small_enough(_numel(storage, out.dtype), out.dtype):
+        if storage is not None and worth_following(_numel(storage, out.dtype)):
             storage.known = Result(call, None if single else i, window_of(out), _numel(storage, out.dtype), out.dtype)
 
 
@@ -478,7 +478,7 @@ def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
         if not isinstance(storage, MetaStorage):
             continue
         new: Known | None = None
-        if small_enough(_numel(storage, target.dtype), target.dtype) and not info.is_random:
+        if worth_following(_numel(storage, target.dtype)) and not info.is_random:
             if whole is not None:
                 others = [u for u in unknown if u is not target]
                 overwritten = info.overwrites and covers_storage(target, storage)

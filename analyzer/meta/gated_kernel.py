@@ -82,7 +82,7 @@ def claimed_type(state: MetaState, tensor: Tensor) -> str:
             return storage.claim.type
     elif (claim := tensor.__dict__.get("_claim")) is not None:
         return str(claim.type)
-    real: torch.device = torch._C.TensorBase.device.__get__(tensor)  # type: ignore[attr-defined]
+    real: torch.device = torch._C.TensorBase.device.__get__(tensor)
     return state.adopted_claim.type if real.type in ("cpu", "meta") else real.type
 
 

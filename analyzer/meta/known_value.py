@@ -14,8 +14,9 @@ import torch
 from .mode_stack import without_modes
 from .storage import MetaStorage
 
-# Larger contents are forgotten. Masks of batch x sequence and position tables of long contexts stay within the first,
-# schedules and scalars within the second; parameters that a constructor fills are not worth an expression.
+# Larger contents are forgotten. Masks of batch x sequence and position tables of long contexts stay within the first, also as
+# floating masks of pixels, which code fills or computes from integers; schedules, scalars and boxes stay within the second, the most
+# that is read of a floating tensor with data: weights and images decide nothing.
 LARGEST_INTEGER = 1 << 20
 LARGEST_FLOATING = 1 << 12
 
@@ -23,8 +24,13 @@ Window = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 def small_enough(numel: int, dtype: torch.dtype) -> bool:
-    """Whether contents of this size are worth knowing."""
+    """Whether data of this size is worth reading."""
     return numel <= (LARGEST_FLOATING if dtype.is_floating_point or dtype.is_complex else LARGEST_INTEGER)
+
+
+def worth_following(numel: int) -> bool:
+    """Whether contents of this size that a factory or known arguments give are worth an expression."""
+    return numel <= LARGEST_INTEGER
 
 
 class Known:

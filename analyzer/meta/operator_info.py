@@ -12,12 +12,16 @@ _OVERWRITES = {"fill_", "zero_", "copy_"}
 # These change the metadata of a tensor that exists, or a storage's size: the result depends on more than specs.
 _UNCACHED = {"resize_", "resize_as_", "set_", "_resize_output_", "record_stream", "_local_scalar_dense", "as_strided_", "view_as_complex"}
 
+# Outputs that CUDA kernels put on the host: seed and offset of the random numbers, outside of graph capture
+# (_efficient_attention_forward in aten/src/ATen/native/transformers/cuda/attention.cu).
+_HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3), "_efficient_attention_forward": (2, 3)}
+
 
 class OperatorInfo:
     """Facts about one overload, read from its schema once."""
 
     __slots__ = ("op", "name", "silent", "mutated", "cacheable", "is_random", "filler", "enumerator", "undefined", "overwrites", "composite",
-                 "reads_offset", "data_dependent", "arguments")
+                 "reads_offset", "data_dependent", "arguments", "host_outputs")
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
@@ -37,6 +41,7 @@ class OperatorInfo:
         self.undefined = self.name in _UNDEFINED
         self.overwrites = self.name in _OVERWRITES
         self.reads_offset = self.name.startswith("as_strided")
+        self.host_outputs = _HOST_OUTPUTS.get(self.name, ())
         self.composite = bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
 
 

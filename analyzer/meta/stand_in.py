@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 def stand_in_arguments(state: MetaState, tree: Any, claim: torch.device) -> Any:
     """``tree`` with every tensor replaced by one of the same specs that claims ``claim``; shared storages stay shared.
 
-    Small integer and boolean tensors with data keep their values (they are read only if the model asks for them).
+    Small tensors with data keep their values (they are read only if the model asks for them).
     """
     bases: dict[int, Tensor] = {}
     made: dict[int, Tensor] = {}
@@ -48,7 +48,7 @@ def stand_in(state: MetaState, value: Tensor, claim: torch.device, bases: dict[i
         storage = attach(base, claim, state.space)
         if isinstance(real, MetaStorage):
             storage.known, storage.density = real.known, real.density
-        elif real.device.type != "meta" and not value.is_floating_point() and small_enough(real.nbytes() // value.itemsize, value.dtype):
+        elif real.device.type != "meta" and small_enough(real.nbytes() // value.itemsize, value.dtype):
             storage.known = Deferred(value.detach())
         bases[real._cdata] = base
     out = torch.empty(0, dtype=value.dtype, device=META)

@@ -45,6 +45,12 @@ class MetaStorage(torch.UntypedStorage):
         self.space.resize(self)
         return self
 
+    def give_back_early(self) -> None:
+        """Free its memory in the books now, where the device would; the tensor itself lives on for a moment."""
+        space = self.__dict__.pop("space", None)
+        if space is not None:
+            space.release(self)
+
     def __del__(self) -> None:
         space = self.__dict__.get("space")
         if space is not None:
@@ -58,8 +64,8 @@ def attach(tensor: torch.Tensor, claim: torch.device, space: AddressSpace) -> Me
     assert isinstance(storage, MetaStorage)
     storage.claim = claim
     storage.number = next_number()
-    storage.space = space
     space.place(storage)
+    storage.space = space  # last: a storage that found no place has none to give back
     return storage
 
 
@@ -69,6 +75,13 @@ def template(tensor: torch.Tensor) -> torch.Tensor:
         storage = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
         out = torch.empty(0, dtype=tensor.dtype, device="meta")
         return out.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor on the storage of ``tensor``, known to nobody: it keeps the storage alive and counts as a holder."""
+    with without_modes():
+        out = torch.empty(0, dtype=tensor.dtype, device="meta")
+        return out.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 def revive(like: torch.Tensor, claim: torch.device, number: int, region: Region, space: AddressSpace) -> torch.Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analyzer.record.log import Log
+from analyzer.record.op_call import OpCall
 
 
 def _rows() -> defaultdict[Any, dict[str, Any]]:
@@ -15,21 +16,28 @@ def _rows() -> defaultdict[Any, dict[str, Any]]:
 
 @dataclass
 class Annotation:
-    """Named quantities, keyed by index in ``log.nodes``, index in ``log.modules``, and (step, phase).
+    """Named quantities, keyed by index in ``log.nodes``, index in ``log.modules``, (step, phase), and operators as given below.
 
-    Names that are fields of `NodeInfo`, `ModuleInfo`, `PhaseInfo` or `Profile` fill those fields; others are kept under
-    ``extra`` of the node.
+    Names that are fields of `NodeInfo`, `ModuleInfo`, `PhaseInfo`, `OperatorInfo` or `Profile` fill those fields; others are kept
+    under ``extra`` of the node.
     """
 
     nodes: defaultdict[int, dict[str, Any]] = field(default_factory=_rows)
     modules: defaultdict[int, dict[str, Any]] = field(default_factory=_rows)       #: what a module does outside its submodules
     phases: defaultdict[tuple[int, str], dict[str, Any]] = field(default_factory=_rows)
+    operators: defaultdict[tuple[int, str, str], dict[str, Any]] = field(default_factory=_rows)
+    """By index of the module, part of the step (see `part_of`) and operator: what its calls in the last step do."""
     totals: dict[str, Any] = field(default_factory=dict)
 
     def add(self, rows: defaultdict[Any, dict[str, Any]], key: Any, name: str, value: float) -> None:
         """Add to a quantity that starts at nothing."""
         row = rows[key]
         row[name] = row.get(name, 0) + value
+
+
+def part_of(call: OpCall) -> str:
+    """The part of the step that a call belongs to: its phase, but ``"recompute"`` for what checkpointing runs again in backward."""
+    return "recompute" if call.recomputed else call.phase
 
 
 Profiler = Callable[[Log], Annotation]

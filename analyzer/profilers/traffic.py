@@ -1,40 +1,310 @@
-"""Bytes that a call reads and writes."""
+"""Bytes that operator calls read and write.
+
+Counted is what must move: each distinct element that a call needs is read once, each that it changes is written once. Caches, second
+readings and workspaces are left out, so this is the least traffic, as arithmetic intensity and the roofline take it. Where data decides
+(how much of a mask is set), the most that it can be counts.
+"""
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
 
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
+from analyzer.record.log import Log, StorageLife
 from analyzer.record.op_call import OpCall
 
-# These touch only part of what they are given: rows that are looked up, or the metadata.
-_READS_ROWS = {"embedding", "index_select", "gather", "index", "select_backward", "slice_backward"}
+from .annotation import Annotation, part_of
+from .flop_formula.size import broadcast, tensors
+
+MEMO_KEY = "traffic"
+
+
+class Traffic(NamedTuple):
+    """Bytes of one call."""
+
+    read_bytes: int
+    written_bytes: int
+
+
+NOTHING = Traffic(0, 0)
 
 
 def touched_bytes(spec: TensorSpec) -> int:
-    """Bytes of the distinct elements of a tensor: expanded dimensions are read from the same place."""
-    if not spec.stride or 0 not in spec.stride:
-        return spec.nbytes
-    count = 1
+    """Bytes of the distinct elements of a tensor: expanded dimensions and overlapping windows lie in the same place.
+
+    >>> f32 = lambda shape, stride: TensorSpec.of(shape, stride, torch.float32, "cpu")
+    >>> touched_bytes(f32((4, 8), (8, 1))), touched_bytes(f32((4, 8), (0, 1))), touched_bytes(f32((6, 3), (1, 1)))
+    (128, 32, 32)
+    """
+    if spec.numel == 0:
+        return 0
+    span = 1
+    distinct = 1
     for size, stride in zip(spec, spec.stride):
         if stride:
-            count *= size
-    return 0 if spec.numel == 0 else count * spec.dtype.itemsize
+            distinct *= size
+            span += (size - 1) * stride
+    return min(distinct, span) * spec.dtype.itemsize
 
 
-def traffic_bytes(call: OpCall) -> int:
-    """Bytes read and written by one call; 0 for a view, which touches nothing."""
-    signature = call.signature
-    if _is_view(call, signature):
+def call_traffic(call: OpCall, storages: Mapping[int, StorageLife] | None = None) -> Traffic:
+    """Bytes that one call reads and writes; none for a view, which touches nothing.
+
+    With ``storages`` (`Log.storages`), arguments that share a storage count no more than it holds: ``x * x`` reads x once.
+    """
+    plan = plan_of(call.signature)
+    if plan.may_be_view and call.outputs and set(call.outputs) <= set(call.inputs):
+        return NOTHING
+    if storages is not None and len(set(call.inputs)) < len(call.inputs):
+        by_storage: dict[int, int] = {}
+        for number, nbytes in zip(call.inputs, plan.reads):
+            by_storage[number] = by_storage.get(number, 0) + nbytes
+        read = sum(min(nbytes, storages[n].nbytes) if n in storages else nbytes for n, nbytes in by_storage.items())
+        return Traffic(read, plan.total.written_bytes)
+    return plan.total
+
+
+def traffic_bytes(call: OpCall, storages: Mapping[int, StorageLife] | None = None) -> int:
+    """Bytes read and written by one call together."""
+    read, written = call_traffic(call, storages)
+    return read + written
+
+
+class Plan(NamedTuple):
+    """What any call of one signature moves."""
+
+    reads: tuple[int, ...]  #: bytes of each of the signature's inputs
+    total: Traffic
+    may_be_view: bool       #: it writes into no argument: where its results lie in its arguments' storages, it is a view
+
+
+class Argument(NamedTuple):
+    """A tensor given to an operator."""
+
+    name: str      #: of the argument that it is, or is in a list of
+    spec: TensorSpec
+    mutated: bool
+    is_out: bool   #: takes the result only
+
+
+class Call(NamedTuple):
+    """What the rules below look at."""
+
+    name: str      #: of the operator, without namespace, ``_foreach_`` and the ``_`` of in-place ones
+    in_place: bool
+    first: str     #: name of the first argument
+    given: dict[str, Any]
+    signature: Signature
+
+
+def plan_of(signature: Signature) -> Plan:
+    """The plan of a signature, made once."""
+    plan: Plan | None = signature.memo.get(MEMO_KEY)
+    if plan is None:
+        plan = signature.memo[MEMO_KEY] = make_plan(signature)
+    return plan
+
+
+def make_plan(signature: Signature) -> Plan:
+    """Bytes of each tensor by what the operator's schema says of it, and by the rules for its name."""
+    op = signature.op
+    schema = op._schema if isinstance(op, torch._ops.OpOverload) else None
+    if schema is None:  # a Triton kernel or a higher-order operator: reads what it is given, writes what it gives
+        reads = tuple(map(touched_bytes, signature.inputs))
+        return Plan(reads, Traffic(sum(reads), sum(map(touched_bytes, signature.outputs))), True)
+    arguments = list(list_arguments(signature, schema))
+    mutates = any(a.mutated for a in arguments)
+    nothing = Plan((0,) * len(arguments), NOTHING, not mutates)
+    name = schema.name.partition("::")[2].removeprefix("_foreach_")
+    in_place = name.endswith("_") and not name.endswith("__")
+    name = name.removesuffix("_") if in_place else name
+    if name.startswith(UNTOUCHED) or name in METADATA or torch.Tag.inplace_view in op.tags:
+        return nothing
+    call = Call(name, in_place, schema.arguments[0].name if schema.arguments else "", bind(signature, schema), signature)
+    reads, written = [], 0
+    for argument in arguments:
+        reads.append(read_bytes(call, argument))
+        if argument.mutated or argument.name in RUNNING and name in BATCH_NORMS and call.given["training"]:
+            written += written_bytes(call, argument)
+    for output, mutated in zip(signature.outputs, mutated_outputs(signature, schema)):
+        written += 0 if mutated else touched_bytes(output)
+    return Plan(tuple(reads), Traffic(sum(reads), written), not mutates)
+
+
+def list_arguments(signature: Signature, schema: Any) -> Iterator[Argument]:
+    """The tensors of a call in the order of ``signature.inputs``, with the arguments that they are."""
+    by_name = {a.name: a for a in schema.arguments}
+    for argument, value in [*zip(schema.arguments, signature.args), *((by_name[k], v) for k, v in signature.kwargs.items())]:
+        mutated = argument.alias_info is not None and argument.alias_info.is_write
+        for spec in tensors(value):
+            yield Argument(argument.name, spec, mutated, argument.is_out)
+
+
+def bind(signature: Signature, schema: Any) -> dict[str, Any]:
+    """Argument values by name, defaults included."""
+    given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    given.update((a.name, value) for a, value in zip(schema.arguments, signature.args))
+    return given | signature.kwargs
+
+
+def mutated_outputs(signature: Signature, schema: Any) -> list[bool]:
+    """For each output, whether it is an argument that the call wrote into."""
+    flags = [r.alias_info is not None and r.alias_info.is_write for r in schema.returns]
+    if len(flags) == len(signature.outputs):
+        return flags
+    return [any(flags)] * len(signature.outputs)  # a list, or gradients of which some are None
+
+
+# Give memory as it is.
+UNTOUCHED = ("empty", "new_empty", "_empty", "_efficientzerotensor")
+# Look at a tensor's metadata only, or at nothing.
+METADATA = {"is_same_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "size", "stride", "numel", "dim", "is_contiguous",
+            "record_stream", "is_pinned", "set", "set_data", "resize", "resize_as", "_resize_output", "requires_grad", "_assert_tensor_metadata",
+            "_has_same_storage_numel"}
+# In place these do not look at what was there.
+OVERWRITES = {"copy", "fill", "zero", "normal", "uniform", "random", "exponential", "bernoulli", "log_normal", "geometric", "cauchy"}
+# Arguments that give a shape, not values: name of the operator to names of arguments.
+SHAPE_ONLY = {name: {"self", "input"} for name in (
+    "avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "nll_loss_backward",
+    "nll_loss2d_backward", "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward",
+    "adaptive_max_pool3d_backward", "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
+    "replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")}
+# Write into their running statistics, which their schemas do not say.
+BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
+RUNNING = {"running_mean", "running_var"}
+# Look up rows, or single elements, of the first argument: no more of it than they give.
+LOOKS_UP = {"embedding", "index_select", "gather", "index", "_unsafe_index", "take", "take_along_dim", "masked_select",
+            "nll_loss_forward", "nll_loss2d_forward"}
+
+
+def read_bytes(call: Call, argument: Argument) -> int:
+    """Bytes that a call reads of one of its tensors."""
+    name, spec = call.name, argument.spec
+    touched = touched_bytes(spec)
+    if argument.is_out or name in SHAPE_ONLY and argument.name in SHAPE_ONLY[name]:
         return 0
-    written = sum(map(touched_bytes, signature.outputs))
-    name = signature.op.__name__.partition(".")[0]
-    if name in _READS_ROWS:
-        return 2 * written + sum(touched_bytes(s) for s in signature.inputs[1:])
-    return written + sum(map(touched_bytes, signature.inputs))
+    if name.endswith("_like") or name.startswith("new_"):
+        return 0  # take shape and dtype
+    first = argument.name == call.first
+    if argument.mutated and call.in_place:
+        if name in OVERWRITES:
+            return 0
+        if name in ROWS:
+            return min(touched, rows_bytes(call, spec)) if accumulates(call) else 0
+        if name.startswith("_fused_") and argument.name == "max_exp_avg_sqs" and not call.given.get("amsgrad"):
+            return 0
+    if first and name in LOOKS_UP:
+        return min(touched, looked_up(call, spec))
+    if first and name == "_embedding_bag":
+        return min(touched, call.given["indices"].numel * spec[-1] * spec.dtype.itemsize)
+    if name == "convolution_backward":
+        of_input, of_weight, _ = call.given["output_mask"]
+        if argument.name == "input" and not of_weight or argument.name == "weight" and not of_input:
+            return 0
+    return touched
 
 
-def _is_view(call: OpCall, signature: Signature) -> bool:
-    known = signature.memo.get("mutates")
-    if known is None:
-        schema = getattr(signature.op, "_schema", None)
-        known = signature.memo["mutates"] = schema is not None and any(a.alias_info and a.alias_info.is_write for a in schema.arguments)
-    return not known and bool(call.outputs) and set(call.outputs) <= set(call.inputs)
+def looked_up(call: Call, source: TensorSpec) -> int:
+    """Bytes of the elements that a call picks: those that it gives; of a loss, one for each target."""
+    if call.name.startswith("nll_loss"):
+        target: TensorSpec = call.given["target"]
+        return target.numel * source.dtype.itemsize
+    return sum(o.numel for o in call.signature.outputs) * source.dtype.itemsize
+
+
+def written_bytes(call: Call, argument: Argument) -> int:
+    """Bytes that a call writes into an argument."""
+    touched = touched_bytes(argument.spec)
+    if argument.is_out or not call.in_place:
+        return touched
+    if call.name in ROWS:
+        return min(touched, rows_bytes(call, argument.spec))
+    if call.name.startswith("_fused_"):  # optimizers: gradients are scaled in place only if there is a scale
+        if argument.name == "grads" and call.given.get("grad_scale") is None:
+            return 0
+        if argument.name == "max_exp_avg_sqs" and not call.given.get("amsgrad"):
+            return 0
+    return touched
+
+
+def elements_of(argument: str) -> Callable[[Call, TensorSpec], int]:
+    """As many elements as the argument of that name has."""
+    def elements(call: Call, target: TensorSpec) -> int:
+        numel: int = call.given[argument].numel
+        return numel
+
+    return elements
+
+
+def filled_elements(call: Call, target: TensorSpec) -> int:
+    """index_fill: whole slices of the target."""
+    dim = call.given["dim"]
+    index: TensorSpec = call.given["index"]
+    return index.numel * (target.numel // target[dim] if target and target[dim] else 1)
+
+
+def put_elements(call: Call, target: TensorSpec) -> int:
+    """index_put: what the indices address; a mask addresses what data says, at most all that it covers."""
+    indices = call.given["indices"]
+    given = list(tensors(indices))
+    if any(i.dtype in (torch.bool, torch.uint8) for i in given):
+        return target.numel
+    untouched: int = prod(size for d, size in enumerate(target) if d >= len(indices) or indices[d] is None)
+    return prod(broadcast(*given)) * untouched
+
+
+# In place these change only the elements that they address.
+ROWS: dict[str, Callable[[Call, TensorSpec], int]] = {
+    "scatter": elements_of("index"), "scatter_add": elements_of("index"), "scatter_reduce": elements_of("index"), "put": elements_of("index"),
+    "index_copy": elements_of("source"), "index_add": elements_of("source"), "index_reduce": elements_of("source"),
+    "index_fill": filled_elements, "index_put": put_elements, "_index_put_impl": put_elements, "masked_scatter": elements_of("mask"),
+}
+
+
+def rows_bytes(call: Call, target: TensorSpec) -> int:
+    return ROWS[call.name](call, target) * target.dtype.itemsize
+
+
+def accumulates(call: Call) -> bool:
+    """Whether what was there is added to."""
+    if call.name in ("scatter_add", "scatter_reduce", "index_add", "index_reduce"):
+        return True
+    return bool(call.given.get("accumulate")) or call.given.get("reduce") is not None
+
+
+def profile_traffic(log: Log) -> Annotation:
+    """Bytes read and written, of the last step by node, module and operator; by phase of every step."""
+    out = Annotation()
+    last = log.steps - 1
+    names = ("fwd_read_bytes", "fwd_written_bytes", "bwd_read_bytes", "bwd_written_bytes")
+    for i, node in enumerate(log.nodes):
+        if node.step == last:
+            out.nodes[i].update(dict.fromkeys(names, 0))
+    for i in range(len(log.modules)):
+        out.modules[i].update(dict.fromkeys(names, 0))
+    for record in log.phases:
+        out.phases[record.step, record.phase].update(read_bytes=0, written_bytes=0)
+    for call in log.calls:
+        read, written = call_traffic(call, log.storages)
+        if not read and not written:
+            continue
+        row = out.phases[call.step, call.phase]
+        row["read_bytes"] += read
+        row["written_bytes"] += written
+        if call.step != last:
+            continue
+        of_operator = out.operators[call.module, part_of(call), str(call.signature.op)]
+        of_operator["read_bytes"] = of_operator.get("read_bytes", 0) + read
+        of_operator["written_bytes"] = of_operator.get("written_bytes", 0) + written
+        if call.phase in ("forward", "backward"):
+            way = "fwd" if call.phase == "forward" else "bwd"
+            for rows, key in ((out.modules, call.module), (out.nodes, call.node)):
+                if key >= 0:
+                    row = rows[key]
+                    row[f"{way}_read_bytes"] += read
+                    row[f"{way}_written_bytes"] += written
+    return out

@@ -14,3 +14,8 @@ def current_backward_node() -> tuple[int, torch.Tensor | None] | None:
         return None
     variable = getattr(node, "variable", None) if node.name() == "torch::autograd::AccumulateGrad" else None
     return node._sequence_nr(), variable
+
+
+def saves_are_hooked() -> bool:
+    """Whether hooks are active that see every tensor autograd saves (checkpointing, offloading)."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -107,8 +107,7 @@ class EagerStep:
             if parameter.grad is not None:
                 replay.leave(parameter.grad, functools.partial(setattr, parameter, "grad"))
         plain = all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((self.args, self.kwargs)))
-        set_to_none = self.options.set_to_none  # else gradients are added to, not made
-        same = plain and set_to_none and replay.is_whole() and seed == recorder.mode.state.random_seed and Footprint(modules).is_like(before)
+        same = plain and replay.is_whole() and seed == recorder.mode.state.random_seed and Footprint(modules).is_like(before)
         return replay if same else None
 
     def _casting(self) -> contextlib.AbstractContextManager[Any]:

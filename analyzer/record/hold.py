@@ -28,3 +28,14 @@ class Hold:
     def is_held(self) -> bool:
         """Whether there are more references than when this was made."""
         return any(now > before for now, before in zip(self._count(), self._before))
+
+
+def is_autograds_alone(gradient: torch.Tensor) -> bool:
+    """Whether nobody but the autograd node that was just given ``gradient`` holds it or a view of it.
+
+    To be asked inside ``Function.backward``: the engine has moved the gradient there, so the tensor counts the Python object alone, its storage the
+    tensor and the storage's Python object.
+    """
+    tensor: Any = gradient
+    storage = tensor.untyped_storage()
+    return bool(tensor._use_count() == 1 and torch._C._storage_Use_Count(storage._cdata) == 2)

@@ -1,4 +1,4 @@
-"""Tells a recorder of module calls and of the phases of a step, by replacing four functions of torch for a while."""
+"""Tells a recorder of module calls and of the phases of a step, by replacing a few functions of torch for a while."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -30,6 +30,10 @@ def listen(recorder: Recorder) -> Iterator[None]:
             result = None
             try:
                 impl = recorder.find_leaf_impl(module)
+                if impl is None and recorder.reuse is not None:
+                    result = recorder.reuse(module, args, kwargs)
+                    if result is not NotImplemented:
+                        return result
                 result = original(module, *args, **kwargs) if impl is None else impl(module, *args, **kwargs)
                 return result
             finally:
@@ -49,10 +53,43 @@ def listen(recorder: Recorder) -> Iterator[None]:
 
         return make
 
+    def backward(create_graph_at: int) -> Any:
+        """A backward pass: what it computes is no recomputation, even where it runs inside one's block."""
+        def make(original: Any) -> Any:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                if not mine():
+                    return original(*args, **kwargs)
+                before = recorder.recomputing, recorder.creates_graph
+                recorder.recomputing = 0
+                recorder.creates_graph = bool(kwargs.get("create_graph", args[create_graph_at] if len(args) > create_graph_at else False))
+                try:
+                    with recorder.during("backward"):
+                        return original(*args, **kwargs)
+                finally:
+                    recorder.recomputing, recorder.creates_graph = before
+
+            return run
+
+        return make
+
+    def counting_recomputation(change: int) -> Any:
+        """Checkpointing, of whatever make, runs the forward pass again under ``enable_grad``."""
+        def make(original: Any) -> Any:
+            def run(block: torch.enable_grad, *args: Any) -> Any:
+                if recorder.phase == "backward" and mine():
+                    recorder.recomputing = max(0, recorder.recomputing + change)
+                return original(block, *args)
+
+            return run
+
+        return make
+
     with ExitStack() as undo:
         undo.callback(replace(torch.nn.Module, "__call__", module_call))
-        undo.callback(replace(torch.autograd, "backward", in_phase("backward")))
-        undo.callback(replace(torch.autograd, "grad", in_phase("backward")))
+        undo.callback(replace(torch.autograd, "backward", backward(create_graph_at=3)))
+        undo.callback(replace(torch.autograd, "grad", backward(create_graph_at=4)))
+        undo.callback(replace(torch.enable_grad, "__enter__", counting_recomputation(+1)))
+        undo.callback(replace(torch.enable_grad, "__exit__", counting_recomputation(-1)))
         undo.callback(replace(torch.optim.Optimizer, "zero_grad", in_phase("zero_grad")))
         undo.callback(_optimizer_steps(recorder, mine))
         yield

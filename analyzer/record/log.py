@@ -53,6 +53,7 @@ class LogNode:
     name: str
     target: str
     module: int
+    base: str = ""                                                   #: its name before it was made unique
     source: str | None = None
     outputs: list[tuple[int, object]] = field(default_factory=list)  #: (storage number, TensorSpec) of each output tensor
     inputs: list[int] = field(default_factory=list)                  #: nodes it reads
@@ -70,6 +71,7 @@ class PhaseRecord:
     first_call: int
     last_call: int = 0                      #: one past the last
     end_event: int = 0
+    end_act: int = 0                        #: how many of `Log.acts` came before its end
     allocated_bytes: int = 0
     reserved_bytes: int | None = None
     peak_allocated_bytes: int = 0

@@ -49,6 +49,8 @@ class Recorder:
         self.phase = "forward"
         self._module_index: dict[int, int] = {}
         self._index_of_path: dict[str, int] = {}
+        self._number_of_label: dict[str, int] = {}
+        self.reuse: Callable[[torch.nn.Module, Any, Any], Any] | None = None  #: plays a block's record instead of running it, where it can
         self._stack: list[int] = []
         self._leaf_depth = 0
         self._call_of_sequence: dict[int, int] = {}
@@ -59,6 +61,8 @@ class Recorder:
         self._producer: dict[int, int] = {}  # storage number -> node that wrote it last
         self.events: list[Event] | None = None  #: collected while somebody wants to play them again
         self.first_node = 0  #: of the present step
+        self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
+        self.creates_graph = False  #: the running backward pass is itself differentiated
         self.shortage: Shortage | None = None  #: the last time that memory ran out
         self._shortage_cause: DeviceOutOfMemoryError | None = None
         self._entered = 0
@@ -99,9 +103,9 @@ class Recorder:
 
     # ---- modules
 
-    def _collect_modules(self, root: torch.nn.Module) -> None:
+    def _collect_modules(self, root: torch.nn.Module, prefix: str = "") -> None:
         index_of_path = self._index_of_path
-        for path, module in root.named_modules():
+        for path, module in root.named_modules(prefix=prefix):
             parent = None if path == "" else index_of_path[path.rpartition(".")[0]]
             index_of_path[path] = self._module_index[id(module)] = len(self.log.modules)
             self.log.modules.append(LogModule(path, type(module).__name__, parent))
@@ -110,6 +114,52 @@ class Recorder:
         """The path of the module that runs, for messages."""
         return self.log.modules[self._stack[-1]].path if self._stack else ""
 
+    def skip_sequence(self, stands_for: int | None = None) -> None:
+        """Autograd nodes were made that no call of the log made; the last of them stands for the call ``stands_for``."""
+        self._last_sequence = next_sequence_number()
+        if stands_for is not None:
+            self._call_of_sequence[self._last_sequence - 1] = stands_for
+
+    def path_of(self, module: torch.nn.Module) -> str:
+        """The path of a module of the model's."""
+        return self.log.modules[self._module_index[id(module)]].path
+
+    def index_of_path(self, path: str) -> int:
+        """The index in `Log.modules` of the module at ``path``."""
+        return self._index_of_path[path]
+
+    def number_of_label(self, label: str) -> int:
+        """The storage of the parameter or buffer at a path."""
+        return self._number_of_label[label]
+
+    def copy_nodes(self, source: Log, rows: list[int], place: dict[int, int], numbers: dict[int, int], modules: list[int],
+                   inputs: dict[int, int], path: str) -> None:
+        """Add copies of ``rows`` of another log's nodes, which a block under ``path`` would have made here.
+
+        ``place``, ``numbers`` and ``modules`` tell what its nodes, storages and modules are here; ``inputs`` which storage of its own
+        each of its placeholders stands for.
+        """
+        nodes = self.log.nodes
+        for i in rows:
+            theirs = source.nodes[i]
+            name = theirs.target if theirs.op == "call_module" else theirs.base
+            target = theirs.target
+            if theirs.op == "call_module":
+                name = target = f"{path}.{theirs.target}"
+            index = self.add_node(theirs.op, name, target, modules[theirs.module])
+            assert index == place[i]
+            mine = nodes[index]
+            mine.source, mine.region = theirs.source, theirs.region
+            mine.reads = list(dict.fromkeys(numbers[n] for n in theirs.reads))
+            for j in theirs.inputs:
+                producer = self._producer.get(numbers[inputs[j]]) if j in inputs else place[j]
+                if producer is not None and producer not in mine.inputs:
+                    mine.inputs.append(producer)
+            mine.outputs = [(numbers[n], spec) for n, spec in theirs.outputs]
+        for i in rows:
+            for number, _ in nodes[place[i]].outputs:
+                self._producer[number] = place[i]
+
     def register_existing(self, tensors: Iterable[torch.Tensor]) -> None:
         """Take note of storages that were made before the recording began."""
         for tensor in tensors:
@@ -117,6 +167,8 @@ class Recorder:
                 storage = tensor.untyped_storage()
                 if isinstance(storage, MetaStorage) and storage.number not in self.log.storages:
                     self.born(storage)
+        if self.log.peak_bytes == self.memory.allocated_bytes:
+            self.log.peak_event = self.log.events  # now that all of it is in the log
 
     def own_parameters(self, root: torch.nn.Module) -> None:
         """Mark the storages of the model's parameters and buffers (they must be the mode's own by now)."""
@@ -130,6 +182,8 @@ class Recorder:
                     self._parameter_owner.setdefault(id(tensor), index)
                     if life is not None and not life.category:
                         life.category, life.module, life.label = category, index, f"{path}.{name}".lstrip(".")
+                    if life is not None:
+                        self._number_of_label[f"{path}.{name}".lstrip(".")] = life.number
                         life.requires_grad = tensor.requires_grad
 
     def mark(self, tensors: Any, category: str, label: str = "") -> None:
@@ -191,7 +245,7 @@ class Recorder:
             name = f"_{name}" if name[:1].isdigit() else name or "_"
         count = self._names.get(name, 0)
         self._names[name] = count + 1
-        self.log.nodes.append(LogNode(op, name if not count else f"{name}_{count}", target, module, step=self.step))
+        self.log.nodes.append(LogNode(op, name if not count else f"{name}_{count}", target, module, base=name, step=self.step))
         return len(self.log.nodes) - 1
 
     def set_outputs(self, node: int, result: Any) -> None:
@@ -230,13 +284,15 @@ class Recorder:
         node = self.node
         index = len(log.calls)
         if phase == "backward":
-            recomputed = torch.is_grad_enabled()  # the engine turns it off; only a recomputation turns it on again
+            recomputed = self._recomputes()
             if not recomputed:
                 forward, module, node = self._forward_of_gradient(module, _communicates(signature))
         made_grad = False
         if phase == "forward" or recomputed:
             sequence = next_sequence_number()
             if sequence != self._last_sequence:
+                for earlier in range(self._last_sequence, sequence - 1):  # nodes around this call, as those of nested checkpoints
+                    self._call_of_sequence.setdefault(earlier, index)
                 self._last_sequence = sequence
                 self._call_of_sequence[sequence - 1] = index
                 made_grad = True
@@ -255,9 +311,19 @@ class Recorder:
         log.calls.append(OpCall(signature, in_numbers, out_numbers, self.step, phase, module, node, forward, recomputed))
         for number in out_numbers:
             life = log.storages.get(number)
-            if life is not None and life.born_call == index:
+            if life is not None and life.born_call == index and not life.category:
                 life.module, life.node = module, node
                 life.requires_grad = made_grad
+
+    def _recomputes(self) -> bool:
+        """Whether the operator that runs in backward belongs to a forward pass that runs again.
+
+        The engine turns gradients off; who runs a forward pass again turns them on. Inside it they can be off once more
+        (a checkpoint within a checkpoint, a custom function), and of a gradient that is to be differentiated they are on.
+        """
+        if self.recomputing:
+            return True
+        return torch.is_grad_enabled() and not self.creates_graph and torch._C._current_autograd_node() is not None
 
     def _add_operator(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage], module: int) -> int:
         op = signature.op
@@ -311,7 +377,7 @@ class Recorder:
         if error is self._shortage_cause:
             return  # the operators that called it see the same error
         module, node = self._stack[-1] if self._stack else _ROOT, self.node
-        if self.phase == "backward" and not torch.is_grad_enabled():
+        if self.phase == "backward" and not self._recomputes():
             _, module, node = self._forward_of_gradient(module, False)
         self.end()
         self._shortage_cause = error
@@ -365,7 +431,7 @@ class Recorder:
         if self.events is not None:
             self.events.append((BEGAN, phase))
         self.phase = phase
-        self.memory.reset_peaks()
+        self.memory.begin_lap()
         self.log.phases.append(PhaseRecord(self.step, phase, len(self.log.calls), last_call=-1))
 
     def end(self) -> None:
@@ -376,10 +442,9 @@ class Recorder:
             self.events.append((ENDED, None))
         record, memory = self.log.phases[-1], self.memory
         record.last_call = len(self.log.calls)
-        record.end_event = self.log.events
-        record.allocated_bytes, record.peak_allocated_bytes = memory.allocated_bytes, memory.peak_allocated_bytes
-        record.reserved_bytes, record.peak_reserved_bytes = memory.reserved_bytes, memory.peak_reserved_bytes
-        record.requested_bytes, record.peak_requested_bytes = memory.requested_bytes, memory.peak_requested_bytes
+        record.end_event, record.end_act = self.log.events, len(self.log.acts)
+        record.allocated_bytes, record.requested_bytes, record.reserved_bytes = memory.allocated_bytes, memory.requested_bytes, memory.reserved_bytes
+        record.peak_allocated_bytes, record.peak_requested_bytes, record.peak_reserved_bytes = memory.lap_peaks()
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:

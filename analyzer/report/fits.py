@@ -32,7 +32,7 @@ class FitInfo:
     """
 
     device: str
-    fits: bool | None             #: whether what the step itself needs is within the capacity; None if either is unknown
+    fits: bool | None             #: whether the step's own need and what else is known are within the capacity; None if that need is unknown
     capacity: FitLine
     needs: tuple[FitLine, ...]
 
@@ -66,12 +66,18 @@ class FitInfo:
         return f"{self.device}: {verdict}\n" + print_rows(("", "Size", "Source"), rows, left=(0, 2))
 
 
-def check_fit(profile: Profile, device: str | DeviceSpec | None = None) -> FitInfo:
+def check_fit(profile: Profile, device: str | DeviceSpec | None = None, world_size: int = 1) -> FitInfo:
     """Set the step's peak against the memory of ``device``, by default the one it was profiled on.
 
-    Raises UnknownDeviceError for a name that the catalogue does not hold, InputError where there is no device at all.
+    What the allocator does not see counts where a figure is known; where none is, its line says so and the verdict leaves it out.
+    Raises UnknownDeviceError for a name that the catalogue does not hold, InputError where there is no device at all or for a
+    ``world_size`` below 1.
     """
     from analyzer.hardware import find_device
+    from analyzer.hardware.unseen import list_unseen
+
+    if world_size < 1:
+        raise InputError(f"fits(world_size={world_size!r}): must be the number of processes that train together, at least 1")
 
     device = profile.device if device is None else device
     if device is None:
@@ -79,12 +85,11 @@ def check_fit(profile: Profile, device: str | DeviceSpec | None = None) -> FitIn
     spec = find_device(device)
     capacity = FitLine("memory of the device", spec.memory_bytes, spec.sources.get("memory_bytes", "unknown for this device"))
     own = _list_own_needs(profile)
-    known = sum(line.bytes for line in own if line.bytes is not None)
+    unseen = tuple(FitLine(*line) for line in list_unseen(spec, world_size))
+    known = sum(line.bytes for line in own + unseen if line.bytes is not None)
     # out of memory: it stopped before its peak, so only a refusal is certain
     is_complete = profile.out_of_memory is None and all(line.bytes is not None for line in own)
     fits = None if capacity.bytes is None else False if known > capacity.bytes else True if is_complete else None
-    # What the allocator does not see. No published figure: it changes with the driver, the libraries and the kernels loaded.
-    unseen = (FitLine("CUDA context and library handles", None, "not known for this device"),) if spec.kind == "cuda" else ()
     return FitInfo(spec.name, fits, capacity, own + unseen)
 
 

@@ -41,15 +41,18 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
     if profile.out_of_memory is not None:
         yield "OUT OF MEMORY", describe_out_of_memory(profile)
     yield "Model", print_rows(("", "Count", "Size"), list_model_rows(profile))
-    yield "Work (one multiply-add is 2 FLOPs and 1 MAC)", print_rows(("", "MACs", "FLOPs"), list_work_rows(profile))
-    yield "Not counted (no formula)", _list_uncounted(profile)
-    yield "Peak memory", print_rows(("", "Size"), list_peak_rows(profile))
+    own = profile.flop_convention == "own"
+    yield ("Work (one multiply-add is 2 FLOPs and 1 MAC)" if own else f"Work (as {profile.flop_convention} counts it)",
+           print_rows(("", "MACs", "FLOPs"), list_work_rows(profile)))
+    yield ("Not counted (no formula)" if own else f"Not counted ({profile.flop_convention} does not see it)"), _list_uncounted(profile)
+    ended = profile.out_of_memory is not None
+    yield "Peak memory" + (" until it ran out" if ended else ""), print_rows(("", "Size"), list_peak_rows(profile))
     if profile.peak_by_category:
         yield "At the peak, by category", print_rows(("Category", "Size", "Share"), list_category_rows(profile.peak_by_category))
     if profile.holders:
         held = [(h.label, h.module_path, h.category, format_quantity(h.bytes, "bytes")) for h in profile.holders[:HOLDERS_SHOWN]]
         rest = len(profile.holders) - len(held)
-        yield ("At the peak, largest holders" + (f" ({rest} more)" if rest else ""),
+        yield (("When memory ran out" if ended else "At the peak") + ", largest holders" + (f" ({rest} more)" if rest else ""),
                print_rows(("Holder", "Module", "Category", "Size"), held, left=(0, 1, 2)))
     for title, phases in (("First step", profile.first_step), ("Steady-state step", profile.phases)):
         if phases:
@@ -73,7 +76,10 @@ def list_work_rows(profile: Profile) -> list[Sequence[str]]:
 
     return [("forward", count(profile.fwd_macs), count(profile.fwd_flops)),
             ("backward", count(profile.bwd_macs), count(profile.bwd_flops)),
-            ("recomputed in backward", "", count(profile.recompute_flops)),
+            ("recomputed in backward", count(profile.recompute_macs), count(profile.recompute_flops)),
+            ("model (forward, backward)", "", count(profile.model_flops)),
+            ("hardware (and recomputed)", "", count(profile.hardware_flops)),
+            ("executed (less what masks hide)", "", count(profile.executed_flops)),
             ("optimizer", "", count(profile.optimizer_flops))]
 
 
@@ -104,9 +110,10 @@ def describe_out_of_memory(profile: Profile) -> str:
     oom = profile.out_of_memory
     assert oom is not None
     where = "".join(f", {what} {name}" for what, name in (("node", oom.node), ("module", oom.module_path)) if name)
+    when = oom.phase if oom.step is None else f"{oom.phase} of step {oom.step + 1}"
     held = [f"{format_quantity(size, 'bytes')} {what}" for what, size in
             (("allocated", oom.allocated_bytes), ("reserved", oom.reserved_bytes), ("on the device", oom.capacity_bytes))]
-    return (f"{oom.operator} in {oom.phase}{where} asks for {format_quantity(oom.requested_bytes, 'bytes')}, "
+    return (f"{oom.operator} in {when}{where} asks for {format_quantity(oom.requested_bytes, 'bytes')}, "
             f"{format_quantity(oom.short_bytes, 'bytes')} more than there is: {', '.join(held)}")
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from analyzer import MetaTensorMode, symbolic_trace
+from analyzer import MetaTensorMode, register_leaf_module, symbolic_trace
 
 X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
 Y = torch.linspace(1, 2, 12, dtype=torch.float64).reshape(3, 4)
@@ -233,8 +233,8 @@ class Recurrent(nn.Module):
         return output.sum(0), hidden, cell
 
 
-MODELS = [Outputs, InPlace, Buffers, Properties, Shapes, Constants, Dropping, Functional, CustomGradient, ForceField, Below, Hooked, Unregistered, Nested,
-          Recurrent]
+MODELS = [Outputs, InPlace, Buffers, Properties, Shapes, Constants, Dropping, Functional, CustomGradient, ForceField, Below, Hooked,
+          Unregistered, Nested, Recurrent]
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -294,6 +294,50 @@ def test_shares_tensors_with_root() -> None:
     assert "state" not in gm.state_dict() and "scale" in gm.state_dict()
     gm(X)
     assert model.steps == 1
+
+
+class Storing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps = torch.full((4,), 3, dtype=torch.int64)
+        return x + 1
+
+
+class ReadsStored(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.storing = Storing()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.storing(x) * self.storing.steps
+
+
+@pytest.mark.parametrize("on_meta", [False, True])
+def test_known_contents_made_out_of_sight_become_a_buffer(on_meta: bool) -> None:
+    with register_leaf_module.scope():
+        register_leaf_module(Storing)
+        gm = symbolic_trace(ReadsStored(), meta_args={"x": X.to("meta") if on_meta else X})
+    held = gm._tensor_constant0
+    if on_meta:
+        assert held.shape == (4,)
+        with MetaTensorMode():
+            assert gm(X).shape == (3, 4)
+    else:
+        assert held.tolist() == [3, 3, 3, 3] and "_tensor_constant0" not in gm.state_dict()
+        torch.testing.assert_close(gm(Y), (Y + 1) * 3)
+
+
+def test_one_tensor_for_several_arguments() -> None:
+    def f(a: Tensor, b: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return a - 2 * b + 3 * pair[0] - 4 * pair[1]
+
+    gm = symbolic_trace(f, meta_args={"a": X, "b": X, "pair": (X, X)})
+    torch.testing.assert_close(gm(X, Y, (Y * 2, Y * 3)), f(X, Y, (Y * 2, Y * 3)))
+
+
+def test_a_parameter_as_an_argument() -> None:
+    model = nn.Linear(4, 4).double()
+    gm = symbolic_trace(model, meta_args={"input": model.weight})
+    torch.testing.assert_close(gm(Y[[0, 1, 2, 0]]), model(Y[[0, 1, 2, 0]]))
 
 
 def test_a_function(traced_like: Any) -> None:

@@ -19,6 +19,7 @@ from analyzer import register_leaf_module_impl, symbolic_trace
 from analyzer.errors import DataDependentError, InputError, UnsupportedOperatorError
 
 X = torch.ones(3, 4)
+META = torch.empty(3, 4, device="meta")
 HERE = os.path.basename(__file__)
 
 
@@ -158,6 +159,11 @@ def test_variable_arguments_need_a_tuple() -> None:
     assert errors(lambda: symbolic_trace(f, meta_args={"tensors": X})) == "meta_args['tensors']: forward takes *tensors, so give a tuple, got Tensor"
 
 
+def test_lazy_modules() -> None:
+    text = errors(lambda: symbolic_trace(nn.Sequential(nn.LazyLinear(3)), meta_args={"input": X}))
+    assert text == "0.weight, 0.bias: not initialised, as its lazy module has not run; run the model once on a real input"
+
+
 def test_root_must_be_callable() -> None:
     assert errors(lambda: symbolic_trace(3, meta_args={})) == "root must be a module or a function, got 3"  # type: ignore[arg-type]
 
@@ -176,7 +182,7 @@ def test_wrong_inputs_name_module_and_line(x: Tensor, message: str) -> None:
 
 
 def test_data_is_asked_for() -> None:
-    text = errors(lambda: symbolic_trace(Model(lambda model, x: x if x.sum() > 0 else -x), meta_args={"x": X}), DataDependentError)
+    text = errors(lambda: symbolic_trace(Model(lambda model, x: x if x.sum() > 0 else -x), meta_args={"x": META}), DataDependentError)
     assert HERE in text and "Way out" in text and "While tracing with x=float32[3, 4], in the root module at" in text
 
 
@@ -186,7 +192,7 @@ def test_data_in_a_leaf_module() -> None:
             return x * float(x.max())
 
     model = nn.Sequential(nn.Linear(4, 4), Reader())
-    text = errors(lambda: symbolic_trace(model, meta_args={"input": X}), DataDependentError)
+    text = errors(lambda: symbolic_trace(model, meta_args={"input": META}), DataDependentError)
     assert "in module '1' (Reader)" in text
     with register_leaf_module_impl.scope():
         register_leaf_module_impl(Reader, lambda module, x: torch.empty_like(x))

@@ -111,11 +111,26 @@ def test_a_placeholder_is_taken_and_noted_where_the_user_chose_so():
 
 @pytest.mark.parametrize(("shape", "dtype", "known"), [
     ((LARGEST_INTEGER,), torch.int64, True), ((LARGEST_INTEGER + 1,), torch.int64, False),
-    ((LARGEST_FLOATING,), torch.float32, True), ((LARGEST_FLOATING + 1,), torch.float32, False),
+    ((LARGEST_INTEGER,), torch.float32, True), ((LARGEST_INTEGER + 1,), torch.float32, False),
 ])
 def test_only_small_contents_are_kept(shape, dtype, known):
     with MetaTensorMode():
         x = torch.ones(shape, dtype=dtype)
+        if known:
+            assert x[-1].item() == 1
+        else:
+            with pytest.raises(DataDependentError):
+                x[-1].item()
+
+
+@pytest.mark.parametrize(("count", "dtype", "known"), [
+    (LARGEST_INTEGER, torch.int64, True), (LARGEST_INTEGER + 1, torch.int64, False),
+    (LARGEST_FLOATING, torch.float32, True), (LARGEST_FLOATING + 1, torch.float32, False),
+])
+def test_only_small_data_is_read(count, dtype, known):
+    data = torch.ones(count, dtype=dtype)
+    with MetaTensorMode():
+        x = data + 0
         if known:
             assert x[-1].item() == 1
         else:

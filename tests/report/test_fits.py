@@ -24,11 +24,13 @@ def test_verdict(bare, reserved, fits, free):
 
 def test_lines_have_sources_and_the_unknown_is_said(bare):
     info = replace(bare, peak_reserved_bytes=3 * GIB).fits(CARD)
-    assert [(line.what, line.bytes, line.source) for line in info.lines] == [
-        ("memory of the device", 8 * GIB, "its data sheet"),
-        ("peak reserved", 3 * GIB, "this profile: simulated caching allocator"),
-        ("CUDA context and library handles", None, "not known for this device")]
-    assert str(info).splitlines()[0] == "card: fits, 5.00 GiB left for what is not known (CUDA context and library handles)"
+    assert [(line.what, line.bytes) for line in info.lines] == [
+        ("memory of the device", 8 * GIB), ("peak reserved", 3 * GIB), ("CUDA context and kernels", None), ("cuBLAS handles", None),
+        ("cuDNN handle", None)]
+    assert [line.source for line in info.lines[:2]] == ["its data sheet", "this profile: simulated caching allocator"]
+    assert all(line.source.startswith("not known") for line in info.lines[2:])
+    assert str(info).splitlines()[0] == ("card: fits, 5.00 GiB left for what is not known (CUDA context and kernels, cuBLAS handles, cuDNN "
+                                         "handle)")
     assert info.needed_bytes == 3 * GIB
 
 
@@ -63,3 +65,28 @@ def test_the_profiles_own_device_by_default(mlp, bare):
         bare.fits()
     with pytest.raises(UnknownDeviceError, match="'h2000'"):
         mlp.fits("h2000")
+
+
+def test_what_is_known_outside_the_allocator_counts(bare):
+    # 139.60 GiB in use, of it 138.14 allocated and 824.86 MiB reserved but unallocated: 670.18 MiB for the rest
+    h200 = find_device("h200")
+    info = replace(bare, peak_reserved_bytes=h200.memory_bytes - 700 * 2**20).fits("h200")
+    context = next(line for line in info.needs if line.what.startswith("CUDA context"))
+    assert context.bytes == pytest.approx(670.18 * 2**20, rel=1e-4) and "139.60 GiB in use" in context.source
+    assert info.fits is True and info.free_bytes == 700 * 2**20 - context.bytes
+    assert replace(bare, peak_reserved_bytes=h200.memory_bytes - 600 * 2**20).fits("h200").fits is False
+
+
+@pytest.mark.parametrize(("device", "world_size", "nbytes"), [
+    ("a100_80gb", 1, "no line"), ("a100_80gb", 2, 544 * 2**20), ("a100_80gb", 8, 688 * 2**20), ("h100", 8, None), ("cpu", 8, "no line"),
+])
+def test_communication_buffers_of_a_job_of_several_processes(bare, device, world_size, nbytes):
+    info = replace(bare, peak_reserved_bytes=GIB).fits(device, world_size)
+    lines = [line for line in info.needs if "NCCL" in line.what]
+    assert [line.bytes for line in lines] == ([] if nbytes == "no line" else [nbytes])
+    assert all("issue" in line.source for line in lines)
+
+
+def test_world_size_below_one_is_refused(bare):
+    with pytest.raises(InputError, match=r"world_size=0"):
+        bare.fits("h200", 0)

@@ -45,6 +45,6 @@ def test_nodes_can_be_annotated_and_profiles_cannot_change(bare):
 
 
 def test_unknown_by_default(bare):
-    given = {"name", "mode", "torch_version", "analyzer_version", "seconds_method"}
+    given = {"name", "mode", "torch_version", "analyzer_version", "seconds_method", "flop_convention"}
     values = {field.name: getattr(bare, field.name) for field in dataclasses.fields(bare) if field.name not in given}
     assert all(value is None or value in ((), {}) for value in values.values()), values

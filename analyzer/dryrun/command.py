@@ -1,0 +1,75 @@
+"""``analyzer dryrun``: the command line of `dry_run`."""
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from analyzer.errors import InputError
+
+_HELP = """\
+Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step costs.
+The script is run as `python SCRIPT ARGS` would run it and needs no change. What it prints is passed through; what it does besides
+torch (files it writes, servers it calls) happens. What was taken for granted is listed with the profile.
+"""
+
+_EXAMPLES = """\
+examples:
+  analyzer dryrun train.py
+  analyzer dryrun train.py --device a100_80gb --steps 3 -- --batch-size 64 --amp
+
+exit codes: 0 done; 1 the script failed; 2 the command line cannot be used; 3 the script would run out of the device's memory
+"""
+
+_SHOWN = ("summary", "table", "modules")
+
+
+def add_dryrun_command(commands: Any) -> None:
+    """Add ``dryrun`` to the subparsers of the command line."""
+    parser = commands.add_parser("dryrun", help="execute a training script without data or a GPU", description=_HELP, epilog=_EXAMPLES,
+                                 usage="analyzer dryrun [options] SCRIPT [-- ARG ...]", formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("script", metavar="SCRIPT", type=Path, help="a Python script that trains or infers")
+    parser.add_argument("arguments", nargs="*", metavar="ARG", help="the script's own arguments, after --")
+    parser.add_argument("--device", default="h200", help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="end the script after so many optimizer steps (default 3)")
+    parser.add_argument("--show", default="summary", metavar="WHAT", help=f"what to print, of {', '.join(_SHOWN)} (default summary)")
+    parser.add_argument("--depth", type=int, metavar="N", help="show modules (and nodes by the module that holds them) down to this depth")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save the whole profile (read it with Profile.from_json)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="save the profile as one HTML page")
+
+
+def run_dryrun(arguments: argparse.Namespace) -> int:
+    """``analyzer dryrun``; the result is the exit code."""
+    shown = [word.strip() for word in arguments.show.split(",") if word.strip()]
+    for word in shown:
+        if word not in _SHOWN:
+            raise InputError(f"--show {arguments.show}: {word!r} is none of {', '.join(_SHOWN)}")
+    outputs = [None if path is None else path.absolute() for path in (arguments.json, arguments.html)]  # the script may change the directory
+    for path in outputs:
+        if path is not None and not path.parent.is_dir():
+            raise InputError(f"{path}: the folder {path.parent} does not exist")
+
+    from .script import dry_run
+
+    run = dry_run(arguments.script, arguments.arguments, device=arguments.device, steps=arguments.steps)
+    sys.stdout.flush()  # what the script printed comes before what follows on the other stream
+    print(run.format_error(), end="", file=sys.stderr)
+    found = run.profile
+    if found.out_of_memory is not None:
+        ended = "the script would run out of memory"
+    elif run.error is not None:
+        ended = "the script failed"
+    else:
+        ended = "ended here" if run.is_stopped else "the script ended by itself"
+    taken = "no optimizer step was taken" if not run.steps else f"{run.steps} optimizer step{'s' if run.steps > 1 else ''}"
+    print(f"\n--- dry run of {arguments.script}: {taken}, {ended}\n")
+    texts = {"table": lambda: found.table(depth=arguments.depth), "summary": found.summary,
+             "modules": lambda: found.module_tree(depth=arguments.depth)}
+    print("\n\n".join(texts[word]() for word in shown))
+    json_path, html_path = outputs
+    if json_path is not None:
+        found.to_json(json_path)
+    if html_path is not None:
+        found.to_html(html_path)
+    return 3 if found.out_of_memory is not None else 1 if run.error is not None else 0

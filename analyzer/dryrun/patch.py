@@ -1,0 +1,159 @@
+"""What a dry run replaces while a script runs, besides what the mode does: what would need data, other processes, or leave a trace."""
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.utils.data.dataset
+from torch.utils.data import DataLoader, sampler
+
+from analyzer.meta.function import constant
+from analyzer.meta.known_value import small_enough
+from analyzer.meta.mode_stack import without_modes
+from analyzer.meta.patch import Undo, replace
+from analyzer.meta.state import current
+from analyzer.meta.tensor import claim_of
+
+_WORKER_SETTINGS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "worker_init_fn")
+_NOT_FINITE = ("isnan", "isinf", "isposinf", "isneginf")
+
+
+@contextmanager
+def scripted() -> Iterator[None]:
+    """Replace them for the length of a block, in the threads whose mode is active."""
+    with ExitStack() as undo:
+        for one in _replacements():
+            undo.callback(one)
+        yield
+
+
+class _Real(threading.local):
+    depth = 0
+
+
+_real = _Real()
+
+
+@contextmanager
+def _for_real() -> Iterator[None]:
+    """Run torch as if there were neither mode nor dry run: on data."""
+    _real.depth += 1
+    try:
+        with without_modes():
+            yield
+    finally:
+        _real.depth -= 1
+
+
+def _assume(text: str) -> None:
+    state = current()
+    if state is not None:
+        state.assume(text)
+
+
+def _under_mode(stand_in: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Call ``stand_in(original, ...)`` where a mode is active, else the original."""
+    def make(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return original(*args, **kwargs) if current() is None or _real.depth else stand_in(original, *args, **kwargs)
+        return call
+    return make
+
+
+def _replacements() -> Iterator[Undo]:
+    yield replace(DataLoader, "__init__", _under_mode(_load_in_this_process))
+    for kind in (sampler.RandomSampler, sampler.SubsetRandomSampler):
+        yield replace(kind, "__iter__", _under_mode(_draw_for_real))
+    yield replace(sampler.WeightedRandomSampler, "__iter__", _under_mode(_draw_in_turn))
+    yield replace(torch.utils.data.dataset, "randperm", _under_mode(_permute_indices))
+    yield replace(torch, "randperm", _under_mode(_permute))
+    yield replace(torch, "save", _under_mode(_save_nothing))
+    yield replace(torch, "load", _under_mode(_load_on_host))
+    yield replace(torch, "compile", _under_mode(_compile_nothing))
+    yield replace(torch.nn.Module, "compile", _under_mode(_compile_nothing_in_place))
+    for owner in (torch, torch.Tensor):
+        for name in _NOT_FINITE:
+            yield replace(owner, name, _under_mode(lambda original, x, **named: _tell(original, x, False, **named)))
+        yield replace(owner, "isfinite", _under_mode(lambda original, x, **named: _tell(original, x, True, **named)))
+
+
+def _load_in_this_process(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+    bound = inspect.signature(original).bind(loader, *args, **kwargs).arguments
+    if bound.get("num_workers", 0) > 0:
+        _assume(f"a DataLoader's {bound['num_workers']} workers were not started: it loads in the script's own process")
+        bound["num_workers"] = 0
+        for name in _WORKER_SETTINGS:
+            bound.pop(name, None)
+    original(**{k: v for k, v in bound.items() if k != "self"}, self=loader)
+
+
+def _draw_for_real(original: Any, source: Any) -> Iterator[int]:
+    """The order of samples is drawn as ever: it needs no data but its own."""
+    with _for_real():
+        order = list(original(source))
+    return iter(order)
+
+
+def _draw_in_turn(original: Any, source: Any) -> Iterator[int]:
+    _assume("WeightedRandomSampler: samples are taken in turn, as the weights have no data")
+    return iter([i % len(source.weights) for i in range(source.num_samples)])
+
+
+def _permute_indices(original: Any, n: int, **kwargs: Any) -> Any:
+    with _for_real():
+        order = original(n, **kwargs).tolist()
+    return SimpleNamespace(tolist=lambda: order)
+
+
+def _permute(original: Any, n: int, *args: Any, **kwargs: Any) -> Any:
+    """A permutation is often an index: one that can be followed has values."""
+    device, dtype = kwargs.get("device"), kwargs.get("dtype") or torch.int64
+    if args or kwargs.get("out") is not None or kwargs.get("requires_grad") or not small_enough(n, dtype):
+        return original(n, *args, **kwargs)
+    with _for_real():
+        order = original(n, dtype=dtype)
+    state = current()
+    assert state is not None
+    made = constant(state, order, torch.device("cpu"))
+    return made if device is None else made.to(device)
+
+
+def _save_nothing(original: Any, value: Any, file: Any = None, *args: Any, **kwargs: Any) -> None:
+    _assume(f"torch.save to {file!r} wrote nothing: there is no data" if isinstance(file, str) or hasattr(file, "__fspath__")
+            else "torch.save wrote nothing: there is no data")
+
+
+def _load_on_host(original: Any, *args: Any, **kwargs: Any) -> Any:
+    if len(args) > 1:
+        args = (args[0], "cpu", *args[2:])
+    else:
+        kwargs["map_location"] = "cpu"
+    _assume("torch.load put its tensors on the host, wherever they were saved from")
+    with _for_real():
+        return original(*args, **kwargs)
+
+
+def _compile_nothing(original: Any, model: Any = None, **kwargs: Any) -> Any:
+    _assume("torch.compile was left out: what it would compile runs as written")
+    return (lambda function: function) if model is None else model
+
+
+def _compile_nothing_in_place(original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    _compile_nothing(None, module)
+
+
+def _tell(original: Any, x: Any, answer: bool, **named: Any) -> Any:
+    """Data that nobody has is taken as finite, as the scalars are that stand for it."""
+    if named or not isinstance(x, torch.Tensor) or x.layout is not torch.strided or not small_enough(x.numel(), torch.bool):
+        return original(x, **named)
+    state = current()
+    assert state is not None
+    _assume("unknown values were taken as finite")
+    with _for_real():
+        value = torch.full(tuple(x.shape), answer)
+    return constant(state, value, claim_of(x))

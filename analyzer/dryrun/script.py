@@ -1,0 +1,119 @@
+"""`dry_run`: executes a training script without data or a GPU, and tells what it would cost."""
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from .patch import scripted
+from analyzer.errors import InputError
+from analyzer.fx.leaf_module import find_leaf_impl, is_leaf
+from analyzer.hardware import DeviceSpec, find_device
+from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta.claimed_device_spec import claiming
+from analyzer.meta.mode import MetaTensorMode
+from analyzer.profile import ProfileOptions, choose_profilers, limit_memory
+from analyzer.profile_build import build_profile
+from analyzer.profile_data import Profile
+from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
+
+__all__ = ["DryRun", "dry_run"]
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a script did. ``profile`` is of its last whole step, or of all that it did where it took none."""
+
+    profile: Profile
+    steps: int                            #: whole optimizer steps that it took
+    is_stopped: bool                      #: whether it was ended after the steps asked for; else it ended by itself
+    error: BaseException | None = None    #: what the script raised, its traceback starting in the script; a SystemExit with a code counts
+
+    def format_error(self) -> str:
+        """The traceback of ``error`` as Python prints it; empty where there is none."""
+        if self.error is None:
+            return ""
+        if isinstance(self.error, SystemExit):
+            return f"the script exited with {self.error.code!r}\n"
+        return "".join(traceback.format_exception(self.error))
+
+
+def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | DeviceSpec = "h200", steps: int = 3,
+            options: ProfileOptions | None = None) -> DryRun:
+    """Execute ``script`` as ``python script arguments`` would, on tensors without data that may claim ``device``.
+
+    It is ended when its optimizers have stepped ``steps`` times. ``torch.cuda`` answers from the simulation. Scalars that only data could
+    give (``loss.item()``) are placeholders, `DataLoader` workers are not started, ``torch.save`` writes nothing, ``torch.compile``
+    compiles nothing; `Profile.assumptions` lists what was taken so. What the script does besides torch it does.
+    By default memory is limited to the device's: `Profile.out_of_memory` tells where it would run out.
+
+    An error of the script's own is in the result, not raised. Raises InputError for a script that is not there or steps below 1,
+    UnknownDeviceError.
+    """
+    path = Path(script)
+    if not path.is_file():
+        raise InputError(f"{script}: no such file; give the path of a Python script")
+    if steps < 1:
+        raise InputError(f"steps={steps}: at least one optimizer step is needed")
+    spec = find_device(device)
+    claim = torch.device("cpu") if spec.kind == "cpu" else torch.device(spec.kind, 0)
+    options = options or ProfileOptions(unknown_value="placeholder", limit_to_device=spec.memory_bytes is not None)
+    options, remark = limit_memory(options, spec)
+    mode = MetaTensorMode(options)
+    error: BaseException | None = None
+    is_stopped = False
+    left: object = None
+    with mode, claiming(spec):
+        if remark:
+            mode.state.assume(remark)
+        recorder = ScriptRecorder(mode, claim, is_leaf, find_leaf_impl, steps)
+        with recorder.recording():
+            try:
+                with _as_main(path, arguments), scripted(), recorder.counting_steps():
+                    left = runpy.run_path(str(path), run_name="__main__")  # keeps what the script made until the log is closed
+                recorder.finish()
+            except EnoughSteps:
+                is_stopped = True
+            except DeviceOutOfMemoryError as ran_out:
+                recorder.end_short(ran_out)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as raised:
+                recorder.finish()
+                error = None if isinstance(raised, SystemExit) and raised.code in (None, 0) else _without_own_frames(raised, path)
+        del left
+        log = recorder.log
+        annotations = [profiler(log) for profiler in choose_profilers(None, spec).values()]
+        trains = any(record.phase == "backward" for record in log.phases)
+        profile = build_profile(log, recorder.script, annotations, name=path.name, mode="train" if trains else "infer", device=spec.name,
+                                optimizer=", ".join(recorder.step_counts) or None)
+    return DryRun(profile, recorder.steps_taken, is_stopped, error)
+
+
+@contextmanager
+def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """What ``python path arguments`` finds: sys.argv, the script's folder first on sys.path; the working directory last."""
+    before = sys.argv, list(sys.path)
+    sys.argv = [str(path), *arguments]
+    sys.path[:] = [str(path.absolute().parent), *sys.path, os.getcwd()]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = before
+
+
+def _without_own_frames(error: BaseException, path: Path) -> BaseException:
+    """``error`` with its traceback beginning where the script does."""
+    frame: TracebackType | None = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename != str(path):
+        frame = frame.tb_next
+    return error.with_traceback(frame if frame is not None else error.__traceback__)
+

@@ -1,0 +1,70 @@
+"""Device memory that no allocator of PyTorch sees: what the driver and the libraries take for themselves.
+
+NVIDIA documents no figures, and they change with the driver, the libraries and the kernels loaded. Where a public out-of-memory
+message tells all that its process held and what PyTorch had reserved of it, the difference is what the rest took.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .device_spec import DeviceSpec
+
+_MIB = 2**20
+_GIB = 2**30
+
+
+class UnseenMemory(NamedTuple):
+    """One thing outside the allocator. ``bytes`` None is unknown; ``source`` says where from, or what is known elsewhere."""
+
+    what: str
+    bytes: int | None
+    source: str
+
+
+def _outside(in_use_gib: float, allocated_gib: float, unallocated_bytes: float) -> int:
+    """What an out-of-memory message leaves for others than PyTorch: its figures are rounded to 0.01 GiB."""
+    return round(in_use_gib * _GIB - allocated_gib * _GIB - unallocated_bytes)
+
+
+# Context, loaded kernels and library handles together, of one process on one GPU.
+_CONTEXTS: dict[str, tuple[int, str]] = {
+    "h200": (_outside(139.60, 138.14, 824.86 * _MIB),
+             "an out-of-memory message in github.com/Zyora-Dev/zse, error.md (3ffdf12), an H200 of 139.72 GiB: 139.60 GiB in use - 138.14 GiB allocated - 824.86 MiB unallocated; "
+             "varies with driver, libraries and kernels"),
+    "rtx_4090": (_outside(23.60, 22.90, 194.87 * _MIB),
+                 "pytorch/pytorch issue 16417 (2024-03-13), a card of 23.65 GiB: 23.60 GiB in use - 22.90 GiB allocated - 194.87 MiB unallocated; "
+                 "varies with driver, libraries and kernels"),
+}
+# Where nobody published such a message: each thing on its own, with what is known of it.
+_UNKNOWN = (
+    UnseenMemory("CUDA context and kernels", None,
+                 "not known for this device; with the handles 0.50 GiB on an L40S (huggingface/sentence-transformers issue 3214)"),
+    UnseenMemory("cuBLAS handles", None, "not known; their workspaces are in the peak (PyTorch's CublasHandlePool.cpp)"),
+    UnseenMemory("cuDNN handle", None, "not known; convolution workspaces are in the peak (PyTorch's Conv_v8.cpp)"),
+)
+
+# github.com/NVIDIA/nccl/issues/964: 4 A100 with NVLink, an all-reduce of 4 MB in each process group
+_NCCL_PAIR_BYTES, _NCCL_GROUP_BYTES = 544 * _MIB, 688 * _MIB
+_NCCL_SOURCE = "NVIDIA/nccl issue 964: measured on 4 A100 with NVLink, {}; every further communicator takes as much"
+_NCCL_ELSEWHERE = "not known for this device: grows with channels and communicators (NVIDIA/nccl issue 986); 544 to 688 MB on A100 (issue 964)"
+
+
+def list_unseen(device: DeviceSpec, world_size: int = 1) -> tuple[UnseenMemory, ...]:
+    """What takes memory of ``device`` outside the allocator in a process of a job of ``world_size`` ranks; nothing on a host.
+
+    >>> from analyzer.hardware import find_device
+    >>> [(u.what, u.bytes) for u in list_unseen(find_device("a100_80gb"), world_size=2)][1:]
+    [('cuBLAS handles', None), ('cuDNN handle', None), ('NCCL buffers (one communicator)', 570425344)]
+    """
+    if device.kind != "cuda":
+        return ()
+    known = _CONTEXTS.get(device.name)
+    found = list(_UNKNOWN) if known is None else [UnseenMemory("CUDA context, kernels, cuBLAS and cuDNN handles", *known)]
+    if world_size > 1:
+        if device.name.startswith("a100"):
+            pair = world_size == 2
+            found.append(UnseenMemory("NCCL buffers (one communicator)", _NCCL_PAIR_BYTES if pair else _NCCL_GROUP_BYTES,
+                                      _NCCL_SOURCE.format("2 ranks" if pair else "more than 2 ranks")))
+        else:
+            found.append(UnseenMemory("NCCL buffers", None, _NCCL_ELSEWHERE))
+    return tuple(found)

@@ -1,0 +1,23 @@
+"""``bincount`` without data: as many bins as the caller asked for at least."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .claimed import claimed
+from .known_value import read_known
+from .state import current
+
+aten = torch.ops.aten
+
+
+@claimed("bincount", on_any_device=True)
+def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
+    if minlength <= 0 or read_known(self) is not None:
+        return NotImplemented
+    state = current()
+    assert state is not None
+    state.assume(f"bincount: all values are taken to be below minlength={minlength}")
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    return aten.new_zeros.default(self, [minlength], dtype=dtype)

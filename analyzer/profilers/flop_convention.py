@@ -1,0 +1,239 @@
+"""Ways of counting FLOPs: the project's own, and those of two profilers whose figures are often quoted.
+
+``own`` is the convention that stands at the head of each file of `flop_formula`: every operator, forward, backward and optimizer.
+``deepspeed`` is what DeepSpeed's FLOPs profiler (and its copy, flops-profiler) prints, and ``fvcore`` what fvcore's ``FlopCountAnalysis``
+gives. Both count the forward pass alone, so under them all else is unknown (None), and both know few operators: those with arithmetic that
+they do not see are listed in `Profile.uncounted`, and count nothing in the totals.
+
+Both look at Python functions where the log holds ATen operators, so where two functions run one operator the common reading is taken:
+sums and products are written ``a + b`` and ``a * b`` (which DeepSpeed does not see, unlike ``torch.add``), softmax comes from
+``torch.nn.functional``, ReLU6 from its module (which runs hardtanh, unseen), and ``addmm`` from a linear layer.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from analyzer.errors import InputError
+from analyzer.meta.signature import Signature
+from analyzer.meta.spec import TensorSpec
+from analyzer.record.log import Log
+from analyzer.record.op_call import OpCall
+
+from .flop_formula.registration import FlopCount, Formula
+from .flop_formula.rnn import GATES
+from .flop_formula.size import first, per_input
+from .flop_registry import apply_formula, count_call, family
+
+Spec = TensorSpec
+NO_FLOPS = FlopCount(0)
+Rule = Callable[[Signature], FlopCount | None]
+
+
+@dataclass(frozen=True)
+class Convention:
+    """One way of counting.
+
+    ``rule`` gives the FLOPs and MACs of a call, None where the convention has none for arithmetic that is done. ``hidden`` names, by class of
+    the module that calls them, operators that it does not see there.
+    """
+
+    name: str
+    rule: Rule
+    forward_only: bool = False
+    hidden: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def count(self, call: OpCall, log: Log) -> FlopCount | None:
+        """FLOPs and MACs of one call of a log; None where they are unknown or not seen."""
+        if self.hidden and str(family(call.signature.op)[-1]) in self.hidden.get(log.modules[call.module].type, ()):
+            return None
+        return self.rule(call.signature)
+
+
+def find_convention(name: str) -> Convention:
+    """The convention of that name. Raises InputError for an unknown one."""
+    if name not in CONVENTIONS:
+        raise InputError(f"convention={name!r}: must be one of {', '.join(map(repr, CONVENTIONS))}")
+    return CONVENTIONS[name]
+
+
+def count_under(log: Log, convention: str = "own") -> FlopCount:
+    """FLOPs and MACs of the forward pass of the log's last step, loss included, under a named convention.
+
+    Operators without a rule count nothing here; the profiler lists them. Raises InputError for an unknown convention.
+    """
+    chosen = find_convention(convention)
+    total = NO_FLOPS
+    for call in log.calls:
+        if call.step == log.steps - 1 and call.phase == "forward":
+            total += chosen.count(call, log) or NO_FLOPS
+    return total
+
+
+def from_table(name: str, table: dict[str, Formula], products: Callable[[Signature, FlopCount], FlopCount | None]) -> Rule:
+    """Count by the table's formula for the operator, else by ``products`` where it multiplies and accumulates; else it is not seen."""
+    memo_key = f"flops of {name}"
+
+    def count(signature: Signature) -> FlopCount | None:
+        if memo_key in signature.memo:
+            return signature.memo[memo_key]  # type: ignore[no-any-return]
+        own = count_call(signature)
+        formula = next((table[key] for key in map(str, family(signature.op)) if key in table), None)
+        result = None if formula is None else apply_formula(formula, signature)
+        if result is None and own is not None:
+            result = products(signature, own) if own.macs else NO_FLOPS if not own.flops else None
+        signature.memo[memo_key] = result
+        return result
+
+    return count
+
+
+def aten(names: str, formula: Formula) -> dict[str, Formula]:
+    return {f"aten::{name}": formula for name in names.split()}
+
+
+# ---- what both share: normalizations and pooling
+
+
+def batch_norm_flops(x: Spec, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any, out: Any = None, **__: Any) -> int:
+    """5 an element in training, 2 in evaluation, 1 less without a weight."""
+    return x.numel * ((5 if training else 2) - (weight is None))
+
+
+def no_statistics_flops(x: Spec, weight: Any, bias: Any, training: bool, *_: Any, out: Any = None, **__: Any) -> int:
+    return x.numel * ((5 if training else 2) - (weight is None))
+
+
+def evaluated_batch_norm_flops(x: Spec, weight: Any = None, *_: Any, out: Any = None, **__: Any) -> int:
+    return x.numel * (2 - (weight is None))
+
+
+def layer_norm_flops(x: Spec, _shape: Any, weight: Any = None, *_: Any, out: Any = None, **__: Any) -> int:
+    return x.numel * (5 - (weight is None))
+
+
+def group_norm_flops(x: Spec, weight: Any = None, *_: Any, out: Any = None, **__: Any) -> int:
+    return x.numel * (5 - (weight is None))
+
+
+# The dimensions that adaptive_avg_pool2d and 3d, asked for one element, give to mean, and user code does not (ATen's AdaptiveAveragePooling.cpp).
+POOLED = ([-1, -2], [-1, -2, -3])
+
+
+def pooled_mean_flops(x: Spec, dim: Any = None, keepdim: bool = False, *_: Any, out: Any = None, **__: Any) -> int | None:
+    """A mean that is a global average pooling counts 1 an element, as that; any other mean is not seen."""
+    return x.numel if keepdim and dim is not None and list(dim) in POOLED else None
+
+
+NORMS: dict[str, Formula] = {
+    **aten("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit", batch_norm_flops),
+    **aten("_native_batch_norm_legit.no_stats", no_statistics_flops),
+    **aten("_native_batch_norm_legit_no_training _batch_norm_no_update", evaluated_batch_norm_flops),
+    **aten("_batch_norm_with_update", group_norm_flops),
+    **aten("native_layer_norm", layer_norm_flops),
+    **aten("native_group_norm", group_norm_flops),
+    **aten("mean.dim", pooled_mean_flops),
+}
+
+
+# ---- DeepSpeed: deepspeed/profiling/flops_profiler/profiler.py, version 0.19.8
+
+
+def biased_convolution_flops(x: Spec, weight: Spec, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool = False,
+                             output_padding: Any = None, groups: int = 1, *_: Any, out: Spec, **__: Any) -> FlopCount:
+    """2 a multiply-add and 1 an output element for the bias. A transposed one is divided by its groups once more than is right, and its bias
+    counts the outputs that the same convolution would have were it not transposed."""
+    if not transposed:
+        macs = out.numel * prod(weight[1:])
+        return FlopCount(2 * macs + (out.numel if bias is not None else 0), macs)
+    macs = prod(weight[2:]) * x[1] * (weight[1] // groups) * x[0] * prod(x[2:])
+    outputs = prod((size + 2 * p - (d * (k - 1) + 1)) // s + 1 for size, p, d, k, s in zip(x[2:], padding, dilation, weight[2:], stride))
+    return FlopCount(2 * macs + (weight[1] * x[0] * outputs if bias is not None else 0), macs)
+
+
+def added_batched_flops(x: Spec, a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    macs = a.numel * b[-1]
+    return FlopCount(2 * macs + x.numel, macs)
+
+
+def interpolation_flops(x: Spec, size: Any, *rest: Any, out: Spec, **_: Any) -> int:
+    """1 an output element where a scale was given; where a size was, the product of that size alone, whatever the batch and the channels."""
+    scaled = any(isinstance(value, float) for value in rest)
+    return out.numel if scaled else prod(size)
+
+
+def recurrent_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf: Any, hx: Spec, cx: Any, mode: int, hidden_size: int,
+                    proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool, *_: Any,
+                    out: Any = None, **__: Any) -> FlopCount:
+    """For each row of the sequence and layer: 2 a weight less the gates, the biases, and a few sums and products a hidden element. No MACs."""
+    if proj_size:
+        return NO_FLOPS
+    per_layer = weight_stride0 * (2 if bidirectional else 1)
+    elementwise = {0: 1, 1: 1, 2: 10, 3: 7}[mode]  # RNN: one sum; LSTM: 4 + 3 + 3; GRU: 1 + 3 + 3
+    flops = 0
+    for layer in range(num_layers):
+        own = weight[layer * per_layer:layer * per_layer + weight_stride0]  # of the forward direction, doubled below
+        matrices = [w for w in own if len(w) == 2]
+        flops += sum(2 * w.numel - GATES[mode] * hidden_size for w in matrices) + sum(w.numel for w in own if len(w) == 1)
+        flops += elementwise * hidden_size
+    return FlopCount(flops * prod(x[:-1]) * (2 if bidirectional else 1))
+
+
+DEEPSPEED: dict[str, Formula] = {
+    **NORMS,
+    **aten("convolution _convolution cudnn_convolution convolution_overrideable", biased_convolution_flops),
+    **aten("baddbmm", added_batched_flops),
+    **aten("relu _prelu_kernel elu leaky_relu silu gelu _softmax _safe_softmax avg_pool1d avg_pool2d avg_pool3d max_pool1d_with_indices "
+           "max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d mkldnn_max_pool3d adaptive_avg_pool1d _adaptive_avg_pool2d "
+           "mkldnn_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d", per_input(1)),
+    **aten("upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d "
+           "upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d "
+           "_upsample_nearest_exact3d", interpolation_flops),
+    **aten("_cudnn_rnn", recurrent_flops),
+}
+
+
+DEEPSPEED_UNSEEN = {"aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"}  # fast paths: no function of theirs is replaced
+# These took torch.nn.functional.gelu when they were built, before the profiler replaced it (transformers/activations.py).
+DEEPSPEED_HIDDEN = {"GELUActivation": frozenset({"aten::gelu"}), "GELUTanh": frozenset({"aten::gelu"})}
+
+
+def two_to_a_product(signature: Signature, own: FlopCount) -> FlopCount | None:
+    """Products of any operator, the attention kernels' among them; what else they do is not seen, nor are whole layers in one call."""
+    return None if DEEPSPEED_UNSEEN.intersection(map(str, family(signature.op))) else FlopCount(2 * own.macs, own.macs)
+
+
+# ---- fvcore: fvcore/nn/flop_count.py and jit_handles.py, version 0.1.5
+
+
+def per_output(flops: int) -> Formula:
+    def per_output_flops(*_: Any, out: Any, **__: Any) -> int:
+        return flops * first(out).numel
+
+    return per_output_flops
+
+
+FVCORE: dict[str, Formula] = {
+    **NORMS,
+    **aten("_adaptive_avg_pool2d mkldnn_adaptive_avg_pool2d", per_input(1)),
+    **aten("upsample_nearest2d", per_output(1)),
+    **aten("upsample_bilinear2d grid_sampler_2d cudnn_grid_sampler", per_output(4)),
+}
+# The kernels behind the functions that it knows: linear, matmul, einsum and convolution.
+FVCORE_PRODUCTS = {f"aten::{name}" for name in (
+    "mm", "bmm", "mv", "dot", "addmm", "addmv", "_addmm_activation", "linear", "mkldnn_linear", "convolution", "_convolution", "cudnn_convolution",
+    "convolution_overrideable")}
+
+
+def one_to_a_product(signature: Signature, own: FlopCount) -> FlopCount | None:
+    """A multiply-add counts as one FLOP; attention kernels and recurrent layers are not seen."""
+    return FlopCount(own.macs, own.macs) if FVCORE_PRODUCTS.intersection(map(str, family(signature.op))) else None
+
+
+CONVENTIONS = {c.name: c for c in (
+    Convention("own", count_call),
+    Convention("deepspeed", from_table("deepspeed", DEEPSPEED, two_to_a_product), forward_only=True, hidden=DEEPSPEED_HIDDEN),
+    Convention("fvcore", from_table("fvcore", FVCORE, one_to_a_product), forward_only=True),
+)}

@@ -1,0 +1,144 @@
+"""When two blocks are the same: the same code, the same specs, and the same values of whatever their forward pass read."""
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_VALUES = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
+_MODULE_FILE = sys.modules[nn.Module.__module__].__file__
+
+
+def structure_key(module: nn.Module, memo: dict[int, Hashable]) -> Hashable:
+    """Class, training flag, parameters and buffers of a module and of all below it; None where a hook or script makes it one of a kind."""
+    if id(module) in memo:
+        return memo[id(module)]
+    memo[id(module)] = None  # a module that holds itself is one of a kind
+    children = []
+    for name, child in module._modules.items():
+        key = None if child is None else structure_key(child, memo)
+        if child is not None and key is None:
+            return None
+        children.append((name, key))
+    if isinstance(module, torch.jit.ScriptModule) or any(getattr(module, name, None) for name in _HOOKS):
+        return None
+    tensors = []
+    for held in (module._parameters, module._buffers):
+        for name, tensor in held.items():
+            if tensor is None:
+                tensors.append((name, None))
+            elif tensor.layout is not torch.strided or tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+                return None
+            else:
+                tensors.append((name, (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)))
+    key = memo[id(module)] = (type(module), module.training, tuple(children), tuple(tensors))
+    return key
+
+
+@contextmanager
+def watch_reads(root: nn.Module) -> Iterator[set[tuple[str, str]]]:
+    """Collect (path, attribute) of every attribute that code reads from the modules below ``root``; "*" where it read a whole ``__dict__``."""
+    paths = {id(m): path for path, m in root.named_modules()}
+    reads: set[tuple[str, str]] = set()
+    patched: list[tuple[type, Any]] = []
+
+    def patch(cls: type) -> None:
+        original = cls.__getattribute__
+
+        def __getattribute__(self: Any, name: str) -> Any:
+            path = paths.get(id(self))
+            if path is not None:
+                if name == "__dict__":
+                    if sys._getframe(1).f_code.co_filename != _MODULE_FILE:
+                        reads.add((path, "*"))
+                else:
+                    reads.add((path, name))
+            return original(self, name)
+
+        patched.append((cls, cls.__dict__.get("__getattribute__")))
+        cls.__getattribute__ = __getattribute__  # type: ignore[method-assign,assignment]
+
+    try:
+        for cls in {type(m) for m in root.modules()}:
+            patch(cls)
+        yield reads
+    finally:
+        for cls, before in reversed(patched):
+            if before is None:
+                del cls.__getattribute__
+            else:
+                cls.__getattribute__ = before  # type: ignore[method-assign]
+
+
+class ReadValues:
+    """The values that a block's forward pass read, to compare with another block's."""
+
+    def __init__(self, root: nn.Module, reads: set[tuple[str, str]]) -> None:
+        self.root = root
+        self.positions = positions(root)
+        self.reads: list[tuple[str, str]] = []
+        modules = dict(root.named_modules())
+        for path, name in sorted(reads):
+            module = modules[path]
+            names = list(module.__dict__) if name == "*" else [name]
+            self.reads.extend((path, n) for n in names if n not in module._parameters and n not in module._buffers)
+
+    def hold_for(self, other: nn.Module) -> bool:
+        """Whether ``other``, of the same structure, would have given the same values."""
+        if other is self.root:
+            return True
+        mine, its = dict(self.root.named_modules()), dict(other.named_modules())
+        where = positions(other)
+        for path, name in self.reads:
+            try:
+                a, b = getattr(mine[path], name), getattr(its[path], name)
+            except AttributeError:
+                if hasattr(mine[path], name) != hasattr(its[path], name):
+                    return False
+                continue
+            if not _same(a, b, self.positions, where):
+                return False
+        return True
+
+
+def positions(root: nn.Module) -> dict[int, str]:
+    """Where each module, parameter and buffer stands below ``root``, by id."""
+    found: dict[int, str] = {}
+    for path, module in root.named_modules():
+        found[id(module)] = path
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    found.setdefault(id(tensor), f"{path}.{name}")
+            found[id(held)] = f"{path}.{'p' if held is module._parameters else 'b'}"
+        found[id(module._modules)] = f"{path}.m"
+    return found
+
+
+def _same(a: Any, b: Any, where_a: dict[int, str], where_b: dict[int, str]) -> bool:
+    if a is b:
+        return True
+    if id(a) in where_a:
+        return where_a[id(a)] == where_b.get(id(b))
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, _VALUES):
+        return bool(a == b)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(_same(x, y, where_a, where_b) for x, y in zip(a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(_same(a[k], b[k], where_a, where_b) for k in a)
+    if isinstance(a, (set, frozenset)):
+        return bool(a == b)
+    if isinstance(a, types.MethodType):
+        return a.__func__ is b.__func__ and _same(a.__self__, b.__self__, where_a, where_b)
+    if isinstance(a, functools.partial):
+        return (a.func is b.func and _same(a.args, b.args, where_a, where_b) and _same(a.keywords, b.keywords, where_a, where_b))
+    return False  # objects of their own: nobody knows what they would have answered

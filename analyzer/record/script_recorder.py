@@ -1,0 +1,135 @@
+"""A recorder for a script: its modules are met as they are called, its steps end where its optimizers step."""
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.state import current
+from analyzer.meta.storage import MetaStorage
+
+from .recorder import OUTSIDE, Recorder, tensors_in
+
+SETUP = "setup"  #: the phase before the first model is called
+HELD = "held by the script"
+
+
+class EnoughSteps(BaseException):
+    """Ends a script that took the steps asked for. No Exception, so that none of the script's handlers means it."""
+
+
+class Script(torch.nn.Module):
+    """Holds, as its children, the modules that a script calls from outside of any module."""
+
+
+class ScriptRecorder(Recorder):
+    """Listens to a whole script. ``steps`` is how many times its optimizers may step; more than one in turn make a step together."""
+
+    def __init__(self, mode: MetaTensorMode, claim: torch.device, is_leaf: Callable[[torch.nn.Module], bool] | None,
+                 find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None], steps: int) -> None:
+        self.script = Script()
+        super().__init__(mode, self.script, claim, is_leaf, find_leaf_impl)
+        self.steps = steps
+        self.step_counts: dict[str, int] = {}  #: by optimizer: its class and its place among those seen
+        self._optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
+        self._stateless: dict[type, int] = {}
+        self.phase = SETUP
+
+    @property
+    def steps_taken(self) -> int:
+        """Whole steps: every optimizer seen so far has stepped as often."""
+        return min(self.step_counts.values(), default=0)
+
+    @contextmanager
+    def counting_steps(self) -> Iterator[None]:
+        """End the script with EnoughSteps after the steps asked for. Inside `recording`, whose hooks must run before these."""
+        handles = (register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step))
+        self.start_step(0, placeholders=False)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def finish(self) -> None:
+        """The script has ended: what is freed from now on is no part of it. A step that was not finished counts only if it is the only one."""
+        self.end()
+        self.space.listener = self.memory.observer = None
+        self.log.steps = max(1, self.steps_taken)
+
+    def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
+        if not self._stack:
+            if id(module) not in self._module_index:
+                self._adopt(module)
+            self._mark_inputs(module, args, kwargs)
+            if self.phase == SETUP and next(module.parameters(), None) is not None:
+                self._end_setup()
+        return super().enter_module(module, args, kwargs)
+
+    def _adopt(self, module: torch.nn.Module) -> None:
+        """Take a module that the script calls into the log. Of those without state, such as losses, one stands for its class."""
+        if not module._modules and not module._parameters and not module._buffers:
+            if type(module) in self._stateless:
+                self._module_index[id(module)] = self._stateless[type(module)]
+                return
+            self._stateless[type(module)] = len(self.log.modules)
+        name, count = type(module).__name__, 1
+        while name in self.script._modules:
+            count += 1
+            name = f"{type(module).__name__}_{count}"
+        self.script.add_module(name, module)  # which keeps it alive, so that no other gets its id
+        self._collect_modules(module, name)
+        self.own_parameters(module)
+
+    def _mark_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """What a module is called with from outside and no module made is an input."""
+        try:
+            names = list(inspect.signature(module.forward).parameters)
+        except (TypeError, ValueError):
+            names = []
+        for i, (name, value) in enumerate([*((None, a) for a in args), *kwargs.items()]):
+            label = name or (names[i] if i < len(names) else f"input_{i}")
+            self.mark([t for t in tensors_in(value) if self._is_input(t)], "input", label)
+
+    def _is_input(self, tensor: torch.Tensor) -> bool:
+        if tensor.requires_grad or tensor.layout is not torch.strided:
+            return False
+        storage = tensor.untyped_storage()
+        life = self.log.storages.get(storage.number) if isinstance(storage, MetaStorage) else None
+        return life is not None and life.node == OUTSIDE and life.module == 0
+
+    def _end_setup(self) -> None:
+        for life in self.log.storages.values():
+            if life.died is None and not life.category:
+                life.category = HELD
+        self.begin("forward")
+
+    def _is_mine(self) -> bool:
+        state = current()
+        return state is not None and state.recorder is self
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._is_mine():
+            if id(optimizer) not in self._optimizers:
+                kind = type(optimizer).__name__
+                same = sum(type(o) is type(optimizer) for _, o in self._optimizers.values())
+                self._optimizers[id(optimizer)] = (f"{kind} {same + 1}" if same else kind, optimizer)
+            self.mark([p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None], "gradient")
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._is_mine():
+            return
+        self.mark(tensors_in(list(optimizer.state.values())), "optimizer state")
+        before = self.steps_taken
+        name = self._optimizers[id(optimizer)][0]
+        self.step_counts[name] = self.step_counts.get(name, 0) + 1
+        if self.steps_taken >= self.steps:
+            self.finish()
+            raise EnoughSteps
+        if self.steps_taken > before:
+            self.start_step(self.steps_taken, placeholders=False)

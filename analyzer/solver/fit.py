@@ -1,0 +1,242 @@
+"""The largest batch, or the longest sequence, whose step fits in the memory of a device.
+
+Memory grows nearly linearly with either, in pieces (a kernel or an allocator's rounding changes), so the search follows the lines of the
+phases' peaks and keeps the answer between the largest size known to fit and the smallest known not to. Each size is
+profiled on a device with a limit, so what counts as fitting is what the allocator would do when it gives cached memory back and
+tries again. The answer and the size after it have always been profiled.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from analyzer.errors import InputError
+from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware.unseen import UnseenMemory, list_unseen
+from analyzer.profile import Profile, ProfileOptions, profile
+from analyzer.profile_data import OutOfMemoryInfo
+from analyzer.report.column import format_quantity, print_rows
+
+__all__ = ["Evaluation", "FitResult", "max_batch_size", "max_sequence_length"]
+
+MakeInputs = Callable[[int], Any]
+_FLAT_FACTOR = 64    # how far to go on where a larger size needs no more memory
+_FRAGMENTED = 0.99
+_ENDLESS = 1 << 32   # no device holds so many times the smallest size
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One profiled size. ``peak_reserved_bytes`` of a size that does not fit is what was reserved when memory ran out."""
+
+    size: int
+    fits: bool
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    out_of_memory: OutOfMemoryInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """The largest ``size`` that fits, with a profile at it and at the next one, and every size that was tried."""
+
+    what: str                        #: "batch size" or "sequence length"
+    device: str
+    capacity_bytes: int              #: what the allocator may take
+    size: int                        #: 0 if not even the smallest size fits
+    at_most: int | None              #: the bound that the caller gave
+    at_limit: Profile | None         #: None if nothing fits
+    beyond: Profile | None           #: of the next size, which does not fit; None where ``size`` is the caller's bound
+    evaluations: tuple[Evaluation, ...]
+    unseen: tuple[UnseenMemory, ...] = ()
+
+    def __str__(self) -> str:
+        if self.size:
+            said = f"the largest {self.what} that fits is {self.size:,}"
+            said += "" if self.beyond is not None else f" or more: no larger one than {self.at_most:,} was asked for"
+        else:
+            said = f"no {self.what} fits: {self.evaluations[0].size:,} does not"
+        unknown = [line.what for line in self.unseen if line.bytes is None]
+        rows = [(f"{e.size:,}", "yes" if e.fits else "no", format_quantity(e.peak_allocated_bytes, "bytes"),
+                 format_quantity(e.peak_reserved_bytes, "bytes"), _describe_end(e.out_of_memory)) for e in sorted(self.evaluations, key=_size)]
+        lines = [f"{self.device}: {said}",
+                 f"of {format_quantity(self.capacity_bytes, 'bytes')} that the allocator may take" +
+                 (f" (not taken off, for it is not known: {', '.join(unknown)})" if unknown else ""),
+                 print_rows((self.what, "Fits", "Peak allocated", "Peak reserved", "Ends at"), rows, left=(4,))]
+        return "\n".join(lines)
+
+
+def _size(evaluation: Evaluation) -> int:
+    return evaluation.size
+
+
+def _describe_end(info: OutOfMemoryInfo | None) -> str:
+    return "" if info is None else f"{info.operator} in {info.phase}" + (f", {info.module_path}" if info.module_path else "")
+
+
+def max_batch_size(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: MakeInputs, *, device: str | DeviceSpec = "h200",
+                   start: int = 1, multiple_of: int = 1, at_most: int | None = None, options: ProfileOptions | None = None,
+                   world_size: int = 1, **profile_options: Any) -> FitResult:
+    """The largest batch whose step fits on ``device``.
+
+    ``make_inputs(size)`` gives the arguments for a batch of that size: a tensor, a tuple of positional ones, a dictionary of named ones,
+    or a pair ``(tuple, dict)``. Only multiples of ``multiple_of`` are tried, from ``start`` (2 where batch norm needs it) to ``at_most``.
+    ``options`` and ``profile_options`` are those of `analyzer.profile`; ``options.capacity_bytes`` takes the place of the device's
+    memory. ``world_size`` above 1 takes communication buffers off it where their size is known.
+
+    Raises InputError where memory does not grow with the size and ``at_most`` is not given, or for bounds that cannot be; what `profile` raises.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(1024, 1024)
+    >>> found = max_batch_size(model, lambda n: torch.empty(n, 1024, device="meta"), mode="infer", device="t4", multiple_of=1024)
+    >>> found.at_limit.out_of_memory is None, found.beyond.out_of_memory.operator, len(found.evaluations) < 10
+    (True, 'placing the model and its inputs', True)
+    """
+    return _search("batch size", model, make_inputs, device, start, multiple_of, at_most, options, world_size, profile_options)
+
+
+def max_sequence_length(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: MakeInputs, *, device: str | DeviceSpec = "h200",
+                        start: int = 1, multiple_of: int = 1, at_most: int | None = None, options: ProfileOptions | None = None,
+                        world_size: int = 1, **profile_options: Any) -> FitResult:
+    """The longest sequence whose step fits on ``device``; as `max_batch_size`, with ``make_inputs(length)``.
+
+    Give ``at_most`` where the model has a longest sequence of its own (a table of positions): beyond it the model raises.
+    """
+    return _search("sequence length", model, make_inputs, device, start, multiple_of, at_most, options, world_size, profile_options)
+
+
+def split_inputs(made: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named arguments, from any form that `max_batch_size` takes."""
+    if isinstance(made, dict):
+        return (), made
+    if isinstance(made, tuple):
+        if len(made) == 2 and isinstance(made[0], tuple) and isinstance(made[1], dict):
+            return made
+        return made, {}
+    return (made,), {}
+
+
+class _Search:
+    """Profiles sizes, given in steps of ``multiple_of``, and keeps the bracket."""
+
+    def __init__(self, run: Callable[[int], Profile], multiple_of: int, last: int | None, capacity_bytes: int) -> None:
+        self.run, self.multiple_of, self.last, self.capacity_bytes = run, multiple_of, last, capacity_bytes
+        self.profiles: dict[int, Profile] = {}  # of the two ends of the bracket
+        self.evaluations: list[Evaluation] = []
+        self.fitting: list[tuple[int, dict[tuple[int, str], int], int]] = []  # steps, peak allocated bytes by step of training and phase, reserved
+        self.low, self.high = 0, 0  # largest that fits, smallest that does not; 0: none yet
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the size after the largest that fits is known not to fit, or is beyond the caller's bound."""
+        return self.high == self.low + 1 or self.low == self.last
+
+    def fits(self, steps: int) -> bool:
+        """Profile the size nearest to ``steps`` that the bracket leaves open."""
+        steps = max(steps, self.low + 1)
+        if self.high:
+            steps = min(steps, self.high - 1)
+        if self.last is not None:
+            steps = min(steps, self.last)
+        found = self.run(steps * self.multiple_of)
+        info = found.out_of_memory
+        reserved = found.peak_reserved_bytes if info is None or info.reserved_bytes is None else info.reserved_bytes
+        self.evaluations.append(Evaluation(steps * self.multiple_of, info is None, found.peak_allocated_bytes, reserved, info))
+        self.profiles[steps] = found
+        if info is None:
+            self.low = steps
+            self.fitting.append((steps, {(i, name): phase.peak_allocated_bytes or 0
+                                         for i, phases in enumerate((found.first_step, found.phases)) for name, phase in phases.items()},
+                                 found.peak_reserved_bytes or 0))
+        else:
+            self.high = steps
+        self.profiles = {k: v for k, v in self.profiles.items() if k in (self.low, self.high)}
+        return info is None
+
+    def lines(self) -> list[tuple[int, float]]:
+        """Bytes at the largest size that fits, and bytes per step from the one before, of each phase that rises.
+
+        Each phase has a line of its own: at small sizes the peak is that of the optimizer, which knows nothing of the batch.
+        """
+        (a, before, _), (b, now, _) = sorted(self.fitting, key=lambda row: row[0])[-2:]
+        return [(now[key], slope) for key in now if key in before and (slope := (now[key] - before[key]) / (b - a)) > 0]
+
+    def follow_lines(self, share: float) -> int:
+        """Where the first of the lines meets this share of the capacity."""
+        meets = [int((share * self.capacity_bytes - nbytes) / slope) for nbytes, slope in self.lines()]
+        return self.low + min(meets) if meets else self.low * _FLAT_FACTOR
+
+    def follow_reserved(self) -> int:
+        """Where the line of the reserved bytes meets the capacity: that fits even if the allocator gives nothing back."""
+        (a, _, before), (b, _, now) = sorted(self.fitting, key=lambda row: row[0])[-2:]
+        return b + int((self.capacity_bytes - now) * (b - a) / (now - before)) if now > before else b
+
+
+def _search(what: str, model: Any, make_inputs: MakeInputs, device: str | DeviceSpec, start: int, multiple_of: int, at_most: int | None,
+            options: ProfileOptions | None, world_size: int, profile_options: dict[str, Any]) -> FitResult:
+    spec = find_device(device)
+    options = options or ProfileOptions()
+    unseen = list_unseen(spec, world_size)
+    capacity = options.capacity_bytes
+    if capacity is None:
+        if spec.memory_bytes is None:
+            raise InputError(f"{what}: the memory of {spec.name!r} is not known; give options=ProfileOptions(capacity_bytes=...)")
+        capacity = spec.memory_bytes - sum(u.bytes or 0 for u in unseen)
+    else:
+        unseen = ()
+    if multiple_of < 1 or start < 1:
+        raise InputError(f"start={start!r}, multiple_of={multiple_of!r}: must be at least 1")
+    first = -(-start // multiple_of)
+    last = None if at_most is None else at_most // multiple_of
+    if last is not None and last < first:
+        raise InputError(f"at_most={at_most!r}: no multiple of {multiple_of} lies between start={start} and it")
+    limited = replace(options, capacity_bytes=capacity, limit_to_device=False, keep_events=False)
+
+    def run(size: int) -> Profile:
+        args, kwargs = split_inputs(make_inputs(size))
+        return profile(model, args=args, kwargs=kwargs, device=spec, options=limited, **profile_options)
+
+    search = _Search(run, multiple_of, last, capacity)
+    if search.fits(first) and not search.is_closed:
+        _close_in(search, first, what)
+    return FitResult(what, spec.name, capacity, search.low * multiple_of, at_most, search.profiles.get(search.low),
+                     search.profiles.get(search.high), tuple(search.evaluations), unseen)
+
+
+def _close_in(search: _Search, first: int, what: str) -> None:
+    """Profile sizes until the bracket is closed."""
+    search.fits(first + 1)
+    if not search.is_closed and not search.high:
+        search.fits(search.follow_lines(0.5))  # near the limit, but far enough off to fit where memory fragments
+    while not search.high and not search.is_closed:
+        if search.low > _ENDLESS * first:
+            raise InputError(f"{what}: {search.low * search.multiple_of:,} still fits; does make_inputs use its argument? Else give at_most")
+        guess = search.follow_lines(1.0)
+        if search.fits(guess) and guess <= search.low and not search.is_closed:
+            search.fits(search.low + 1)  # most often the line is right
+    if search.is_closed or len(search.fitting) < 2:
+        return _narrow(search)
+    info = search.profiles[search.high].out_of_memory
+    slope = max((slope for _, slope in search.lines()), default=0.0)
+    if info is not None and slope > 0:
+        search.fits(search.high - math.ceil(info.short_bytes / slope))
+    if search.is_closed:
+        return
+    search.fits(int(_FRAGMENTED * search.high))  # what fragments is mostly a small share
+    _narrow(search)
+
+
+def _narrow(search: _Search) -> None:
+    """Follow the line of the reserved bytes while that gains much, else halve what is left."""
+    follows = True
+    while not search.is_closed:
+        middle = (search.low + search.high) // 2
+        guess = search.follow_reserved() if follows and len(search.fitting) > 1 else middle
+        guess = guess if search.low < guess < search.high else middle
+        width = search.high - search.low
+        search.fits(guess)
+        follows = not follows or search.high - search.low <= width // 2

@@ -1,0 +1,169 @@
+"""``analyzer sweep``: the command line of `sweep`."""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from analyzer.errors import InputError, MissingExtraError
+from analyzer.progress_bar import ProgressBar
+from analyzer.report.column import format_quantity, print_rows
+
+from .configuration import AXES
+from .result import Row, SweepResult, check_output
+from .run import SweepInterrupted, sweep
+
+_HELP = """\
+Profiles many configurations of a model: every combination of the values given, one row each.
+
+TARGET and --input are those of `analyzer profile`; in an --input, {batch} and {sequence} may stand for the sizes of the sweep.
+Without them the batch is the first dimension of every input, the sequence the second of inputs of token indices.
+A configuration that fails is kept as a row with its error.
+"""
+
+_EXAMPLES = """\
+examples:
+  analyzer sweep gpt2 --batch 1,2,4,8 --sequence 512,1024 --optimizer sgd,adamw --autocast none,bf16 --device h200,a100_80gb
+  analyzer sweep torchvision:resnet50 --batch 32,64,128 --checkpointing no,yes --out results.parquet --workers 2
+  analyzer sweep mypackage.models:build --input 'x={batch}x{sequence}x64' --batch 1,2 --sequence 128,256 --out results.csv
+
+With --out, rows are kept as they come (in FILE.jsonl until a .csv or .parquet is whole): the same command goes on after an interruption.
+exit codes: 0 done; 1 every configuration failed; 2 the command line or an input cannot be used; 130 interrupted
+"""
+
+_NO, _YES = "no", "yes"
+
+
+def _read_size(word: str) -> int:
+    if not word.isdecimal():
+        raise InputError(f"{word!r} is not a whole number")
+    return int(word)
+
+
+def _read_switch(word: str) -> bool:
+    if word not in (_NO, _YES):
+        raise InputError(f"{word!r} is neither {_NO!r} nor {_YES!r}")
+    return word == _YES
+
+
+def _read_name(word: str) -> str | None:
+    return None if word == "none" else word
+
+
+_READERS: dict[str, Callable[[str], Any]] = {"batch": _read_size, "sequence": _read_size, "checkpointing": _read_switch}
+_AXIS_HELP = {
+    "batch": "batch sizes, e.g. 1,2,4", "sequence": "sequence lengths, e.g. 512,1024",
+    "dtype": "dtypes of the parameters and floating inputs, e.g. float32,bf16 (default: as the model is built)",
+    "optimizer": "of none, sgd, momentum, adam, adamw, adamw_fused (default none)", "autocast": "of none, bf16, fp16 (default none)",
+    "checkpointing": "no, yes or both: recompute each block in the backward pass (default no)",
+    "device": "names of `analyzer devices` (default h200)", "mode": "train, infer or both (default train)",
+}
+
+
+def add_sweep_command(commands: Any) -> None:
+    """Add ``sweep`` to the subparsers of the command line."""
+    parser = commands.add_parser("sweep", help="profile many configurations of a model", description=_HELP, epilog=_EXAMPLES,
+                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", metavar="TARGET", help="the model; see `analyzer profile --help`")
+    parser.add_argument("--input", action="append", default=[], metavar="SPEC", help="an input as for `analyzer profile`; may be repeated")
+    for axis in AXES:
+        parser.add_argument(f"--{axis}", metavar="VALUES", help=_AXIS_HELP[axis])
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows here: .csv, .jsonl or .parquet")
+    parser.add_argument("--retry-failed", action="store_true", help="run configurations again that failed before")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default one a core; 0: none but this one)")
+    parser.add_argument("--dask", metavar="ADDRESS", help="run on the Dask cluster with this scheduler, e.g. tcp://10.0.0.1:8786")
+
+
+def run_sweep(arguments: argparse.Namespace) -> int:
+    """``analyzer sweep``; the result is the exit code."""
+    grid = {axis: _read_values(axis, getattr(arguments, axis)) for axis in AXES if getattr(arguments, axis) is not None}
+    if not grid:
+        raise InputError("sweep: nothing varies; give values, e.g. --batch 1,2,4")
+    out: Path | None = None if arguments.out is None else check_output(arguments.out)
+    journal = None if out is None else out if out.suffix == ".jsonl" else out.with_name(out.name + ".jsonl")
+    bar = ProgressBar()
+
+    def show(done: int, total: int, row: Row) -> None:
+        bar(done / total, f"{done} of {total}")
+
+    try:
+        with _connect(arguments.dask) as executor:
+            found = sweep(arguments.target, grid, inputs=arguments.input, executor=executor, workers=arguments.workers, resume=journal,
+                          retry_failed=arguments.retry_failed, progress=show)
+    except SweepInterrupted as stop:
+        bar.clear()
+        kept = "give --out to keep them" if journal is None else f"kept in {journal}; the same command goes on from there"
+        print(f"analyzer: interrupted: {stop}, {kept}", file=sys.stderr)
+        print(format_rows(stop.result))
+        return 130  # as shells report SIGINT
+    finally:
+        bar.clear()
+    print(format_rows(found))
+    if out is not None and journal is not None and out != journal:
+        found.write(out)
+        journal.unlink()  # its rows are all in the table now
+    return 1 if len(found.failed) == len(found.rows) else 0
+
+
+def _read_values(axis: str, text: str) -> list[Any]:
+    words = [word.strip() for word in text.split(",")]
+    try:
+        return [_READERS.get(axis, _read_name)(word) for word in words]
+    except InputError as error:
+        raise InputError(f"--{axis} {text}: {error}") from None
+
+
+@contextlib.contextmanager
+def _connect(address: str | None) -> Iterator[Executor | None]:
+    """The executor of the Dask cluster at ``address``."""
+    if address is None:
+        yield None
+        return
+    try:
+        import distributed
+    except ImportError as error:
+        raise MissingExtraError(f"--dask {address}: Dask is not installed: pip install 'torch-analyzer[sweep]'") from error
+    connect: Any = distributed.Client  # untyped
+    try:
+        client = connect(address)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--dask {address}: no scheduler answers there: {error}") from error
+    with client:
+        yield client.get_executor()
+
+
+_SHOWN = (("peak_reserved_bytes", "Peak reserved", "bytes"), ("free_bytes", "Free", "bytes"), ("fits", "Fits", "text"),
+          ("fwd_flops", "Fwd FLOPs", "count"), ("bwd_flops", "Bwd FLOPs", "count"), ("step_seconds", "Step", "seconds"))
+_ERROR_WIDTH = 60  # of the table on the screen; files hold the whole text
+
+
+def format_rows(result: SweepResult) -> str:
+    """The rows as a table: what varies, and the chief figures.
+
+    >>> print(format_rows(SweepResult(({"batch": 1, "fits": True, "free_bytes": 1024}, {"batch": 2, "error": "ValueError: no"}))))
+    batch      Peak reserved      Free  Fits      Fwd FLOPs    Bwd FLOPs    Step  Error
+    -------  ---------------  --------  ------  -----------  -----------  ------  --------------
+    1                      -  1.00 KiB  yes               -            -       -
+    2                      -         -  -                 -            -       -  ValueError: no
+    """
+    rows = result.rows
+    varying = [axis for axis in AXES if len({row.get(axis) for row in rows}) > 1]
+    headers = [*varying, *(header for _, header, _ in _SHOWN)]
+    lines = [[*(_word(row.get(axis), "none") for axis in varying),
+              *(_word(row.get(name), None) if unit == "text" else format_quantity(row.get(name), unit) for name, _, unit in _SHOWN)] for row in rows]
+    if result.failed:
+        headers.append("Error")
+        for line, row in zip(lines, rows):
+            line.append((row.get("error") or "").split("\n")[0][:_ERROR_WIDTH])
+    left = [i for i, header in enumerate(headers) if header in (*varying, "Fits", "Error")]
+    return print_rows(headers, lines, left=left)
+
+
+def _word(value: Any, unknown: str | None) -> str:
+    if isinstance(value, bool):
+        return _YES if value else _NO
+    return format_quantity(value, "text") if value is not None or unknown is None else unknown

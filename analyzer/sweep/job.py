@@ -1,0 +1,124 @@
+"""One configuration, profiled where a worker is: what travels there and the row that comes back."""
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from analyzer.input_spec import DTYPES, InputSpec
+from analyzer.profile import ProfileOptions, build_model, profile
+from analyzer.profile_build import package_version
+from analyzer.profile_data import Profile
+from analyzer.target import load_target
+
+from .checkpointing import checkpoint_blocks
+from .configuration import Configuration
+from .result import COLUMNS, IDENTITY, Row
+
+TargetLike = str | Callable[[], nn.Module]
+_MODELS_KEPT = 2  # jobs come sorted by model; the second serves two neighbours that alternate
+
+
+@dataclass(frozen=True)
+class Job:
+    """A configuration of a target, and what the model is called with."""
+
+    target: TargetLike
+    name: str
+    configuration: Configuration
+    inputs: tuple[InputSpec, ...]
+
+    def start_row(self) -> Row:
+        """The row without its figures."""
+        known = {"target": self.name, **self.configuration.describe(), "inputs": " ".join(map(str, self.inputs)),
+                 "torch_version": str(torch.__version__), "analyzer_version": package_version()}
+        return {name: known.get(name) for name in COLUMNS}
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return identify(self.start_row())
+
+    @property
+    def model_key(self) -> tuple[TargetLike, str | None, bool]:
+        """Jobs with the same one can share a built model."""
+        return self.target, self.configuration.dtype, self.configuration.checkpointing
+
+
+def identify(row: Row) -> tuple[Any, ...]:
+    """What tells a row from others; None stands for what it lacks."""
+    return tuple(row.get(name) for name in IDENTITY)
+
+
+def fail(job: Job, why: str) -> Row:
+    """The row of a job that gave no figures."""
+    return job.start_row() | {"error": why}
+
+
+_models: OrderedDict[Any, nn.Module] = OrderedDict()
+# A profile borrows its model and hooks into torch, so threads of a worker take turns; Python would let only one run anyway.
+_turn = threading.Lock()
+
+
+def run_job(job: Job) -> Row:
+    """Profile one configuration; what the model or the profiler raises becomes the row's error."""
+    with _turn:
+        start = time.perf_counter()
+        try:
+            row = job.start_row() | measure(profile_job(job))
+        except Exception as error:  # whatever a user's model raises; the sweep goes on
+            _models.pop(job.model_key, None)
+            row = fail(job, f"{type(error).__name__}: {error}")
+        return row | {"profile_seconds": time.perf_counter() - start}
+
+
+def profile_job(job: Job) -> Profile:
+    """The profile of a job, on a model that is built once for all jobs that can share it."""
+    configuration = job.configuration
+    model = _find_model(job).train(configuration.mode == "train")
+    return profile(
+        model, args=tuple(spec.make() for spec in job.inputs if spec.name is None),
+        kwargs={spec.name: spec.make() for spec in job.inputs if spec.name is not None},
+        mode=configuration.mode, optimizer=configuration.optimizer, device=configuration.device_spec,
+        autocast=None if configuration.autocast is None else DTYPES[configuration.autocast], options=ProfileOptions(keep_events=False))
+
+
+def _find_model(job: Job) -> nn.Module:
+    model = _models.get(job.model_key)
+    if model is None:
+        model = _models[job.model_key] = _build(job)
+        while len(_models) > _MODELS_KEPT:
+            _models.popitem(last=False)
+    _models.move_to_end(job.model_key)
+    return model
+
+
+def _build(job: Job) -> nn.Module:
+    factory = load_target(job.target).build if isinstance(job.target, str) else job.target
+    dtype = job.configuration.dtype
+
+    def build() -> nn.Module:  # under the mode that holds no data, the change of dtype too
+        fresh = factory()
+        if dtype is not None and isinstance(fresh, nn.Module):
+            fresh = fresh.to(DTYPES[dtype])
+        return fresh
+
+    model = build_model(build)
+    if job.configuration.checkpointing:
+        checkpoint_blocks(model)
+    return model
+
+
+def measure(found: Profile) -> Row:
+    """The figures of a row."""
+    fit = found.fits()
+    same = {name: getattr(found, name) for name in COLUMNS if name in Profile.__dataclass_fields__ and name not in (*IDENTITY, "assumptions")}
+    peaks = {f"{phase}_peak_allocated_bytes": found.phases[phase].peak_allocated_bytes if phase in found.phases else None
+             for phase in ("forward", "backward", "optimizer")}
+    return {**same, **peaks, "fits": fit.fits, "free_bytes": fit.free_bytes, "uncounted_calls": sum(u.calls for u in found.uncounted),
+            "assumptions": "; ".join(found.assumptions) or None}

@@ -1,0 +1,114 @@
+"""The table that a sweep gives: one row a configuration, units in the names of its columns."""
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analyzer.errors import InputError, MissingExtraError
+
+from .configuration import AXES
+
+if TYPE_CHECKING:
+    import pandas
+
+Row = dict[str, Any]
+
+#: What a row holds, in order. All but those of the configuration are None where it failed; None is unknown.
+COLUMNS: dict[str, type] = {
+    "target": str, "batch": int, "sequence": int, "dtype": str, "optimizer": str, "autocast": str, "checkpointing": bool,
+    "device": str, "mode": str, "inputs": str,
+    "error": str,                          # why there are no figures
+    "fits": bool, "free_bytes": int,       # as `Profile.fits` says
+    "peak_allocated_bytes": int, "peak_reserved_bytes": int,
+    "forward_peak_allocated_bytes": int, "backward_peak_allocated_bytes": int, "optimizer_peak_allocated_bytes": int,  # steady state
+    "params": int, "param_bytes": int, "buffer_bytes": int, "optimizer_bytes": int,
+    "fwd_flops": int, "bwd_flops": int, "recompute_flops": int, "optimizer_flops": int, "fwd_macs": int, "bwd_macs": int,
+    "fwd_seconds": float, "bwd_seconds": float, "optimizer_seconds": float, "step_seconds": float, "seconds_method": str,
+    "uncounted_calls": int,                # of operators without a FLOP formula
+    "assumptions": str,                    # joined by "; "
+    "profile_seconds": float,              # what this row itself took
+    "torch_version": str, "analyzer_version": str,
+}
+#: The columns that tell two rows apart; versions among them, so that another torch does not go on with an old file.
+IDENTITY = ("target", *AXES, "inputs", "torch_version", "analyzer_version")
+FORMATS = (".csv", ".jsonl", ".parquet")
+
+_PANDAS = {str: "string", int: "Int64", float: "Float64", bool: "boolean"}  # its nullable types
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Rows in the order of the grid; `COLUMNS` says what each holds.
+
+    >>> result = SweepResult(({"target": "demo", "batch": 1, "peak_reserved_bytes": 512}, {"target": "demo", "batch": 2, "error": "ValueError: no"}))
+    >>> len(result.failed), result.to_csv().splitlines()[2][:7]
+    (1, 'demo,2,')
+    """
+
+    rows: tuple[Row, ...]
+
+    @property
+    def failed(self) -> tuple[Row, ...]:
+        """The rows with an error in place of figures."""
+        return tuple(row for row in self.rows if row.get("error") is not None)
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """The rows as a table of nullable columns. Raises MissingExtraError without pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("to_dataframe() needs pandas, which is not installed: pip install 'torch-analyzer[report]'") from error
+        return pandas.DataFrame({name: pandas.Series([row.get(name) for row in self.rows], dtype=_PANDAS[kind])
+                                 for name, kind in COLUMNS.items()})
+
+    def to_csv(self) -> str:
+        """The rows as CSV text; an empty cell is unknown."""
+        out = io.StringIO()
+        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return out.getvalue()
+
+    def to_jsonl(self) -> str:
+        """The rows as JSON, one a line."""
+        return "".join(json.dumps(row) + "\n" for row in self.rows)
+
+    def write(self, path: str | Path) -> None:
+        """Write a .csv, .jsonl or .parquet file. Raises InputError for another name, MissingExtraError without pyarrow."""
+        path = check_output(path)
+        if path.suffix == ".parquet":
+            _write_parquet(self.rows, path)
+        else:
+            path.write_text(self.to_csv() if path.suffix == ".csv" else self.to_jsonl(), encoding="utf-8")
+
+
+def check_output(path: str | Path) -> Path:
+    """``path``, if rows can be written there. Raises InputError or MissingExtraError, before the work is done and not after."""
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise InputError(f"{path}: must end in {', '.join(FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{path}: the folder {path.absolute().parent} does not exist")
+    if path.suffix == ".parquet":
+        _import_pyarrow(path)
+    return path
+
+
+def _import_pyarrow(path: Path) -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError(f"{path}: needs pyarrow, which is not installed: pip install 'torch-analyzer[sweep]'") from error
+    return pyarrow
+
+
+def _write_parquet(rows: Sequence[Row], path: Path) -> None:
+    arrow = _import_pyarrow(path)
+    kinds = {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
+    columns = {name: arrow.array([row.get(name) for row in rows], type=kinds[kind]) for name, kind in COLUMNS.items()}
+    arrow.parquet.write_table(arrow.table(columns), path)

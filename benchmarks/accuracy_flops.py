@@ -1,0 +1,259 @@
+"""How right the FLOP counts are; prints its tables and writes them into docs/flops.md.
+
+    python -m benchmarks.accuracy_flops [MODEL ...] [--calls N] [--packages FOLDER]
+
+``--packages`` is a folder with deepspeed, fvcore and calflops (``pip install --no-deps --target FOLDER ...``), where they are not installed: what is
+missing is skipped, and the table says so. With models named, only those run and nothing is written.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib
+import io
+import logging
+import os
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import tabulate
+import torch
+from torch import nn
+
+from analyzer import profile
+from analyzer.profilers.flop_formula.registration import FlopCount
+from analyzer.profilers.flop_registry import ZERO_FLOP_NAMES
+from analyzer.profilers.flops import make_flops_profiler
+from analyzer.zoo.torchvision_ops import define_torchvision_ops
+
+define_torchvision_ops()
+
+from benchmarks.flop_models import CASES, Case  # noqa: E402
+from benchmarks.flop_reference import Comparison, count_meta_run, count_real_run  # noqa: E402
+from benchmarks.flop_zero_check import sweep  # noqa: E402
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "flops.md"
+MEASURED = "## Measured"  # what stands above it in the page is kept
+Rows = list[list[Any]]
+CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+def table(headers: list[str], rows: Rows) -> str:
+    numbers = [i for i in range(len(headers)) if rows and isinstance(rows[0][i], (int, float))]
+    text = [[f"{v:,}" if isinstance(v, int) else v for v in row] for row in rows]
+    return tabulate.tabulate(text, headers, tablefmt="github", disable_numparse=True,
+                             colalign=["right" if i in numbers else "left" for i in range(len(headers))] if rows else None)
+
+
+# ---- against FlopCounterMode
+
+
+def compare_models(cases: dict[str, Case]) -> tuple[str, list[Comparison]]:
+    """One row a model: products compared on real CPU tensors and on the claimed GPU."""
+    rows: Rows = []
+    found: list[Comparison] = []
+    for name, case in cases.items():
+        started = time.perf_counter()
+        real, real_flops, real_macs = count_real_run(case)
+        meta, _ = count_meta_run(case)
+        claimed, on_cpu = count_meta_run(case, device="cpu")
+        flops = sum(p.flops or 0 for p in on_cpu.phases.values())
+        same = "equal" if flops == real_flops else explain_total(real, claimed, flops, real_flops)
+        rows.append([name, real.products, real.equal_flops, differing(real), meta.products, meta.equal_flops, differing(meta), same])
+        found += [real, meta]
+        print(f"{name}: {time.perf_counter() - started:.1f} s, {len(real.unexplained + meta.unexplained)} unexplained", file=sys.stderr)
+    headers = ["model", "products, real CPU", "FLOPs equal", "calls that differ", "products, claimed GPU", "FLOPs equal", "calls that differ",
+               "whole run, real and claimed CPU"]
+    return table(headers, rows), found
+
+
+def differing(c: Comparison) -> int:
+    return sum(calls for calls, _, _ in c.differences.values()) + len(c.unexplained)
+
+
+def explain_total(real: Comparison, claimed: Comparison, flops: int, real_flops: int) -> str:
+    fused = any(CPU_ATTENTION in op for op, _ in real.differences) and not any(CPU_ATTENTION in op for op, _ in claimed.differences)
+    return f"{flops / real_flops - 1:+.2%}" + (": attention on a claimed CPU runs as single operators" if fused else "")
+
+
+def list_differences(found: list[Comparison]) -> str:
+    sums: dict[tuple[str, str], list[int]] = {}
+    for c in found:
+        for key, (calls, theirs, ours) in c.differences.items():
+            row = sums.setdefault(key, [0, 0, 0])
+            row[0], row[1], row[2] = row[0] + calls, row[1] + theirs, row[2] + ours
+    return table(["operator", "calls", "FLOPs there", "FLOPs here", "reason"],
+                 [[op, calls, theirs, ours, reason] for (op, reason), (calls, theirs, ours) in sorted(sums.items())])
+
+
+# ---- against other packages
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    logging.disable(logging.NOTSET)
+
+
+def run_deepspeed(model: nn.Module, args: Any, kwargs: Any) -> int:
+    profiler = importlib.import_module("deepspeed.profiling.flops_profiler").FlopsProfiler(model)
+    profiler.start_profile()
+    with torch.no_grad():
+        model(*args, **kwargs)
+    flops = profiler.get_total_flops()
+    profiler.end_profile()
+    return int(flops)
+
+
+def run_fvcore(model: nn.Module, args: Any, kwargs: Any) -> int:
+    with torch.no_grad():
+        analysis = importlib.import_module("fvcore.nn").FlopCountAnalysis(model, (*args, *kwargs.values()))
+        return int(analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).total())
+
+
+def run_calflops(model: nn.Module, args: Any, kwargs: Any) -> int:
+    calculate = importlib.import_module("calflops").calculate_flops
+    given = {"kwargs": kwargs} if kwargs else {"args": list(args)}
+    return int(calculate(model, **given, print_results=False, output_as_string=False, include_backPropagation=False)[0])
+
+
+PACKAGES: dict[str, tuple[str, Callable[..., int]]] = {
+    "deepspeed": ("deepspeed", run_deepspeed), "fvcore": ("fvcore", run_fvcore), "calflops": ("deepspeed", run_calflops)}
+
+
+def count_forward(build: Callable[[], nn.Module], args: Any, kwargs: Any, convention: str) -> Any:
+    return profile(lambda: build().eval(), args=args, kwargs=kwargs, mode="infer", reuse=False,
+                   profilers={"flops": make_flops_profiler(convention)})
+
+
+# Why a package prints something else than the convention that is named for it; by package and model.
+WHY: dict[tuple[str, str], str] = {}
+
+
+def compare_packages(cases: dict[str, Case]) -> str:
+    """One row a model and package: what it prints for the forward pass, and what the convention gives."""
+    rows: Rows = []
+    for name, (convention, run) in PACKAGES.items():
+        try:
+            with quiet():
+                importlib.import_module(name)
+        except Exception as error:  # not installed, or not for this Python
+            rows.append([name, f"skipped: {type(error).__name__}: {error}"[:120], "", "", ""])
+            continue
+        for case in cases.values():
+            torch.manual_seed(0)
+            args, kwargs = case.make_inputs()
+            try:
+                with quiet():
+                    theirs = run(case.build().eval(), args, kwargs)
+            except Exception as error:
+                rows.append([name, case.name, "", "", f"does not run it: {type(error).__name__}"])
+                continue
+            ours = count_forward(case.build, args, kwargs, convention).fwd_flops
+            rows.append([name, case.name, theirs, ours, "equal" if ours == theirs else f"{ours / theirs - 1:+.2%}" if theirs else "-"])
+    return table(["package", "model", "FLOPs it prints", "FLOPs under its convention", "difference"], rows)
+
+
+def check_published() -> str:
+    """Figures that DeepSpeed's documentation prints."""
+    import torchvision
+    import transformers
+
+    resnet = count_forward(torchvision.models.resnet18, (torch.empty(16, 3, 224, 224, device="meta"),), {}, "deepspeed")
+    bert = count_forward(lambda: transformers.BertModel(transformers.BertConfig()), (), {"input_ids": torch.ones(1, 128, dtype=torch.int64)},
+                         "deepspeed")
+    return table(["model", "published GFLOPs", "here", "published GMACs", "here"], [
+        ["ResNet-18, 16×3×224×224", "58.18", f"{resnet.fwd_flops / 1e9:.2f}", "29.03", f"{resnet.fwd_macs / 1e9:.2f}"],
+        ["BERT-base, 1×128", "22.36", f"{bert.fwd_flops / 1e9:.2f}", "11.17", f"{bert.fwd_macs / 1e9:.2f}"]])
+
+
+# ---- against derivations
+
+
+def check_decoders() -> str:
+    """6·N·T: N the weights of linear layers, T the tokens, and the attention that it leaves out."""
+    from analyzer.zoo import MODELS
+
+    rows: Rows = []
+    for name, layers, width, batch, tokens in (("gpt2", 12, 768, 2, 1024), ("llama_1b", 16, 2048, 1, 2048)):
+        p = profile(MODELS[name].factory, args=(torch.ones(batch, tokens, dtype=torch.int64),), reuse=False)
+        linear = sum(t.numel for m in p.modules.walk() for n, t in m.parameters.items() if len(t.shape) == 2 and "Embedding" not in m.type)
+        embedded = next(t for m in p.modules.walk() if m.type == "Embedding" for t in m.parameters.values())
+        if not any(m.path.endswith("lm_head") and m.parameters and not m.shared_with for m in p.modules.walk()):
+            linear += embedded.numel
+        t = batch * tokens
+        products = 2 * (p.fwd_macs + p.bwd_macs)
+        fused = any("attention_backward" in o.operator for o in p.operators)  # a fused backward makes the scores once more
+        attention = (14 if fused else 12) * layers * width * tokens * t
+        rows.append([name, products, 6 * linear * t, attention, f"{14 if fused else 12}·L·d·S·T", products - 6 * linear * t - attention,
+                     f"{6 * p.params * t / products:.4f}"])
+    return table(["model", "FLOPs of products", "6·N·T", "attention", "which is", "left over", "6·(all parameters)·T ÷ products"], rows)
+
+
+def run_zero_check(calls: int) -> str:
+    with quiet():
+        check = sweep(calls)
+    verdict = "none gave a number of its own making" if not check.guilty else "; ".join(f"{op}: {why}" for op, why in check.guilty.items())
+    return (f"{check.calls:,} calls of {len(check.names)} operators on the zero list (which names {len(ZERO_FLOP_NAMES)}), "
+            f"sampled from PyTorch's own operator tests (OpInfo; float32, complex64, bfloat16, int64; forward and backward): {verdict}.")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(CASES)}; default all")
+    parser.add_argument("--calls", type=int, default=20_000, help="calls of zero operators to look at (default 20000)")
+    parser.add_argument("--packages", type=Path, help="a folder to import other packages from, after what is installed")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.packages:
+        sys.path.append(str(arguments.packages))
+    unknown = [m for m in arguments.models if m not in CASES]
+    if unknown:
+        parser.error(f"no model {unknown[0]!r}; the models are {', '.join(CASES)}")
+    cases = {name: case for name, case in CASES.items() if not arguments.models or name in arguments.models}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        models, found = compare_models(cases)
+    uncounted = {op: n for c in found for op, n in c.uncounted.items()}
+    unexplained = [line for c in found for line in c.unexplained]
+    products, equal = sum(c.products for c in found), sum(c.products - differing(c) for c in found)
+    sections = [
+        ("Against FlopCounterMode", f"{len(cases)} models, forward and backward, each on real CPU tensors and on a claimed H200 (with `FlopCounterMode` "
+         f"entered inside the recorder's own run, so that both see the same kernels). {equal:,} of {products:,} products equal, to the integer; "
+         f"{len(unexplained)} differences unexplained. Operators without a formula: {uncounted or 'none'}."),
+        ("", models),
+        ("Where they differ", list_differences(found)),
+        ("Against DeepSpeed's published figures", check_published()),
+        ("Against other packages, forward pass", compare_packages(cases)),
+        ("Against derivations", "A decoder of L layers, width d, sequences of S, T tokens, N weights in linear layers (the head among them): forward "
+         "2·N·T and 4·L·d·S·T for the scores and their product with the values, backward twice that, and 2·L·d·S·T more where a fused kernel makes "
+         "the scores again. Nothing else multiplies and accumulates, but rotary embeddings (2 FLOPs for each position and pair of channels).\n\n"
+         + check_decoders()),
+        ("The zero list", run_zero_check(arguments.calls)),
+    ]
+    body = "\n\n".join(f"### {title}\n\n{text}" if title else text for title, text in sections)
+    print(body)
+    for line in unexplained:
+        print("UNEXPLAINED", line)
+    if not arguments.models:
+        machine = f"{os.cpu_count()}-core {platform.machine()} CPU"
+        command = "python -m benchmarks.accuracy_flops --packages FOLDER" if arguments.packages else "python -m benchmarks.accuracy_flops"
+        header = f"{MEASURED}\n\n{datetime.date.today()}, torch {torch.__version__}, {machine}, `{command}`.\n\n"
+        above = PAGE.read_text(encoding="utf-8").partition(MEASURED)[0]
+        PAGE.write_text(above + header + body + "\n", encoding="utf-8")
+    return bool(unexplained or uncounted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

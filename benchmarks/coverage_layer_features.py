@@ -1,0 +1,527 @@
+"""What models do besides calling layers: each as a small module."""
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+from torch.utils.checkpoint import checkpoint
+
+FEATURES: list[tuple[str, Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] = []
+
+
+def _vector() -> tuple[Any, ...]:
+    return (torch.rand(4, 8),)
+
+
+def _feature(name: str, make: Callable[[], tuple[Any, ...]] = _vector) -> Callable[[Any], Any]:
+    def register(build: Any) -> Any:
+        FEATURES.append((name, build, make))
+        return build
+
+    return register
+
+
+class _Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+
+def _sequence() -> tuple[Any, ...]:
+    return (torch.rand(2, 6, 8),)
+
+
+class _Attention(_Base):
+    def heads(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).unflatten(-1, (2, 4)).transpose(1, 2)
+
+
+@_feature("scaled_dot_product_attention", _sequence)
+class _Sdpa(_Attention):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.heads(x)
+        return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
+@_feature("scaled_dot_product_attention (grouped queries, mask)", _sequence)
+class _GroupedSdpa(_Attention):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.heads(x)
+        mask = torch.ones(6, 6, dtype=torch.bool).tril()
+        return F.scaled_dot_product_attention(q, q[:, :1], q[:, :1], attn_mask=mask, enable_gqa=True, dropout_p=0.1 if self.training else 0.0)
+
+
+@_feature("scaled_dot_product_attention (math)", _sequence)
+class _MathSdpa(_Attention):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.heads(x)
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return F.scaled_dot_product_attention(q, q, q)
+
+
+@_feature("flex_attention", _sequence)
+class _Flex(_Attention):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        q = self.heads(x)
+        return flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score + (i - j) * 0.1)  # type: ignore[return-value]
+
+
+@_feature("flex_attention (block mask)", lambda: (torch.rand(2, 128, 8),))
+class _MaskedFlex(_Attention):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        q = self.heads(x)
+        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 128, 128, device=str(x.device))
+        return flex_attention(q, q, q, block_mask=mask)  # type: ignore[return-value]
+
+
+@_feature("nested tensors (jagged)")
+class _Nested(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        nested = torch.nested.nested_tensor_from_jagged(self.linear(x), offsets=torch.tensor([0, 1, 4]))
+        return (nested * 2).values()
+
+
+@_feature("vmap-built mask")
+class _Vmapped(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        causal = torch.vmap(torch.vmap(lambda i, j: i >= j, in_dims=(None, 0)), in_dims=(0, None))
+        rows = torch.arange(4)
+        mask = causal(rows, rows)
+        return torch.where(mask, self.linear(x) @ x.T, 0.0)
+
+
+@_feature("torch.func.grad of a function")
+class _FunctionalGradient(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        energy = torch.func.grad(lambda y: (y * y).sum())(x)
+        return self.linear(energy)
+
+
+@_feature("gradient inside forward")
+class _InnerGradient(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (force,) = torch.autograd.grad(self.linear(x).square().sum(), x, create_graph=True)
+        return force
+
+
+class _Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return 3 * ctx.saved_tensors[0] * grads[0]  # not the true gradient: a trace that looks inside would differ
+
+
+@_feature("autograd.Function")
+class _Custom(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Square.apply(self.linear(x))  # type: ignore[no-any-return]
+
+
+@_feature("activation checkpoint")
+class _Checkpointed(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda y: F.dropout(self.linear(y).relu(), 0.3, self.training), x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+@_feature("activation checkpoint (reentrant)", lambda: (torch.rand(4, 8, requires_grad=True),))
+class _Reentrant(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.linear, x, use_reentrant=True)  # type: ignore[no-any-return]
+
+
+@_feature("torch.compile'd submodule")
+class _Compiled(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.compile(nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.linear(x))  # type: ignore[no-any-return]
+
+
+@torch.compile
+def _compiled_function(x: torch.Tensor) -> torch.Tensor:
+    return x.relu() * 2
+
+
+@_feature("torch.compile'd function")
+class _CompiledFunction(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _compiled_function(self.linear(x))
+
+
+@torch.jit.script
+def _scripted(x: torch.Tensor, scale: float) -> torch.Tensor:
+    if x.shape[0] > 2:
+        return x.relu() * scale
+    return x
+
+
+@_feature("torch.jit.script'ed function")
+class _Scripted(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _scripted(self.linear(x), 2.0)  # type: ignore[no-any-return]
+
+
+class _Gate(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(x)
+
+
+@_feature("torch.jit.script'ed submodule without weights")
+class _ScriptedModule(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = torch.jit.script(_Gate())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gate(self.linear(x))  # type: ignore[no-any-return]
+
+
+@_feature("shared and tied modules")
+class _Shared(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = self.linear
+        self.tied = nn.Linear(8, 8)
+        self.tied.weight = self.linear.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.tied(self.again(self.linear(x)))  # type: ignore[no-any-return]
+
+
+@_feature("weight norm")
+def _weight_norm() -> nn.Module:
+    return nn.Sequential(parametrizations.weight_norm(nn.Linear(8, 8)), nn.ReLU(), parametrizations.weight_norm(nn.Linear(8, 8), dim=None))
+
+
+@_feature("weight norm (old)")
+def _old_weight_norm() -> nn.Module:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.utils.weight_norm(nn.Linear(8, 8))
+
+
+@_feature("spectral norm")
+def _spectral_norm() -> nn.Module:
+    return parametrizations.spectral_norm(nn.Linear(8, 8))
+
+
+@_feature("spectral norm (old)")
+def _old_spectral_norm() -> nn.Module:
+    return nn.utils.spectral_norm(nn.Linear(8, 8))
+
+
+@_feature("orthogonal weights")
+def _orthogonal() -> nn.Module:
+    return parametrizations.orthogonal(nn.Linear(8, 8))
+
+
+class _Symmetric(nn.Module):
+    def forward(self, w: torch.Tensor) -> torch.Tensor:
+        return w.triu() + w.triu(1).T
+
+
+@_feature("parametrization of one's own")
+def _parametrized() -> nn.Module:
+    layer = nn.Linear(8, 8)
+    parametrize.register_parametrization(layer, "weight", _Symmetric())
+    return layer
+
+
+@_feature("pruned weights")
+def _pruned() -> nn.Module:
+    from torch.nn.utils import prune
+
+    layer = nn.Linear(8, 8)
+    prune.l1_unstructured(layer, "weight", 0.5)
+    return layer
+
+
+@_feature("hooks of all kinds")
+def _hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    model[0].register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    model[1].register_forward_hook(lambda module, args, output: output + 1)
+    model[2].register_full_backward_hook(lambda module, grad_input, grad_output: None)
+    model[0].weight.register_hook(lambda grad: grad * 0.5)
+    return model
+
+
+@_feature("buffers changed in forward")
+class _Counting(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        self.calls.clamp_(max=1000)
+        return self.linear(x - self.mean)
+
+
+@_feature("layer drop")
+class _LayerDrop(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            if not self.training or torch.rand(()).item() > 0.2:
+                x = self.linear(x)
+        return x
+
+
+@_feature("layer drop (Python's generator)")
+class _PythonLayerDrop(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            if not self.training or random.random() > 2.0:
+                x = self.linear(x)
+        return self.linear(x)
+
+
+@_feature("stochastic depth")
+class _StochasticDepth(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keep = torch.empty(x.shape[0], 1).bernoulli_(0.8) if self.training else torch.ones(x.shape[0], 1)
+        return x + self.linear(x) * keep / 0.8
+
+
+@_feature("mixture of experts")
+class _Experts(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.router = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        dense = torch.zeros(x.shape[0], 4).scatter(1, chosen, weights)
+        return sum((expert(x) * dense[:, i:i + 1] for i, expert in enumerate(self.experts)), self.linear(x))
+
+
+@_feature("values of small tensors", lambda: (torch.rand(4, 8), torch.tensor([3, 1])))
+class _Values(_Base):
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        parts = x.split(lengths.tolist())
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+        if mask.all():
+            return self.linear(parts[0])
+        return self.linear(torch.cat(parts[::-1])) * mask.sum() + lengths.numpy().sum().item()
+
+
+@_feature("packed sequences", lambda: (torch.rand(3, 6, 8), torch.tensor([6, 4, 2])))
+class _Packed(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        output, _ = self.rnn(packed)
+        return self.linear(nn.utils.rnn.pad_packed_sequence(output, batch_first=True)[0])  # type: ignore[no-any-return]
+
+
+@_feature("complex numbers and FFT")
+class _Fourier(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.rand(5, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.fft.rfft(self.linear(x)) * self.filter
+        return torch.fft.irfft(spectrum, n=8) + torch.view_as_real(spectrum).sum((-1, -2))[:, None]
+
+
+@_feature("rotary embedding by complex numbers", _sequence)
+class _ComplexRotary(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angles = torch.outer(torch.arange(6), 1.0 / 10000 ** (torch.arange(4) / 4))
+        turns = torch.polar(torch.ones_like(angles), angles)
+        pairs = torch.view_as_complex(self.linear(x).unflatten(-1, (4, 2)))
+        return torch.view_as_real(pairs * turns).flatten(-2)
+
+
+@_feature("spectrogram", lambda: (torch.rand(2, 400),))
+class _Spectrogram(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.stft(x, 14, hop_length=7, window=torch.hann_window(14), return_complex=True)
+        return self.linear(spectrum.abs().transpose(1, 2))
+
+
+@_feature("sparse matrix")
+class _Sparse(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        adjacency = torch.sparse_coo_tensor(torch.tensor([[0, 1, 2], [1, 2, 3]]), torch.ones(3), (4, 4))
+        return torch.sparse.mm(adjacency, self.linear(x))
+
+
+@_feature("linear algebra")
+class _LinearAlgebra(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        gram = y.T @ y + 8 * torch.eye(8)
+        return torch.linalg.solve(gram, x.T) + torch.linalg.cholesky(gram).sum() + torch.linalg.det(gram) + torch.linalg.inv(gram).sum()
+
+
+@_feature("einsum")
+class _Einsum(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("bi,bj,ij->b", x, x, self.linear.weight) + torch.einsum("bi->b", self.linear(x))
+
+
+@_feature("weights in int8")
+class _Int8(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("quantized", torch.randint(-127, 127, (8, 8), dtype=torch.int8))
+        self.register_buffer("scale", torch.full((8, 1), 0.01))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.linear(x), self.quantized.float() * self.scale)
+
+
+@_feature("weights packed to 4 bits")
+class _Int4(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("packed", torch.randint(0, 255, (8, 4), dtype=torch.uint8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        unpacked = torch.stack([self.packed & 15, self.packed >> 4], dim=-1).flatten(1)
+        return self.linear(x) @ ((unpacked.to(x.dtype) - 8) / 8)
+
+
+@_feature("autocast in forward")
+class _Autocast(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.linear(x).float()
+
+
+@_feature("straight-through estimator")
+class _StraightThrough(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x).softmax(-1)
+        hard = F.one_hot(y.argmax(-1), 8).to(y.dtype)
+        return hard - y.detach() + y + F.gumbel_softmax(y, hard=True)
+
+
+@_feature("random numbers")
+class _Random(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order = torch.randperm(4)
+        noise = torch.randn_like(x) * torch.rand(1) + torch.normal(0.0, 1.0, (4, 8))
+        return self.linear(x[order] + noise) * torch.bernoulli(torch.full((4, 1), 0.5))
+
+
+@_feature("loops of in-place writes")
+class _InPlace(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = x.new_zeros(4, 8)
+        for i in range(4):
+            out[i] = self.linear(x[i]) + out[i - 1]
+        out[:, ::2] *= 2
+        out.masked_fill_(torch.eye(4, 8, dtype=torch.bool), 0.5).index_add_(0, torch.tensor([0, 2]), x[:2])
+        return out
+
+
+@_feature("sorting and searching")
+class _Sorting(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values, order = self.linear(x).sort(-1)
+        place = torch.searchsorted(torch.linspace(0, 1, 5), x)
+        return values.cumsum(-1).gather(1, order) + place + x.median(1, keepdim=True).values + torch.kthvalue(x, 2, dim=1, keepdim=True)[0]
+
+
+@_feature("grid sampling", lambda: (torch.rand(2, 8, 5, 8),))
+class _GridSample(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        grid = F.affine_grid(torch.eye(2, 3).expand(2, 2, 3), [2, 8, 5, 8], align_corners=False)
+        return F.grid_sample(self.linear(x), grid, align_corners=False)
+
+
+class _Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+@dataclass
+class _Output:
+    logits: torch.Tensor
+    hidden: tuple[torch.Tensor, ...] = ()
+    name: str = ""
+
+
+@_feature("named tuples and dataclasses")
+class _Structured(_Base):
+    def forward(self, x: torch.Tensor) -> _Output:
+        pair = _Pair(self.linear(x), x * 2)
+        parts = {"first": pair.first, "rest": [pair.second, *pair.first.chunk(2, dim=1)]}
+        return _Output(parts["first"] + pair.second, tuple(parts["rest"]), "done")
+
+
+@_feature("nested arguments", lambda: ({"x": torch.rand(4, 8), "scales": [torch.rand(1), 2.0]}, (torch.rand(8),)))
+class _NestedArguments(_Base):
+    def forward(self, batch: dict[str, Any], shifts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return self.linear(batch["x"]) * batch["scales"][0] * batch["scales"][1] + shifts[0]
+
+
+@_feature("gradient reversal and stop")
+class _Detached(_Base):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.linear(x)
+        with torch.no_grad():
+            target = self.linear(x).softmax(-1)
+        return y + target, y.detach().requires_grad_(False)
+
+
+@_feature("distributions", lambda: (torch.rand(4, 8),))
+class _Distribution(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean, deviation = self.linear(x).chunk(2, dim=1)
+        normal = torch.distributions.Normal(mean, F.softplus(deviation) + 0.1, validate_args=False)
+        return normal.log_prob(normal.rsample()) + torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0))
+
+
+@_feature("distributions that check their arguments", lambda: (torch.rand(4, 8),))
+class _CheckedDistribution(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean, deviation = self.linear(x).chunk(2, dim=1)
+        normal = torch.distributions.Normal(mean, F.softplus(deviation) + 0.1)
+        return normal.log_prob(normal.rsample()) + torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0))
+
+
+@_feature("assertions on data")
+class _Asserting(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._assert(x.dim() == 2, "a matrix")
+        y = self.linear(x)
+        torch._assert_async(torch.isfinite(y).all())
+        return y
+
+
+@_feature("data-dependent sizes")
+class _Sizes(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.tensor([True, False, True, True])
+        picked = self.linear(x)[mask]
+        return picked[torch.tensor([3, 0, 1]).nonzero().flatten()] + torch.unique(torch.tensor([2, 2, 5])).sum()

@@ -1,0 +1,186 @@
+"""The log's counts beside those of torch.utils.flop_counter.FlopCounterMode, kernel by kernel on the same calls."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from analyzer import Profile, profile
+from analyzer.meta.signature import Signature
+from analyzer.meta.spec import TensorSpec
+from analyzer.profilers.annotation import Annotation
+from analyzer.profilers.flop_formula.size import tensors
+from analyzer.profilers.flop_registry import count_call, is_zero_flop_op, result_of
+from analyzer.record.eager import default_loss
+from analyzer.record.log import Log
+from analyzer.record.options import ProfileOptions
+
+from benchmarks.flop_models import Case
+
+# Their formulas raise for these shapes or miscount them: the first that holds is the reason of a difference.
+NO_FORMULA = "no formula there: counted as 0"
+TRANSPOSED_BACKWARD = "backward of a transposed convolution: the input's gradient is counted as one more transposed convolution"
+GROUPED_BACKWARD = "backward of a grouped convolution: the weight's gradient is not divided by the groups"
+GROUPED_TRANSPOSED = "grouped transposed convolution: divided by the groups once too often"
+PACKED = "packed sequences: heads and positions are taken for each other"
+
+
+def find_reason(signature: Signature) -> str | None:
+    """Why FlopCounterMode's count of this call is wrong; None where it is right."""
+    packet = signature.op.overloadpacket
+    aten = torch.ops.aten
+    if packet not in flop_registry:
+        return NO_FORMULA
+    if packet in (aten.convolution, aten._convolution) and signature.args[6] and signature.args[8] > 1:
+        return GROUPED_TRANSPOSED
+    if packet is aten.convolution_backward:
+        transposed, groups = signature.args[7], signature.args[9]
+        return TRANSPOSED_BACKWARD if transposed else GROUPED_BACKWARD if groups > 1 else None
+    return None
+
+
+@dataclass
+class Comparison:
+    """Both counts of one sequence of calls."""
+
+    calls: int = 0
+    products: int = 0                            #: calls that multiply and accumulate
+    equal_flops: int = 0                         #: FLOPs of the calls that both count the same
+    other_flops: int = 0                         #: of those that it leaves out by design: it counts products alone
+    differences: dict[tuple[str, str], list[int]] = field(default_factory=dict)  #: (operator, reason) → calls, theirs, ours
+    unexplained: list[str] = field(default_factory=list)
+    uncounted: dict[str, int] = field(default_factory=dict)
+    zero_calls: int = 0
+
+
+def compare(signatures: Iterable[Signature], reference: FlopCounterMode) -> Comparison:
+    """Compare call by call, and hold the sum of the reference's own formulas to what it counted (so that both saw the same calls)."""
+    result = Comparison()
+    theirs_by_packet: dict[Any, int] = {}
+    for signature in signatures:
+        result.calls += 1
+        ours = count_call(signature)
+        if ours is None:
+            result.uncounted[str(signature.op)] = result.uncounted.get(str(signature.op), 0) + 1
+            continue
+        result.zero_calls += is_zero_flop_op(signature.op)
+        packet = getattr(signature.op, "overloadpacket", None)
+        theirs = 0
+        if packet in flop_registry:
+            theirs = flop_registry[packet](*signature.args, **signature.kwargs, out_val=whole_result(signature))
+            theirs_by_packet[packet] = theirs_by_packet.get(packet, 0) + theirs
+        elif not ours.macs:
+            result.other_flops += ours.flops
+            continue
+        result.products += 1
+        if ours.flops == theirs:
+            result.equal_flops += ours.flops
+            continue
+        reason = find_reason(signature)
+        if reason is None:
+            result.unexplained.append(f"{signature!r}: {theirs} there, {ours.flops} here")
+            continue
+        row = result.differences.setdefault((str(signature.op), reason), [0, 0, 0])
+        row[0], row[1], row[2] = row[0] + 1, row[1] + theirs, row[2] + ours.flops
+    counted = {k: v for k, v in reference.get_flop_counts().get("Global", {}).items()}
+    if {k: v for k, v in theirs_by_packet.items() if v} != {k: v for k, v in counted.items() if v}:
+        result.unexplained.append(f"not the same calls: {theirs_by_packet} by its formulas, {counted} counted")
+    return result
+
+
+def whole_result(signature: Signature) -> Any:
+    """The result with None for the gradients that a convolution was not asked for, which signatures leave out."""
+    if signature.op.overloadpacket is not torch.ops.aten.convolution_backward:
+        return result_of(signature)
+    given = iter(signature.outputs)
+    return [next(given) if wanted else None for wanted in signature.args[10]]
+
+
+class SignatureLog(TorchDispatchMode):
+    """The signature of every operator that runs on real tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signatures: list[Signature] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.signatures.append(sign(func, args, kwargs or {}, out))
+        return out
+
+
+def sign(func: Any, args: Any, kwargs: Any, out: Any) -> Signature:
+    """The signature of a call of real tensors."""
+    args, kwargs, result = tree_map_only(
+        torch.Tensor, lambda t: TensorSpec.of(tuple(t.shape), t.stride() if t.layout is torch.strided else (), t.dtype, str(t.device)),
+        (args, kwargs, out))
+    return Signature(func, args, kwargs, tuple(tensors([args, kwargs])), tuple(tensors(result)))
+
+
+def run_step(model: nn.Module, args: Any, kwargs: Any, mode: str) -> None:
+    """Forward and, in training, backward of the default loss."""
+    if mode == "infer":
+        with torch.no_grad():
+            model(*args, **kwargs)
+    else:
+        default_loss(model(*args, **kwargs)).backward()
+
+
+def count_real_run(case: Case) -> tuple[Comparison, int, int]:
+    """Run the model on real tensors under both counters. The comparison, and the log's FLOPs and MACs of the whole run."""
+    torch.manual_seed(0)
+    model = case.build().train(case.mode == "train")
+    args, kwargs = case.make_inputs()
+    with FlopCounterMode(display=False) as reference, SignatureLog() as log:
+        run_step(model, args, kwargs, case.mode)
+    counts = [c for c in map(count_call, log.signatures) if c is not None]
+    return compare(log.signatures, reference), sum(c.flops for c in counts), sum(c.macs for c in counts)
+
+
+def count_meta_run(case: Case, device: str = "h200") -> tuple[Comparison, Profile]:
+    """Profile the model without data, with FlopCounterMode entered inside the recorder's own run."""
+    torch.manual_seed(0)
+    args, kwargs = case.make_inputs()
+    logs: list[Log] = []
+    references: list[FlopCounterMode] = []
+
+    def keep(log: Log) -> Annotation:
+        logs.append(log)
+        return Annotation()
+
+    def step(model: nn.Module, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        references.append(FlopCounterMode(display=False))
+        with references[-1]:
+            run_step(model, args, kwargs, "train")
+
+    def build() -> nn.Module:
+        return case.build().train(case.mode == "train")
+
+    if case.mode == "infer":  # the step is called in training alone: the model's own forward enters the counter
+        build = watch(build, references)
+    found = profile(build, args=args, kwargs=kwargs, mode=case.mode, step=step if case.mode == "train" else None, device=device, profilers=[keep],
+                    reuse=False, options=ProfileOptions(steps=1, **case.options))
+    return compare((c.signature for c in logs[0].calls), references[-1]), found
+
+
+def watch(build: Callable[[], nn.Module], references: list[FlopCounterMode]) -> Callable[[], nn.Module]:
+    """``build``, of which the model's forward runs under a counter."""
+    def build_watched() -> nn.Module:
+        model = build()
+        forward = model.forward
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            references.append(FlopCounterMode(display=False))
+            with references[-1]:
+                return forward(*args, **kwargs)
+
+        model.forward = watched  # type: ignore[method-assign]
+        return model
+
+    return build_watched

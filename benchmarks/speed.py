@@ -1,0 +1,359 @@
+"""How long a profile takes, set against running the model on meta tensors and against what else answers the same questions.
+
+    python -m benchmarks.speed                          # everything, about ten minutes on two cores; writes docs/performance.md
+    python -m benchmarks.speed --only ratios,depth      # some sections, printed
+    python -m benchmarks.speed --only ratios --models resnet50,bert_base --rounds 9
+
+Times are compared within one round of one process, never between runs. Packages that are not installed are skipped.
+"""
+from __future__ import annotations
+
+import argparse
+import cProfile
+import datetime
+import gc
+import os
+import platform
+import pstats
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TQDM_DISABLE", "1")
+
+import torch  # noqa: E402
+
+from analyzer import Profile, profile  # noqa: E402
+
+from .speed_case import CASES, REUSE_CASES, SpeedCase, find_case, import_libraries, opt  # noqa: E402
+from .speed_contender import OTHERS, OURS, TELLS, Prepared, prepare  # noqa: E402
+from .speed_process import ROOT, run_worker, time_imports  # noqa: E402
+from .speed_table import Timing, format_ratio, judge, markdown, median_known, ratio, slope, time_in_turn  # noqa: E402
+
+PAGE = ROOT / "docs" / "performance.md"
+MIB = 2**20
+CPU = "cpu_seconds"
+Judged = tuple[str, float | None, float]
+"""What a target says, the figure, the limit."""
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Report:
+    """The sections that ran, and the targets that they answer."""
+
+    def __init__(self, cases: Sequence[SpeedCase], rounds: int) -> None:
+        self.cases, self.rounds = cases, rounds
+        self.sections: list[str] = []
+        self.targets: list[Judged] = []
+
+    def add(self, title: str, *blocks: str) -> None:
+        self.sections.append("\n\n".join([f"## {title}", *blocks]))
+
+
+# -- sections ----------------------------------------------------------------------------------------------------
+
+
+def measure_ratios(report: Report) -> None:
+    """Warm runs of this package against bare meta runs."""
+    pairs = [("profile", "bare", 0.5), ("profile + AdamW", "bare + AdamW", 0.6), ("trace + profile", "bare", 0.8), ("FlopCounterMode", "bare", None)]
+    rows: list[list[str]] = []
+    wall: dict[str, list[float]] = {name: [] for name, _, _ in pairs}
+    cpu: dict[str, list[float]] = {name: [] for name, _, _ in pairs}
+    for case in report.cases:
+        on = Prepared(case)
+        found = {name: prepare(name, on) for name in OURS}
+        broken = {name: why for name, why in found.items() if isinstance(why, str)}
+        if broken:
+            raise RuntimeError(f"{case.name}: {broken}")
+        timings = time_in_turn(found, report.rounds)  # type: ignore[arg-type]  # all are functions
+        for name, under, _ in pairs:
+            wall[name].append(ratio(timings[name], timings[under]))
+            cpu[name].append(ratio(timings[name], timings[under], CPU))
+        bare = statistics.median(t.wall_seconds for t in timings["bare"])
+        rows.append([case.name, f"{bare * 1e3:.0f}", *(format_ratio(wall[name][-1]) for name, _, _ in pairs)])
+        say(f"  {rows[-1]}")
+    rows.append(["**median**", "", *(f"**{format_ratio(statistics.median(wall[name]))}**" for name, _, _ in pairs)])
+    rows.append(["median, processor time", "", *(format_ratio(statistics.median(cpu[name])) for name, _, _ in pairs)])
+    report.targets += [(f"{name}, warm, to {under}", statistics.median(wall[name]), limit) for name, under, limit in pairs if limit is not None]
+    report.add("Warm", "Each figure is a time divided by that of the bare step on meta tensors in the same round: forward, loss and backward "
+               "(`profile`, `trace + profile`, `FlopCounterMode`), or these and an eager AdamW step whose states exist (`profile + AdamW`). "
+               "`trace + profile` is `symbolic_trace` and `symbolic_profile`. A profile covers two steps, the first and a later one.",
+               markdown(["model", "bare, ms", *(name for name, _, _ in pairs)], rows))
+
+
+def measure_others(report: Report) -> None:
+    """The other packages, which are slower or tell less."""
+    names = ["profile", "FlopCounterMode", *OTHERS]
+    rows, reasons, columns = [], Counter[str](), {name: [] for name in names}  # type: ignore[var-annotated]
+    rounds = max(1, report.rounds // 3)
+    for case in report.cases:
+        on = Prepared(case)
+        found = {name: prepare(name, on) for name in ("bare", *names)}
+        for name, why in found.items():
+            if isinstance(why, str):
+                reasons[f"{name}: {why}"] += 1
+        timings = time_in_turn({name: run for name, run in found.items() if not isinstance(run, str)}, rounds)
+        for name in names:
+            columns[name].append(ratio(timings[name], timings["bare"]) if name in timings else None)
+        rows.append([case.name, *(format_ratio(columns[name][-1]) for name in names)])
+        say(f"  {rows[-1]}")
+    rows.append(["**median**", *(f"**{format_ratio(median_known(columns[name]))}**" for name in names)])
+    skipped = "\n".join(f"- {why} ({count} of {len(report.cases)} models)" for why, count in reasons.items())
+    report.add("Beside others", "Time divided by that of the bare step (forward, loss, backward on meta tensors). What each tells: "
+               + "; ".join(f"{name}: {TELLS[name]}" for name in names if name in TELLS) + ". MemTracker runs under `FakeTensorMode`.",
+               markdown(["model", *names], rows), *([f"Where there is no figure:\n\n{skipped}"] if skipped else []))
+
+
+def measure_cold(report: Report) -> None:
+    """First runs in a process."""
+    rounds = max(2, report.rounds // 2)
+    lines = run_worker("cold", str(rounds), *(case.name for case in report.cases))
+    rows, columns = [], {"profile": [], "trace + profile": []}  # type: ignore[var-annotated]
+    for case in report.cases:
+        timings = {what: [Timing(*line["timing"]) for line in lines if (line["model"], line["what"]) == (case.name, what)]
+                   for what in ("bare", *columns)}
+        for what, found in columns.items():
+            found.append(ratio(timings[what], timings["bare"]))
+        rows.append([case.name, f"{statistics.median(t.wall_seconds for t in timings['bare']) * 1e3:.0f}",
+                     *(format_ratio(found[-1]) for found in columns.values())])
+    rows.append(["**median**", "", *(f"**{format_ratio(statistics.median(found))}**" for found in columns.values())])
+    report.targets.append(("profile, cold, to bare", statistics.median(columns["profile"]), 1.0))
+    report.add("Cold", "The first run in a process that has imported everything, built the model and run nothing, against the first bare step in "
+               "another such process.", markdown(["model", "bare, ms", *columns], rows))
+
+
+DEPTHS = (16, 64, 128)
+
+
+def measure_depth(report: Report) -> None:
+    """What a further identical layer costs."""
+    pairs = [("profile", "bare", 0.1), ("profile + AdamW", "bare + AdamW", 0.2)]
+    names = [name for pair in pairs for name in pair[:2]]
+    timings: dict[str, dict[int, list[Timing]]] = {name: {} for name in names}
+    runs: dict[str, Callable[[], Any]] = {}
+    for layers in DEPTHS:
+        on = Prepared(SpeedCase("opt", opt(layers), tokens=(1, 128)))
+        for name in names:
+            run = prepare(name, on)
+            if isinstance(run, str):
+                raise RuntimeError(f"OPT of {layers} layers: {name}: {run}")
+            runs[f"{name}/{layers}"] = run
+    for key, taken in time_in_turn(runs, max(2, report.rounds // 2)).items():
+        name, _, layers_text = key.rpartition("/")
+        timings[name][int(layers_text)] = taken
+    rows = []
+    for name, under, limit in pairs:
+        each = [ratio(timings[name][layers], timings[under][layers]) for layers in DEPTHS]
+        further = statistics.median(a / b for a, b in zip(slope(timings[name]), slope(timings[under])))
+        rows.append([f"{name} / {under}", *(format_ratio(value) for value in each), f"**{format_ratio(further)}**", format_ratio(limit)])
+        report.targets.append((f"each further OPT layer, {name} to {under}", further, limit))
+        say(f"  {rows[-1]}")
+    report.add("Depth", f"An OPT of identical layers (hidden 1024, 16 heads), from {DEPTHS[0]} to {DEPTHS[-1]} of them: the whole, and what each "
+               "further layer costs beside its own bare step.",
+               markdown(["", *(f"{layers} layers" for layers in DEPTHS), "each further layer", "at most"], rows))
+
+
+def measure_width(report: Report) -> None:
+    """What wider layers cost: nothing is computed, so nothing."""
+    widths = (256, 1024, 4096, 16384)
+    runs = {}
+    for width in widths:
+        run = prepare("profile", Prepared(SpeedCase("opt", opt(12, hidden=width), tokens=(1, 128))))
+        if isinstance(run, str):
+            raise RuntimeError(f"OPT of width {width}: {run}")
+        runs[str(width)] = run
+    timings = time_in_turn(runs, max(3, report.rounds // 2))
+    report.add("Width", f"`profile` of a 12-layer OPT by hidden size, to that of size {widths[0]}.",
+               markdown(["hidden size", *map(str, widths)],
+                        [["time", *(format_ratio(ratio(timings[str(w)], timings[str(widths[0])])) for w in widths)]]))
+
+
+def compare_profiles(one: Profile, other: Profile) -> list[str]:
+    """The fields in which two profiles differ."""
+    return [f.name for f in fields(Profile) if getattr(one, f.name) != getattr(other, f.name)]
+
+
+def measure_reuse(report: Report) -> None:
+    """Whether reuse of blocks changes anything, and what it saves."""
+    rows, wrong = [], 0
+    for case in REUSE_CASES:
+        on = Prepared(case)
+
+        def run(reuse: bool, on: Prepared = on) -> Profile:
+            return profile(on.model, args=on.args, kwargs=on.kwargs, optimizer="adamw", reuse=reuse)
+
+        different = compare_profiles(run(True), run(False))
+        timings = time_in_turn({"with": lambda: run(True), "without": lambda: run(False)}, max(2, report.rounds // 2))
+        wrong += bool(different)
+        verdict = f"DIFFERENT: {', '.join(different)}" if different else "equal"
+        rows.append([case.name, verdict, format_ratio(ratio(timings["with"], timings["without"]))])
+        say(f"  {rows[-1]}")
+    report.targets.append(("models whose profile is another with `reuse=False`", float(wrong), 0.0))
+    report.add("Reuse of blocks", "`profile(optimizer=\"adamw\")` with `reuse=True` and `reuse=False`: every field of the two profiles is compared.",
+               markdown(["model", "profiles", "time to that of reuse=False"], rows))
+
+
+def measure_memory(report: Report) -> None:
+    """Resident memory, and memory of the records."""
+    names = [case.name for case in report.cases if case.name in ("resnet152", "opt_350m")]
+    lines = [run_worker("memory", name, what)[0] for name in names for what in ("bare", "profile", "whole")]
+    rows = [[line["model"], {"whole": "profile, reuse=False"}.get(line["what"], line["what"]), f"{line['before_bytes'] / MIB:.0f}",
+             f"{line['peak_bytes'] / MIB:.0f}"] for line in lines]
+    records = run_worker("records", "16", "64")
+    cells = []
+    for reuse in (True, False):
+        few, many = (line for line in records if line["reuse"] == reuse)
+        calls = many["calls"] - few["calls"]
+        cells.append([f"reuse={reuse}", f"{calls / 48:.0f}", f"{(many['peak_bytes'] - few['peak_bytes']) / calls:.0f}"])
+    report.targets.append(("bytes of memory per operator call, `reuse=False`", float(cells[1][2]), 500.0))
+    report.add("Memory", "Resident MiB of a fresh process, before its first step (libraries imported, the model built) and at its peak.", markdown(["model", "run", "before", "peak"], rows),
+               "What a further layer of an OPT adds to the most that Python holds during a profile (tracemalloc, from 16 to 64 layers). "
+               "Two steps are in the log.", markdown(["", "operator calls a layer", "bytes a call"], cells))
+
+
+def measure_llama(report: Report) -> None:
+    """The 405-billion-parameter Llama, from the callable that builds it."""
+    lines = {what: run_worker("memory", "llama_405b", what)[0] for what in ("bare", "profile")}
+    ours, bare = lines["profile"], lines["bare"]
+    report.targets += [("405-billion-parameter Llama: seconds", ours["seconds"], 5.0),
+                       ("405-billion-parameter Llama: resident MB", ours["peak_bytes"] / 1e6, 700.0)]
+    rows = [[what, f"{line['seconds']:.2f}", f"{line['peak_bytes'] / 1e6:.0f}"] for what, line in lines.items()]
+    rows.append(["profile / bare", *(format_ratio(ours[name] / bare[name]) for name in ("seconds", "peak_bytes"))])
+    report.add("A 405-billion-parameter Llama", "Built by a callable and profiled for one training step at 1×4096 in a fresh process "
+               "(building included, imports not), against building it on meta and one bare step.",
+               markdown(["", "seconds", "resident MB at the peak"], rows))
+
+
+def measure_imports(report: Report) -> None:
+    """What ``import analyzer`` adds to ``import torch``."""
+    found = time_imports(max(3, report.rounds))
+    adds = [statistics.median((ours[i] - alone[i]) / alone[i] for ours, alone in zip(found["analyzer"], found["torch"])) for i in (0, 1)]
+    report.targets.append(("import of analyzer beyond torch, to import of torch", adds[0], 0.15))
+    report.add("Import", f"Processes that import analyzer take {format_ratio(1 + adds[0])} times as long as those that import torch "
+               f"(processor time: {format_ratio(1 + adds[1])} times).")
+
+
+ROOMS = ("meta", "record", "memory", "fx", "profilers", "hardware")
+
+
+def room_of(path: str) -> str:
+    """Where the time of a function counts: a room of the package, torch, the model's library, or a built-in function.
+
+    >>> room_of("/x/analyzer/meta/dispatch.py"), room_of("/y/torch/nn/modules/module.py"), room_of("~"), room_of("/y/torchvision/models/resnet.py")
+    ('analyzer/meta', 'torch', 'built-in functions', 'model libraries')
+    """
+    parts = Path(path).parts
+    if path == "~":
+        return "built-in functions"
+    if "analyzer" in parts:
+        room = parts[parts.index("analyzer") + 1]
+        return f"analyzer/{room}" if room in ROOMS else "analyzer, other"
+    if "torch" in parts:
+        return "torch"
+    return "model libraries" if {"torchvision", "transformers"} & set(parts) else "Python"
+
+
+def measure_where(report: Report) -> None:
+    """Where the time of a profile goes, by cProfile."""
+    watch = cProfile.Profile()
+    for case in report.cases:
+        on = Prepared(case)
+        run = prepare("profile", on)
+        assert not isinstance(run, str), run
+        gc.collect()
+        watch.runcall(run)
+    rooms: Counter[str] = Counter()
+    functions: list[tuple[float, int, str]] = []
+    for (path, line, name), (_, calls, own, _, _) in pstats.Stats(watch).stats.items():  # type: ignore[attr-defined]
+        rooms[room_of(path)] += own
+        where = name if path == "~" else f"{'/'.join(Path(path).parts[-2:])}:{line} {name}"
+        functions.append((own, calls, where))
+    whole = sum(rooms.values())
+    share = [[room, f"{own / whole:.1%}"] for room, own in rooms.most_common()]
+    top = [[f"`{where}`", f"{own / whole:.1%}", f"{calls}"] for own, calls, where in sorted(functions, reverse=True)[:20]]
+    report.add("Where the time goes", f"`cProfile` over one warm `profile()` of each of the {len(report.cases)} models: the share of time "
+               "inside functions of each room themselves (measuring makes calls dearer than they are).", markdown(["room", "share"], share),
+               markdown(["function", "share", "calls"], top))
+
+
+SECTIONS: dict[str, Callable[[Report], None]] = {
+    "ratios": measure_ratios, "others": measure_others, "cold": measure_cold, "depth": measure_depth, "width": measure_width, "reuse": measure_reuse,
+    "memory": measure_memory, "llama": measure_llama, "import": measure_imports, "where": measure_where,
+}
+# Others last: some leave torch patched.
+ORDER = [name for name in SECTIONS if name != "others"] + ["others"]
+
+
+# -- the page ----------------------------------------------------------------------------------------------------
+
+
+def describe_machine() -> str:
+    """Processor, cores and memory, and how busy it was."""
+    model = platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        model = next((line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")), model)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    load = os.getloadavg()[0]
+    return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB; load average at the end {load:.1f}, one thread used"
+
+
+def write_page(report: Report, command: str) -> str:
+    """The whole page."""
+    targets = [[what, format_ratio(value) if value is None or value < 100 else f"{value:.0f}", f"{limit:g}", judge(value, limit)]
+               for what, value, limit in report.targets]
+    head = (f"# Performance\n\nWritten by `{command}` on {datetime.date.today().isoformat()}: Python {platform.python_version()}, "
+            f"torch {torch.__version__}; {describe_machine()}. No accelerator is used.\n\n"
+            "All comparisons are made in one process and in turn, and figures are medians of ratios within a round, unless a section says otherwise; "
+            "a busy machine lengthens both sides. Inputs are 8×3×224×224 images and 8×512 tokens, which change nothing: no data is computed.")
+    return "\n\n".join([head, "## Targets\n\n" + markdown(["", "figure", "at most", ""], targets), *report.sections]) + "\n"
+
+
+def choose_sections(text: str) -> list[str]:
+    """The sections that ``--only`` names, in the order they run."""
+    wanted = [word.strip() for word in text.split(",") if word.strip()]
+    unknown = [word for word in wanted if word not in SECTIONS]
+    if unknown:
+        raise SystemExit(f"--only {text}: {unknown[0]!r} is none of {', '.join(SECTIONS)}")
+    return [name for name in ORDER if not wanted or name in wanted]
+
+
+def main(argv: Iterable[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="SECTIONS", help=f"of {', '.join(SECTIONS)} (default all)")
+    parser.add_argument("--models", metavar="NAMES", help="some of the models")
+    parser.add_argument("--rounds", type=int, default=5, help="times that warm runs are repeated (default 5)")
+    parser.add_argument("--out", type=Path, help="where the page goes (default docs/performance.md if everything runs, else the screen)")
+    arguments = parser.parse_args(None if argv is None else list(argv))
+    chosen = choose_sections(arguments.only)
+    torch.set_num_threads(1)
+    import_libraries()
+    cases = CASES if arguments.models is None else [find_case(name) for name in arguments.models.split(",")]
+    report = Report(cases, arguments.rounds)
+    for name in chosen:
+        start = time.perf_counter()
+        say(f"{name} ...")
+        SECTIONS[name](report)
+        say(f"  took {time.perf_counter() - start:.0f} s")
+        gc.collect()
+    shown = [] if argv is None and len(sys.argv) == 1 else sys.argv[1:]
+    page = write_page(report, " ".join(["python -m benchmarks.speed", *shown]))
+    out = arguments.out or (PAGE if chosen == ORDER and arguments.models is None else None)
+    if out is None:
+        print(page)
+    else:
+        out.write_text(page, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""The traced module as an object: its input checks, edits, copies, and torch.fx's own tools on it."""
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from analyzer import symbolic_trace
+from analyzer.errors import InputError
+from analyzer.fx.graph_module import GraphModule
+
+X = torch.ones(3, 4)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("kept", torch.ones(4))
+        self.register_buffer("dropped", torch.ones(4), persistent=False)
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
+
+    def forward(self, x: Tensor, batch: Any = None, *rest: Tensor, factor: float = 2.0, **extra: Any) -> Tensor:
+        x = self.inner(self.fc(x)) * self.weight + self.kept + self.dropped
+        if batch is not None:
+            x = x + batch["items"][0]
+        for r in (*rest, *extra.values()):
+            x = x + r
+        return x * factor
+
+
+@pytest.fixture(scope="module")
+def gm() -> GraphModule:
+    return symbolic_trace(Model().eval(), meta_args={"x": X, "batch": {"items": [X]}, "rest": (X,), "bias": X})
+
+
+def good() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return (X, {"items": [X]}, X), {"bias": X}
+
+
+def change(place: str, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    (x, batch, rest), kwargs = good()
+    if place == "x":
+        return (value, batch, rest), kwargs
+    if place == "batch":
+        return (x, value, rest), kwargs
+    if place == "rest":
+        return (x, batch, *value), kwargs
+    return (x, batch, rest), {**kwargs, **value}
+
+
+TRACED = "but the graph was traced with float32[3, 4]"
+AGAIN = "; shapes and dtypes are constants of a traced graph: trace again with a tensor like this one in meta_args"
+BAD: dict[str, tuple[str, Any, str]] = {
+    "shape": ("x", torch.ones(2, 4), f"x: got float32[2, 4], {TRACED}{AGAIN}"),
+    "rank": ("x", torch.ones(4), f"x: got float32[4], {TRACED}{AGAIN}"),
+    "dtype": ("x", X.double(), f"x: got float64[3, 4], {TRACED}{AGAIN}"),
+    "no tensor": ("x", 3, f"x: got 3, {TRACED}"),
+    "nested": ("batch", {"items": [torch.ones(1)]}, f"batch['items'][0]: got float32[1], {TRACED}{AGAIN}"),
+    "missing item": ("batch", {"items": []}, "batch['items'][0]: missing; the graph was traced with float32[3, 4] there"),
+    "variable": ("rest", (torch.ones(1),), f"rest[0]: got float32[1], {TRACED}{AGAIN}"),
+    "too many": ("rest", (X, X), "*rest: got 2 values, but the graph was traced with 1"),
+    "constant": ("kwargs", {"factor": 3.0},
+                 "factor: got 3.0, but the graph was traced with the constant 2.0; trace again with the value that you want"),
+    "unknown name": ("kwargs", {"mask": X}, "mask: not given when the graph was traced; put it into meta_args"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_inputs_unlike_the_traced_ones(gm: GraphModule, case: str) -> None:
+    place, value, message = BAD[case]
+    args, kwargs = change(place, value)
+    with pytest.raises(InputError) as caught:
+        gm(*args, **kwargs)
+    assert str(caught.value) == message
+
+
+def test_good_inputs_and_the_switch(gm: GraphModule) -> None:
+    args, kwargs = good()
+    expected = gm(*args, **kwargs)
+    assert gm(*args, **kwargs, factor=2.0).equal(expected)
+    gm.checks_inputs = False
+    try:
+        assert gm(torch.ones(1, 4), {"items": [X]}, X, bias=X).equal(expected), "the operators broadcast"
+    finally:
+        gm.checks_inputs = True
+
+
+def test_missing_default_is_a_constant() -> None:
+    gm = symbolic_trace(Model(), meta_args={"x": X})
+    with pytest.raises(InputError) as caught:
+        gm(X, X)
+    assert str(caught.value) == "batch: got float32[3, 4], but the graph was traced with the constant None; trace again with the value that you want"
+
+
+def test_holds_only_what_the_graph_uses(gm: GraphModule) -> None:
+    assert {n for n, _ in gm.named_modules()} == {"", "inner", "inner.0", "inner.1", "fc"}
+    assert set(gm.state_dict()) == set(Model().state_dict())
+    assert not gm.training and not gm.inner.training
+    gm.load_state_dict(Model().state_dict())
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "copy", "pickle"])
+def test_copies(gm: GraphModule, how: str) -> None:
+    node = next(n for n in gm.graph.nodes if n.op == "call_module")
+    node.meta["info"] = {"fwd_flops": 7}
+    again = {"deepcopy": copy.deepcopy, "copy": copy.copy, "pickle": lambda m: pickle.loads(pickle.dumps(m))}[how](gm)
+    assert type(again).__mro__[1] is GraphModule and again.code == gm.code and again.meta == gm.meta
+    assert [(n.op, n.name, str(n.args), str(n.kwargs)) for n in again.graph.nodes] == [(n.op, n.name, str(n.args), str(n.kwargs))
+                                                                                      for n in gm.graph.nodes]
+    twin = next(n for n in again.graph.nodes if n.name == node.name)
+    assert twin.meta["info"] == {"fwd_flops": 7} and twin.meta["source"] == node.meta["source"]
+    twin.meta["region"] = ("changed",)
+    assert node.meta["region"] == ()
+    args, kwargs = good()
+    assert again(*args, **kwargs).equal(gm(*args, **kwargs))
+    with pytest.raises(InputError):
+        again(torch.ones(1))
+    assert (again.weight is gm.weight) == (how == "copy")
+    assert set(again.state_dict()) == set(gm.state_dict())
+
+
+def test_an_edit_of_the_graph(gm: GraphModule) -> None:
+    edited = copy.deepcopy(gm)
+    node = next(n for n in edited.graph.nodes if n.target == "add")
+    node.target = "sub"
+    edited.recompile()
+    assert ".sub(" in edited.code and ".sub(" not in gm.code
+    args, kwargs = good()
+    assert not edited(*args, **kwargs).equal(gm(*args, **kwargs))
+
+
+def test_torch_fx_tools() -> None:
+    gm = symbolic_trace(Model().eval(), meta_args={"x": X, "batch": {"items": [X]}})
+    expected = gm(X, {"items": [X]})
+    torch.testing.assert_close(fx.Interpreter(gm).run(X, {"items": [X]}), expected)
+    torch.testing.assert_close(fx.GraphModule(gm, copy.deepcopy(gm.graph))(X, {"items": [X]}), expected)
+    torch.testing.assert_close(fx.Transformer(gm).transform()(X, {"items": [X]}), expected)
+    assert "self.fc" in gm.print_readable(print_output=False)
+
+
+def test_retraced_by_torch_fx() -> None:
+    gm = symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), meta_args={"input": X})
+    again = fx.symbolic_trace(gm)
+    torch.testing.assert_close(again(X), gm(X))
+
+
+def test_long_graphs_pickle() -> None:
+    def f(x: Tensor) -> Tensor:
+        for _ in range(3000):
+            x = x + 1
+        return x
+
+    gm = symbolic_trace(f, meta_args={"x": X})
+    assert pickle.loads(pickle.dumps(gm))(X)[0, 0] == 3001
+    assert copy.deepcopy(gm)(X)[0, 0] == 3001

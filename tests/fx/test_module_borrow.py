@@ -1,0 +1,182 @@
+"""A borrowed module has stand-ins for all its tensors, in the order of Module.to, and is afterwards what it was."""
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import MetaTensor, MetaTensorMode
+from analyzer.fx.module_borrow import borrow_module
+from analyzer.meta.known_value import read_known
+
+CUDA = torch.device("cuda")
+
+
+class Config:
+    def __init__(self) -> None:
+        self.table = torch.ones(3)
+        self.size = 4
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+        self.register_buffer("ids", torch.arange(4))
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+        self.child = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        self.head = nn.Linear(4, 4, bias=False)
+        self.head.weight = self.weight
+        self.register_buffer("window", self.weight.detach()[1:3])
+        self.plain = torch.ones(2, requires_grad=True)
+        self.items = [torch.ones(1), ["x", torch.ones(2)], (torch.ones(3), 5)]
+        self.queue = deque([torch.ones(1)])
+        self.table = {"a": torch.ones(1), "again": self.weight}
+        self.hidden = [nn.Linear(2, 2)]
+        self.config = Config()
+        self.reference = weakref.ref(self.weight)
+        self.empty: dict[str, Any] = {}
+
+
+def names(triples: Any) -> list[str]:
+    return [path for path, _, _ in triples]
+
+
+def test_lists_what_stands_for_what() -> None:
+    model = Holder()
+    named = [name for name, _ in model.named_parameters()], [name for name, _ in model.named_buffers()]
+    originals = dict(model.named_parameters())
+    with MetaTensorMode(), borrow_module(model, CUDA) as borrowed:
+        assert (names(borrowed.parameters), names(borrowed.buffers)) == named
+        for path, stand_in, original in borrowed.parameters:
+            assert original is originals[path] and borrowed.stand_in_of(original) is stand_in and borrowed.original_of(stand_in) is original
+            assert type(stand_in) is MetaTensor and isinstance(stand_in, nn.Parameter) and stand_in.requires_grad
+            assert (stand_in.shape, stand_in.stride(), stand_in.dtype) == (original.shape, original.stride(), original.dtype)
+        assert dict(model.named_parameters())["weight"] is borrowed.parameters[0][1]
+        assert borrowed.modules[id(model.child[0])] == "child.0" and borrowed.root is model
+        assert all(t.device == torch.device("cuda", 0) for t in (*model.parameters(), *model.buffers()))
+
+
+def test_tied_and_shared_stay_so() -> None:
+    model = Holder()
+    with MetaTensorMode(), borrow_module(model) as borrowed:
+        assert model.head.weight is model.weight is model.table["again"] is model.reference()
+        assert model.window.data_ptr() == model.weight.data_ptr() + 16 and model.window.shape == (2, 4)
+        assert len(borrowed.parameters) == len(list(model.parameters()))
+
+
+def test_reaches_containers_objects_and_unregistered_modules() -> None:
+    model = Holder()
+    with MetaTensorMode(), borrow_module(model, CUDA):
+        held = [model.plain, model.items[0], model.items[1][1], model.items[2][0], model.queue[0], model.table["a"], model.hidden[0].weight,
+                model.config.table]
+        assert [type(t) for t in held] == [MetaTensor] * len(held)
+        assert model.plain.requires_grad and model.items[2][1] == 5 and model.config.size == 4
+    assert not any(isinstance(t, MetaTensor) for t in (model.plain, model.items[0], model.items[2][0], model.queue[0], model.config.table,
+                                                       model.hidden[0].weight, model.reference()))
+
+
+def test_reads_no_contents_but_of_small_integers() -> None:
+    model = Holder()
+    with MetaTensorMode(), borrow_module(model):
+        assert (model.ids + 1).tolist() == [1, 2, 3, 4]
+        assert read_known(model.mean) is None and read_known(model.weight) is None
+        model.ids.zero_()
+        model.mean.add_(1)
+    assert model.ids.tolist() == [0, 1, 2, 3] and model.mean.tolist() == [0.0] * 4
+
+
+def test_order_of_allocation_is_that_of_to() -> None:
+    """Module._apply: children first, then own parameters, then buffers (torch/nn/modules/module.py)."""
+    def storages(model: nn.Module) -> list[tuple[str, int]]:
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        return sorted((t.data_ptr(), n) for n, t in tensors if n != "window")  # type: ignore[return-value]
+
+    with MetaTensorMode():
+        moved = Holder().cuda()
+        order = [n for _, n in storages(moved)]
+    model = Holder()
+    with MetaTensorMode(), borrow_module(model, CUDA):
+        assert [n for _, n in storages(model)] == order
+
+
+def test_claims() -> None:
+    def claims(model: nn.Module, claim: torch.device | None) -> list[str]:
+        with MetaTensorMode(), borrow_module(model, claim):
+            return [str(t.device) for t in (*model.parameters(), *model.buffers())]
+
+    with MetaTensorMode():
+        on_host = nn.BatchNorm1d(2)
+        mixed = nn.BatchNorm1d(2).cuda()
+        mixed.running_mean = mixed.running_mean.cpu()
+    with torch.device("meta"):
+        meta = nn.Linear(2, 2)
+    assert claims(nn.Linear(2, 2), None) == claims(meta, None) == ["cpu", "cpu"]
+    assert claims(nn.Linear(2, 2), CUDA) == claims(meta, CUDA) == ["cuda:0", "cuda:0"]
+    assert claims(on_host, None) == ["cpu"] * 5 and claims(on_host, CUDA) == ["cuda:0"] * 5
+    assert claims(mixed, CUDA) == ["cuda:0", "cuda:0", "cpu", "cuda:0", "cuda:0"], "put where they are by the user"
+
+
+def test_lazy_modules_stay_lazy() -> None:
+    model = nn.LazyLinear(3)
+    parameter = model.weight
+    with MetaTensorMode(), borrow_module(model):
+        assert isinstance(model.weight, nn.UninitializedParameter) and model.weight is not parameter
+        model.__class__, model.in_features = nn.Linear, 5  # as its first forward does
+        del model.weight
+    assert model.weight is parameter
+    assert type(model) is nn.LazyLinear and isinstance(model.weight, nn.UninitializedParameter) and model.in_features == 0
+    assert len(model._forward_pre_hooks) == 1
+
+
+def test_recurrent_layers_find_their_weights() -> None:
+    model = nn.LSTM(3, 4)
+    with MetaTensorMode(), borrow_module(model):
+        assert model._flat_weights[0] is model.weight_ih_l0 is model._flat_weight_refs[0]()
+        assert model(torch.ones(2, 3))[0].shape == (2, 4)
+    assert model._flat_weights[0] is model.weight_ih_l0 is model._flat_weight_refs[0]()
+
+
+def test_given_back_after_an_exception() -> None:
+    model = Holder()
+    weight, items = model.weight, list(model.items)
+    with pytest.raises(KeyboardInterrupt), MetaTensorMode(), borrow_module(model):
+        model.items.append(model.weight)
+        model.empty["x"] = 1
+        del model.child
+        model.new = 3
+        model.train(False)
+        raise KeyboardInterrupt
+    assert model.weight is weight and model.items == items and model.empty == {} and not hasattr(model, "new")
+    assert len(model.child) == 2 and model.training and model.child[0].training
+
+
+def test_twice_and_nested() -> None:
+    model = nn.Linear(2, 2)
+    weight = model.weight
+    with MetaTensorMode():
+        with borrow_module(model) as first:
+            with borrow_module(model, CUDA) as second:
+                assert second.parameters[0][2] is first.parameters[0][1] and model.weight.device.type == "cuda"
+            assert model.weight is first.parameters[0][1]
+        assert model.weight is weight
+        with borrow_module(model, CUDA):
+            assert model.weight.device.type == "cuda"
+    assert model.weight is weight
+
+
+def test_is_quick() -> None:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)) for _ in range(333)])  # 1,000 modules
+    seconds = []
+    with MetaTensorMode():
+        for _ in range(5):
+            start = time.perf_counter()
+            with borrow_module(model, CUDA):
+                pass
+            seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.2, "20 ms alone on one core"

@@ -1,0 +1,157 @@
+"""The memory events and the timeline: replayed, they give what the log says."""
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from analyzer import ProfileOptions, profile
+from analyzer.errors import InputError
+from analyzer.memory.allocator import AllocatorOptions, CachingAllocator
+from analyzer.memory.timeline import change_pages
+from analyzer.meta.address_space import HostMemory
+
+MIB = 2**20
+
+
+def replay(events):
+    """Peak of allocated and of reserved bytes, what is left, and the levels after each event; addresses never overlap."""
+    live: dict[int, int] = {}
+    allocated = reserved = peak_allocated = peak_reserved = 0
+    levels = set()
+    for event in events:
+        if event.action == "alloc":
+            assert all(event.address + event.bytes <= a or a + n <= event.address for a, n in live.items())
+            live[event.address] = event.bytes
+            allocated += event.bytes
+        elif event.action == "free":
+            assert live.pop(event.address) == event.bytes
+            allocated -= event.bytes
+        else:
+            reserved += event.bytes if event.action in ("segment_alloc", "segment_map") else -event.bytes
+        peak_allocated, peak_reserved = max(peak_allocated, allocated), max(peak_reserved, reserved)
+        levels.add((allocated, reserved))
+    return peak_allocated, peak_reserved, allocated, levels
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+def convolutions():
+    return nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten())
+
+
+CASES = {
+    "linear": (lambda: nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 8)), (256, 512), {}),
+    "checkpointed": (Checkpointed, (1024, 512), {}),
+    "convolutions": (convolutions, (8, 3, 64, 64), {}),
+    "autocast": (convolutions, (8, 3, 64, 64), {"autocast": torch.bfloat16}),
+    "inference": (convolutions, (8, 3, 64, 64), {"mode": "infer"}),
+    "one step": (convolutions, (8, 3, 64, 64), {"options": ProfileOptions(steps=1)}),
+    "expandable": (convolutions, (8, 3, 64, 64), {"options": ProfileOptions(allocator=AllocatorOptions(expandable_segments=True))}),
+    "on the host": (convolutions, (8, 3, 64, 64), {"device": "cpu"}),
+    "run, not replayed": (convolutions, (8, 3, 64, 64), {"reuse": False}),
+    "short of memory": (Checkpointed, (1024, 512), {"options": ProfileOptions(capacity_bytes=140 * MIB)}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_events_replay_to_the_peak(name):
+    model, shape, more = CASES[name]
+    more = {"optimizer": None if more.get("mode") == "infer" else "adamw", **more}
+    p = profile(model, args=(torch.empty(shape),), **more)
+    assert (p.out_of_memory is not None) == (name == "short of memory")
+    peak_allocated, peak_reserved, left, levels = replay(p.memory_events)
+    assert peak_allocated == p.peak_allocated_bytes == max(point.allocated_bytes for point in p.timeline)
+    if p.peak_reserved_bytes is None:
+        assert peak_reserved == 0 and {point.reserved_bytes for point in p.timeline} == {None}
+    else:
+        assert peak_reserved == p.peak_reserved_bytes == max(point.reserved_bytes for point in p.timeline)
+    assert left == p.timeline[-1].allocated_bytes
+    if p.out_of_memory is None:
+        assert left == list(p.phases.values())[-1].allocated_bytes
+    else:
+        assert left == p.out_of_memory.allocated_bytes
+    reached = {allocated for allocated, _ in levels}
+    assert all(point.allocated_bytes in reached for point in p.timeline)
+    assert [phase for phase in dict.fromkeys(point.phase for point in p.timeline) if phase in p.phases] == [
+        phase for phase in p.phases if any(point.phase == phase for point in p.timeline)]
+
+
+def test_every_view_shows_them():
+    p = profile(convolutions, args=(torch.empty(8, 3, 64, 64),), optimizer="adamw")
+    snapshot = p.to_memory_snapshot()
+    assert sum(s["total_size"] for s in snapshot["segments"]) == p.phases["zero_grad"].reserved_bytes
+    assert sum(s["allocated_size"] for s in snapshot["segments"]) == p.phases["zero_grad"].allocated_bytes
+    assert len(snapshot["device_traces"][0]) > len(p.memory_events)
+    assert "no memory timeline" not in p.to_html()
+    assert any(e["ph"] == "C" and e["args"]["allocated"] == p.peak_allocated_bytes for e in p.to_chrome_trace()["traceEvents"])
+    assert type(p).from_json(p.to_json()) == p
+
+
+def test_segments_of_expandable_pages_are_said_to_be():
+    p = profile(convolutions, args=(torch.empty(8, 3, 64, 64),), options=ProfileOptions(allocator=AllocatorOptions(expandable_segments=True)))
+    segments = p.to_memory_snapshot()["segments"]
+    assert all(s["is_expandable"] for s in segments)
+    assert sum(s["total_size"] for s in segments) == p.phases["zero_grad"].reserved_bytes
+
+
+def test_who_asked_and_for_what():
+    p = profile(lambda: nn.Sequential(nn.Linear(512, 2048, bias=False), nn.ReLU()), args=(torch.empty(256, 512),), optimizer="adam")
+    blocks = {(e.label, e.category, e.bytes) for e in p.memory_events if e.action == "alloc"}
+    weight, hidden = 4 * 512 * 2048, 4 * 256 * 2048
+    # what was there before the last step, then what that step made: ReLU's output is saved, its input is not
+    assert {("0.weight", "parameter", weight), ("input", "input", 4 * 256 * 512), ("_1", "activation", hidden), ("_0", "temporary", hidden),
+            ("cublas workspace, forward thread", "workspace", 32 * MIB), ("loss", "loss", 512)} <= blocks
+    categories = {category: sum(b for _, c, b in blocks if c == category) for category in ("gradient", "optimizer state")}
+    assert categories["gradient"] == weight
+    assert {e.category for e in p.memory_events if e.action.startswith("segment")} == {""}
+
+
+def test_without_events_the_snapshot_tells_how_to_get_them():
+    p = profile(nn.Linear(8, 8), args=(torch.empty(2, 8),), mode="infer", options=ProfileOptions(keep_events=False))
+    assert p.memory_events == p.timeline == ()
+    with pytest.raises(InputError, match=r"keep_events=True"):
+        p.to_memory_snapshot()
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(1, 10)), max_size=30))
+def test_pages_are_a_set(changes):
+    pages, expected = [], set()
+    for is_map, start, size in changes:
+        pages = change_pages(pages, "segment_map" if is_map else "segment_unmap", start, size)
+        expected = expected | set(range(start, start + size)) if is_map else expected - set(range(start, start + size))
+        assert {i for s, e in pages for i in range(s, e)} == expected
+        assert all(a[1] < b[0] for a, b in zip(pages, pages[1:]))
+
+
+@pytest.mark.parametrize("memory", [CachingAllocator, HostMemory])
+@given(acts=st.lists(st.one_of(st.integers(1, 4 * MIB), st.sampled_from(["free", "reset", "lap"])), max_size=40))
+def test_peaks_of_a_lap_and_peaks_of_the_user_do_not_disturb_one_another(memory, acts):
+    memory = memory()
+    blocks, lap, user = [], 0, 0
+    for act in acts:
+        if act == "free":
+            if blocks:
+                memory.free(blocks.pop())
+        elif act == "reset":
+            memory.reset_peaks()
+            user = memory.allocated_bytes
+        elif act == "lap":
+            memory.begin_lap()
+            lap = memory.allocated_bytes
+        else:
+            blocks.append(memory.allocate(act))
+        lap, user = max(lap, memory.allocated_bytes), max(user, memory.allocated_bytes)
+        assert (memory.lap_peaks()[0], memory.peak_allocated_bytes) == (lap, user)

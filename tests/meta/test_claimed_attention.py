@@ -1,0 +1,235 @@
+"""The attention kernel that the claimed GPU would run, and what it returns and saves."""
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+
+from analyzer import MetaTensorMode
+from analyzer.hardware import find_device
+from analyzer.meta.claimed_device_spec import claiming
+
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
+KERNELS = {"_scaled_dot_product_cudnn_attention": CUDNN, "_scaled_dot_product_flash_attention": FLASH,
+           "_scaled_dot_product_efficient_attention": EFFICIENT}
+
+
+class Recorder:
+    """Keeps the calls that the mode reports."""
+
+    def __init__(self):
+        self.calls = []
+
+    def called(self, signature, inputs, outputs):
+        self.calls.append(signature)
+
+    def took_workspace(self, *args): ...
+    def kept_workspace(self, *args): ...
+
+    def where(self):
+        return ""
+
+    def names(self):
+        return [c.op._schema.name.removeprefix("aten::") for c in self.calls]
+
+    def find(self, name):
+        return [c for c in self.calls if c.op._schema.name == f"aten::{name}"]
+
+
+@pytest.fixture
+def recorder():
+    with MetaTensorMode() as mode:
+        mode.state.recorder = Recorder()
+        yield mode.state.recorder
+
+
+def gpu(capability):
+    return dataclasses.replace(find_device("h200"), name=f"sm{capability}", aliases=(), compute_capability=capability)
+
+
+def attend(recorder, dtype, size=64, heads=4, kv_heads=None, length=128, kv_length=None, value_size=None, grad=True, mask=None, **options):
+    """The kernel and the output of attention on (2, heads, length, size); ``mask`` makes one from (length, kv_length)."""
+    kv_heads, kv_length = kv_heads or heads, kv_length or length
+    query, key, value = (torch.rand(2, h, n, s, dtype=dtype, device="cuda", requires_grad=grad)
+                         for h, n, s in ((heads, length, size), (kv_heads, kv_length, size), (kv_heads, kv_length, value_size or size)))
+    attn_mask = mask and mask(length, kv_length)
+    recorder.calls.clear()
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask, **options)
+    found = {KERNELS[n] for n in recorder.names() if n in KERNELS}
+    return found.pop() if found else MATH, out
+
+
+def boolean(rows, columns):
+    return torch.ones(rows, columns, dtype=torch.bool, device="cuda")
+
+
+def additive(dtype, requires_grad=False):
+    return lambda rows, columns: torch.rand(rows, columns, dtype=dtype, device="cuda", requires_grad=requires_grad)
+
+
+def strided(rows, columns):
+    return torch.rand(columns, rows, dtype=FP32, device="cuda").t()
+
+
+# The rules of sdp_utils.cpp, each at its border. Rows without a source say what an H200 did (torch 2.11, cuDNN 9.19).
+HOPPER = [
+    (CUDNN, BF16, {}),                                              # measured: every 16-bit attention
+    (CUDNN, FP16, dict(is_causal=True)),
+    (CUDNN, BF16, dict(dropout_p=0.1)),                             # measured: BERT and GPT-2
+    (CUDNN, BF16, dict(mask=boolean)),
+    (CUDNN, BF16, dict(mask=additive(BF16))),
+    (CUDNN, BF16, dict(kv_heads=2, enable_gqa=True)),               # measured: grouped queries of Llama and Qwen3
+    (CUDNN, BF16, dict(size=128)),
+    (CUDNN, BF16, dict(size=192, value_size=128)),                  # check_cudnn_tensor_shapes: the one pair above 128
+    (FLASH, BF16, dict(size=136)),                                  # above 128
+    (FLASH, BF16, dict(size=100)),                                  # no multiple of 8
+    (FLASH, BF16, dict(kv_length=1)),                               # cuDNN: no key of length 1
+    (CUDNN, BF16, dict(length=1, kv_length=128)),
+    (FLASH, BF16, dict(length=1, kv_length=128, dropout_p=0.1)),    # cuDNN: no query of length 1 with dropout
+    (EFFICIENT, BF16, dict(size=264)),                              # flash ends at 256
+    (EFFICIENT, BF16, dict(size=136, is_causal=True, kv_length=64)),   # flash: causal needs a square
+    (EFFICIENT, BF16, dict(size=136, mask=boolean)),                # flash takes no mask
+    (MATH, BF16, dict(size=260)),                                   # efficient: multiples of 8 for halves
+    (MATH, BF16, dict(mask=additive(BF16, requires_grad=True), size=260)),
+    (EFFICIENT, BF16, dict(mask=additive(BF16, requires_grad=True))),  # cuDNN gives a mask no gradient
+    (EFFICIENT, FP32, {}),                                          # measured: every float32 attention
+    (EFFICIENT, FP32, dict(mask=additive(FP32))),
+    (EFFICIENT, FP32, dict(size=4)),
+    (MATH, FP32, dict(size=6)),                                     # multiples of 4 for float32
+    (MATH, FP32, dict(kv_heads=2, enable_gqa=True)),                # measured: Llama in float32
+    (MATH, FP32, dict(mask=strided)),                               # measured: T5, whose position bias is a transposed view
+    (MATH, FP64, {}),
+]
+
+
+@pytest.mark.parametrize(("kernel", "dtype", "options"), HOPPER)
+def test_hopper_runs_the_kernel_that_pytorch_chooses(recorder, kernel, dtype, options):
+    assert attend(recorder, dtype, **options)[0] == kernel
+
+
+@pytest.mark.parametrize(
+    ("capability", "kernel", "dtype", "options"),
+    [
+        ((10, 0), CUDNN, BF16, {}),
+        ((8, 0), FLASH, BF16, {}),                                  # cuDNN comes last there
+        ((8, 0), EFFICIENT, BF16, dict(mask=boolean)),
+        ((8, 0), EFFICIENT, FP32, {}),
+        ((8, 0), FLASH, BF16, dict(size=256)),
+        ((8, 6), EFFICIENT, BF16, dict(size=200)),                  # flash: no backward between 192 and 224 on 8.6 to 8.9
+        ((8, 6), FLASH, BF16, dict(size=200, grad=False)),
+        ((8, 9), FLASH, BF16, dict(size=232)),
+        ((8, 9), EFFICIENT, BF16, dict(size=232, dropout_p=0.1)),
+        ((7, 5), EFFICIENT, FP16, {}),                              # before 8.0: neither flash nor cuDNN
+        ((7, 5), MATH, BF16, {}),                                   # nor bfloat16
+        ((7, 5), EFFICIENT, FP32, dict(size=6)),                    # nor an alignment for float32
+    ],
+)
+def test_other_generations_have_other_kernels(recorder, capability, kernel, dtype, options):
+    with claiming(gpu(capability)):
+        assert attend(recorder, dtype, **options)[0] == kernel
+
+
+@pytest.mark.parametrize("backend", [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
+                                     SDPBackend.MATH])
+def test_the_switches_of_the_user_are_followed(recorder, backend):
+    with sdpa_kernel(backend):
+        assert attend(recorder, BF16)[0] == {0: MATH, 1: FLASH, 2: EFFICIENT, 3: CUDNN}[int(backend.value)]
+
+
+def test_a_priority_of_the_user_comes_before_the_devices(recorder):
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION], set_priority=True):
+        assert attend(recorder, BF16)[0] == EFFICIENT
+
+
+def test_without_a_kernel_the_error_repeats_the_call_and_names_the_switch(recorder):
+    message = r"No available kernel.*'dtype': 'torch.float32'.*sdpa_kernel"
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match=message):
+        attend(recorder, FP32)
+
+
+def test_tensors_that_claim_the_host_run_as_without_a_gpu(recorder):
+    q = torch.rand(1, 2, 8, 16, dtype=BF16)
+    F.scaled_dot_product_attention(q, q, q)
+    assert not set(recorder.names()) & set(KERNELS)
+
+
+def test_wrong_arguments_get_the_message_of_torch(recorder):
+    q = torch.rand(1, 2, 8, 16, device="cuda")
+    with pytest.raises(RuntimeError, match="Expected query, key, and value to have the same dtype"):
+        F.scaled_dot_product_attention(q, q.half(), q)
+
+
+def specs(call):
+    return [(tuple(s), s.dtype, s.device) for s in call.outputs]
+
+
+SEED = ((), torch.int64, "cuda:0")
+HOST_SEED = ((), torch.int64, "cpu")
+
+
+def test_cudnn_returns_logarithms_of_sums_where_a_gradient_is_needed_and_two_seeds(recorder):
+    attend(recorder, BF16)
+    (call,) = recorder.find("_scaled_dot_product_cudnn_attention")
+    assert specs(call) == [((2, 4, 128, 64), BF16, "cuda:0"), ((2, 4, 128, 1), FP32, "cuda:0"), SEED, SEED]
+    with torch.no_grad():
+        attend(recorder, BF16)
+    (call,) = recorder.find("_scaled_dot_product_cudnn_attention")
+    assert specs(call) == [((2, 4, 128, 64), BF16, "cuda:0"), SEED, SEED]
+
+
+def test_the_efficient_kernel_pads_its_sums_to_32_and_keeps_seeds_on_the_host(recorder):
+    attend(recorder, FP32, length=100)
+    (call,) = recorder.find("_scaled_dot_product_efficient_attention")
+    assert specs(call) == [((2, 4, 100, 64), FP32, "cuda:0"), ((2, 4, 128), FP32, "cuda:0"), HOST_SEED, HOST_SEED]
+
+
+def test_flash_pads_the_head_size_to_8_keeps_the_scale_and_cuts_the_output(recorder):
+    _, out = attend(recorder, BF16, size=100)
+    (call,) = recorder.find("_scaled_dot_product_flash_attention")
+    assert [tuple(s) for s in call.inputs] == [(2, 4, 128, 104)] * 3
+    assert call.kwargs["scale"] == pytest.approx(100**-0.5)
+    assert out.shape == (2, 4, 128, 100)
+
+
+@pytest.mark.parametrize(
+    ("columns", "padded"),
+    [(128, None), (100, 104)],  # a row of 128 is aligned to 8; one of 100 is padded, and the pad cut off again by a view
+)
+def test_the_efficient_kernel_gets_an_aligned_mask(recorder, columns, padded):
+    attend(recorder, FP32, length=64, kv_length=columns, mask=boolean)
+    (call,) = recorder.find("_scaled_dot_product_efficient_attention")
+    mask = call.args[3]
+    assert (tuple(mask), mask.dtype) == ((2, 4, 64, columns), FP32)
+    assert mask.stride[-2:] == (padded or columns, 1)
+    assert [tuple(c.outputs[0]) for c in recorder.find("constant_pad_nd")] == ([(64, padded)] if padded else [])
+
+
+def real_calls(run):
+    """How often torch's own CPU kernels run which operator, from its profiler: no mode and no subclass is there to be seen."""
+    with profile(activities=[ProfilerActivity.CPU]) as prof:
+        run()
+    return Counter(e.name.removeprefix("aten::") for e in prof.events())
+
+
+@pytest.mark.parametrize("options", [{}, dict(is_causal=True), dict(mask=FP32), dict(mask=torch.bool)])
+def test_the_plain_products_are_those_that_torch_runs_on_tensors_with_data(options):
+    def run(device):
+        x = torch.rand(2, 4, 16, 8, device=device)
+        dtype = options.get("mask")
+        mask = None if dtype is None else torch.ones(16, 16, dtype=dtype, device=device)
+        with sdpa_kernel(SDPBackend.MATH):
+            F.scaled_dot_product_attention(x, x, x, attn_mask=mask, is_causal="is_causal" in options)
+
+    real = real_calls(lambda: run("cpu"))
+    with MetaTensorMode() as mode:
+        mode.state.recorder = Recorder()
+        run("cuda")
+        mine = Counter(mode.state.recorder.names())
+    for name in ("bmm", "add", "add_", "_safe_softmax", "tril", "ones", "logical_not"):
+        assert mine[name] == real[name], name

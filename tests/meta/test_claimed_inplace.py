@@ -1,0 +1,121 @@
+"""Where torch works in place on tensors with data, the simulation does too. The oracle is torch's own CPU run, seen by its profiler."""
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
+
+from analyzer import MetaTensorMode
+
+NAMES = {"add", "add_", "scatter", "scatter_", "scatter_add", "scatter_add_", "index_add", "index_add_", "index_put", "_index_put_impl_"}
+
+
+class Recorder:
+    def __init__(self):
+        self.calls = []
+
+    def called(self, signature, inputs, outputs):
+        self.calls.append(signature)
+
+    def took_workspace(self, *args): ...
+    def kept_workspace(self, *args): ...
+
+    def where(self):
+        return ""
+
+
+def leaf(*shape, device):
+    return torch.rand(*shape, device=device, requires_grad=True)
+
+
+def residual(device):
+    x, w = leaf(4, 8, device=device), leaf(8, 8, device=device)
+    y = x * 1.0
+    (y.exp() + y @ w + y.sin() + y).sum().backward()
+
+
+def one_weight_used_thrice(device):
+    x, w = leaf(4, 8, device=device), leaf(8, 8, device=device)
+    (((x @ w).relu() @ w).relu() @ w).sum().backward()
+
+
+def two_backward_passes(device):
+    x, w = leaf(4, 8, device=device), leaf(8, 8, device=device)
+    for _ in range(2):
+        (x @ w).exp().sum().backward()
+
+
+def sum_inside_a_formula(device):
+    x = leaf(4, 8, device=device) * 1.0
+    variance, mean = torch.var_mean(x)
+    (variance + mean).backward()
+
+
+def sum_written_by_the_user(device):
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2 + grad
+
+    x = leaf(4, 8, device=device) * 1.0
+    (Twice.apply(x) + x.exp()).sum().backward()
+
+
+def gradient_held_by_a_hook(device):
+    x = leaf(4, 8, device=device) * 1.0
+    held = []
+    c = x + x.exp()  # the gradient of c is also the first one of x
+    c.register_hook(held.append)
+    (c * c).sum().backward()
+    assert len(held) == 1
+
+
+def index_of(device, shape=(3,)):
+    return torch.zeros(shape, dtype=torch.int64, device=device)
+
+
+CASES = {
+    "residual connections": residual,
+    "one weight used thrice": one_weight_used_thrice,
+    "two backward passes": two_backward_passes,
+    "a sum inside a backward formula": sum_inside_a_formula,
+    "a sum that the user's backward writes": sum_written_by_the_user,
+    "a gradient that a hook holds": gradient_held_by_a_hook,
+    "gather": lambda device: leaf(4, 6, device=device).gather(1, index_of(device, (4, 3))).sum().backward(),
+    "index_select": lambda device: leaf(4, 6, device=device).index_select(1, index_of(device)).sum().backward(),
+    "index": lambda device: leaf(4, 6, device=device)[index_of(device)].sum().backward(),
+    "index_put of the user": lambda device: leaf(4, 6, device=device).index_put((index_of(device),), torch.ones(6, device=device), True),
+    "max": lambda device: leaf(4, 6, device=device).max(1).values.sum().backward(),
+    "topk": lambda device: leaf(4, 6, device=device).topk(2).values.sum().backward(),
+    "sort": lambda device: leaf(4, 6, device=device).sort().values.sum().backward(),
+    "linear on a transposed input": lambda device: F.linear(torch.rand(8, 3, 5, device=device).permute(1, 2, 0),
+                                                            torch.rand(7, 8, device=device), torch.rand(7, device=device)),
+}
+
+
+def outermost(events):
+    """Names among NAMES that no other of them called."""
+    for event in events:
+        parent = event.cpu_parent
+        while parent is not None and parent.name.removeprefix("aten::") not in NAMES:
+            parent = parent.cpu_parent
+        if parent is None and event.name.removeprefix("aten::") in NAMES:
+            yield event.name.removeprefix("aten::")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_simulation_works_in_place_where_torch_does(name):
+    with profile(activities=[ProfilerActivity.CPU]) as prof:
+        CASES[name]("cpu")
+    with MetaTensorMode() as mode:
+        mode.state.recorder = recorder = Recorder()
+        CASES[name]("cuda")
+    mine = [n for c in recorder.calls if (n := c.op._schema.name.removeprefix("aten::")) in NAMES]
+    assert Counter(mine) == Counter(outermost(prof.events())) != Counter()

@@ -1,0 +1,215 @@
+"""Single operators whose path on the claimed GPU is another than on meta, and the place of such paths in the dispatcher."""
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from analyzer import MetaTensorMode
+from analyzer.meta.claimed import claimed_kernels
+from analyzer.meta.claimed_device_spec import claimed_spec
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+class Recorder:
+    def __init__(self):
+        self.calls = []
+
+    def called(self, signature, inputs, outputs):
+        self.calls.append(signature)
+
+    def took_workspace(self, *args): ...
+    def kept_workspace(self, *args): ...
+
+    def where(self):
+        return ""
+
+    def names(self):
+        return [c.op._schema.name.removeprefix("aten::") for c in self.calls]
+
+    def find(self, name):
+        return [c for c in self.calls if c.op._schema.name == f"aten::{name}"]
+
+
+@pytest.fixture
+def mode():
+    with MetaTensorMode() as mode:
+        mode.state.recorder = Recorder()
+        yield mode
+
+
+def rand(*shape, dtype=FP32, grad=True, device="cuda"):
+    return torch.rand(*shape, dtype=dtype, device=device, requires_grad=grad)
+
+
+@pytest.mark.parametrize(
+    ("run", "fused"),
+    [
+        (lambda: F.dropout(rand(4, 5), 0.1, True), True),
+        (lambda: torch.nn.Dropout(0.5).train()(rand(4, 5)), True),
+        (lambda: rand(4, 5).clone().dropout(0.1, True) if hasattr(torch.Tensor, "dropout") else torch.dropout(rand(4, 5), 0.1, True), True),
+        (lambda: F.dropout(rand(4, 5), 0.1, False), False),
+        (lambda: F.dropout(rand(4, 5), 0.0, True), False),
+        (lambda: F.dropout(rand(4, 5), 1.0, True), False),
+        (lambda: F.dropout(rand(0, 5), 0.1, True), False),
+        (lambda: F.dropout(rand(4, 5, grad=False), 0.1, True, inplace=True), False),
+        (lambda: F.dropout2d(rand(4, 5, 2, 2), 0.1, True), False),
+        (lambda: F.alpha_dropout(rand(4, 5), 0.1, True), False),
+        (lambda: F.dropout(rand(4, 5, device="cpu"), 0.1, True), False),
+    ],
+)
+def test_dropout_is_fused_where_cuda_fuses_it(mode, run, fused):
+    run()
+    assert ("native_dropout" in mode.state.recorder.names()) is fused
+
+
+def test_fused_dropout_saves_booleans(mode):
+    F.dropout(rand(4, 5, dtype=BF16), 0.1, True).sum().backward()
+    (forward,), (backward,) = mode.state.recorder.find("native_dropout"), mode.state.recorder.find("native_dropout_backward")
+    assert [(tuple(s), s.dtype) for s in forward.outputs] == [((4, 5), BF16), ((4, 5), torch.bool)]
+    assert backward.inputs[1].dtype is torch.bool
+
+
+def test_dropout_that_c_code_calls_is_fused_too(mode):
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        F.scaled_dot_product_attention(*[rand(2, 2, 8, 8)] * 3, dropout_p=0.1)
+    assert len(mode.state.recorder.find("native_dropout")) == 1
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize(("dtype", "converts"), [(FP16, False), (BF16, True)])
+def test_a_float32_softmax_of_float16_needs_no_copy(mode, name, dtype, converts):
+    x = rand(4, 5, dtype=dtype)
+    mode.state.recorder.calls.clear()
+    out = getattr(torch, name)(x, -1, dtype=FP32)
+    assert out.dtype is FP32
+    assert ("_to_copy" in mode.state.recorder.names()) is converts
+    (call,) = mode.state.recorder.find(f"_{name}")
+    assert call.args[2] is not converts  # half_to_float
+
+
+@pytest.mark.parametrize("name", ["silu", "mish"])
+def test_the_backward_of_an_activation_is_one_kernel(mode, name):
+    x = rand(4, 5)
+    getattr(F, name)(x).sum().backward()
+    assert len(mode.state.recorder.find(f"{name}_backward")) == 1
+    assert "sigmoid" not in mode.state.recorder.names() and x.grad.shape == (4, 5)
+
+
+def test_double_backward_is_composed_as_torch_composes_it(mode):
+    x = rand(4, 5)
+    (grad,) = torch.autograd.grad(F.silu(x).sum(), x, create_graph=True)
+    grad.sum().backward()
+    assert x.grad.shape == (4, 5) and mode.state.recorder.find("silu_backward") == []
+
+
+def test_logsigmoid_saves_no_buffer(mode):
+    F.logsigmoid(rand(4, 5)).sum().backward()
+    (call,) = mode.state.recorder.find("log_sigmoid_forward")
+    assert [s.numel for s in call.outputs] == [20, 0]
+
+
+def test_one_hot_scatters_into_zeros(mode):
+    classes = torch.randint(0, 7, (3, 4), device="cuda")
+    mode.state.recorder.calls.clear()
+    out = F.one_hot(classes, 7)
+    assert (tuple(out.shape), out.dtype) == ((3, 4, 7), torch.int64)
+    assert mode.state.recorder.names() == ["zeros", "unsqueeze", "scatter_"]
+    assert out.sum(-1).nonzero().shape[0] == 12  # each row has its one
+    assert out.permute(2, 0, 1)[0].nonzero().shape[0] == 2  # and each class a seventh of twelve, rounded
+
+
+def test_known_classes_stay_known(mode):
+    assert F.one_hot(torch.tensor([1, 0], device="cuda"), 3).tolist() == [[0, 1, 0], [1, 0, 0]]
+
+
+def test_bincount_has_as_many_bins_as_asked_for(mode):
+    assert torch.bincount(torch.randint(0, 4, (10,), device="cuda"), minlength=4).shape == (4,)
+    assert any("bincount" in text for text in mode.state.assumptions)
+    assert torch.bincount(torch.tensor([1, 1, 4], device="cuda"), minlength=2).tolist() == [0, 2, 0, 0, 1]
+
+
+def test_ctc_loss_with_tensor_lengths(mode):
+    log_probs = rand(20, 3, 7).log_softmax(-1)
+    lengths = torch.tensor([20, 20, 20]), torch.tensor([5, 5, 5])
+    F.ctc_loss(log_probs, torch.randint(1, 7, (3, 5), device="cuda"), *lengths).backward()
+    (call,) = [c for c in mode.state.recorder.calls if c.op._schema.name == "aten::_ctc_loss"]
+    assert [tuple(s) for s in call.outputs] == [(3,), (3, 20, 11)]  # alpha: two states per label and one more
+
+
+def encoder_layer(**options):
+    return torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, **options).cuda().eval()
+
+
+@pytest.mark.parametrize("options", [{}, dict(norm_first=True), dict(activation="gelu")])
+def test_the_fused_encoder_layer_is_the_operators_it_is_made_of(mode, options):
+    layer, x = encoder_layer(**options), rand(2, 10, 64, grad=False)
+    mode.state.recorder.calls.clear()
+    with torch.no_grad():
+        assert layer(x).shape == (2, 10, 64)
+    names = mode.state.recorder.names()
+    # projections of queries, keys and values; attention; projection; two linear layers, the first with its activation
+    products = [n for n in names if "mm" in n or "attention" in n]
+    assert products == ["addmm", "_scaled_dot_product_efficient_attention", "addmm", "_addmm_activation", "addmm"]
+    assert names.count("native_layer_norm") == 2 and "_transformer_encoder_layer_fwd" not in names
+
+
+def test_the_fused_encoder_layer_with_a_mask_takes_plain_products(mode):
+    layer, x = encoder_layer(), rand(2, 10, 64, grad=False)
+    mode.state.recorder.calls.clear()
+    with torch.no_grad():
+        layer(x, src_key_padding_mask=torch.zeros(2, 10, dtype=torch.bool, device="cuda"))
+    names = mode.state.recorder.names()
+    products = [n for n in names if "mm" in n or "softmax" in n]
+    assert products == ["mm", "bmm", "_masked_softmax", "bmm", "addmm", "_addmm_activation", "addmm"]
+    (call,) = mode.state.recorder.find("_transform_bias_rescale_qkv")
+    assert [tuple(s) for s in call.outputs] == [(2, 4, 10, 16)] * 3
+
+
+def test_a_stack_of_encoder_layers_makes_no_nested_tensors(mode):
+    stack = torch.nn.TransformerEncoder(encoder_layer(), 2)
+    with torch.no_grad():
+        out = stack(rand(2, 10, 64, grad=False), src_key_padding_mask=torch.zeros(2, 10, dtype=torch.bool, device="cuda"))
+    assert out.shape == (2, 10, 64)
+    assert any("left-aligned" in text for text in mode.state.assumptions)
+
+
+def test_inference_mode_takes_the_same_paths(mode):
+    with torch.inference_mode():
+        F.instance_norm(rand(2, 3, 8, 8, grad=False), weight=torch.ones(3, device="cuda"), bias=torch.ones(3, device="cuda"))
+        F.dropout(rand(4, 5, grad=False), 0.1, True)
+    assert {"cudnn_batch_norm", "native_dropout"} <= set(mode.state.recorder.names())
+
+
+def test_nothing_is_left_in_the_dispatcher_or_in_the_thread():
+    before = (torch._C._dispatch_tls_local_include_set().raw_repr(), torch._C._dispatch_tls_local_exclude_set().raw_repr())
+    op = torch.ops.aten.dropout.default
+    with pytest.raises(ZeroDivisionError), MetaTensorMode():
+        assert torch._C._dispatch_has_kernel_for_dispatch_key("aten::dropout", "AutocastIPU")
+        raise ZeroDivisionError
+    assert op in claimed_kernels
+    assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::dropout", "AutocastIPU")
+    assert before == (torch._C._dispatch_tls_local_include_set().raw_repr(), torch._C._dispatch_tls_local_exclude_set().raw_repr())
+
+
+def test_other_threads_run_on_their_data_meanwhile():
+    results = []
+
+    def work():
+        x = torch.ones(1000)
+        results.append(F.dropout(x, 0.5, True).unique().tolist())
+
+    with MetaTensorMode():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert results == [[0.0, 2.0]]
+
+
+def test_known_contents_are_computed_with_torchs_own_kernels(mode):
+    x = torch.tensor([0, 1, 2], device="cuda")
+    assert torch.softmax(x.float(), 0).sum().item() == pytest.approx(1.0)
+    assert claimed_spec().name == "h200"

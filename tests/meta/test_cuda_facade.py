@@ -1,0 +1,172 @@
+"""``torch.cuda`` under the mode: answers from the simulation, and torch's own as soon as the mode is left."""
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from analyzer import MetaTensorMode
+from analyzer.hardware import find_device
+from analyzer.meta.claimed_device_spec import claiming
+from analyzer.meta.options import MetaOptions
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def mode():
+    with MetaTensorMode() as mode:
+        yield mode
+
+
+def test_the_claimed_device_is_there_and_has_its_properties(mode):
+    assert torch.cuda.is_available() and torch.cuda.is_initialized()
+    assert (torch.cuda.device_count(), torch.cuda.current_device()) == (1, 0)
+    assert (torch.cuda.get_device_name(), torch.cuda.get_device_capability()) == ("NVIDIA H200", (9, 0))
+    properties = torch.cuda.get_device_properties("cuda:0")
+    spec = find_device("h200")
+    assert (properties.major, properties.minor, properties.total_memory, properties.multi_processor_count) == (
+        9, 0, spec.memory_bytes, spec.multiprocessors)
+    assert torch.cuda.is_bf16_supported() and torch.backends.cudnn.is_available() and torch.backends.cudnn.version() == 91900
+
+
+def test_another_device_can_be_claimed(mode):
+    old = dataclasses.replace(find_device("t4"), name="t4", aliases=())
+    with claiming(old):
+        assert (torch.cuda.get_device_name(), torch.cuda.get_device_capability()) == ("t4", (7, 5))
+        assert (torch.cuda.is_bf16_supported(), torch.cuda.is_bf16_supported(including_emulation=False)) == (True, False)
+
+
+def test_memory_is_that_of_the_simulated_allocator(mode):
+    assert torch.cuda.memory_allocated() == 0
+    x = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    y = torch.empty(100, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_allocated() == 3 * MIB + 512
+    assert torch.cuda.memory_reserved() == 20 * MIB + 2 * MIB  # kLargeBuffer for 1 to 10 MiB, kSmallBuffer below 1 MiB
+    del x
+    assert (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()) == (512, 3 * MIB + 512)
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == 512
+    torch.cuda.empty_cache()
+    assert (torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()) == (2 * MIB, 22 * MIB)
+    stats = torch.cuda.memory_stats()
+    assert (stats["allocated_bytes.all.current"], stats["requested_bytes.all.current"]) == (512, 100)
+    assert stats["reserved_bytes.all.peak"] == 22 * MIB
+    free, total = torch.cuda.mem_get_info()
+    assert (total, total - free) == (find_device("h200").memory_bytes, 2 * MIB)
+    assert "allocated_bytes.all.current" in torch.cuda.memory_summary()
+    assert torch.cuda.memory.memory_allocated() == torch.cuda.memory_allocated(torch.device("cuda:0")) == 512
+    assert [s["total_size"] for s in torch.cuda.memory_snapshot()] == [2 * MIB]
+    del y
+
+
+def test_capacity_is_the_options():
+    with MetaTensorMode(MetaOptions(capacity_bytes=100 * MIB)):
+        assert torch.cuda.mem_get_info() == (100 * MIB, 100 * MIB)
+        assert torch.cuda.get_device_properties().total_memory == 100 * MIB
+
+
+def test_streams_have_pools_of_their_own_and_events_a_placeholder(mode):
+    side = torch.cuda.Stream()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    x = torch.empty(100, device="cuda")
+    with torch.cuda.stream(side):
+        assert torch.cuda.current_stream() == side != torch.cuda.default_stream()
+        start.record()
+        y = torch.empty(100, device="cuda")
+        end.record()
+    side.synchronize(), side.wait_stream(torch.cuda.current_stream()), end.synchronize(), torch.cuda.synchronize()
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert torch.cuda.memory_reserved() == 2 * 2 * MIB  # one segment per stream
+    assert (start.elapsed_time(end), end.query(), side.query()) == (1.0, True, True)
+    assert any("elapsed_time" in text for text in mode.state.assumptions)
+    assert isinstance(side, torch.cuda.Stream) and isinstance(start, torch.cuda.Event)
+    del x, y
+
+
+def test_devices_can_be_selected_and_are_put_back(mode):
+    with torch.cuda.device(1):
+        assert torch.cuda.current_device() == 1
+    with torch.cuda.device_of(torch.empty(1, device="cuda")):
+        assert torch.cuda.current_device() == 0
+    torch.cuda.set_device(torch.device("cuda:0"))
+    assert torch.cuda.current_device() == 0
+
+
+def test_random_state_has_no_data_and_the_hosts_generator_stays_as_it_is(mode):
+    before = torch.random.default_generator.initial_seed()
+    torch.cuda.manual_seed(5)
+    torch.cuda.manual_seed_all(5)
+    state = torch.cuda.get_rng_state()
+    torch.cuda.set_rng_state(state)
+    torch.cuda.set_rng_state_all(torch.cuda.get_rng_state_all())
+    assert state.shape == (16,) and state.device.type == "cpu"
+    assert torch.random.default_generator.initial_seed() == before
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    assert generator.device == torch.device("cuda", 0) and isinstance(generator, torch.Generator)
+    assert torch.rand(3, device="cuda", generator=generator).device.type == "cuda"
+    assert torch.Generator().device.type == "cpu"
+
+
+def test_marks_and_markers_do_nothing(mode):
+    with torch.cuda.nvtx.range("step"):
+        torch.cuda.nvtx.mark("here")
+    torch.cuda.profiler.start()
+    torch.cuda.profiler.stop()
+
+
+def test_the_accelerator_api_answers_alike(mode):
+    x = torch.empty(1000, device="cuda")
+    assert torch.accelerator.is_available() and torch.accelerator.current_accelerator() == torch.device("cuda")
+    assert torch.accelerator.device_count() == 1
+    torch.accelerator.synchronize()
+    if hasattr(torch.accelerator, "memory_allocated"):  # from torch 2.9 on
+        assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated() == 4096
+    del x
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("preserve_rng_state", [False, True])
+def test_checkpointing_runs_twice_and_keeps_nothing_but_its_input(mode, use_reentrant, preserve_rng_state):
+    layer, drop = torch.nn.Linear(256, 256).cuda(), torch.nn.Dropout(0.1)
+    x = torch.rand(256, 256, device="cuda", requires_grad=True)
+    layer(x)  # the library's workspace
+    before = torch.cuda.memory_allocated()
+    out = checkpoint(lambda a: drop(layer(a).relu()), x, use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state)
+    assert torch.cuda.memory_allocated() - before == 256 * 256 * 4  # the output; its booleans and the activation are gone
+    out.sum().backward()
+    assert x.grad.shape == x.shape and layer.weight.grad is not None
+
+
+def test_amp_for_cuda_is_not_switched_off():
+    with MetaTensorMode(), torch.autocast("cuda", torch.bfloat16):
+        assert torch.is_autocast_enabled("cuda")
+        assert torch.amp.GradScaler("cuda").is_enabled()
+
+
+def facade():
+    owners = (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.accelerator, torch.backends.cudnn, torch.cuda.nvtx, torch)
+    return {(o.__name__, n): getattr(o, n) for o in owners for n in sorted(vars(o)) if not n.startswith("__")}
+
+
+def test_everything_is_put_back_after_an_error():
+    before = facade()
+    with pytest.raises(ZeroDivisionError), MetaTensorMode():
+        torch.cuda.set_device(3)
+        raise ZeroDivisionError
+    after = facade()
+    assert [name for name in before if after.get(name) is not before[name]] == []
+    with MetaTensorMode():
+        assert torch.cuda.current_device() == 0
+
+
+def test_other_threads_get_torchs_own_answers():
+    answers = []
+    with MetaTensorMode():
+        thread = threading.Thread(target=lambda: answers.append((torch.cuda.is_available(), torch.cuda.device_count())))
+        thread.start()
+        thread.join()
+    assert answers == [(torch.cuda.is_available(), torch.cuda.device_count())]

@@ -1,0 +1,192 @@
+"""Blocks that are played equal blocks that are run, to the byte, and what could differ is run."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from analyzer import profile
+from analyzer.record.block_key import watch_reads
+from analyzer.record.block_reuse import BlockReuse
+from analyzer.zoo import MODELS
+from analyzer.zoo.llama import llama_1b
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """The classes of the blocks that were played."""
+    seen: list[str] = []
+    original = BlockReuse._play
+
+    def count(self, segment, module, leaves):
+        seen.append(type(module).__name__)
+        return original(self, segment, module, leaves)
+
+    monkeypatch.setattr(BlockReuse, "_play", count)
+    return seen
+
+
+def assert_same(model, played, *, blocks, **call):
+    run = profile(model, reuse=False, **call)
+    assert played == []
+    reused = profile(model, **call)
+    assert reused == run
+    assert len(played) == blocks
+
+
+IDS = torch.ones(2, 32, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize(("factory", "kwargs", "blocks"), [
+    (MODELS["vit_b_16"].factory, {"x": torch.empty(1, 3, 224, 224, device="meta")}, 12),
+    (MODELS["resnet50"].factory, {"x": torch.empty(2, 3, 64, 64, device="meta")}, 8),  # 3+5 of layer2 and layer3; fewer are alike elsewhere
+    (MODELS["gpt2"].factory, {"input_ids": IDS, "labels": IDS}, 12),
+    (llama_1b, {"input_ids": IDS, "labels": IDS}, 16),
+])
+def test_models_of_equal_blocks(factory, kwargs, blocks, mode, played):
+    assert_same(factory, played, blocks=blocks, kwargs=kwargs, mode=mode, optimizer="adamw")
+
+
+class Block(nn.Module):
+    def __init__(self, index=0, width=16):
+        super().__init__()
+        self.index, self.width = index, width
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+
+class Stack(nn.Module):
+    def __init__(self, blocks):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+X = torch.empty(4, 16)
+
+
+def test_an_index_that_is_not_read_is_no_difference(played):
+    assert_same(Stack(Block(i) for i in range(5)), played, blocks=5, args=(X,))
+
+
+class Reading(Block):
+    def forward(self, x):
+        return super().forward(x) if self.index % 2 else super().forward(super().forward(x))
+
+
+def test_an_index_that_is_read_is_a_difference_until_the_variants_are_known(played):
+    # the first block's input wants no gradient; of the others each index is another value: four are tried, the rest are run
+    assert_same(Stack(Reading(i) for i in range(8)), played, blocks=5, args=(X,))
+
+
+class Hooked(Stack):
+    def __init__(self):
+        super().__init__(Block(i) for i in range(4))
+        self.blocks[1].register_forward_hook(lambda module, args, out: out * 2)
+
+
+class Checkpointed(Stack):
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+class Writing(Block):
+    def forward(self, x):
+        self.last = x.detach()
+        return super().forward(x)
+
+
+class InPlace(Block):
+    def forward(self, x):
+        x = x * 2
+        return super().forward(x)
+
+
+class OnInput(Block):
+    def forward(self, x):
+        x.mul_(2)
+        return self.down(self.up(x))
+
+
+class Tied(Stack):
+    def __init__(self):
+        super().__init__(Block(i) for i in range(4))
+        for block in self.blocks:
+            block.up = self.blocks[0].up
+
+
+class WithObject(Stack):
+    def forward(self, x):
+        cache = Cache()
+        for block in self.blocks:
+            x = block(x, cache)
+        return x
+
+
+class Cache:
+    def __init__(self):
+        self.seen = []
+
+
+class UsingCache(Block):
+    def forward(self, x, cache):
+        y = super().forward(x)
+        cache.seen.append(y)
+        return y
+
+
+@pytest.mark.parametrize(("model", "blocks"), [
+    (lambda: Hooked(), 3), (lambda: Checkpointed(Block(i) for i in range(4)), 0), (lambda: Stack(Writing(i) for i in range(4)), 0),
+    (lambda: Stack(InPlace(i) for i in range(4)), 4), (lambda: Stack(OnInput(i) for i in range(4)), 0), (lambda: Tied(), 0),
+    (lambda: WithObject(UsingCache(i) for i in range(4)), 0), (lambda: Stack(Block(i) for i in range(2)), 0),
+])
+def test_what_could_differ_is_run(model, blocks, played):
+    assert_same(model(), played, blocks=blocks, args=(X,), optimizer="sgd")
+
+
+def test_requires_grad_and_training_are_differences(played):
+    model = Stack(Block(i) for i in range(8))
+    for block in model.blocks[:4]:
+        block.up.weight.requires_grad_(False)
+    assert_same(model, played, blocks=8, args=(X,))
+
+
+class Residual(nn.Module):
+    """Gradients reach the blocks from two places, and the first input wants one."""
+
+    def __init__(self):
+        super().__init__()
+        self.stack = Stack(Block(i) for i in range(4))
+
+    def forward(self, x):
+        return self.stack(x) + self.stack.blocks[0](x)
+
+
+@pytest.mark.parametrize("needs_grad", [True, False])
+def test_blocks_called_twice_and_inputs_with_gradients(played, needs_grad):
+    # four are played until the first is called again; then all are run
+    assert_same(Residual(), played, blocks=4, args=(X.clone().requires_grad_(needs_grad),))
+
+
+def test_autocast_runs_every_block(played):
+    assert_same(Stack(Block(i) for i in range(4)), played, blocks=0, args=(X,), autocast=torch.bfloat16)
+
+
+def test_reads_are_seen_by_path_and_classes_are_as_they_were():
+    model = Stack(Block(i) for i in range(2))
+    before = {cls: cls.__dict__.get("__getattribute__") for cls in (Block, Stack, nn.Linear, nn.ModuleList)}
+    with watch_reads(model) as reads:
+        model(torch.randn(4, 16))
+    assert ("blocks.0", "up") in reads
+    assert ("blocks.0", "index") not in reads
+    assert {cls: cls.__dict__.get("__getattribute__") for cls in before} == before

@@ -1,0 +1,159 @@
+"""The largest batch and the longest sequence: against exhaustive search, with few evaluations, verified on both sides."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import ProfileOptions, profile
+from analyzer.cli import main
+from analyzer.errors import InputError
+from analyzer.solver.fit import max_batch_size, max_sequence_length
+from analyzer.zoo import MODELS
+
+MIB = 2**20
+
+
+def layer():
+    return nn.Linear(1024, 1024, bias=False)  # 4 MiB
+
+
+def rows(n):
+    return torch.empty(n, 1024, device="meta")
+
+
+def limit(mib):
+    return ProfileOptions(capacity_bytes=mib * MIB)
+
+
+def convolutions():
+    return nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.Flatten(),
+                         nn.LazyLinear(10))
+
+
+class Attention(nn.Module):
+    """Memory quadratic in the sequence: it writes the matrix of weights out."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return (q @ k.mT).softmax(-1) @ v
+
+
+def check(found, run):
+    """The two ends were profiled, one fits and the next does not, and what was evaluated agrees."""
+    tried = {e.size: e.fits for e in found.evaluations}
+    assert tried[found.size] and all(fits == (size <= found.size) for size, fits in tried.items())
+    assert len(tried) == len(found.evaluations)
+    assert found.at_limit.out_of_memory is None
+    assert run(found.size).peak_allocated_bytes == found.at_limit.peak_allocated_bytes
+    if found.beyond is not None:
+        assert found.beyond.out_of_memory is not None
+
+
+@pytest.mark.parametrize("mib", [60, 61, 75, 100])
+def test_inference_of_a_layer_by_hand(mib):
+    """4 MiB of weights and 33 of workspaces (a segment each; cuBLASLt takes none without a bias), then input and output of 4 KiB a row.
+
+    Above 1 MiB and below 10 MiB a block takes a segment of 20 MiB, which other blocks share; all else is exact in 2 MiB.
+    """
+    def run(n):
+        return profile(layer, args=(rows(n),), mode="infer", options=limit(mib))
+
+    found = max_batch_size(layer, rows, mode="infer", options=limit(mib))
+    check(found, run)
+    assert found.beyond is not None and found.capacity_bytes == mib * MIB
+    assert run(found.size + 1).out_of_memory is not None and run(found.size).out_of_memory is None
+    assert len(found.evaluations) <= 18
+
+
+@pytest.mark.parametrize(("model", "make", "mib", "most"), [
+    (lambda: nn.Sequential(layer(), nn.Sigmoid(), layer()), rows, 500, 18),
+    (lambda: nn.Sequential(layer(), nn.Sigmoid(), layer()), rows, 5000, 18),
+    (MODELS["resnet18"].factory, lambda n: torch.empty(n, 3, 64, 64, device="meta"), 2000, 16),
+])
+def test_training(model, make, mib, most):
+    def run(n):
+        return profile(model, args=(make(n),), optimizer="adamw", options=limit(mib))
+
+    found = max_batch_size(model, make, optimizer="adamw", options=limit(mib), start=2)
+    check(found, run)
+    assert found.beyond is not None and len(found.evaluations) <= most, str(found)
+    assert run(found.size + 1).out_of_memory is not None
+
+
+def test_a_sequence_whose_memory_is_quadratic():
+    def make(n):
+        return {"x": torch.empty(2, n, 64, device="meta")}
+
+    found = max_sequence_length(Attention, make, options=limit(1000), optimizer="sgd")
+    check(found, lambda n: profile(Attention, kwargs=make(n), options=limit(1000), optimizer="sgd"))
+    # at the peak of the backward pass, that of softmax: its saved result, the gradient of it and of its input, of 8 n^2 bytes each
+    assert 0.9 * (1000 * MIB / 24) ** 0.5 < found.size < (1000 * MIB / 24) ** 0.5
+    assert len(found.evaluations) <= 16
+
+
+@pytest.mark.parametrize(("bounds", "size", "evaluations"), [
+    (dict(at_most=1), 1, 1),
+    (dict(at_most=7), 7, 3),
+    (dict(at_most=100, multiple_of=64), 64, 1),
+    (dict(at_most=8, start=8), 8, 1),
+])
+def test_the_callers_bound_is_an_answer(bounds, size, evaluations):
+    found = max_batch_size(layer, rows, mode="infer", device="t4", **bounds)
+    assert (found.size, found.beyond, len(found.evaluations)) == (size, None, evaluations)
+    assert f"is {size} or more: no larger one than {bounds['at_most']} was asked for" in str(found)
+
+
+def test_multiples_only():
+    found = max_batch_size(layer, rows, mode="infer", options=limit(100), multiple_of=64)
+    plain = max_batch_size(layer, rows, mode="infer", options=limit(100))
+    assert found.size == plain.size // 64 * 64
+    assert all(e.size % 64 == 0 for e in found.evaluations)
+
+
+def test_nothing_fits():
+    found = max_batch_size(layer, rows, mode="infer", options=limit(3))
+    assert (found.size, found.at_limit, len(found.evaluations)) == (0, None, 1)
+    assert str(found).startswith("h200: no batch size fits: 1 does not")
+
+
+def test_capacity_is_the_devices_less_what_is_known_outside():
+    found = max_batch_size(layer, rows, mode="infer", device="a100_80gb", at_most=2, world_size=8)
+    from analyzer.hardware import find_device
+
+    assert found.capacity_bytes == find_device("a100").memory_bytes - 688 * MIB or found.device == "a100_80gb"
+    assert found.capacity_bytes == find_device("a100_80gb").memory_bytes - 688 * MIB
+    assert "not taken off, for it is not known: CUDA context" in str(found)
+
+
+@pytest.mark.parametrize(("more", "text"), [
+    (dict(start=0), "start=0"),
+    (dict(multiple_of=0), "multiple_of=0"),
+    (dict(start=8, at_most=4), "at_most=4"),
+    (dict(device="cpu"), "memory of 'cpu' is not known"),
+])
+def test_bounds_that_cannot_be(more, text):
+    with pytest.raises(InputError, match=text):
+        max_batch_size(layer, rows, mode="infer", **more)
+
+
+def test_inputs_that_do_not_grow_are_noticed():
+    with pytest.raises(InputError, match="does make_inputs use its argument"):
+        max_batch_size(layer, lambda n: rows(4), mode="infer")
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (["resnet18", "--memory", "2GiB", "--multiple-of", "8", "--optimizer", "sgd"], 0, "largest batch size that fits is"),
+    (["gpt2", "--sequence", "--at-most", "16", "--multiple-of", "16"], 0, "largest sequence length that fits is 16 or more"),
+    (["resnet18", "--memory", "50MiB"], 3, "no batch size fits"),
+    (["resnet18", "--sequence"], 2, "none of its inputs float32:8x3x224x224 has a sequence dimension"),
+    (["resnet81"], 2, "no model of that name"),
+])
+def test_the_command(capsys, words, code, said):
+    assert main(["fit", *words]) == code
+    shown = capsys.readouterr()
+    assert said in shown.out + shown.err

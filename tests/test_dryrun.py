@@ -1,0 +1,320 @@
+"""`analyzer dryrun`: whole scripts, as people write them, on tensors without data."""
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import ProfileOptions, profile
+from analyzer.cli import main
+from analyzer.dryrun.script import dry_run
+from analyzer.errors import InputError, UnknownDeviceError
+
+HEAD = """
+import torch, sys
+from torch import nn
+model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 8)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+"""
+PARAMETERS = 256 * 512 + 512 + 512 * 8 + 8
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text: str, head: str = HEAD, name: str = "train.py") -> Path:
+        path = tmp_path / name
+        path.write_text(head + textwrap.dedent(text))
+        return path
+    return write
+
+
+PLAIN = """
+for step in range(1000):
+    x, y = torch.randn(64, 256, device="cuda"), torch.randint(8, (64,), device="cuda")
+    loss = nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, f"{loss.item():.2f}")
+"""
+
+
+def test_a_plain_loop_is_ended_after_the_steps_asked_for(script, capsys):
+    run = dry_run(script(PLAIN), steps=3)
+    assert (run.steps, run.is_stopped, run.error) == (3, True, None)
+    assert capsys.readouterr().out == "0 1.00\n1 1.00\n"  # the third step ends the script before its line
+    p = run.profile
+    assert (p.name, p.mode, p.device, p.optimizer) == ("train.py", "train", "h200", "AdamW")
+    assert p.params == PARAMETERS
+    assert p.fwd_macs == 64 * (256 * 512 + 512 * 8)
+    assert p.bwd_macs == 64 * 256 * 512 + 2 * 64 * 512 * 8  # the input asks for no gradient
+    assert p.optimizer_bytes == 2 * 4 * PARAMETERS + 4 * 4  # two moments each, and a step count for each of the four tensors
+    assert any("unknown scalar (torch.float32) was taken as 1" in a and "train.py:13" in a for a in p.assumptions)
+    assert list(p.first_step) == ["forward", "backward", "optimizer", "zero_grad"]
+    assert {child.path: child.params for child in p.modules.children} == {"Sequential": PARAMETERS}
+
+
+def test_the_steady_step_is_that_of_profile(script):
+    """The same model, inputs and optimizer, once as a script and once as a model: the same bytes at the end of each phase."""
+    text = """
+    x, y = torch.randn(64, 256, device="cuda"), torch.randint(8, (64,), device="cuda")
+    while True:
+        out = model(x)
+        loss = nn.functional.cross_entropy(out, y)
+        del out
+        loss.backward()
+        del loss
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    dry = dry_run(script(text), steps=3).profile
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 8))
+
+    class WithLabels(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x, y):
+            return nn.functional.cross_entropy(self.model(x), y)
+
+    direct = profile(WithLabels(), args=(torch.empty(64, 256), torch.zeros(64, dtype=torch.int64)), optimizer="adamw", loss_fn=lambda loss: loss)
+    for phase in ("forward", "backward", "optimizer"):
+        mine, theirs = dry.phases[phase], direct.phases[phase]
+        assert (mine.allocated_bytes, mine.peak_allocated_bytes) == (theirs.allocated_bytes, theirs.peak_allocated_bytes), phase
+    assert dry.peak_by_category["parameter"] == direct.peak_by_category["parameter"]
+    assert dry.peak_by_category["optimizer state"] == direct.peak_by_category["optimizer state"]
+    assert sum(dry.peak_by_category.values()) == dry.peak_allocated_bytes
+
+
+def test_mixed_precision_with_a_scaler_steps(script):
+    run = dry_run(script("""
+    scaler = torch.amp.GradScaler("cuda")
+    for step in range(50):
+        x, y = torch.randn(64, 256, device="cuda"), torch.randint(8, (64,), device="cuda")
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = nn.functional.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    """), steps=2)
+    assert run.error is None and run.steps == 2, run.format_error()
+    assert run.profile.fwd_macs == 64 * (256 * 512 + 512 * 8)
+    assert run.profile.phases["forward"].peak_allocated_bytes is not None
+
+
+def test_gradient_accumulation_is_one_step(script):
+    text = """
+    for step in range(100):
+        x = torch.randn(16, 256, device="cuda")
+        model(x).sum().backward()
+        if (step + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    """
+    p = dry_run(script(text), steps=2).profile
+    assert p.fwd_macs == 4 * 16 * (256 * 512 + 512 * 8)
+    assert p.bwd_macs == 4 * (16 * 256 * 512 + 2 * 16 * 512 * 8)
+
+
+def test_an_error_of_the_scripts_own_is_told_with_its_own_traceback(script, capsys):
+    path = script("""
+    def forward(x):
+        return model(x)
+    forward(torch.randn(4, 255, device="cuda"))
+    """)
+    run = dry_run(path)
+    text = run.format_error()
+    assert isinstance(run.error, RuntimeError) and run.steps == 0
+    assert text.startswith("Traceback (most recent call last):\n" + f'  File "{path}", line 9, in <module>')
+    assert "runpy" not in text and "line 8, in forward" in text
+    assert main(["dryrun", str(path)]) == 1
+    shown = capsys.readouterr()
+    assert "no optimizer step was taken, the script failed" in shown.out and f'File "{path}", line 9' in shown.err
+
+
+def test_a_script_that_never_steps_is_profiled_whole(script, capsys):
+    path = script("""
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.randn(64, 256, device="cuda"))
+    print("done")
+    """)
+    run = dry_run(path)
+    assert (run.steps, run.is_stopped, run.error) == (0, False, None)
+    assert run.profile.mode == "infer" and run.profile.optimizer is None
+    assert run.profile.fwd_macs == 3 * 64 * (256 * 512 + 512 * 8)
+    assert main(["dryrun", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "done\n" in out and "no optimizer step was taken, the script ended by itself" in out
+
+
+def test_a_script_that_ends_before_the_steps_asked_for(script):
+    run = dry_run(script(PLAIN.replace("1000", "2")), steps=5)
+    assert (run.steps, run.is_stopped, run.error) == (2, False, None)
+    assert run.profile.fwd_macs == 64 * (256 * 512 + 512 * 8)  # the last whole step, not what came after it
+
+
+def test_memory_that_runs_out_is_told(script, capsys):
+    path = script("""
+    for _ in range(3):
+        model(torch.randn(1 << 27, 256, device="cuda")).sum().backward()  # 128 GiB of input
+        optimizer.step()
+    """)
+    run = dry_run(path)
+    short = run.profile.out_of_memory
+    assert run.error is None and short is not None
+    assert (short.phase, short.step, short.module_path) == ("forward", 0, "Sequential.0")
+    assert short.requested_bytes == (1 << 27) * 512 * 4
+    assert run.profile.holders[0].bytes == (1 << 27) * 256 * 4 and run.profile.holders[0].category == "input"
+    assert main(["dryrun", str(path)]) == 3
+    assert "the script would run out of memory" in capsys.readouterr().out
+
+
+def test_arguments_working_directory_and_neighbours(script, tmp_path, monkeypatch, capsys):
+    script("width = 3\n", head="", name="neighbour.py")
+    path = script("""
+    import argparse, neighbour, local
+    print(sys.argv[1:], __name__, neighbour.width, local.depth)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int)
+    print(parser.parse_args().batch)
+    """)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "local.py").write_text("depth = 4\n")
+    monkeypatch.chdir(elsewhere)
+    before = sys.argv, list(sys.path), sys.modules["__main__"]
+    assert main(["dryrun", str(path), "--steps", "1", "--", "--batch", "7"]) == 0
+    assert capsys.readouterr().out.startswith("['--batch', '7'] __main__ 3 4\n7\n")
+    assert (sys.argv, sys.path, sys.modules["__main__"]) == before
+
+
+@pytest.mark.parametrize(("code", "result"), [("0", 0), ("", 0), ("3", 1), ("'no data'", 1)])
+def test_exit_of_the_script(script, capsys, code, result):
+    assert main(["dryrun", str(script(f"sys.exit({code})"))]) == result
+    assert ("the script exited with" in capsys.readouterr().err) == bool(result)
+
+
+def test_a_data_loader_with_workers_loads_in_the_scripts_own_process(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = dry_run(script("""
+    from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler, random_split
+    data = TensorDataset(torch.randn(100, 256), torch.randint(8, (100,)))
+    train, test = random_split(data, [80, 20])
+    assert sorted(train.indices + test.indices) == list(range(100))
+    loader = DataLoader(train, 16, shuffle=True, num_workers=4, persistent_workers=True, prefetch_factor=2, pin_memory=True)
+    assert loader.num_workers == 0 and sorted(i for batch in loader.batch_sampler for i in batch) == list(range(80))
+    assert len(list(DataLoader(test, 5, sampler=WeightedRandomSampler(torch.ones(20), 10)))) == 2
+    order = torch.randperm(6)
+    assert sorted(order.tolist()) == list(range(6))
+    for epoch in range(2):
+        for x, y in loader:
+            nn.functional.cross_entropy(model(x.cuda(non_blocking=True)), y.cuda()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.save(model.state_dict(), "model.pt")
+    """), steps=7)
+    assert run.error is None and run.steps == 7, run.format_error()
+    assert not (tmp_path / "model.pt").exists()
+    assert any("4 workers were not started" in a for a in run.profile.assumptions)
+    assert "torch.save to 'model.pt' wrote nothing: there is no data" in run.profile.assumptions
+    assert run.profile.inputs["input"].shape == (16, 256)
+
+
+def test_compile_is_left_out_and_data_is_taken_as_finite(script):
+    run = dry_run(script("""
+    model.compile()
+    model = torch.compile(model)
+    @torch.compile(dynamic=True)
+    def loss_of(out):
+        return out.square().mean()
+    for _ in range(10):
+        loss = loss_of(model(torch.randn(4, 256, device="cuda")))
+        if torch.isnan(loss) or not loss.isfinite().all():
+            raise ValueError("diverged")
+        loss.backward()
+        optimizer.step()
+    """), steps=2)
+    assert run.error is None and run.steps == 2, run.format_error()
+    assert "torch.compile was left out: what it would compile runs as written" in run.profile.assumptions
+    assert "unknown values were taken as finite" in run.profile.assumptions
+
+
+def test_optimizers_that_step_in_turn_make_a_step_together(script):
+    run = dry_run(script("""
+    other = nn.Linear(8, 256).cuda()
+    second = torch.optim.SGD(other.parameters(), lr=0.1)
+    for _ in range(10):
+        hidden = model(torch.randn(4, 256, device="cuda"))
+        hidden.sum().backward()
+        optimizer.step()
+        other(hidden.detach()).sum().backward()
+        second.step()
+    """), steps=3)
+    assert run.steps == 3 and run.profile.optimizer == "AdamW, SGD"
+    assert run.profile.fwd_macs == 4 * (256 * 512 + 512 * 8) + 4 * 8 * 256
+    assert {child.path for child in run.profile.modules.children} == {"Sequential", "Linear"}
+
+
+def test_cuda_questions_are_answered_by_the_device_that_is_claimed(script, capsys):
+    run = dry_run(script("""
+    x = torch.empty(1 << 20, device="cuda")
+    held = torch.cuda.memory_allocated()
+    print(torch.cuda.is_available(), torch.cuda.device_count(), torch.cuda.get_device_name())
+    print(torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total_memory, held >= 4 << 20)
+    model(torch.randn(1 << 16, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(torch.cuda.max_memory_allocated() >= (1 << 16) * 512 * 4)
+    torch.cuda.reset_peak_memory_stats()
+    print(torch.cuda.max_memory_allocated() < (1 << 16) * 512 * 4)
+    """), steps=2)
+    assert run.error is None, run.format_error()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("True 1 ") and lines[1:] == ["True True", "True", "True"]
+    # the script's reset is not the profile's
+    assert run.profile.peak_allocated_bytes >= (1 << 16) * 512 * 4
+
+
+def test_torch_is_as_it_was(script):
+    from torch.utils.data import DataLoader, RandomSampler
+
+    watched = [(torch, "save"), (torch, "load"), (torch, "compile"), (torch, "randperm"), (torch, "isnan"), (torch.Tensor, "isnan"), (torch.nn.Module, "compile"),
+               (DataLoader, "__init__"), (RandomSampler, "__iter__"), (torch.nn.Module, "__call__"), (torch.cuda, "is_available")]
+    before = [getattr(*one) for one in watched]
+    dry_run(script(PLAIN))
+    dry_run(script("raise KeyError"))
+    assert [getattr(*one) for one in watched] == before
+    assert "isnan" not in vars(torch.Tensor) and not torch.cuda.is_available()
+    assert torch.isnan(torch.tensor([float("nan")])).item() is True
+
+
+def test_the_example_runs(capsys):
+    assert main(["dryrun", "examples/train_loop.py", "--device", "t4", "--steps", "2", "--show", "summary,modules", "--", "--batch", "32"]) == 0
+    out = capsys.readouterr().out
+    assert "2 optimizer steps, ended here" in out and "├─Sequential" in out
+
+
+def test_wrong_calls_are_named(script, capsys, tmp_path):
+    with pytest.raises(InputError, match="nowhere.py: no such file"):
+        dry_run("nowhere.py")
+    with pytest.raises(InputError, match="steps=0"):
+        dry_run(script(PLAIN), steps=0)
+    with pytest.raises(UnknownDeviceError, match="h2000"):
+        dry_run(script(PLAIN), device="h2000")
+    assert main(["dryrun", str(script(PLAIN)), "--show", "graph"]) == 2
+    assert main(["dryrun", str(script(PLAIN)), "--json", str(tmp_path / "no" / "p.json")]) == 2
+    assert "'graph' is none of" in capsys.readouterr().err
+
+
+def test_options_of_the_callers_own(script):
+    run = dry_run(script(PLAIN), options=ProfileOptions(unknown_value="error"))
+    assert "aten.item" in run.format_error() and run.steps == 1
