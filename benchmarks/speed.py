@@ -215,7 +215,8 @@ def measure_memory(report: Report) -> None:
         calls = many["calls"] - few["calls"]
         cells.append([f"reuse={reuse}", f"{calls / 48:.0f}", f"{(many['peak_bytes'] - few['peak_bytes']) / calls:.0f}"])
     report.targets.append(("bytes of memory per operator call, `reuse=False`", float(cells[1][2]), 500.0))
-    report.add("Memory", "Resident MiB of a fresh process, before its first step (libraries imported, the model built) and at its peak.", markdown(["model", "run", "before", "peak"], rows),
+    report.add("Memory", "Resident MiB of a fresh process, before its first step (libraries imported, the model built) and at its peak.",
+               markdown(["model", "run", "before", "peak"], rows),
                "What a further layer of an OPT adds to the most that Python holds during a profile (tracemalloc, from 16 to 64 layers). "
                "Two steps are in the log.", markdown(["", "operator calls a layer", "bytes a call"], cells))
 

@@ -151,15 +151,30 @@ def _fill_gate() -> None:
             gate.add(op, _make_kernel(op, name))
 
 
-def install() -> Callable[[], None]:
-    """Register the casts with the dispatcher; the result undoes it. A thread sees them while its autocast is on."""
-    _fill_gate()
-    return gate.install()
+_undo: list[Callable[[], None]] = []
+_lock = threading.Lock()
+
+
+def _install() -> None:
+    """Register the casts with the dispatcher, once: most uses of the mode see no autocast and are spared the time."""
+    with _lock:
+        if not _undo:
+            _fill_gate()
+            _undo.append(gate.install())
+
+
+def uninstall() -> None:
+    """Take the casts out of the dispatcher, where they were ever needed."""
+    with _lock:
+        while _undo:
+            _undo.pop()()
 
 
 def follow_switch(is_simulating_thread: bool) -> None:
     """Let this thread's calls reach the casts if its autocast is on. To be called whenever the switch may have moved."""
     _local.enabled = tuple(filter(torch.is_autocast_enabled, _TYPES)) if is_simulating_thread else ()
+    if _local.enabled:
+        _install()
     gate.set_open(bool(_local.enabled))
 
 

@@ -9,10 +9,13 @@ does without costs time by the FLOP. The figures below were bracketed by the pea
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
+from .claimed import claimed_shape
 from .claimed_device_spec import claimed_spec
+from .output_cache import spec_of
 from .reduction_workspace import accumulate_bytes, reduction_blocks
 from .signature import Signature
 from .spec import TensorSpec
@@ -40,15 +43,20 @@ def _has_tensor_cores(dtype: torch.dtype) -> bool:
 
 
 def _is_channels_last(t: TensorSpec) -> bool:
-    """``suggest_memory_format``: strides of a dense channels-last tensor, where that differs from channels first."""
-    if len(t) not in (4, 5) or t[1] == 1 and math.prod(t[2:]) == 1:
+    """``suggest_memory_format``: whether the strides of images or volumes read as channels last (c10/core/MemoryFormat.h)."""
+    if len(t) not in (4, 5) or t.stride[1] == 0:
         return False
-    expected = 1
-    for i in (1, *range(len(t) - 1, 1, -1), 0):
-        if t.stride[i] != expected and t[i] != 1:
+    least = 0
+    for d in (1, *range(len(t) - 1, 1, -1), 0):
+        if t[d] == 0 or t.stride[d] < least or d == 0 and least == t.stride[1]:
             return False
-        expected *= t[i]
-    return t[1] != 1 and math.prod(t[2:]) != 1
+        least = t.stride[d] * max(1, t[d])
+    return True
+
+
+def _suggests_channels_last(x: TensorSpec, w: TensorSpec) -> bool:
+    """``cudnn_conv_suggest_memory_format`` in ConvUtils.h."""
+    return x.dtype != torch.float64 and len(w) in (4, 5) and (_is_channels_last(x) or _is_channels_last(w))
 
 
 def _is_contiguous(t: TensorSpec, channels_last: bool) -> bool:
@@ -72,7 +80,7 @@ class _Convolution:
     def __init__(self, x: TensorSpec, y: TensorSpec, w: TensorSpec, stride: tuple[int, ...], groups: int, transposed: bool) -> None:
         self.x, self.y, self.w = x, y, w
         self.groups = groups
-        self.channels_last = _is_channels_last(x) or _is_channels_last(w)  # cudnn_conv_suggest_memory_format
+        self.channels_last = _suggests_channels_last(x, w)
         self.is_depthwise = groups > 1 and groups == x[1] and w[0] % x[1] == 0 and not transposed and not self.channels_last
         self.is_product = _is_product(w, stride, groups)
         self.uses_copies = self._are_copies_worth()
@@ -116,6 +124,15 @@ class _Convolution:
             return 0
         partial = tiles * (multiprocessors // tiles) if tiles < multiprocessors else multiprocessors
         return partial * _TILE_BYTES + 4 * tiles
+
+
+@claimed_shape("convolution")
+def convolve(input: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
+    """The output of a CUDA convolution: channels last where cuDNN runs in that order, which torch's meta kernel cannot know."""
+    out: torch.Tensor = _aten.convolution.default(input, weight, *args)
+    if torch.backends.cudnn.enabled and _suggests_channels_last(spec_of(input), spec_of(weight)):
+        return out.contiguous(memory_format=torch.channels_last if out.dim() == 4 else torch.channels_last_3d)
+    return out
 
 
 @kernel_stages(_aten.convolution)

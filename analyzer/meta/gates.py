@@ -34,7 +34,7 @@ def reopened() -> Iterator[None]:
 def replacements() -> Iterator[Undo]:
     """Register the kernels and follow the switches of autocast; each result undoes one step."""
     yield claimed.install()
-    yield autocast.install()
+    yield autocast.uninstall
     for name in ("set_autocast_enabled", "set_autocast_cpu_enabled"):
         yield replace(torch, name, _then(lambda: autocast.follow_switch(True)))
     yield replace(torch, "clear_autocast_cache", _then(autocast.clear_cache))

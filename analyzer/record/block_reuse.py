@@ -15,7 +15,7 @@ from analyzer.meta.storage import MetaStorage, alias, next_number, revive
 
 from .autograd_node import saves_are_hooked
 from .block_key import ReadValues, structure_key
-from .block_trial import Arguments, Backward, Borrow, GradSpec, Refused, Segment, Trial, number_of
+from .block_trial import Arguments, Backward, Borrow, GradSpec, PassedOn, Refused, Segment, Trial, number_of
 from .hold import is_autograds_alone
 from .log import Log, StorageLife
 from .op_call import OpCall
@@ -78,6 +78,10 @@ class BlockReuse:
         if inputs is None:
             self.refusals["an argument is an object that its forward pass could change"] += 1
             return NotImplemented
+        if torch.is_grad_enabled() and sum(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves) > 1:
+            # Autograd adds each gradient to others of the same tensor when it comes, some in the middle of a block.
+            self.refusals["more than one argument has a gradient"] += 1
+            return NotImplemented
         kind = (key, structure, inputs, torch.is_grad_enabled())
         variants = self._known.setdefault(kind, [])
         for values, segment in variants:
@@ -118,7 +122,8 @@ class BlockReuse:
         else:
             made = run.forward(tensors)
         rest = iter(made)
-        return pytree.tree_unflatten([next(rest) if isinstance(o, tuple) else o for o in segment.outputs], segment.structure)
+        outputs = [next(rest) if isinstance(o, tuple) else tensors[o.index] if isinstance(o, PassedOn) else o for o in segment.outputs]
+        return pytree.tree_unflatten(outputs, segment.structure)
 
 
 _tokens: list[torch.Tensor] = []

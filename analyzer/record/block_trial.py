@@ -60,6 +60,13 @@ class Arguments:
         self.trains = torch.is_grad_enabled()
 
 
+@dataclass(frozen=True)
+class PassedOn:
+    """An output that is the tensor argument number ``index`` itself."""
+
+    index: int
+
+
 @dataclass
 class Backward:
     """The backward pass of a block for gradients of certain specs, in storage numbers of the trial that showed it."""
@@ -80,7 +87,7 @@ class Segment:
     forward: list[Event]
     inputs: list[int]                                 #: storage numbers of the tensor inputs
     held: dict[int, str]                              #: numbers of parameters and buffers -> their paths
-    outputs: list[Any]                                #: leaves: (number, tensor like it, requires_grad) for tensors, plain values else
+    outputs: list[Any]                                #: leaves: (number, tensor like it, requires_grad), PassedOn, or a plain value
     structure: pytree.TreeSpec
     nodes: tuple[int, int]                            #: the rows of the forward pass in log.nodes
     born: list[int]                                   #: numbers of all that the forward pass used, in an order that every trial keeps
@@ -189,16 +196,17 @@ class Trial:
         remaining = iter(inputs)
         leaves = [next(remaining) if isinstance(x, InputLike) else x for x in self.arguments.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.arguments.structure)
+        places = {id(t): i for i, t in enumerate(inputs)}
         del leaves, remaining, inputs
         with watch_reads(self.block) as self.reads:
             result = self.block(*args, **kwargs)
         recorder.events = None
         if not Footprint(self.block.modules()).is_like(before) or seed != state.random_seed:
             raise Refused("its forward pass changes a module")
-        del args, kwargs
         out_leaves, structure = pytree.tree_flatten(result)
         del result
-        outputs = self._describe_outputs(out_leaves, known_alive)
+        outputs = self._describe_outputs(out_leaves, known_alive, places)
+        del args, kwargs
         born = [*numbers, *held, *(what for kind, what in forward if kind == BORN)]
         segment = Segment(log, [e for e in forward if e[0] < 4], numbers, held, outputs, structure, (first_node, len(log.nodes)), born)
         self._check(forward, segment)
@@ -223,7 +231,7 @@ class Trial:
         """The gradients of the outputs are there; what follows is the block's."""
         self.recorder.events = self._backward
 
-    def _describe_outputs(self, leaves: list[Any], known_alive: set[int]) -> list[Any]:
+    def _describe_outputs(self, leaves: list[Any], known_alive: set[int], places: dict[int, int]) -> list[Any]:
         outputs: list[Any] = []
         seen: set[int] = set()
         for x in leaves:
@@ -231,6 +239,9 @@ class Trial:
                 if not isinstance(x, (int, float, bool, str, type(None))):
                     raise Refused(f"it returns a {type(x).__name__}")
                 outputs.append(x)
+                continue
+            if id(x) in places:
+                outputs.append(PassedOn(places[id(x)]))
                 continue
             number = number_of(x)
             storage = x.untyped_storage()

@@ -178,6 +178,28 @@ def test_blocks_called_twice_and_inputs_with_gradients(played, needs_grad):
     assert_same(Residual(), played, blocks=4, args=(X.clone().requires_grad_(needs_grad),))
 
 
+class Passing(Block):
+    def forward(self, x, bias):
+        return super().forward(x + bias), bias
+
+
+class PassingOn(Stack):
+    def __init__(self, needs_grad):
+        super().__init__(Passing(i) for i in range(4))
+        self.bias = nn.Parameter(torch.zeros(16), requires_grad=needs_grad)
+
+    def forward(self, x):
+        bias = self.bias * 2
+        for block in self.blocks:
+            x, bias = block(x, bias)
+        return x
+
+
+@pytest.mark.parametrize(("needs_grad", "blocks"), [(False, 4), (True, 1)])
+def test_an_argument_may_be_passed_on_and_two_with_gradients_are_too_many(played, needs_grad, blocks):
+    assert_same(PassingOn(needs_grad), played, blocks=blocks, args=(X,))
+
+
 def test_autocast_runs_every_block(played):
     assert_same(Stack(Block(i) for i in range(4)), played, blocks=0, args=(X,), autocast=torch.bfloat16)
 

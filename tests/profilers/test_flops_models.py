@@ -1,0 +1,75 @@
+"""Whole models beside FlopCounterMode, on real tensors and inside the recorder's own run; the zero list beside PyTorch's own operator tests.
+
+A sample: benchmarks/accuracy_flops.py runs all 51 models and 20,000 calls.
+"""
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.flop_models import CASES, Case
+from benchmarks.flop_reference import GROUPED_BACKWARD, NO_FORMULA, SignatureLog, compare, count_meta_run, count_real_run
+from benchmarks.flop_zero_check import ZeroCheck, sweep
+
+SAMPLE = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0", "lraspp_mobilenet_v3_large", "retinanet_resnet50_fpn", "bert", "gpt2", "llama",
+          "mamba", "t5", "vit"]
+GROUPED = {"mobilenet_v3_small", "shufflenet_v2_x1_0", "lraspp_mobilenet_v3_large", "mamba"}
+
+
+def test_there_are_51_models():
+    torchvision = [c for c in CASES.values() if c.build.func.__name__ == "build_torchvision"]
+    assert (len(CASES), len(torchvision)) == (51, 26)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_models(name):
+    pytest.importorskip("torchvision")
+    pytest.importorskip("transformers")
+    real, flops, _ = count_real_run(CASES[name])
+    meta, _ = count_meta_run(CASES[name])
+    for found in (real, meta):
+        assert found.unexplained == [] and found.uncounted == {}
+        assert found.products > 20 and found.equal_flops > 0
+        reasons = {reason for _, reason in found.differences}
+        assert reasons <= {NO_FORMULA, GROUPED_BACKWARD} and (GROUPED_BACKWARD in reasons) == (name in GROUPED)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert", "t5"])
+def test_a_claimed_cpu_runs_what_a_cpu_runs(name):
+    """Equal to the integer over the whole run, pointwise operators included."""
+    _, flops, macs = count_real_run(CASES[name])
+    _, p = count_meta_run(CASES[name], device="cpu")
+    assert (sum(i.flops for i in p.phases.values()), sum(i.macs for i in p.phases.values())) == (flops, macs)
+
+
+def test_a_wrong_count_does_not_pass():
+    """The comparison itself: a kernel that the reference counts otherwise is named, and so is one that only one of them saw."""
+    model = nn.Linear(4, 3)
+    with FlopCounterMode(display=False) as reference, SignatureLog() as log:
+        model(torch.ones(2, 4)).sum().backward()
+    assert compare(log.signatures, reference).unexplained == []
+    (missing,) = compare(log.signatures[:-3], reference).unexplained
+    assert missing.startswith("not the same calls")
+
+
+def test_transposed_and_lstm_differences_have_reasons():
+    model = nn.Sequential(nn.ConvTranspose1d(4, 4, 3, groups=2), nn.Conv1d(4, 4, 3))
+    case = Case("transposed", lambda: model, lambda: ((torch.ones(2, 4, 9),), {}))
+    real, _, _ = count_real_run(case)
+    meta, _ = count_meta_run(case)
+    for found in (real, meta):
+        assert found.unexplained == [] and len(found.differences) == 2
+
+
+def test_operators_on_the_zero_list_do_no_arithmetic():
+    check = sweep(2_000)
+    assert check.calls >= 2_000 and len(check.names) > 50
+    assert check.guilty == {}
+
+
+def test_the_check_would_see_arithmetic():
+    for name in ("aten::mul", "aten::exp", "aten::sum", "aten::mm"):
+        with (check := ZeroCheck(lambda op: op._schema.name == name)):
+            a = torch.tensor([[1.5, 2.5], [3.5, 4.5]])
+            a * 3.0, a.exp(), a.sum(), a @ a
+        assert check.calls == 1 and len(check.guilty) == 1, name
