@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from analyzer.errors import AnalyzerError, InputError
@@ -49,7 +49,8 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("--input", action="append", default=[], metavar="SPEC",
                      help="an input: SHAPE, DTYPE:SHAPE, or NAME=DTYPE:SHAPE, e.g. 8x3x224x224 or input_ids=int64:8x512; may be repeated; "
                           "default: what the model is usually called with")
-    run.add_argument("--mode", choices=("train", "infer"), default="train", help="train: forward, loss, backward, optimizer (default); infer: forward")
+    run.add_argument("--mode", choices=("train", "infer"), default="train",
+                     help="train: forward, loss, backward, optimizer (default); infer: forward")
     run.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"), help="default: none, gradients only")
     run.add_argument("--autocast", choices=_AUTOCAST, help="run the forward pass under torch.autocast with this dtype")
     run.add_argument("--device", default="h200", help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
@@ -149,7 +150,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
             return 1
         finally:
             bar.clear()
-    texts = {"table": lambda: found.table(sort=arguments.sort, depth=arguments.depth), "summary": found.summary,
+    texts: dict[str, Callable[[], str]] = {"table": lambda: found.table(sort=arguments.sort, depth=arguments.depth), "summary": found.summary,
              "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort)}
     print("\n\n".join(texts[word]() for word in shown))
     if arguments.json is not None:

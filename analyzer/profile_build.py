@@ -40,7 +40,7 @@ def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotat
     params = sum(p.numel() for p in root.parameters())
     totals["uncounted"] = tuple(UncountedInfo(op, calls, nbytes) for op, calls, nbytes in totals.get("uncounted", ()))
     given = {k: v for k, v in totals.items() if k in _PROFILE_FIELDS}
-    operators = _operators(log, operator_rows)
+    operators = _operators(log, operator_rows, {phase for _, phase in phase_rows})
     return Profile(
         **{**facts, **given}, params=params, inputs=_inputs(log), torch_version=str(torch.__version__), analyzer_version=package_version(),
         first_step=_phases(phase_rows, 0), phases={} if ended_early else _phases(phase_rows, last), holders=_holders(log), timeline=timeline,
@@ -165,12 +165,15 @@ def _extra_repr(module: torch.nn.Module) -> str:
     return module.extra_repr() if not module._modules else ""
 
 
-def _operators(log: Log, rows: dict[tuple[int, str, str], dict[str, Any]]) -> dict[int, list[OperatorInfo]]:
-    """By module: one record for each operator in each part of the last step, in the order of their first calls."""
+def _operators(log: Log, rows: dict[tuple[int, str, str], dict[str, Any]], phases: set[str]) -> dict[int, list[OperatorInfo]]:
+    """By module: one record for each operator in each part of the last step, in the order of their first calls.
+
+    Of a step that memory ran out in, only those of the ``phases`` that ended.
+    """
     calls: dict[tuple[int, str, str], int] = {}
     last = log.steps - 1
     for call in log.calls:
-        if call.step == last:
+        if call.step == last and (log.shortage is None or call.phase in phases):
             key = (call.module, part_of(call), str(call.signature.op))
             calls[key] = calls.get(key, 0) + 1
     out: dict[int, list[OperatorInfo]] = {}

@@ -48,7 +48,7 @@ def forget_unfinished(log: Log, rows: Iterable[dict[str, Any]], phase_rows: dict
 def _phase_of(name: str) -> str:
     if name.startswith("fwd_") or name in _BORN_IN_FORWARD:
         return "forward"
-    if name.startswith("bwd_") or name == "recompute_flops":
+    if name.startswith("bwd_") or name.startswith("recompute_") or name == "executed_flops":
         return "backward"
     return "optimizer" if name.startswith("optimizer_") else "zero_grad"
 

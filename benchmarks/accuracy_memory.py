@@ -131,7 +131,7 @@ def cause_table(results: list[Result]) -> tuple[str, int]:
     for r in results:
         for v in r.values():
             if abs(v.error) > NAMED_ABOVE:
-                cause = find_cause(r.case_id, v.what)
+                cause = find_cause(r.case_id, v.what, v.error)
                 unnamed += cause is None
                 rows.append([r.case_id, v.what, f"{v.predicted - v.measured:+,}", f"{100 * v.error:+.2f} %", cause or "**not known**"])
     return tabulate.tabulate(rows, ["case", "figure", "bytes", "error", "cause"], tablefmt="github", disable_numparse=True,

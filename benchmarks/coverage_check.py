@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import random
 import re
 import time
 import traceback
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from analyzer import MetaTensorMode, profile, symbolic_trace
 from analyzer.fx.structure import tensors_of
@@ -102,16 +104,18 @@ def _run_on_data(candidate: Candidate, row: Row) -> tuple[nn.Module | None, Any]
         return None, True
     torch.manual_seed(SEED)
     model = candidate.build()
-    row["params"] = sum(p.numel() for p in model.parameters())
     model.eval()
     args, kwargs = candidate.make_inputs(model, False)
     with torch.no_grad():
         model(*args, **kwargs)
+    row["params"] = sum(p.numel() for p in model.parameters())
     try:
         model.train()
         args, kwargs = candidate.make_inputs(model, True)
         loss = (candidate.loss_fn or default_loss)(model(*args, **kwargs))
         loss.backward()
+        if any(p.grad is not None and p.grad.layout is not torch.strided for p in model.parameters()):
+            row["sparse_gradients"] = True  # which Adam refuses
     except Exception as error:
         return model, _reason(error)
     finally:
@@ -122,7 +126,7 @@ def _run_on_data(candidate: Candidate, row: Row) -> tuple[nn.Module | None, Any]
 def _count_params(candidate: Candidate) -> int | None:
     try:
         with MetaTensorMode():
-            return sum(p.numel() for p in candidate.build().parameters())
+            return sum(p.numel() for p in candidate.build().parameters() if not is_lazy(p))
     except Exception:  # the profile will say why, and PyTorch whether it can
         return None
 
@@ -136,7 +140,8 @@ def _profile(candidate: Candidate, row: Row, mode: str) -> None:
     with MetaTensorMode():
         model = build()
     args, kwargs = candidate.make_inputs(model, train)
-    result = profile(model, args=args, kwargs=kwargs, mode=mode, loss_fn=candidate.loss_fn, optimizer="adamw" if train else None)
+    optimizer = ("sgd" if row.get("sparse_gradients") else "adamw") if train and any(p.requires_grad for p in model.parameters()) else None
+    result = profile(model, args=args, kwargs=kwargs, mode=mode, loss_fn=candidate.loss_fn, optimizer=optimizer)
     row[mode + "_assumptions"] = len(result.assumptions)
     if result.uncounted:
         row[mode + "_uncounted"] = [u.operator for u in result.uncounted]
@@ -159,8 +164,9 @@ def _trace(candidate: Candidate, row: Row, real: nn.Module | None, trains: bool)
         gm = _trace_with(real, inputs)
     row["trace_assumptions"] = len(gm.meta["assumptions"])
     row["nodes"] = len(gm.graph.nodes)
-    expected = _results(real, real, inputs, candidate, trains)
-    found = _results(gm, real, inputs, candidate, trains)
+    before = {name: b.detach().clone() for name, b in real.named_buffers()}
+    found = _results(gm, real, before, inputs, candidate, trains)
+    expected = _results(real, real, before, inputs, candidate, trains)
     _compare(expected, found)
 
 
@@ -172,12 +178,16 @@ def _trace_with(model: nn.Module, inputs: Inputs) -> Any:
     return symbolic_trace(model, meta_args=tensors, concrete_args=constants)
 
 
-def _results(run: nn.Module, owner: nn.Module, inputs: Inputs, candidate: Candidate, trains: bool) -> dict[str, torch.Tensor]:
-    """Outputs, gradients and buffers of one step, by name; the owner is as it was afterwards."""
+def _results(run: nn.Module, owner: nn.Module, before: dict[str, torch.Tensor], inputs: Inputs, candidate: Candidate,
+             trains: bool) -> dict[str, torch.Tensor]:
+    """Outputs, gradients and those buffers that change in one step, by name, with the buffers as ``before``."""
     args, kwargs = copy.deepcopy(inputs)
-    before = {name: b.detach().clone() for name, b in owner.named_buffers()}
+    for name, b in run.named_buffers():
+        if name in before:
+            b.data = before[name].clone()
     owner.zero_grad()
     torch.manual_seed(SEED)
+    random.seed(SEED)
     try:
         with torch.set_grad_enabled(trains):
             output = run(*args, **kwargs)
@@ -185,13 +195,14 @@ def _results(run: nn.Module, owner: nn.Module, inputs: Inputs, candidate: Candid
             if trains:
                 (candidate.loss_fn or default_loss)(output).backward()
         found |= {f"gradient of {n}": p.grad.clone() for n, p in owner.named_parameters() if p.grad is not None}
-        return found | {f"buffer {n}": b.detach().clone() for n, b in owner.named_buffers()}
+        changed = {n: b.detach().clone() for n, b in run.named_buffers() if n in before and not _same(b, before[n])}
+        return found | {f"buffer {n}": b for n, b in changed.items()}
     finally:
         owner.zero_grad()
-        with torch.no_grad():
-            for name, b in owner.named_buffers():
-                if name in before and before[name].shape == b.shape:
-                    b.copy_(before[name])
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a.nan_to_num() if a.is_floating_point() else a, b.nan_to_num() if b.is_floating_point() else b)
 
 
 class DifferentResultError(AssertionError):
@@ -203,7 +214,7 @@ def _compare(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) 
         raise DifferentResultError(f"missing or extra: {sorted(expected.keys() ^ found.keys())[:5]}")
     for name, value in expected.items():
         other = found[name]
-        if value.layout is not torch.strided:
+        if value.layout in (torch.sparse_coo, torch.sparse_csr):
             value, other = value.to_dense(), other.to_dense()
         if value.is_quantized:
             value, other = value.dequantize(), other.dequantize()

@@ -23,23 +23,18 @@ from analyzer.record.options import ProfileOptions
 
 from benchmarks.flop_models import Case
 
-# Their formulas raise for these shapes or miscount them: the first that holds is the reason of a difference.
+# What its formulas miscount.
 NO_FORMULA = "no formula there: counted as 0"
 TRANSPOSED_BACKWARD = "backward of a transposed convolution: the input's gradient is counted as one more transposed convolution"
 GROUPED_BACKWARD = "backward of a grouped convolution: the weight's gradient is not divided by the groups"
-GROUPED_TRANSPOSED = "grouped transposed convolution: divided by the groups once too often"
-PACKED = "packed sequences: heads and positions are taken for each other"
 
 
 def find_reason(signature: Signature) -> str | None:
     """Why FlopCounterMode's count of this call is wrong; None where it is right."""
     packet = signature.op.overloadpacket
-    aten = torch.ops.aten
     if packet not in flop_registry:
         return NO_FORMULA
-    if packet in (aten.convolution, aten._convolution) and signature.args[6] and signature.args[8] > 1:
-        return GROUPED_TRANSPOSED
-    if packet is aten.convolution_backward:
+    if packet is torch.ops.aten.convolution_backward:
         transposed, groups = signature.args[7], signature.args[9]
         return TRANSPOSED_BACKWARD if transposed else GROUPED_BACKWARD if groups > 1 else None
     return None

@@ -18,6 +18,7 @@ import pstats
 import statistics
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
@@ -54,6 +55,7 @@ class Report:
         self.cases, self.rounds = cases, rounds
         self.sections: list[str] = []
         self.targets: list[Judged] = []
+        self.failed: list[str] = []
 
     def add(self, title: str, *blocks: str) -> None:
         self.sections.append("\n\n".join([f"## {title}", *blocks]))
@@ -290,6 +292,7 @@ SECTIONS: dict[str, Callable[[Report], None]] = {
     "ratios": measure_ratios, "others": measure_others, "cold": measure_cold, "depth": measure_depth, "width": measure_width, "reuse": measure_reuse,
     "memory": measure_memory, "llama": measure_llama, "import": measure_imports, "where": measure_where,
 }
+SECTION_FAILED = "{} could not be measured"
 # Others last: some leave torch patched.
 ORDER = [name for name in SECTIONS if name != "others"] + ["others"]
 
@@ -329,12 +332,13 @@ def choose_sections(text: str) -> list[str]:
 
 
 def main(argv: Iterable[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="SECTIONS", help=f"of {', '.join(SECTIONS)} (default all)")
     parser.add_argument("--models", metavar="NAMES", help="some of the models")
     parser.add_argument("--rounds", type=int, default=5, help="times that warm runs are repeated (default 5)")
     parser.add_argument("--out", type=Path, help="where the page goes (default docs/performance.md if everything runs, else the screen)")
-    arguments = parser.parse_args(None if argv is None else list(argv))
+    arguments = parser.parse_args(words)
     chosen = choose_sections(arguments.only)
     torch.set_num_threads(1)
     import_libraries()
@@ -343,17 +347,21 @@ def main(argv: Iterable[str] | None = None) -> int:
     for name in chosen:
         start = time.perf_counter()
         say(f"{name} ...")
-        SECTIONS[name](report)
+        try:
+            SECTIONS[name](report)
+        except Exception as error:  # the time of the other sections is not lost for one
+            traceback.print_exc()
+            report.failed.append(name)
+            report.add(SECTION_FAILED.format(name), f"{type(error).__name__}: {error}")
         say(f"  took {time.perf_counter() - start:.0f} s")
         gc.collect()
-    shown = [] if argv is None and len(sys.argv) == 1 else sys.argv[1:]
-    page = write_page(report, " ".join(["python -m benchmarks.speed", *shown]))
+    page = write_page(report, " ".join(["python -m benchmarks.speed", *words]))
     out = arguments.out or (PAGE if chosen == ORDER and arguments.models is None else None)
     if out is None:
         print(page)
     else:
         out.write_text(page, encoding="utf-8")
-    return 0
+    return 1 if report.failed else 0
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def markdown(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     >>> print(markdown(["model", "ratio"], [["a|b", "0.5"]]))
     | model | ratio |
     |---|---:|
-    | a\\\\|b | 0.5 |
+    | a\\|b | 0.5 |
     """
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

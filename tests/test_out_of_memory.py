@@ -66,7 +66,7 @@ def test_in_the_forward_pass_only_the_model_is_known():
 
 
 def test_a_later_step_leaves_the_first_one_known():
-    whole = profile(blocks, args=(torch.empty(2048, 2048),), optimizer="momentum", reuse=False)
+    whole = profile(blocks, args=(torch.empty(2048, 2048),), optimizer="momentum")
     # the second step holds 64 MiB of momenta more than the first at its peak
     capacity = whole.peak_reserved_bytes // MIB - 8
     p = run(capacity)

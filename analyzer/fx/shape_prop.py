@@ -31,7 +31,8 @@ class GraphInterpreter(fx.Interpreter):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the graph for these arguments, given as the traced forward takes them."""
-        placeholders = [n.target for n in self.module.graph.nodes if n.op == "placeholder"]
+        graph: fx.Graph = self.graph
+        placeholders = [str(n.target) for n in graph.nodes if n.op == "placeholder"]
         values = list(args)
         for name in placeholders[len(args):]:
             if name.lstrip("*") not in kwargs:
@@ -144,7 +145,7 @@ class RecordingInterpreter(GraphInterpreter):
         """Make the rows of a new step."""
         root = self.recorder.log.modules
         paths = {m.path: i for i, m in enumerate(root)}
-        for n in self.module.graph.nodes:
+        for n in self.graph.nodes:
             row = self.recorder.add_node(n.op, n.name, str(n.target) if isinstance(n.target, str) else _target_name(n.target),
                                          paths.get(n.meta.get("module_path", ""), 0))
             self.rows[n] = row

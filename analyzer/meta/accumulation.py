@@ -7,9 +7,11 @@ Source: ``torch/csrc/autograd/input_buffer.cpp``, can_accumulate_inplace.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 Tensor = torch.Tensor
 _ADD = torch.ops.aten.add.Tensor
@@ -29,12 +31,18 @@ def _count_holders(x: Tensor) -> Holders:
 _alone: list[Holders] = []  # what `_count_holders` gives for a first operand that only the engine holds
 
 
+class _Learned(Exception):
+    """Ends the backward pass of `learn_counts` before its sum runs: torch takes seconds to import what sums on meta need."""
+
+
 def learn_counts() -> None:
     """Measure, once in the process and under the mode, what an operand that only the engine holds looks like from there."""
     if not _alone:
         with torch.inference_mode(False), torch.enable_grad():
-            x = torch.empty(2, requires_grad=True) * 1
-            (x.exp() + x.sin()).sum().backward()  # the first gradient is the engine's own when the second comes
+            x = torch.empty(1, requires_grad=True).clone()
+            grads = tuple(torch.empty(1, dtype=torch.float64) for _ in range(2))
+            with suppress(_Learned):  # the first gradient, a cast, is the engine's own when the second comes
+                _engine_run_backward((x.double(), x.double()), grads, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def is_engines_sum(func: Any, args: tuple[Any, ...]) -> bool:
@@ -50,6 +58,7 @@ def is_engines_sum(func: Any, args: tuple[Any, ...]) -> bool:
     old, new = args
     if not _alone:
         _alone.append(_count_holders(old))
+        raise _Learned
     return (isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape == new.shape and old.dtype == new.dtype
             and old.layout is torch.strided and new.layout is torch.strided
             and _count_holders(old) == _alone[0] and _is_dense(old))

@@ -4,6 +4,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 from analyzer.hardware import DeviceSpec, find_device
 
@@ -17,7 +18,12 @@ _claimed = _Claimed()
 
 def claimed_spec() -> DeviceSpec:
     """The device that is claimed; an H200 where nobody said."""
-    return _claimed.spec or find_device("h200")
+    return _claimed.spec or _default_spec()
+
+
+@cache
+def _default_spec() -> DeviceSpec:
+    return find_device("h200")  # kept, because a search of the catalogue costs more than the operator calls that ask
 
 
 @contextmanager

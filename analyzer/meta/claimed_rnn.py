@@ -162,7 +162,7 @@ def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool
     return _run(RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx[0], hx[1], params)
 
 
-@claimed("lstm.data")
+@claimed("lstm.data", on_any_device=True)
 def packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int,
                 dropout: float, train: bool, bidirectional: bool) -> Any:
     spec = RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))
@@ -175,7 +175,7 @@ def _register(name: str, mode: int) -> None:
               bidirectional: bool, batch_first: bool) -> Any:
         return _run(RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx, None, params)
 
-    @claimed(f"{name}.data")
+    @claimed(f"{name}.data", on_any_device=True)
     def packed(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
                train: bool, bidirectional: bool) -> Any:
         spec = RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))

@@ -10,9 +10,11 @@ from . import (  # noqa: F401
     claimed_grouped_mm,
     claimed_inplace,
     claimed_loss,
+    claimed_margin_loss,
     claimed_normalization,
     claimed_one_hot,
     claimed_packing,
     claimed_rnn,
     claimed_softmax,
+    claimed_sparse,
 )

@@ -18,6 +18,7 @@ from analyzer.memory.allocator import CachingAllocator
 
 from .claimed_device_spec import claimed_spec
 from .claimed_sdp import CUDNN_VERSION, claimed_capability
+from .current_device import selected
 from .cuda_stream import SimulatedEvent, SimulatedGenerator, SimulatedStream, device_index, stand_in_class
 from .state import MetaState, current
 
@@ -27,9 +28,7 @@ _WARP = 32
 
 
 class _Local(threading.local):
-    """What this thread set."""
-
-    index = 0
+    """The current stream of each device in this thread."""
 
     def __init__(self) -> None:
         self.streams: dict[int, SimulatedStream] = {}
@@ -67,13 +66,13 @@ def _allocator(device: Any = None) -> CachingAllocator:
 def _set_device(device: Any) -> None:
     index = device_index(device)
     if index >= 0:
-        _local.index = index
+        selected.index = index
 
 
 def _exchange_device(device: int) -> int:
-    before = _local.index
+    before = selected.index
     if device >= 0:
-        _local.index = device
+        selected.index = device
     return before
 
 
@@ -182,7 +181,7 @@ _RANDOM: dict[str, Callable[..., Any]] = {
 }
 _DEVICE: dict[str, Callable[..., Any]] = {
     "is_available": _constant(True), "is_initialized": _constant(True), "device_count": _constant(1),
-    "current_device": lambda: _local.index, "set_device": _set_device, "_exchange_device": _exchange_device,
+    "current_device": lambda: selected.index, "set_device": _set_device, "_exchange_device": _exchange_device,
     "_maybe_exchange_device": _maybe_exchange_device, "is_bf16_supported": _is_bf16_supported,
     "get_device_name": _name, "get_device_capability": lambda device=None: claimed_capability(),
     "is_current_stream_capturing": _constant(False),
@@ -193,7 +192,7 @@ _DEVICE: dict[str, Callable[..., Any]] = {
 _ACCELERATOR: dict[str, Callable[..., Any]] = {
     "is_available": _constant(True), "device_count": _constant(1),
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
-    "current_device_index": lambda: _local.index, "current_device_idx": lambda: _local.index, "set_device_index": _set_device,
+    "current_device_index": lambda: selected.index, "current_device_idx": lambda: selected.index, "set_device_index": _set_device,
     "set_device_idx": _set_device, "current_stream": _current_stream, "set_stream": _set_stream, "synchronize": _nothing,
     "get_memory_info": _mem_get_info,
     **{name: _MEMORY[name] for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "empty_cache",
@@ -243,5 +242,5 @@ def replacements() -> Iterator[Undo]:
 
 def _forget() -> None:
     """Streams and devices that were set belong to the mode that ends."""
-    _local.index = 0
+    selected.index = 0
     _local.streams.clear()

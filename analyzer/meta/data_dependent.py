@@ -19,7 +19,10 @@ from .storage import MetaStorage, attach
 from .tensor import META, MetaTensor, kernel
 
 Tensor = torch.Tensor
-_OPTIMIZERS = os.path.dirname(os.path.abspath(torch.optim.__file__)) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_OPTIMIZERS = os.path.join(_TORCH, "optim") + os.sep
+# These check that data is valid before they use it.
+_CHECKS = (os.path.join(_TORCH, "distributions") + os.sep, os.path.join(_TORCH, "nn", "utils", "parametrizations.py"))
 _BOOLEAN = (torch.bool, torch.uint8)
 
 
@@ -71,6 +74,9 @@ def _scalar(state: MetaState, tensor: Tensor) -> Any:
     value = read_known(tensor)
     if value is not None:
         return value.item()
+    if tensor.dtype is torch.bool and any(map(asked_by, _CHECKS)):
+        state.assume(f"data is taken to be valid where torch checks it {state.where()}")
+        return True
     # What an optimizer of torch asks for only scales its update: no size and no path depends on it.
     if state.options.unknown_value == "placeholder" or asked_by(_OPTIMIZERS):
         state.assume(f"an unknown scalar ({tensor.dtype}) was taken as 1 {state.where()}")
@@ -87,6 +93,9 @@ def _compare(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, 
             return True
         if args[0].shape != args[1].shape:
             return False
+        if any(map(asked_by, _CHECKS)):
+            state.assume(f"data is taken to be valid where torch checks it {state.where()}")
+            return True
         raise _unknown(state, f"aten.{info.name}", "compare shapes instead, or keep the comparison out of the model")
     return bool(info.op(*values, *args[2:], **kwargs))
 

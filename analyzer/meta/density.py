@@ -5,11 +5,14 @@ such masks count, comparisons of counts decide. Nothing here looks at data: it i
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .storage import MetaStorage
+
+Rule = Callable[[Any, list[MetaStorage], "float | None"], "float | None"]
 
 _KEEPING = {"_to_copy", "clone", "contiguous", "index", "cat", "_reshape_copy", "flip", "gather", "index_select"}
 
@@ -21,7 +24,8 @@ def expected_density(name: str, args: Any, storages: list[MetaStorage]) -> float
     first = storages[0].density
     if name in _KEEPING:
         return first
-    return _RULES[name](args, storages, first)
+    rule: Rule = _RULES[name]
+    return rule(args, storages, first)
 
 
 def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
@@ -52,9 +56,16 @@ def _scatter(args: Any, storages: list[MetaStorage], first: float | None) -> flo
     """``zeros.scatter(dim, index, 1)``: index.numel() ones among all."""
     value = args[3] if len(args) > 3 else None
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value == 1 and args[0].numel():
-        return min(1.0, float(args[2].numel()) / args[0].numel())
+        return min(1.0, int(args[2].numel()) / int(args[0].numel()))
     return None
 
 
-_RULES = {"eq": _equal, "sum": _sum, "gt": _greater, "ge": _greater, "scatter": _scatter, "any": lambda a, s, d: None if d is None else float(d > 0),
-          "ne": lambda a, s, d: (None if d is None or isinstance(a[1], torch.Tensor) or a[1] != 0 else min(1.0, d))}
+def _any(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    return None if first is None else float(first > 0)
+
+
+def _not_equal(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    return None if first is None or isinstance(args[1], torch.Tensor) or args[1] != 0 else min(1.0, first)
+
+
+_RULES: dict[str, Rule] = {"eq": _equal, "sum": _sum, "gt": _greater, "ge": _greater, "scatter": _scatter, "any": _any, "ne": _not_equal}

@@ -12,12 +12,14 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from . import convolution_workspace, kernel_temporary, output_cache, reduction_workspace  # noqa: F401  three register their rules
 from .accumulation import ADD_IN_PLACE, is_engines_sum
 from .claimed import claimed_shapes, host_shapes
+from .current_device import selected
 from .data_dependent import answer_data_dependent
 from .gates import reopened
 from .dtype_rule import check_dtypes
 from .known_value import Call, Deferred, Known, ReadArgument, Result, Written, covers_storage, small_enough, window_of, worth_following
 from .density import expected_density
 from .library_workspace import library_needs, take_library_workspaces
+from .mode_stack import without_modes
 from .operator_info import OperatorInfo, describe_operator
 from .output_cache import NEW, SAME, VIEW, Entry, make_recipes, spec_of, to_specs
 from .shape_registry import register_shape_impl
@@ -39,7 +41,7 @@ class MetaDispatchMode(TorchDispatchMode):
     """The dispatch half of `MetaTensorMode`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.state: MetaState | None = None
 
     @classmethod
@@ -82,7 +84,7 @@ class MetaDispatchMode(TorchDispatchMode):
         pending = state.pending_claim
         tensors: list[Tensor] = []
         storages: list[MetaStorage] = []
-        key: list[Any] | None = [func, pending]
+        key: Any = [func, pending]
         if not _flatten(args, tensors, storages, key) or (kwargs and not _flatten_named(kwargs, tensors, storages, key)):
             tensors.clear()
             storages.clear()
@@ -129,7 +131,8 @@ class MetaDispatchMode(TorchDispatchMode):
 
 
 def _storage(tensor: Tensor) -> MetaStorage:
-    storage = tensor.untyped_storage() if tensor.layout is torch.strided else tensor.values().untyped_storage()
+    part = tensor if tensor.layout is torch.strided else _parts(tensor)[-1]
+    storage = part.untyped_storage()
     assert isinstance(storage, MetaStorage)
     return storage
 
@@ -237,10 +240,10 @@ def _result_claim(state: MetaState, storages: list[MetaStorage], kwargs: dict[st
 
 
 def claimed_device(device: Any) -> torch.device:
-    """``device`` with an index, as tensors report it (the current one is 0)."""
+    """``device`` with an index, as tensors report it: the current one where none is given."""
     device = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
     if device.index is None and device.type not in ("cpu", "meta"):
-        return torch.device(device.type, 0)
+        return torch.device(device.type, selected.index)
     return torch.device("cpu") if device.type == "cpu" else device
 
 
@@ -309,9 +312,13 @@ def _early_stages(info: OperatorInfo, args: Any, kwargs: dict[str, Any], inputs:
 
 
 def _parts(out: Tensor) -> list[Tensor]:
-    if out.layout is torch.sparse_coo:
-        return [out._indices(), out._values()]
-    return []
+    """The tensors that a sparse one is made of, its values last."""
+    with without_modes():
+        if out.layout is torch.sparse_coo:
+            return [out._indices(), out._values()]
+        if out.layout in (torch.sparse_csr, torch.sparse_bsr):
+            return [out.crow_indices(), out.col_indices(), out.values()]
+        return [out.ccol_indices(), out.row_indices(), out.values()]
 
 
 def _as_list(value: Any) -> list[Tensor]:
@@ -338,6 +345,9 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
             try:
                 return func(*args, **kwargs)
             except NotImplementedError as error:
+                shape_impl = claimed_shapes.find(func)
+                if shape_impl is not None:
+                    return shape_impl(*args, **kwargs)
                 decomposition = torch._decomp.decomposition_table.get(func)
                 if decomposition is not None:
                     return decomposition(*args, **kwargs)
@@ -388,7 +398,7 @@ def adopt(state: MetaState, tensor: Tensor, claim: torch.device | None = None) -
 def _defer(tree: Any, reads: list[ReadArgument], unknown: list[Tensor]) -> Any:
     """``tree`` with every tensor replaced by a read of its known contents; tensors without any are collected."""
     if isinstance(tree, Tensor):
-        storage = tree.untyped_storage()
+        storage = tree.untyped_storage() if tree.layout is torch.strided else None
         if not isinstance(storage, MetaStorage) or storage.known is None:
             unknown.append(tree)
             return None
@@ -409,7 +419,7 @@ def _numel(storage: MetaStorage, dtype: torch.dtype) -> int:
 def _propagate_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], storages: list[MetaStorage],
                      outputs: list[Any], born: list[MetaStorage | None]) -> None:
     """Give new contents to storages that a call made or wrote, where they follow from what is known."""
-    first = outputs[0] if outputs else None
+    first: Any = outputs[0] if outputs else None
     if info.filler:
         if born and born[0] is not None and worth_following(_numel(born[0], first.dtype)):
             value = _fill_value(info, args, kwargs)
@@ -474,7 +484,7 @@ def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
     written: list[tuple[MetaStorage, Known | None]] = []
     whole = None if foreach else Call(info.op, _defer(args, reads, unknown), _defer(kwargs, reads, unknown), reads)
     for position, target in targets:
-        storage = target.untyped_storage()
+        storage = target.untyped_storage() if target.layout is torch.strided else None
         if not isinstance(storage, MetaStorage):
             continue
         new: Known | None = None

@@ -5,16 +5,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from .dispatch import adopt, claimed_device
 from .known_value import Deferred, read_known, small_enough
+from .mode_stack import without_modes
 from .opaque import call_opaque
 from .shape_registry import register_shape_impl
 from .state import CPU, MetaState, current
 from .storage import MetaStorage, attach
-from .tensor import META, MetaTensor, claim_of, data_ptr
+from .tensor import META, MetaTensor, claim_of, data_ptr, keep_claim
 
 Tensor = torch.Tensor
 Handler = Callable[[MetaState, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -274,6 +276,13 @@ def _device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return state.adopted_claim if claim.type == "cpu" and not isinstance(_storage_of(args[0]), MetaStorage) else claim
 
 
+def _data(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not is_lazy(args[0]):
+        return func(*args, **kwargs)
+    with without_modes():  # it has neither a shape nor elements, but a device and a dtype
+        return keep_claim(func(*args, **kwargs))
+
+
 def _storage_of(x: Tensor) -> Any:
     return x.untyped_storage() if x.layout is torch.strided else None
 
@@ -322,5 +331,6 @@ _HANDLERS: dict[Any, Handler] = {
     Tensor.device.__get__: _device, Tensor.is_cuda.__get__: _is_type("cuda"), Tensor.is_cpu.__get__: _is_type("cpu"),  # type: ignore[attr-defined]
     Tensor.is_meta.__get__: _is_type("meta"), Tensor.get_device: _get_device,  # type: ignore[attr-defined]
     Tensor.is_pinned: lambda *a: False,
+    Tensor.data.__get__: _data,  # type: ignore[attr-defined]
     Tensor.data_ptr: _data_ptr, Tensor.__repr__: _repr, Tensor.__deepcopy__: _deepcopy,
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import autocast, claimed
+from . import autocast, claimed, compiled_function, higher_order
 from .patch import Undo, replace
 from .state import current
 
@@ -35,6 +35,8 @@ def replacements() -> Iterator[Undo]:
     """Register the kernels and follow the switches of autocast; each result undoes one step."""
     yield claimed.install()
     yield autocast.uninstall
+    yield from higher_order.replacements(tuple(getattr(torch._C.DispatchKey, gate.key_name) for gate in (claimed.gate, autocast.gate)))
+    yield from compiled_function.replacements()
     for name in ("set_autocast_enabled", "set_autocast_cpu_enabled"):
         yield replace(torch, name, _then(lambda: autocast.follow_switch(True)))
     yield replace(torch, "clear_autocast_cache", _then(autocast.clear_cache))

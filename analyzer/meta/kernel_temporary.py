@@ -126,8 +126,9 @@ def _product(signature: Signature) -> tuple[Stage, ...]:
 def _is_matrix(m: TensorSpec) -> bool:
     rows, columns = m[-2:]
     row_stride, column_stride = m.stride[-2:]
-    return (column_stride == 1 or columns == 1) and row_stride >= max(1, columns) or (row_stride == 1 or rows == 1) and column_stride >= max(1, rows) \
-        or is_contiguous(m)
+    if (column_stride == 1 or columns == 1) and row_stride >= max(1, columns):
+        return True
+    return (row_stride == 1 or rows == 1) and column_stride >= max(1, rows) or is_contiguous(m)
 
 
 @kernel_stages(_aten._foreach_norm)

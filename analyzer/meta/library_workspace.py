@@ -102,7 +102,7 @@ def library_needs(signature: Signature) -> tuple[str, ...]:
         else:
             found = ("cublas",)
         signature.memo["library_needs"] = found
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _is_on_cuda(inputs: tuple[TensorSpec, ...]) -> bool:

@@ -152,8 +152,7 @@ def _stage(blocks: tuple[int, ...]) -> tuple[Stage, ...]:
 @kernel_stages(_aten.sum, _aten.mean, _aten.nansum, _aten.prod, _aten.amax, _aten.amin, _aten.any, _aten.all, _aten.linalg_vector_norm)
 def _reduce(signature: Signature) -> tuple[Stage, ...]:
     x, out = signature.inputs[0], signature.outputs[0]
-    overload = signature.op._overloadname
-    dims = () if overload in ("default", "") and len(signature.args) < 2 else _dims(signature, 2 if signature.op.overloadpacket is _aten.linalg_vector_norm else 1)
+    dims = _dims(signature, 2 if signature.op.overloadpacket is _aten.linalg_vector_norm else 1)
     if signature.op.overloadpacket in (_aten.sum, _aten.mean) and out.dtype != x.dtype and x.dtype.itemsize > 2:
         return ()  # a cast comes first
     return _stage(reduction_blocks(x, dims, accumulate_bytes(out.dtype)))

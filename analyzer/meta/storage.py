@@ -33,14 +33,14 @@ class MetaStorage(torch.UntypedStorage):
         return self.region.address
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return self.claim
 
-    @property  # type: ignore[override]
+    @property
     def is_cuda(self) -> bool:
         return self.claim.type == "cuda"
 
-    def resize_(self, size: int) -> MetaStorage:  # type: ignore[override]  # FSDP frees and refills storages so
+    def resize_(self, size: int) -> MetaStorage:  # FSDP frees and refills storages so
         super().resize_(size)
         self.space.resize(self)
         return self

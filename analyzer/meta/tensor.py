@@ -20,6 +20,7 @@ class _Kernel(threading.local):
 
 kernel = _Kernel()
 META = torch.device("meta")
+_DATA: Any = torch._C.TensorBase.data  # the property itself
 
 
 def claim_of(tensor: torch.Tensor) -> torch.device:
@@ -30,7 +31,7 @@ def claim_of(tensor: torch.Tensor) -> torch.device:
             return storage.claim
     elif (claim := tensor.__dict__.get("_claim")) is not None:  # sparse tensors have no storage
         return claim  # type: ignore[no-any-return]
-    return torch._C.TensorBase.device.__get__(tensor)  # type: ignore[attr-defined,no-any-return]
+    return torch._C.TensorBase.device.__get__(tensor)
 
 
 class MetaTensor(torch.Tensor):
@@ -46,7 +47,7 @@ class MetaTensor(torch.Tensor):
     """
 
     # Disabled, so that torch treats it as it treats plain tensors: a live one would switch fast paths off.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -64,7 +65,7 @@ class MetaTensor(torch.Tensor):
     def is_meta(self) -> bool:  # type: ignore[override]
         return self.device.type == "meta"
 
-    def get_device(self) -> int:  # type: ignore[override]
+    def get_device(self) -> int:
         device = self.device
         return -1 if device.index is None else device.index
 
@@ -72,14 +73,14 @@ class MetaTensor(torch.Tensor):
         return data_ptr(self)
 
     @property
-    def data(self) -> Any:  # type: ignore[override]
-        return keep_claim(torch._C.TensorBase.data.__get__(self))  # type: ignore[attr-defined]
+    def data(self) -> Any:
+        return keep_claim(_DATA.__get__(self))
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        torch._C.TensorBase.data.__set__(self, value)  # type: ignore[attr-defined]
+        _DATA.__set__(self, value)
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"MetaTensor(size={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}'{grad})"
 

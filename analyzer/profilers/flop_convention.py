@@ -7,7 +7,8 @@ they do not see are listed in `Profile.uncounted`, and count nothing in the tota
 
 Both look at Python functions where the log holds ATen operators, so where two functions run one operator the common reading is taken:
 sums and products are written ``a + b`` and ``a * b`` (which DeepSpeed does not see, unlike ``torch.add``), softmax comes from
-``torch.nn.functional``, ReLU6 from its module (which runs hardtanh, unseen), and ``addmm`` from a linear layer.
+``torch.nn.functional`` (but ``_safe_softmax`` from inside attention, where it is not seen), ReLU6 from its module (which runs hardtanh, unseen),
+``addmm`` from a linear layer, and ``baddbmm`` from ``torch.baddbmm`` rather than the method.
 """
 from __future__ import annotations
 
@@ -118,13 +119,15 @@ def group_norm_flops(x: Spec, weight: Any = None, *_: Any, out: Any = None, **__
     return x.numel * (5 - (weight is None))
 
 
-# The dimensions that adaptive_avg_pool2d and 3d, asked for one element, give to mean, and user code does not (ATen's AdaptiveAveragePooling.cpp).
-POOLED = ([-1, -2], [-1, -2, -3])
+def pooled_mean(*pooled: list[int]) -> Formula:
+    """A mean over such dimensions is a global average pooling and counts 1 an element, as that; any other mean is not seen.
 
+    ATen's AdaptiveAveragePooling.cpp and AdaptiveAveragePooling3d.cpp write the dimensions so, and user code does not.
+    """
+    def pooled_mean_flops(x: Spec, dim: Any = None, keepdim: bool = False, *_: Any, out: Any = None, **__: Any) -> int | None:
+        return x.numel if keepdim and dim is not None and list(dim) in pooled else None
 
-def pooled_mean_flops(x: Spec, dim: Any = None, keepdim: bool = False, *_: Any, out: Any = None, **__: Any) -> int | None:
-    """A mean that is a global average pooling counts 1 an element, as that; any other mean is not seen."""
-    return x.numel if keepdim and dim is not None and list(dim) in POOLED else None
+    return pooled_mean_flops
 
 
 NORMS: dict[str, Formula] = {
@@ -134,7 +137,6 @@ NORMS: dict[str, Formula] = {
     **aten("_batch_norm_with_update", group_norm_flops),
     **aten("native_layer_norm", layer_norm_flops),
     **aten("native_group_norm", group_norm_flops),
-    **aten("mean.dim", pooled_mean_flops),
 }
 
 
@@ -183,9 +185,10 @@ def recurrent_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf
 
 DEEPSPEED: dict[str, Formula] = {
     **NORMS,
+    **aten("mean.dim", pooled_mean([-1, -2], [-1, -2, -3])),
     **aten("convolution _convolution cudnn_convolution convolution_overrideable", biased_convolution_flops),
     **aten("baddbmm", added_batched_flops),
-    **aten("relu _prelu_kernel elu leaky_relu silu gelu _softmax _safe_softmax avg_pool1d avg_pool2d avg_pool3d max_pool1d_with_indices "
+    **aten("relu _prelu_kernel elu leaky_relu silu gelu _softmax avg_pool1d avg_pool2d avg_pool3d max_pool1d_with_indices "
            "max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d mkldnn_max_pool3d adaptive_avg_pool1d _adaptive_avg_pool2d "
            "mkldnn_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d", per_input(1)),
     **aten("upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d "
@@ -217,6 +220,7 @@ def per_output(flops: int) -> Formula:
 
 FVCORE: dict[str, Formula] = {
     **NORMS,
+    **aten("mean.dim", pooled_mean([-1, -2])),
     **aten("_adaptive_avg_pool2d mkldnn_adaptive_avg_pool2d", per_input(1)),
     **aten("upsample_nearest2d", per_output(1)),
     **aten("upsample_bilinear2d grid_sampler_2d cudnn_grid_sampler", per_output(4)),

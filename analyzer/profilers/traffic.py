@@ -57,6 +57,8 @@ def call_traffic(call: OpCall, storages: Mapping[int, StorageLife] | None = None
     With ``storages`` (`Log.storages`), arguments that share a storage count no more than it holds: ``x * x`` reads x once.
     """
     plan = plan_of(call.signature)
+    if plan.total == NOTHING:
+        return NOTHING
     if plan.may_be_view and call.outputs and set(call.outputs) <= set(call.inputs):
         return NOTHING
     if storages is not None and len(set(call.inputs)) < len(call.inputs):
@@ -122,7 +124,8 @@ def make_plan(signature: Signature) -> Plan:
     name = schema.name.partition("::")[2].removeprefix("_foreach_")
     in_place = name.endswith("_") and not name.endswith("__")
     name = name.removesuffix("_") if in_place else name
-    if name.startswith(UNTOUCHED) or name in METADATA or torch.Tag.inplace_view in op.tags:
+    is_view = bool(schema.returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    if is_view or name.startswith(UNTOUCHED) or name in METADATA or torch.Tag.inplace_view in op.tags:
         return nothing
     call = Call(name, in_place, schema.arguments[0].name if schema.arguments else "", bind(signature, schema), signature)
     reads, written = [], 0
@@ -200,7 +203,8 @@ def read_bytes(call: Call, argument: Argument) -> int:
     if first and name in LOOKS_UP:
         return min(touched, looked_up(call, spec))
     if first and name == "_embedding_bag":
-        return min(touched, call.given["indices"].numel * spec[-1] * spec.dtype.itemsize)
+        indices: TensorSpec = call.given["indices"]
+        return min(touched, indices.numel * spec[-1] * spec.dtype.itemsize)
     if name == "convolution_backward":
         of_input, of_weight, _ = call.given["output_mask"]
         if argument.name == "input" and not of_weight or argument.name == "weight" and not of_input:
@@ -254,7 +258,8 @@ def put_elements(call: Call, target: TensorSpec) -> int:
     if any(i.dtype in (torch.bool, torch.uint8) for i in given):
         return target.numel
     untouched: int = prod(size for d, size in enumerate(target) if d >= len(indices) or indices[d] is None)
-    return prod(broadcast(*given)) * untouched
+    addressed: int = prod(broadcast(*given))
+    return addressed * untouched
 
 
 # In place these change only the elements that they address.

@@ -29,7 +29,7 @@ def structure_key(module: nn.Module, memo: dict[int, Hashable]) -> Hashable:
         children.append((name, key))
     if isinstance(module, torch.jit.ScriptModule) or any(getattr(module, name, None) for name in _HOOKS):
         return None
-    tensors = []
+    tensors: list[Any] = []
     for held in (module._parameters, module._buffers):
         for name, tensor in held.items():
             if tensor is None:
@@ -60,7 +60,7 @@ def watch_reads(root: nn.Module) -> Iterator[set[tuple[str, str]]]:
                         reads.add((path, "*"))
                 else:
                     reads.add((path, name))
-            return original(self, name)
+            return original(self, name)  # type: ignore[call-arg]
 
         patched.append((cls, cls.__dict__.get("__getattribute__")))
         cls.__getattribute__ = __getattribute__  # type: ignore[method-assign,assignment]
@@ -74,7 +74,7 @@ def watch_reads(root: nn.Module) -> Iterator[set[tuple[str, str]]]:
             if before is None:
                 del cls.__getattribute__
             else:
-                cls.__getattribute__ = before  # type: ignore[method-assign]
+                cls.__getattribute__ = before
 
 
 class ReadValues:

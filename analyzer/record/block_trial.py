@@ -133,7 +133,7 @@ class _Sink(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         made = [None if s is None else torch.empty_strided(s[0], s[1], dtype=s[2], device=ctx.trial.claim) for s in ctx.trial.grad_specs]
         ctx.trial.kept = [g for g, s in zip(made, ctx.trial.grad_specs) if s is not None and not s[3]]
-        ctx.trial.incoming = [None if g is None else g.untyped_storage().number for g in made]
+        ctx.trial.incoming = [None if g is None else number_of(g) for g in made]
         ctx.trial.start_backward()
         return (None, *made)
 
@@ -192,7 +192,8 @@ class Trial:
         before, seed = Footprint(self.block.modules()), state.random_seed
         recorder.begin("forward")
         recorder.skip_sequence()
-        recorder.events = forward = []
+        forward: list[Event] = []
+        recorder.events = forward
         remaining = iter(inputs)
         leaves = [next(remaining) if isinstance(x, InputLike) else x for x in self.arguments.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.arguments.structure)
@@ -244,7 +245,7 @@ class Trial:
                 outputs.append(PassedOn(places[id(x)]))
                 continue
             number = number_of(x)
-            storage = x.untyped_storage()
+            storage: Any = x.untyped_storage()
             if number in known_alive or number in seen or storage.known is not None or storage.density is not None:
                 raise Refused("an output shares memory with an input, a parameter or another output, or its contents are known")
             seen.add(number)

@@ -13,7 +13,7 @@ from analyzer.errors import InputError
 
 from .hold import Hold
 from .options import ProfileOptions
-from .recorder import Recorder, tensors_in
+from .recorder import Event, Recorder, tensors_in
 from .step_replay import Footprint, StepReplay
 
 _PLAIN = (torch.Tensor, str, int, float, bool, complex, type(None), torch.dtype, torch.device)  # arguments that a forward pass cannot change
@@ -96,7 +96,8 @@ class EagerStep:
         """Run the model once; the result plays it again, None where a later step could differ from this one."""
         recorder, modules = self.recorder, list(self.model.modules())
         before, seed = Footprint(modules), recorder.mode.state.random_seed
-        recorder.events = events = []
+        events: list[Event] = []
+        recorder.events = events
         try:
             self._run_model()
             recorder.end()

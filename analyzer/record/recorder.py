@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from analyzer.memory.allocator import CachingAllocator, DeviceOutOfMemoryError
 from analyzer.meta.address_space import Region
@@ -163,7 +164,7 @@ class Recorder:
     def register_existing(self, tensors: Iterable[torch.Tensor]) -> None:
         """Take note of storages that were made before the recording began."""
         for tensor in tensors:
-            if tensor.layout is torch.strided:
+            if tensor.layout is torch.strided and not is_lazy(tensor):
                 storage = tensor.untyped_storage()
                 if isinstance(storage, MetaStorage) and storage.number not in self.log.storages:
                     self.born(storage)
@@ -176,7 +177,7 @@ class Recorder:
             index = self._module_index[id(module)]
             for category, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for name, tensor in tensors.items():
-                    if tensor is None or tensor.layout is not torch.strided:
+                    if tensor is None or tensor.layout is not torch.strided or is_lazy(tensor):
                         continue
                     life = self._life(tensor.untyped_storage())
                     self._parameter_owner.setdefault(id(tensor), index)

@@ -62,6 +62,9 @@ class StepReplay:
 
     def leave(self, tensor: torch.Tensor, receive: Callable[[torch.Tensor], None]) -> None:
         """Say that the stretch leaves ``tensor`` behind; when it is played again, ``receive`` gets its like."""
+        if tensor.layout is not torch.strided:
+            self._closed = False  # a sparse gradient is several tensors
+            return
         storage = tensor.untyped_storage()
         assert isinstance(storage, MetaStorage)
         self._shared = self._shared or storage.number in self._left
@@ -92,10 +95,10 @@ class StepReplay:
                 if claim is None:
                     claim = claims[life.device] = torch.device(life.device)
                 region = space.reserve(claim, life.nbytes)
-                number = numbers[what] = next_number()
+                fresh = numbers[what] = next_number()
                 regions[what] = region
                 log.events += 1
-                storages[number] = _copy_life(life, number, region, log.events, len(calls), step, offset)
+                storages[fresh] = _copy_life(life, fresh, region, log.events, len(calls), step, offset)
                 recorder.watch_peak(0)
             elif kind == DIED:
                 life = storages[numbers[what]]
@@ -114,8 +117,8 @@ class StepReplay:
                 recorder.end()
         for node in self.nodes:
             log.nodes.append(_copy_node(node, numbers, offset, step))
-        for old, (like, receive) in self._left.items():
-            receive(revive(like, claims[storages[old].device], numbers[old], regions[old], space))
+        for number, (like, receive) in self._left.items():
+            receive(revive(like, claims[storages[number].device], numbers[number], regions[number], space))
 
 
 def _copy_life(life: StorageLife, number: int, region: Region, event: int, call: int, step: int, offset: int) -> StorageLife:

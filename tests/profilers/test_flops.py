@@ -395,3 +395,14 @@ def test_convention_on_the_command_line(capsys):
 
 def test_module_records_name_their_costs():
     assert {"recompute_flops", "fwd_read_bytes", "bwd_written_bytes"} <= {f for f in ModuleInfo.__dataclass_fields__}
+
+
+def test_of_a_step_that_memory_ran_out_in_only_what_ended_is_told():
+    from analyzer.record.options import ProfileOptions
+
+    # 16 MiB of weights and the workspace of cuBLAS fit; the workspace of the backward thread does not
+    p = profile(nn.Linear(2048, 2048, bias=False), args=(torch.empty(64, 2048),), options=ProfileOptions(capacity_bytes=60 * 2**20))
+    assert p.out_of_memory.phase == "backward"
+    assert p.fwd_macs == 64 * 2048 * 2048
+    assert (p.bwd_flops, p.executed_flops, p.recompute_macs, p.hardware_flops) == (None,) * 4
+    assert {o.phase for o in p.operators} == {"forward"}

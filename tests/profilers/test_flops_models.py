@@ -8,12 +8,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.flop_models import CASES, Case
-from benchmarks.flop_reference import GROUPED_BACKWARD, NO_FORMULA, SignatureLog, compare, count_meta_run, count_real_run
+from benchmarks.flop_reference import GROUPED_BACKWARD, NO_FORMULA, TRANSPOSED_BACKWARD, SignatureLog, compare, count_meta_run, count_real_run
 from benchmarks.flop_zero_check import ZeroCheck, sweep
 
-SAMPLE = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0", "lraspp_mobilenet_v3_large", "retinanet_resnet50_fpn", "bert", "gpt2", "llama",
-          "mamba", "t5", "vit"]
-GROUPED = {"mobilenet_v3_small", "shufflenet_v2_x1_0", "lraspp_mobilenet_v3_large", "mamba"}
+SAMPLE = ["resnet18", "mobilenet_v3_small", "retinanet_resnet50_fpn", "bert", "gpt2", "llama", "mamba", "t5", "vit"]
+GROUPED = {"mobilenet_v3_small", "mamba"}
 
 
 def test_there_are_51_models():
@@ -48,22 +47,29 @@ def test_a_wrong_count_does_not_pass():
     with FlopCounterMode(display=False) as reference, SignatureLog() as log:
         model(torch.ones(2, 4)).sum().backward()
     assert compare(log.signatures, reference).unexplained == []
-    (missing,) = compare(log.signatures[:-3], reference).unexplained
+    without = [s for s in log.signatures if s.op is not torch.ops.aten.addmm.default]
+    (missing,) = compare(without, reference).unexplained
     assert missing.startswith("not the same calls")
 
 
-def test_transposed_and_lstm_differences_have_reasons():
-    model = nn.Sequential(nn.ConvTranspose1d(4, 4, 3, groups=2), nn.Conv1d(4, 4, 3))
-    case = Case("transposed", lambda: model, lambda: ((torch.ones(2, 4, 9),), {}))
-    real, _, _ = count_real_run(case)
+@pytest.mark.parametrize("model, shape, reasons", [
+    (nn.ConvTranspose1d(4, 4, 3, groups=2), (2, 4, 9), {TRANSPOSED_BACKWARD}),
+    (nn.Conv1d(4, 4, 3, groups=2), (2, 4, 9), {GROUPED_BACKWARD}),
+    (nn.Conv1d(4, 4, 3), (2, 4, 9), set()),
+    (nn.LSTM(4, 3), (5, 2, 4), {NO_FORMULA}),
+])
+def test_differences_have_reasons(model, shape, reasons):
+    case = Case("one layer", lambda: model, lambda: ((torch.ones(*shape, requires_grad=True),), {}))
     meta, _ = count_meta_run(case)
-    for found in (real, meta):
-        assert found.unexplained == [] and len(found.differences) == 2
+    assert meta.unexplained == [] and {reason for _, reason in meta.differences} == reasons
+    if not isinstance(model, nn.LSTM):  # a real CPU runs it as single operators
+        real, _, _ = count_real_run(case)
+        assert real.unexplained == [] and {reason for _, reason in real.differences} == reasons
 
 
 def test_operators_on_the_zero_list_do_no_arithmetic():
-    check = sweep(2_000)
-    assert check.calls >= 2_000 and len(check.names) > 50
+    check = sweep(1_000)
+    assert check.calls >= 1_000 and len(check.names) > 30
     assert check.guilty == {}
 
 

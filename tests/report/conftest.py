@@ -137,8 +137,8 @@ def mlp() -> Profile:
     return Profile(
         name="Net", mode="train", device="h200", optimizer="adam", autocast="bfloat16", inputs={"x": X}, torch_version="2.13.0",
         analyzer_version="0.1.0", params=676, param_bytes=2704, buffer_bytes=0, optimizer_bytes=5408,
-        fwd_flops=10528, bwd_flops=12576, fwd_macs=fc1 + fc2, bwd_macs=fc1 + 2 * fc2, recompute_flops=0, recompute_macs=0, executed_flops=10528 + 12576,
-        optimizer_flops=None,
+        fwd_flops=10528, bwd_flops=12576, fwd_macs=fc1 + fc2, bwd_macs=fc1 + 2 * fc2, recompute_flops=0, recompute_macs=0,
+        executed_flops=10528 + 12576, optimizer_flops=None,
         uncounted=(UncountedInfo("mylib.scan", 2, 4096), UncountedInfo("mylib.sort", 1)),
         peak_allocated_bytes=12288, peak_reserved_bytes=2097152,
         peak_by_category={"activations": 1536, "parameters": 2704, "optimizer states": 5408, "gradients": 2640},

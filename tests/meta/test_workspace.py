@@ -1,0 +1,100 @@
+"""Workspaces that cuBLAS and cuBLASLt keep, and what a kernel holds while it runs."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from analyzer import MetaTensorMode, profile
+from analyzer.hardware import find_device
+from analyzer.meta.claimed_device_spec import claiming
+from analyzer.meta.library_workspace import cublas_workspace_bytes, cublaslt_workspace_bytes
+from analyzer.meta.transient import MemoryNeed, register_memory_impl
+
+MIB = 1 << 20
+Program = Callable[[], object]
+
+
+def bytes_kept(program: Program) -> int:
+    """What is still allocated on cuda:0 when all tensors of ``program`` are gone."""
+    mode = MetaTensorMode()
+    with mode:
+        program()
+    return mode.space.allocator().allocated_bytes
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, device="cuda")
+
+
+def train(module: torch.nn.Module, x: torch.Tensor) -> None:
+    module(x).sum().backward()
+    module.zero_grad()
+
+
+@pytest.mark.parametrize(("program", "expected"), [
+    pytest.param(lambda: rand(4, 4) + 1, 0, id="no-product"),
+    pytest.param(lambda: rand(4, 4) @ rand(4, 4), 32 * MIB, id="mm"),
+    pytest.param(lambda: [rand(4, 4) @ rand(4, 4), rand(2, 4, 4) @ rand(2, 4, 4)], 32 * MIB, id="once-for-all-products"),
+    pytest.param(lambda: torch.addmm(rand(4), rand(4, 4), rand(4, 4)), 33 * MIB, id="bias-through-cublaslt"),
+    pytest.param(lambda: torch.addmm(rand(4, 4), rand(4, 4), rand(4, 4)), 32 * MIB, id="no-bias-vector"),
+    pytest.param(lambda: torch.addmm(rand(4), rand(4, 4), rand(4, 4), beta=2), 32 * MIB, id="beta"),
+    pytest.param(lambda: torch.addmm(rand(4), rand(1, 4), rand(4, 4)), 32 * MIB, id="one-row"),
+    pytest.param(lambda: torch.rand(4, 4) @ torch.rand(4, 4), 0, id="host"),
+    pytest.param(lambda: torch.nn.functional.conv2d(rand(1, 4, 8, 8), rand(4, 4, 3, 3)), 0, id="convolution"),
+    pytest.param(lambda: train(torch.nn.Linear(8, 8, bias=False).cuda(), rand(4, 8)), 64 * MIB, id="autograd-has-a-handle-of-its-own"),
+    pytest.param(lambda: train(torch.nn.Linear(8, 8).cuda(), rand(4, 8)), 65 * MIB, id="no-bias-in-backward"),
+])
+def test_workspaces_stay(program: Program, expected: int) -> None:
+    assert bytes_kept(program) == expected
+
+
+@pytest.mark.parametrize(("device", "expected"), [("h200", 32 * MIB), ("h100", 32 * MIB), ("a100", 8519680), ("l4", 8519680)])
+def test_size_follows_the_generation(device: str, expected: int) -> None:
+    with claiming(find_device(device)):
+        assert cublas_workspace_bytes() == expected
+
+
+def test_environment_is_read_as_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "2048")
+    assert (cublas_workspace_bytes(), cublaslt_workspace_bytes()) == ((2 * 4096 + 8 * 16) * 1024, 2 * MIB)
+    assert bytes_kept(lambda: torch.addmm(rand(4), rand(4, 4), rand(4, 4))) == (2 * 4096 + 8 * 16) * 1024 + 2 * MIB
+
+
+def test_unified_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1")
+    assert bytes_kept(lambda: torch.addmm(rand(5), rand(5, 5), rand(5, 5))) == 32 * MIB
+
+
+@pytest.mark.parametrize("optimizer", [None, "adamw"])
+def test_categories_add_up_to_the_peak(optimizer: str | None) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 7), torch.nn.Flatten(), torch.nn.Linear(64 * 18 * 18, 10))
+    p = profile(model, args=(torch.rand(4, 3, 24, 24),), optimizer=optimizer)
+    assert p.peak_by_category["workspace"] >= 64 * MIB
+    assert sum(p.peak_by_category.values()) == p.peak_allocated_bytes
+    assert p.modules is not None and p.modules.activation_bytes is not None and p.modules.activation_bytes < MIB
+
+
+def test_a_registered_need_is_held_while_the_operator_runs() -> None:
+    model = torch.nn.Tanh()
+    with register_memory_impl.scope():
+        before = profile(model, args=(torch.rand(1024, 1024),), mode="infer")
+        register_memory_impl(torch.ops.aten.tanh, lambda x, out: MemoryNeed(workspace_bytes=3 * x.nbytes))
+        after = profile(model, args=(torch.rand(1024, 1024),), mode="infer")
+    again = profile(model, args=(torch.rand(1024, 1024),), mode="infer")
+    assert before.peak_allocated_bytes == again.peak_allocated_bytes == 8 * MIB
+    assert after.peak_allocated_bytes == 20 * MIB
+    assert after.peak_by_category["workspace"] == 12 * MIB
+    assert after.phases["forward"].allocated_bytes == before.phases["forward"].allocated_bytes
+
+
+def test_rules_are_asked_for_the_claimed_device() -> None:
+    """How many blocks share a sum depends on the multiprocessors: where their number is unknown, nothing is predicted."""
+    unknown = dataclasses.replace(find_device("h200"), name="unknown_multiprocessors", multiprocessors=None, aliases=())
+    model = torch.nn.Linear(8, 3072)  # the bias gradient is the sum of test_workspace_reduction
+    peaks = [profile(model, args=(torch.rand(1568, 8),), loss_fn=lambda y: (y * y).sum(), device=d).peak_by_category["workspace"]
+             for d in ("h200", unknown)]
+    assert peaks[0] - peaks[1] >= 39_321_600

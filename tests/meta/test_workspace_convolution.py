@@ -1,0 +1,96 @@
+"""What convolutions hold: layout copies by arithmetic intensity, partial sums of weight gradients, copies that PyTorch makes."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from analyzer.hardware import find_device
+from analyzer.meta.claimed_device_spec import claiming
+from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.signature import Signature
+from analyzer.meta.spec import TensorSpec
+from analyzer.meta.transient import stages_of
+
+F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
+
+
+def spec(shape: tuple[int, ...], dtype: torch.dtype = F32, channels_last: bool = False) -> TensorSpec:
+    t = torch.empty(shape, device="meta")
+    if channels_last:
+        t = t.contiguous(memory_format=torch.channels_last)
+    return TensorSpec.of(shape, t.stride(), dtype, "cuda:0")
+
+
+def forward(x: TensorSpec, w: TensorSpec, y: TensorSpec, stride: int = 1, groups: int = 1) -> list[tuple[int, ...]]:
+    args = (x, w, None, [stride] * 2, [0, 0], [1, 1], False, [0, 0], groups)
+    return [s.blocks for s in stages_of(Signature(torch.ops.aten.convolution.default, args, {}, (x, w), (y,)))]
+
+
+def backward(x: TensorSpec, w: TensorSpec, gy: TensorSpec, mask: list[bool]) -> list[Any]:
+    args = (gy, x, w, [w[0]], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask)
+    return [tuple(s) for s in stages_of(Signature(torch.ops.aten.convolution_backward.default, args, {}, (gy, x, w), (x, w)))]
+
+
+def total(*specs: TensorSpec) -> int:
+    return sum(s.nbytes for s in specs)
+
+
+X, W, Y = spec((64, 64, 56, 56)), spec((64, 64, 3, 3)), spec((64, 64, 56, 56))
+POINT_X, POINT_W, POINT_Y = spec((32, 512, 7, 7)), spec((2048, 512, 1, 1)), spec((32, 2048, 7, 7))
+
+
+@pytest.mark.parametrize(("call", "expected"), [
+    pytest.param((X, W, Y), [(total(X, W, Y),)], id="3x3: copies of all three"),
+    pytest.param((POINT_X, POINT_W, POINT_Y), [(total(POINT_X, POINT_Y),)], id="1x1 of much work: its weights are the same in both orders"),
+    pytest.param((spec((64, 64, 56, 56)), spec((256, 64, 1, 1)), spec((64, 256, 56, 56))), [], id="1x1 of little work: a matrix product"),
+    pytest.param((spec((64, 3, 224, 224)), spec((64, 3, 3, 3)), spec((64, 64, 111, 111)), 2), [], id="3 channels: not worth it"),
+    pytest.param((X, spec((64, 1, 3, 3)), Y, 1, 64), [], id="depthwise: kernels of PyTorch's own"),
+    pytest.param((X, spec((64, 32, 3, 3)), Y, 1, 2), [(total(X, Y),)], id="groups"),
+    pytest.param((spec(X.shape, channels_last=True), spec(W.shape, channels_last=True), spec(Y.shape, channels_last=True)), [], id="channels last"),
+    pytest.param((spec(X.shape, channels_last=True), W, spec(Y.shape, channels_last=True)), [(W.nbytes,)], id="weights follow the input's order"),
+    pytest.param((spec(X.shape, F64), spec(W.shape, F64), spec(Y.shape, F64)), [], id="float64: no tensor cores"),
+])
+def test_forward(call: tuple[Any, ...], expected: list[tuple[int, ...]]) -> None:
+    assert forward(*call) == expected
+
+
+def test_float32_needs_tf32() -> None:
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        x, w, y = spec((65, 64, 56, 56)), spec((64, 64, 3, 3)), spec((65, 64, 56, 56))
+        assert forward(x, w, y) == []
+    finally:
+        torch.backends.cudnn.allow_tf32 = True
+    with claiming(find_device("t4")):
+        assert forward(X, W, Y) == []
+
+
+def test_the_two_gradients_run_one_after_the_other() -> None:
+    x, w, gy = spec((32, 512, 28, 28)), spec((512, 512, 3, 3)), spec((32, 512, 28, 28))
+    copies = total(x, w, gy)
+    partial = 132 * 128 * 128 * 4 + 4 * 144  # 4 x 36 tiles of 128 x 128 on 132 multiprocessors: one partial tile each, a flag a tile
+    assert backward(x, w, gy, [True, True, False]) == [((copies,), 1), ((copies + partial,), None)]
+    assert backward(x, w, gy, [False, True, False]) == [((copies + partial,), None)]
+    assert backward(x, w, gy, [True, False, False]) == [((copies,), None)]
+
+
+def test_weight_gradient_of_a_plain_product_is_one_per_image() -> None:
+    x, w, gy = spec((32, 992, 7, 7)), spec((128, 992, 1, 1)), spec((32, 128, 7, 7))
+    assert backward(x, w, gy, [True, True, False]) == [((32 * w.nbytes,), None)]
+
+
+def test_bias_gradient_is_a_reduction() -> None:
+    x, w, gy = spec((128, 96, 56, 56), BF16), spec((192, 96, 1, 1), BF16), spec((128, 192, 56, 56), BF16)
+    # 512 threads an output, 784 values each: ceil(784/256) = 4 blocks an output, float32 partial sums, a semaphore for each of 192 outputs
+    assert backward(x, w, gy, [False, False, True]) == [((4 * 192 * 4, 4 * 192), None)]
+
+
+@pytest.mark.parametrize("groups", [1, 16])
+def test_output_follows_the_order_of_the_input(groups: int) -> None:
+    with MetaTensorMode():
+        conv = torch.nn.Conv2d(16, 16, 3, groups=groups).cuda()
+        x = torch.rand(2, 16, 9, 9, device="cuda")
+        assert conv(x).is_contiguous()
+        assert conv(x.contiguous(memory_format=torch.channels_last)).is_contiguous(memory_format=torch.channels_last)

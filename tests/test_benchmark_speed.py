@@ -1,0 +1,153 @@
+"""The speed benchmark: its tables, and a run of it too small to say anything of speed."""
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer import profile
+from benchmarks import speed, speed_process, speed_table
+from benchmarks.speed_case import CASES, REUSE_CASES, SpeedCase
+from benchmarks.speed_contender import OTHERS, OURS, TELLS, Prepared, prepare
+from benchmarks.speed_table import Timing, markdown, median_known, ratio, slope, time_in_turn
+
+TINY = SpeedCase("tiny", lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()), images=(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize("module", [speed, speed_table])
+def test_examples_in_the_docstrings(module):
+    found = doctest.testmod(module)
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+def test_runs_take_turns_and_each_round_begins_with_another():
+    order = []
+    time_in_turn({name: lambda name=name: order.append(name) for name in "abc"}, rounds=4)
+    assert "".join(order) == "abc" "bca" "cab" "abc"
+
+
+SECONDS = st.floats(1e-3, 1e3)
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS, SECONDS), min_size=1, max_size=7), SECONDS)
+def test_a_ratio_is_of_one_round_so_a_slow_round_changes_nothing(rounds, factor):
+    over = [Timing(factor * noise * base, 1.0) for base, noise, _ in rounds]
+    under = [Timing(noise * base, 1.0) for base, noise, _ in rounds]
+    assert ratio(over, under) == pytest.approx(factor)
+
+
+@given(SECONDS, SECONDS)
+def test_the_slope_of_a_line_is_its_slope(start, each):
+    timings = {n: [Timing(0.0, start + n * each)] for n in (16, 64, 128)}
+    assert slope(timings, "cpu_seconds") == [pytest.approx(each, abs=1e-9 * start)]
+
+
+def test_ratios_need_the_same_rounds():
+    with pytest.raises(ValueError):
+        ratio([Timing(1.0, 1.0)], [])
+
+
+@given(st.lists(st.one_of(st.none(), SECONDS)))
+def test_the_median_is_of_what_is_known(values):
+    known = sorted(value for value in values if value is not None)
+    got = median_known(values)
+    assert (got is None) if not known else known[0] <= got <= known[-1]
+
+
+def test_a_table_has_as_many_cells_in_each_line():
+    lines = markdown(["a", "b"], [["1|2", "3"], ["4", "5"]]).splitlines()
+    assert len(lines) == 4
+    assert {line.replace("\\|", "").count("|") for line in lines} == {3}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_contenders_run(name):
+    run = prepare(name, Prepared(TINY))
+    assert not isinstance(run, str), run
+    run()
+
+
+def test_a_package_that_is_not_installed_is_skipped_with_a_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchinfo", None)
+    assert prepare("torchinfo", Prepared(TINY)) == "torchinfo is not installed"
+
+
+def test_a_package_that_fails_is_skipped_with_its_reason():
+    why = prepare("fx + ShapeProp", Prepared(SpeedCase("branching", Branching, images=(2, 3))))
+    assert isinstance(why, str)
+    assert why.startswith("TraceError:")
+
+
+class Branching(torch.nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+def test_what_each_contender_tells_is_said():
+    assert set(OTHERS) <= set(TELLS)
+
+
+def test_the_models_are_those_that_the_figures_are_asked_for():
+    assert [case.name for case in CASES] == ["resnet50", "resnet152", "densenet121", "vit_b_16", "swin_t", "efficientnet_v2_s", "bert_base",
+                                             "electra_base", "opt_350m", "bloom_560m"]
+    assert {case.name.split("_")[0] for case in REUSE_CASES} == {"llama", "gpt2", "vit", "resnet50", "swin", "t5"}
+
+
+def test_profiles_that_differ_are_told_by_field():
+    one = profile(torch.nn.Linear(4, 4), torch.empty(2, 4))
+    assert speed.compare_profiles(one, one) == []
+    assert speed.compare_profiles(one, dataclasses.replace(one, fwd_flops=1, peak_reserved_bytes=1)) == ["fwd_flops", "peak_reserved_bytes"]
+
+
+def test_a_fork_gives_its_lines_and_a_failure_is_an_error():
+    assert list(speed_process.in_fork(lambda: iter([{"n": 1}, {"n": 2}]))) == [{"n": 1}, {"n": 2}]
+    with pytest.raises(RuntimeError, match="status 256"):
+        list(speed_process.in_fork(lambda: iter([{"n": object()}])))
+
+
+def test_resident_memory_is_that_of_this_process():
+    assert 50 * 2**20 < speed_process.resident_bytes() <= speed_process.resident_bytes("VmHWM")
+
+
+def test_unknown_sections_are_refused():
+    assert speed.choose_sections("where, ratios") == ["ratios", "where"]
+    assert speed.choose_sections("")[-1] == "others"
+    with pytest.raises(SystemExit, match="'speed' is none of ratios"):
+        speed.choose_sections("speed")
+
+
+def test_the_page_holds_targets_and_sections(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(speed, "CASES", [TINY])
+    monkeypatch.setattr(speed, "import_libraries", lambda: None)
+    out = tmp_path / "performance.md"
+    assert speed.main(["--only", "ratios,where", "--rounds", "1", "--out", str(out)]) == 0
+    page = out.read_text()
+    assert f"torch {torch.__version__}" in page
+    for line in ("| profile, warm, to bare |", "| tiny |", "## Where the time goes", "| analyzer/meta |", "python -m benchmarks.speed --only"):
+        assert line in page, line
+    sizes = [{row.count("|") for row in block.splitlines()} for block in page.split("\n\n") if block.startswith("|")]
+    assert all(len(counts) == 1 for counts in sizes)
+
+
+def test_a_section_that_fails_leaves_the_others(monkeypatch, tmp_path):
+    def fail(report):
+        raise RuntimeError("no /proc here")
+
+    monkeypatch.setattr(speed, "CASES", [TINY])
+    monkeypatch.setattr(speed, "import_libraries", lambda: None)
+    monkeypatch.setitem(speed.SECTIONS, "memory", fail)
+    out = tmp_path / "performance.md"
+    assert speed.main(["--only", "memory,where", "--out", str(out)]) == 1
+    assert "## memory could not be measured\n\nRuntimeError: no /proc here\n\n## Where the time goes" in out.read_text()
+
+
+def test_help_of_the_command(capsys):
+    with pytest.raises(SystemExit):
+        speed.main(["--help"])
+    assert "docs/performance.md" in capsys.readouterr().out
