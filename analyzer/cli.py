@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "dryrun":
         arguments.arguments += words[own + 1:]
     try:
-        return {"devices": run_devices, "dryrun": run_dryrun, "fit": run_fit, "sweep": run_sweep, "profile": run_profile}[arguments.command](arguments)
+        commands = {"profile": run_profile, "fit": run_fit, "dryrun": run_dryrun, "sweep": run_sweep, "devices": run_devices}
+        return commands[arguments.command](arguments)
     except AnalyzerError as error:
         print(f"analyzer: {error}", file=sys.stderr)
         return 2
@@ -150,7 +151,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
             return 1
         finally:
             bar.clear()
-    texts: dict[str, Callable[[], str]] = {"table": lambda: found.table(sort=arguments.sort, depth=arguments.depth), "summary": found.summary,
+    texts: dict[str, Callable[[], str]] = {"table": lambda: found.table(sort=arguments.sort, depth=arguments.depth, columns=("fwd_macs", "bwd_macs")), "summary": found.summary,
              "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort)}
     print("\n\n".join(texts[word]() for word in shown))
     if arguments.json is not None:

@@ -32,5 +32,7 @@ def find_cause(case_id: str, what: str, error: float) -> str | None:
     """The cause of the error of one figure ("peak", "reserved", "1 backward peak", …), None where it is not known."""
     for case, figure, cause in _CAUSES:
         if re.search(case, case_id) and re.search(figure, what):
+            if cause is _LATE_WORKSPACE and error > 0:
+                continue
             return None if cause is _PLACEMENT and abs(error) > _LARGEST_PLACEMENT_ERROR else cause
     return None

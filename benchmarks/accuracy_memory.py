@@ -89,24 +89,29 @@ def percentile(errors: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+def _table(rows: list[list[object]], headers: list[str], right: int) -> str:
+    """Rows of text as a Markdown table; the last ``right`` columns are numbers."""
+    align = ["left"] * (len(headers) - right) + ["right"] * right
+    return str(tabulate.tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=align if rows else None))
+
+
 def summary(results: list[Result]) -> str:
     """Median, 90th percentile and worst error of every quantity."""
     quantities = {
         "peak allocated": [r.peak for r in results if r.peak], "bytes held at the end of a phase": [v for r in results for v in r.held],
         "peak allocated within a phase": [v for r in results for v in r.phase_peaks], "peak reserved": [r.reserved for r in results if r.reserved]}
-    rows = []
+    rows: list[list[object]] = []
     for name, values in quantities.items():
         errors = [abs(v.error) for v in values]
         if errors:
             rows.append([name, len(errors), *(f"{100 * e:.3f} %" for e in (statistics.median(errors), percentile(errors, 0.9), max(errors))),
                          f"{sum(e <= NAMED_ABOVE for e in errors)}"])
-    return tabulate.tabulate(rows, ["quantity", "figures", "median error", "90th percentile", "worst", "within 1 %"], tablefmt="github",
-                             colalign=("left", *["right"] * 5))
+    return _table(rows, ["quantity", "figures", "median error", "90th percentile", "worst", "within 1 %"], 5)
 
 
 def case_table(results: list[Result]) -> str:
     """One row a case."""
-    rows = []
+    rows: list[list[object]] = []
     for r in results:
         if r.peak is None or r.reserved is None:
             rows.append([r.case_id, "failed", *[""] * 6])
@@ -114,28 +119,27 @@ def case_table(results: list[Result]) -> str:
         held = max(r.held, key=lambda v: abs(v.error))
         rows.append([r.case_id, f"{r.peak.predicted:,}", f"{r.peak.measured:,}", f"{100 * r.peak.error:+.3f} %", f"{r.reserved.predicted:,}",
                      f"{r.reserved.measured:,}", f"{100 * r.reserved.error:+.2f} %", f"{100 * held.error:+.3f} %"])
-    return tabulate.tabulate(rows, ["case", "peak predicted", "measured", "error", "reserved predicted", "measured", "error", "worst held"],
-                             tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 7))
+    return _table(rows, ["case", "peak predicted", "measured", "error", "reserved predicted", "measured", "error", "worst held"], 7)
 
 
 def phase_table(results: list[Result]) -> str:
     """One row for each figure of a phase."""
-    rows = [[r.case_id, v.what, f"{v.predicted:,}", f"{v.measured:,}", f"{100 * v.error:+.3f} %"] for r in results for v in r.held + r.phase_peaks]
-    return tabulate.tabulate(rows, ["case", "step, phase", "predicted", "measured", "error"], tablefmt="github", disable_numparse=True,
-                             colalign=("left", "left", "right", "right", "right"))
+    rows: list[list[object]] = [[r.case_id, v.what, f"{v.predicted:,}", f"{v.measured:,}", f"{100 * v.error:+.3f} %"]
+                                for r in results for v in r.held + r.phase_peaks]
+    return _table(rows, ["case", "step, phase", "predicted", "measured", "error"], 3)
 
 
 def cause_table(results: list[Result]) -> tuple[str, int]:
     """Every error above 1 % with its cause, and how many have none."""
-    rows, unnamed = [], 0
+    rows: list[list[object]] = []
+    unnamed = 0
     for r in results:
         for v in r.values():
             if abs(v.error) > NAMED_ABOVE:
                 cause = find_cause(r.case_id, v.what, v.error)
                 unnamed += cause is None
                 rows.append([r.case_id, v.what, f"{v.predicted - v.measured:+,}", f"{100 * v.error:+.2f} %", cause or "**not known**"])
-    return tabulate.tabulate(rows, ["case", "figure", "bytes", "error", "cause"], tablefmt="github", disable_numparse=True,
-                             colalign=("left", "left", "right", "right", "left")), unnamed
+    return _table(rows, ["case", "figure", "bytes", "error", "cause"], 0), unnamed
 
 
 def document(results: list[Result], command: str, seconds: float) -> str:

@@ -287,8 +287,9 @@ def test_cuda_questions_are_answered_by_the_device_that_is_claimed(script, capsy
 def test_torch_is_as_it_was(script):
     from torch.utils.data import DataLoader, RandomSampler
 
-    watched = [(torch, "save"), (torch, "load"), (torch, "compile"), (torch, "randperm"), (torch, "isnan"), (torch.Tensor, "isnan"), (torch.nn.Module, "compile"),
-               (DataLoader, "__init__"), (RandomSampler, "__iter__"), (torch.nn.Module, "__call__"), (torch.cuda, "is_available")]
+    watched = [(torch, "save"), (torch, "load"), (torch, "compile"), (torch, "randperm"), (torch, "isnan"), (torch.Tensor, "isnan"),
+               (torch.nn.Module, "compile"), (DataLoader, "__init__"), (RandomSampler, "__iter__"), (torch.nn.Module, "__call__"),
+               (torch.cuda, "is_available")]
     before = [getattr(*one) for one in watched]
     dry_run(script(PLAIN))
     dry_run(script("raise KeyError"))

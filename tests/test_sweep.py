@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -21,9 +22,11 @@ from analyzer.hardware import DeviceSpec
 from analyzer.input_spec import InputSpec
 from analyzer.sweep import Configuration, SweepInterrupted, SweepResult, expand_grid, sweep
 from analyzer.sweep import job as job_room
+from analyzer.sweep import workers as workers_room
 from analyzer.sweep.checkpointing import checkpoint_blocks, list_blocks
 from analyzer.sweep.configuration import AXES, resolve_inputs
 from analyzer.sweep.result import COLUMNS
+from analyzer.sweep.run import list_jobs
 from analyzer.zoo.model_target import LabelRule, Target
 
 INPUTS = ["{batch}x16"]
@@ -214,14 +217,34 @@ def figures(result):
 
 
 def test_processes_give_the_same_rows_and_outlive_one_that_dies(importable):
-    grid = {"batch": [1, 3, 13, 5]}
+    grid = {"batch": [1, 13, 3]}
     seen = []
-    found = sweep(here("Fragile"), grid, inputs=INPUTS, workers=2, progress=lambda done, total, row: seen.append((done, total)))
-    survivors = sweep(here("Fragile"), {"batch": [1, 3, 5]}, inputs=INPUTS, workers=0)
+    found = sweep(here("Fragile"), grid, inputs=INPUTS, workers=1, progress=lambda done, total, row: seen.append((done, total)))
+    survivors = sweep(here("Fragile"), {"batch": [1, 3]}, inputs=INPUTS, workers=0)
     assert [r for r in figures(found) if r["batch"] != 13] == figures(survivors)
-    assert [r["batch"] for r in found.rows] == [1, 3, 13, 5]
-    assert "the worker process died" in found.rows[2]["error"]
-    assert seen == [(i, 4) for i in range(1, 5)]
+    assert [r["batch"] for r in found.rows] == [1, 13, 3]
+    assert "the worker process died" in found.rows[1]["error"]
+    assert seen == [(i, 3) for i in range(1, 4)]
+
+
+@pytest.mark.parametrize("deadly", [(), (4,), (1, 2, 3, 7), tuple(range(8))])
+def test_jobs_that_ran_when_a_process_died_run_again_one_by_one(monkeypatch, deadly):
+    jobs = list_jobs(build_tiny, {"batch": [b + 1 for b in range(8)]}, INPUTS)
+    ran: Counter = Counter()
+
+    def run_until_death(queue, workers):
+        while queue:
+            batch = [queue.popleft() for _ in range(min(workers, len(queue)))]
+            ran.update(batch)
+            if any(jobs.index(job) in deadly for job in batch):
+                return batch
+            yield from ((job, {"batch": job.configuration.batch}) for job in batch)
+        return []
+
+    monkeypatch.setattr(workers_room, "_run_until_death", run_until_death)
+    rows = dict(workers_room.run_in_processes(jobs, 2))
+    assert [i for i, job in enumerate(jobs) if "error" in rows[job]] == list(deadly)
+    assert max(ran.values()) <= 2
 
 
 def test_threads_take_turns():
@@ -231,14 +254,17 @@ def test_threads_take_turns():
     assert found.failed == ()
 
 
-def test_a_dask_cluster_runs_it(importable):
+def test_a_dask_cluster_runs_it(importable, capsys):
     distributed = pytest.importorskip("distributed")
     grid = {"batch": [1, 3, 5], "optimizer": ["sgd", "adamw"]}
     with distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=True, dashboard_address=None) as cluster, \
-            distributed.Client(cluster) as client, client.get_executor() as executor:
-        found = sweep(here("Fragile"), grid, inputs=INPUTS, executor=executor)
+            distributed.Client(cluster) as client:
+        with client.get_executor() as executor:
+            found = sweep(here("Fragile"), grid, inputs=INPUTS, executor=executor)
+        code, text, _ = run(capsys, here("Fragile"), "--input", "{batch}x16", "--batch", "1,3", "--dask", cluster.scheduler_address)
     assert figures(found) == figures(sweep(here("Fragile"), grid, inputs=INPUTS, workers=0))
     assert len(found.failed) == 2
+    assert (code, len(text.splitlines()), text.count("three is too many")) == (0, 4, 1)
 
 
 class Losing(ThreadPoolExecutor):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,8 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
         ended = "ended here" if run.is_stopped else "the script ended by itself"
     taken = "no optimizer step was taken" if not run.steps else f"{run.steps} optimizer step{'s' if run.steps > 1 else ''}"
     print(f"\n--- dry run of {arguments.script}: {taken}, {ended}\n")
-    texts = {"table": lambda: found.table(depth=arguments.depth), "summary": found.summary,
-             "modules": lambda: found.module_tree(depth=arguments.depth)}
+    texts: dict[str, Callable[[], str]] = {"table": lambda: found.table(depth=arguments.depth), "summary": found.summary,
+                                           "modules": lambda: found.module_tree(depth=arguments.depth)}
     print("\n\n".join(texts[word]() for word in shown))
     json_path, html_path = outputs
     if json_path is not None:

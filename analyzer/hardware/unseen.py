@@ -29,8 +29,8 @@ def _outside(in_use_gib: float, allocated_gib: float, unallocated_bytes: float) 
 # Context, loaded kernels and library handles together, of one process on one GPU.
 _CONTEXTS: dict[str, tuple[int, str]] = {
     "h200": (_outside(139.60, 138.14, 824.86 * _MIB),
-             "an out-of-memory message in github.com/Zyora-Dev/zse, error.md (3ffdf12), an H200 of 139.72 GiB: 139.60 GiB in use - 138.14 GiB allocated - 824.86 MiB unallocated; "
-             "varies with driver, libraries and kernels"),
+             "an out-of-memory message in github.com/Zyora-Dev/zse, error.md (3ffdf12), an H200: 139.60 GiB in use - 138.14 GiB allocated - "
+             "824.86 MiB unallocated; varies with driver, libraries and kernels"),
     "rtx_4090": (_outside(23.60, 22.90, 194.87 * _MIB),
                  "pytorch/pytorch issue 16417 (2024-03-13), a card of 23.65 GiB: 23.60 GiB in use - 22.90 GiB allocated - 194.87 MiB unallocated; "
                  "varies with driver, libraries and kernels"),

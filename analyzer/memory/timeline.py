@@ -66,8 +66,8 @@ def _find_owners(log: Log, acts: list[Act]) -> dict[int, StorageLife]:
     for i, (action, address, _, _) in enumerate(acts):
         if action == "alloc":
             open_acts[address] = i
-        elif action == "free" and (allocated := open_acts.pop(address, None)) in owners:
-            owners[i] = owners[allocated]  # type: ignore[index]  # found among the owners
+        elif action == "free" and (allocated := open_acts.pop(address, -1)) in owners:
+            owners[i] = owners[allocated]
     return owners
 
 

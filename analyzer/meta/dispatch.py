@@ -13,6 +13,7 @@ from . import convolution_workspace, kernel_temporary, output_cache, reduction_w
 from .accumulation import ADD_IN_PLACE, is_engines_sum
 from .claimed import claimed_shapes, host_shapes
 from .current_device import selected
+from .claimed_sparse import sparse_shapes
 from .data_dependent import answer_data_dependent
 from .gates import reopened
 from .dtype_rule import check_dtypes
@@ -345,7 +346,7 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
             try:
                 return func(*args, **kwargs)
             except NotImplementedError as error:
-                shape_impl = claimed_shapes.find(func)
+                shape_impl = claimed_shapes.find(func) or sparse_shapes.find(func)
                 if shape_impl is not None:
                     return shape_impl(*args, **kwargs)
                 decomposition = torch._decomp.decomposition_table.get(func)

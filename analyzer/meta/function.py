@@ -248,7 +248,8 @@ def _tolist(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     x = own(state, args[0])
     value = read_known(x)
     if value is not None:
-        return value.tolist()
+        with without_modes():
+            return value.tolist()
     if x.dim() == 0:
         return x.item()
     return [_tolist(state, func, (x[i],), kwargs) for i in range(x.shape[0])]
@@ -260,7 +261,8 @@ def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     if value is None:
         x.reshape(-1)[0].item()  # raises with the place and the way out, or notes the placeholder taken
         value = _ones_like(x)
-    return value.numpy().copy()
+    with without_modes():
+        return value.numpy().copy()
 
 
 def _ones_like(x: Tensor) -> Tensor:

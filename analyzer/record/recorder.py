@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -65,7 +66,7 @@ class Recorder:
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
         self.creates_graph = False  #: the running backward pass is itself differentiated
         self.shortage: Shortage | None = None  #: the last time that memory ran out
-        self._shortage_cause: DeviceOutOfMemoryError | None = None
+        self._shortage_cause: Callable[[], DeviceOutOfMemoryError | None] = lambda: None
         self._entered = 0
         self.planned_calls = 0  #: module calls that the driver expects, to tell how far the run has come
         self.log.device = str(claim)
@@ -375,13 +376,13 @@ class Recorder:
 
     def ran_out(self, operator: str, error: DeviceOutOfMemoryError) -> None:
         """An operator could not get its memory. The run need not end here: the user's code may catch the error."""
-        if error is self._shortage_cause:
+        if error is self._shortage_cause():
             return  # the operators that called it see the same error
         module, node = self._stack[-1] if self._stack else _ROOT, self.node
         if self.phase == "backward" and not self._recomputes():
             _, module, node = self._forward_of_gradient(module, False)
         self.end()
-        self._shortage_cause = error
+        self._shortage_cause = weakref.ref(error)  # weak: its traceback holds tensors
         self.shortage = Shortage(operator, self.phase, self.step, module, node, self.log.events, len(self.log.acts), error.requested_bytes,
                                  error.short_bytes, error.allocated_bytes, error.reserved_bytes, error.capacity_bytes)
 
@@ -392,7 +393,6 @@ class Recorder:
         self.log.shortage = self.shortage
         if self.shortage.step:
             self.log.steps = self.shortage.step  # the steps before it are whole
-        self._shortage_cause = None  # its traceback holds tensors
 
     # ---- storages (StorageListener)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import sys
 import traceback
+from dataclasses import replace
 from typing import Any
 
 from analyzer.errors import AnalyzerError
@@ -63,7 +64,7 @@ def run_fit(arguments: argparse.Namespace) -> int:
     target = load_target(arguments.target)
 
     def make_inputs(size: int) -> Any:
-        sized = Configuration(mode=arguments.mode, **{arguments.what: size})
+        sized = replace(configuration, batch=size) if arguments.what == "batch" else replace(configuration, sequence=size)
         specs = resolve_inputs(target, arguments.input, sized)
         return tuple(s.make() for s in specs if s.name is None), {s.name: s.make() for s in specs if s.name is not None}
 

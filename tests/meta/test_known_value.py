@@ -145,3 +145,12 @@ def test_a_write_of_unknown_data_is_forgotten_everywhere():
         x[3] = torch.randint(0, 5, (1,)).expand(2)[0] + torch.randint(0, 9, (4, 4)).sum()
         with pytest.raises(DataDependentError):
             view[0].item()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool, torch.complex64])
+def test_known_contents_leave_as_a_numpy_array(dtype):
+    with MetaTensorMode():
+        x = torch.tensor([3, 0, 1]).to(dtype)
+        assert x.numpy().tolist() == torch.tensor([3, 0, 1]).to(dtype).tolist() == x.tolist()
+        assert (x + 1).numpy().tolist() == (torch.tensor([3, 0, 1]).to(dtype) + 1).tolist()
+        assert __import__("numpy").asarray(x[1:]).tolist() == x[1:].tolist()
