@@ -151,8 +151,9 @@ def run_profile(arguments: argparse.Namespace) -> int:
             return 1
         finally:
             bar.clear()
-    texts: dict[str, Callable[[], str]] = {"table": lambda: found.table(sort=arguments.sort, depth=arguments.depth, columns=("fwd_macs", "bwd_macs")), "summary": found.summary,
-             "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort)}
+    texts: dict[str, Callable[[], str]] = {
+        "table": lambda: found.table(sort=arguments.sort, depth=arguments.depth, columns=("fwd_macs", "bwd_macs")), "summary": found.summary,
+        "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort)}
     print("\n\n".join(texts[word]() for word in shown))
     if arguments.json is not None:
         found.to_json(arguments.json)

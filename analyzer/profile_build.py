@@ -166,7 +166,7 @@ def _extra_repr(module: torch.nn.Module) -> str:
 
 
 def _operators(log: Log, rows: dict[tuple[int, str, str], dict[str, Any]], phases: set[str]) -> dict[int, list[OperatorInfo]]:
-    """By module: one record for each operator in each part of the last step, in the order of their first calls.
+    """By module: one record for each operator in each part of the last step, the most work first.
 
     Of a step that memory ran out in, only those of the ``phases`` that ended.
     """
@@ -180,6 +180,8 @@ def _operators(log: Log, rows: dict[tuple[int, str, str], dict[str, Any]], phase
     for (module, part, op), count in calls.items():
         row = {k: v for k, v in rows.get((module, part, op), {}).items() if k in _OPERATOR_FIELDS}
         out.setdefault(module, []).append(OperatorInfo(op, count, phase=part, **row))
+    for records in out.values():
+        records.sort(key=lambda r: (r.phase, -(r.flops or 0), r.operator))
     return out
 
 
@@ -192,7 +194,7 @@ def _sum_operators(by_module: dict[int, list[OperatorInfo]]) -> tuple[OperatorIn
             found[r.phase, r.operator] = r if before is None else OperatorInfo(
                 r.operator, r.calls + before.calls, phase=r.phase,
                 **{name: _add(getattr(r, name), getattr(before, name)) for name in _OPERATOR_COSTS})
-    return tuple(found.values())
+    return tuple(sorted(found.values(), key=lambda r: (r.phase, -(r.flops or 0), r.operator)))
 
 
 def _add(a: Any, b: Any) -> Any:

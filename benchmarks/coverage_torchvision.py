@@ -1,7 +1,6 @@
 """Every model of torchvision, and every model of timm, without weights."""
 from __future__ import annotations
 
-import inspect
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 from analyzer.zoo.torchvision_models import find_torchvision_model
 
 from .coverage_case import Candidate, Case, Inputs
+from .coverage_nms import provide_nms
 
 BATCH = 2       # above 1, for batch norm over a pooled 1x1 map refuses to train on one sample
 SMALL = 128     # side of the images of models that take any size: a multiple of every stride in use (at most 64)
@@ -20,6 +20,7 @@ SHORT_CLIP = 8  # frames for video models that take any number
 def torchvision_cases() -> list[Case]:
     import torchvision
 
+    provide_nms()
     return [_torchvision_case(name) for name in torchvision.models.list_models()]
 
 
@@ -101,8 +102,3 @@ def _timm_candidates(name: str) -> list[Candidate]:
         found.append(Candidate("small images", build, partial(_images, [(BATCH, size[0], min(side, size[1]), min(side, size[2]))])))
     found.append(Candidate("images as published", build, partial(_images, [(BATCH, *size)]), may_be_large=True))
     return found
-
-
-def signature_names(model: nn.Module) -> list[str]:
-    """Names of what a forward takes."""
-    return list(inspect.signature(model.forward).parameters)

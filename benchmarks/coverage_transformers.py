@@ -214,7 +214,10 @@ def _make_inputs(model_class: Any, fields: dict[str, Any], kind: str, variant: i
     elif kind == "image":
         key = main if main in ("pixel_values", "pixel_values_videos") else "pixel_values"
         inputs.update(_images(fields, parameters, variant, key))
-    text = main == "input_ids" or "input_ids" in parameters and (kind == "image" or kind == "audio") and "labels" in parameters and not (
+    inputs.update(_series(fields, parameters))
+    if name.endswith("KeypointMatching") and "pixel_values" in inputs:
+        inputs["pixel_values"] = torch.stack([inputs["pixel_values"]] * 2, dim=1)  # two images of one scene
+    text = main == "input_ids" and "past_values" not in parameters or "input_ids" in parameters and (kind == "image" or kind == "audio") and "labels" in parameters and not (
         name.endswith(("ForImageClassification", "ForCTC", "ForAudioClassification")))
     text = text or "input_ids" in parameters and parameters["input_ids"].default is inspect.Parameter.empty
     if "bbox" in parameters and main == "input_ids" and kind == "image" and "image" not in inputs:
@@ -242,13 +245,21 @@ def _make_inputs(model_class: Any, fields: dict[str, Any], kind: str, variant: i
     return (), inputs
 
 
+def _series(fields: dict[str, Any], parameters: Any) -> dict[str, torch.Tensor]:
+    """The past of time series, with as many channels as the config says."""
+    if "past_values" not in parameters or "future_time_features" in parameters:
+        return {}
+    length, channels = fields.get("context_length") or 64, fields.get("num_input_channels")
+    return {"past_values": torch.rand(BATCH, length, channels) if channels else torch.rand(BATCH, length)}
+
+
 def _tokens(fields: dict[str, Any], count: int) -> torch.Tensor:
     vocabulary = _find(fields, "vocab_size", "num_embeddings") or VOCABULARY
     return torch.randint(min(200, vocabulary // 2), min(900, vocabulary), (BATCH, count))
 
 
 def _audio(fields: dict[str, Any], variant: int, main: str) -> torch.Tensor:
-    mels = _find(fields, "num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim") or 80
+    mels = _find(fields, "feature_projection_input_dim", "num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim") or 80
     frames = 2 * positions if (positions := _find(fields, "max_source_positions")) and positions <= 1500 else 256
     if main == "audio_values":
         return torch.rand(BATCH, 8, 16, 16)

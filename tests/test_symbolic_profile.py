@@ -13,7 +13,8 @@ from analyzer.profilers.annotation import Annotation
 from analyzer.zoo import MODELS
 from analyzer.zoo.vit import vit_b_16
 
-COLUMNS = ["Op type", "Op", "Accumulate size", "Incremental size", "Output size", "Temp size", "Param size", "Backward size", "Fwd FLOPs", "Bwd FLOPs"]
+COLUMNS = ["Op type", "Op", "Accumulate size", "Incremental size", "Output size", "Temp size", "Param size", "Backward size",
+           "Fwd FLOPs", "Bwd FLOPs"]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from .source_line import asked_by
 from .state import MetaState
 from .storage import MetaStorage, attach
 from .tensor import META, MetaTensor, kernel
+from .validity_check import passing_value
 
 Tensor = torch.Tensor
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -45,6 +46,9 @@ def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwarg
     if name == "masked_select":
         count = _count(state, "masked_select", args[1])
         return _new(state, tensors[0], (count,), tensors[0].dtype)
+    if name == "nms":  # boxes that do not overlap are all kept
+        count = _count(state, "nms", args[1])
+        return _new(state, args[0], (count,), torch.int64)
     if name == "nonzero":
         return _new(state, args[0], (_count(state, "nonzero", args[0]), args[0].dim()), torch.int64)
     if name == "repeat_interleave":
@@ -77,6 +81,9 @@ def _scalar(state: MetaState, tensor: Tensor) -> Any:
     if tensor.dtype is torch.bool and any(map(asked_by, _CHECKS)):
         state.assume(f"data is taken to be valid where torch checks it {state.where()}")
         return True
+    if tensor.dtype is torch.bool and (passing := passing_value()) is not None:
+        state.assume(f"data is taken to pass the model's own check {state.where()}")
+        return passing
     # What an optimizer of torch asks for only scales its update: no size and no path depends on it.
     if state.options.unknown_value == "placeholder" or asked_by(_OPTIMIZERS):
         state.assume(f"an unknown scalar ({tensor.dtype}) was taken as 1 {state.where()}")

@@ -36,6 +36,8 @@ _empty_strided = torch.empty_strided
 _as_strided = torch.as_strided
 _entries = output_cache.entries
 _FULL = torch.ops.aten.full.default
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_AUTOGRAD = torch._C.DispatchKey.AutogradMeta
 
 
 class MetaDispatchMode(TorchDispatchMode):
@@ -197,6 +199,9 @@ def _build(state: MetaState, recipes: list[output_cache.Recipe], tensors: list[T
             born.append(None)
         elif kind == VIEW:
             base = tensors[r.source]
+            if base.requires_grad and not _is_excluded(_AUTOGRAD):
+                # Autograd detaches a result that it saves while its own kernels are on: a view with a history would hold its own node.
+                base = base.data
             with kernel_running:
                 out = _as_strided(base, r.shape, r.stride, base.storage_offset() + r.offset)
             out.__class__ = MetaTensor

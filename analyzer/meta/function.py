@@ -15,7 +15,7 @@ from .mode_stack import without_modes
 from .opaque import call_opaque
 from .shape_registry import register_shape_impl
 from .state import CPU, MetaState, current
-from .storage import MetaStorage, attach
+from .storage import MetaStorage, attach, find_storage
 from .tensor import META, MetaTensor, claim_of, data_ptr, keep_claim
 
 Tensor = torch.Tensor
@@ -161,7 +161,7 @@ def _parse_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, torch
 
 def own(state: MetaState, tensor: Tensor) -> Tensor:
     """``tensor``, or its stand-in where it has data."""
-    if tensor.layout is torch.strided and not isinstance(tensor.untyped_storage(), MetaStorage):
+    if tensor.layout is torch.strided and not isinstance(find_storage(tensor), MetaStorage):
         return adopt(state, tensor)
     return tensor
 
@@ -286,7 +286,7 @@ def _data(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _storage_of(x: Tensor) -> Any:
-    return x.untyped_storage() if x.layout is torch.strided else None
+    return find_storage(x) if x.layout is torch.strided else None
 
 
 def _is_type(kind: str) -> Handler:

@@ -32,7 +32,8 @@ class OperatorInfo:
         self.mutated = tuple((i, a.name, a.kwarg_only) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write)
         tags = op.tags
         self.is_random = torch.Tag.nondeterministic_seeded in tags
-        self.data_dependent = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags or self.name in ("equal", "allclose")
+        tagged = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+        self.data_dependent = tagged or self.name in ("equal", "allclose", "nms")
         out_variant = any(a.is_out for a in schema.arguments)
         self.cacheable = (self.name == "index" or self.name not in _UNCACHED and torch.Tag.inplace_view not in tags and not out_variant
                           and not self.data_dependent)

@@ -57,6 +57,16 @@ class MetaStorage(torch.UntypedStorage):
             space.release(self)
 
 
+def find_storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """The storage of a strided tensor, also behind the wrappers of vmap and functional gradients."""
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:
+        if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            raise
+        return find_storage(torch._C._functorch.get_unwrapped(tensor))
+
+
 def attach(tensor: torch.Tensor, claim: torch.device, space: AddressSpace) -> MetaStorage:
     """Turn the storage of a tensor on meta into a `MetaStorage` that claims ``claim``."""
     storage = tensor.untyped_storage()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .mode_stack import without_modes
-from .storage import MetaStorage, attach
+from .storage import MetaStorage, attach, find_storage
 
 
 class _Kernel(threading.local):
@@ -26,7 +26,7 @@ _DATA: Any = torch._C.TensorBase.data  # the property itself
 def claim_of(tensor: torch.Tensor) -> torch.device:
     """The device that ``tensor`` claims; its real one where it claims none."""
     if tensor.layout is torch.strided:
-        storage = tensor.untyped_storage()
+        storage = find_storage(tensor)
         if isinstance(storage, MetaStorage):
             return storage.claim
     elif (claim := tensor.__dict__.get("_claim")) is not None:  # sparse tensors have no storage
@@ -164,5 +164,6 @@ def _keeping(name: str) -> Any:
 
 
 # Views that code outside the mode takes of what was made under it: ``state_dict``, ``Parameter``, indexing.
-for _name in ("detach", "__getitem__", "view", "view_as", "reshape", "t", "transpose", "permute", "squeeze", "unsqueeze", "flatten", "expand", "narrow"):
+for _name in ("detach", "__getitem__", "view", "view_as", "reshape", "t", "transpose", "permute", "squeeze", "unsqueeze", "flatten", "expand",
+              "narrow"):
     setattr(MetaTensor, _name, _keeping(_name))

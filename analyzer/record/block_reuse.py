@@ -154,7 +154,8 @@ def _input_key(leaves: list[Any]) -> Hashable:
                 return None
             group = groups.setdefault(storage.number, len(groups))
             known = None if storage.known is None else id(storage.known)
-            key.append((tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), storage.nbytes(), storage.claim, x.requires_grad, group, known, storage.density))
+            key.append((tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), storage.nbytes(), storage.claim, x.requires_grad, group, known,
+                        storage.density))
         elif isinstance(x, _PLAIN):
             key.append((type(x), x))
         else:

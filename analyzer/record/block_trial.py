@@ -284,7 +284,8 @@ class Trial:
                 kept.add(number)
                 parameters.append((path, number, template(parameter.grad)))
         self.kept.clear()
-        ours = {n for n, life in log.storages.items() if life.died is None and n >= 0 and life.nbytes and life.category not in ("parameter", "buffer")}
+        ours = {n for n, life in log.storages.items()
+                if life.died is None and n >= 0 and life.nbytes and life.category not in ("parameter", "buffer")}
         started = {what for kind, what in segment.forward + events if kind == BORN} | {n for n in self.incoming if n is not None}
         left = (ours & started) - kept
         if left:

@@ -38,4 +38,8 @@ def is_autograds_alone(gradient: torch.Tensor) -> bool:
     """
     tensor: Any = gradient
     storage = tensor.untyped_storage()
-    return bool(tensor._use_count() == 1 and torch._C._storage_Use_Count(storage._cdata) == 2)
+    holders = torch._C._storage_Use_Count(storage._cdata)
+    if not tensor._is_view():
+        return bool(tensor._use_count() == 1 and holders == 2)
+    # A view holds its base, which then counts once for the view and once for the object here; another view would hold it too.
+    return bool(tensor._use_count() == 1 and tensor._base._use_count() == 2 and holders == 3)

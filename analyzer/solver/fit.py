@@ -26,6 +26,7 @@ __all__ = ["Evaluation", "FitResult", "max_batch_size", "max_sequence_length"]
 MakeInputs = Callable[[int], Any]
 _FLAT_FACTOR = 64    # how far to go on where a larger size needs no more memory
 _FRAGMENTED = 0.99
+_FAR = 8             # a bracket this wide is narrowed by its orders of magnitude
 _ENDLESS = 1 << 32   # no device holds so many times the smallest size
 
 
@@ -212,7 +213,7 @@ def _close_in(search: _Search, first: int, what: str) -> None:
     search.fits(first + 1)
     if not search.is_closed and not search.high:
         search.fits(search.follow_lines(0.5))  # near the limit, but far enough off to fit where memory fragments
-    while not search.high and not search.is_closed:
+    while not search.high and not search.is_closed:  # the lines of small sizes lie low where memory rises faster than the size
         if search.low > _ENDLESS * first:
             raise InputError(f"{what}: {search.low * search.multiple_of:,} still fits; does make_inputs use its argument? Else give at_most")
         guess = search.follow_lines(1.0)
@@ -234,7 +235,8 @@ def _narrow(search: _Search) -> None:
     """Follow the line of the reserved bytes while that gains much, else halve what is left."""
     follows = True
     while not search.is_closed:
-        middle = (search.low + search.high) // 2
+        far_off = search.high > _FAR * search.low
+        middle = math.isqrt(search.low * search.high) if far_off else (search.low + search.high) // 2
         guess = search.follow_reserved() if follows and len(search.fitting) > 1 else middle
         guess = guess if search.low < guess < search.high else middle
         width = search.high - search.low

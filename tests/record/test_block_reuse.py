@@ -1,6 +1,8 @@
 """Blocks that are played equal blocks that are run, to the byte, and what could differ is run."""
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -212,3 +214,30 @@ def test_reads_are_seen_by_path_and_classes_are_as_they_were():
     assert ("blocks.0", "up") in reads
     assert ("blocks.0", "index") not in reads
     assert {cls: cls.__dict__.get("__getattribute__") for cls in before} == before
+
+
+class Branches(nn.Module):
+    """Blocks side by side: the gradients that they get are views of one, which autograd does not hold alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.branches = nn.ModuleList(Block(i) for i in range(4))
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x):
+        return self.head(torch.cat([branch(x) for branch in self.branches], -1))
+
+
+def test_blocks_side_by_side(played):
+    assert_same(Branches(), played, blocks=4, args=(X,), optimizer="sgd")
+
+
+def test_atrous_branches_of_a_segmentation_model(played):
+    segmentation = pytest.importorskip("torchvision.models.segmentation")
+    with torch.device("meta"):
+        model = segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None)
+    call = {"args": (torch.empty(2, 3, 64, 64),), "loss_fn": lambda out: out["out"].sum()}
+    reused, run = (profile(model, **call, reuse=reuse) for reuse in (True, False))
+    # At a block's edge autograd may add two gradients before or after a parameter takes its own: two points of the timeline change places.
+    assert dataclasses.replace(reused, timeline=()) == dataclasses.replace(run, timeline=())
+    assert "Bottleneck" in played

@@ -1,6 +1,8 @@
 """The largest batch and the longest sequence: against exhaustive search, with few evaluations, verified on both sides."""
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -52,6 +54,7 @@ def check(found, run):
     assert run(found.size).peak_allocated_bytes == found.at_limit.peak_allocated_bytes
     if found.beyond is not None:
         assert found.beyond.out_of_memory is not None
+    assert len(found.evaluations) <= 8 + math.log2(found.size)  # halving alone, from an end that is not known, takes twice the logarithm
 
 
 @pytest.mark.parametrize("mib", [60, 61, 75, 100])
@@ -66,22 +69,21 @@ def test_inference_of_a_layer_by_hand(mib):
     found = max_batch_size(layer, rows, mode="infer", options=limit(mib))
     check(found, run)
     assert found.beyond is not None and found.capacity_bytes == mib * MIB
-    assert run(found.size + 1).out_of_memory is not None and run(found.size).out_of_memory is None
-    assert len(found.evaluations) <= 18
+    assert run(found.size + 1).out_of_memory is not None
 
 
-@pytest.mark.parametrize(("model", "make", "mib", "most"), [
-    (lambda: nn.Sequential(layer(), nn.Sigmoid(), layer()), rows, 500, 18),
-    (lambda: nn.Sequential(layer(), nn.Sigmoid(), layer()), rows, 5000, 18),
-    (MODELS["resnet18"].factory, lambda n: torch.empty(n, 3, 64, 64, device="meta"), 2000, 16),
+@pytest.mark.parametrize(("model", "make", "mib"), [
+    (lambda: nn.Sequential(layer(), nn.Sigmoid(), layer()), rows, 500),
+    (lambda: nn.Sequential(layer(), nn.Sigmoid(), layer()), rows, 5000),
+    (MODELS["resnet18"].factory, lambda n: torch.empty(n, 3, 64, 64, device="meta"), 2000),
 ])
-def test_training(model, make, mib, most):
+def test_training(model, make, mib):
     def run(n):
         return profile(model, args=(make(n),), optimizer="adamw", options=limit(mib))
 
     found = max_batch_size(model, make, optimizer="adamw", options=limit(mib), start=2)
     check(found, run)
-    assert found.beyond is not None and len(found.evaluations) <= most, str(found)
+    assert found.beyond is not None
     assert run(found.size + 1).out_of_memory is not None
 
 
@@ -94,7 +96,6 @@ def test_a_sequence_whose_memory_is_quadratic():
     # at the peak of the backward pass, that of softmax: its saved result, the gradient of it and of its input, of 8 n^2 bytes each
     # (and 64 MiB of workspaces and what is linear)
     assert 24 * found.size**2 < found.at_limit.peak_allocated_bytes - 64 * MIB < 25 * found.size**2
-    assert len(found.evaluations) <= 16
 
 
 @pytest.mark.parametrize(("bounds", "size", "evaluations"), [
