@@ -123,8 +123,9 @@ def profile(
                     if not recorder.log.steps:
                         raise
                     recorder.end_short(error)
-            annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
-            return build_profile(recorder.log, root, annotations, **facts)
+            with torch._C.DisableTorchFunction():
+                annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
+                return build_profile(recorder.log, root, annotations, **facts)
 
     while True:
         try:

@@ -107,7 +107,8 @@ def test_mixed_precision_with_a_scaler_steps(script):
     """), steps=2)
     assert run.error is None and run.steps == 2, run.format_error()
     assert run.profile.fwd_macs == 64 * (256 * 512 + 512 * 8)
-    assert run.profile.phases["forward"].peak_allocated_bytes is not None
+    # unscaling and clipping stand between the passes: they are the optimizer's, and the forward pass ends with its activations
+    assert run.profile.phases["forward"].allocated_bytes > run.profile.phases["optimizer"].allocated_bytes
 
 
 def test_gradient_accumulation_is_one_step(script):

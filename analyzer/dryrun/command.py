@@ -64,7 +64,10 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
     else:
         ended = "ended here" if run.is_stopped else "the script ended by itself"
     taken = "no optimizer step was taken" if not run.steps else f"{run.steps} optimizer step{'s' if run.steps > 1 else ''}"
-    print(f"\n--- dry run of {arguments.script}: {taken}, {ended}\n")
+    print(f"\n--- dry run of {arguments.script}: {taken}, {ended}")
+    if run.error is not None and not run.steps:
+        return 1  # of what little ran there is nothing to tell
+    print()
     texts: dict[str, Callable[[], str]] = {"table": lambda: found.table(depth=arguments.depth), "summary": found.summary,
                                            "modules": lambda: found.module_tree(depth=arguments.depth)}
     print("\n\n".join(texts[word]() for word in shown))

@@ -13,7 +13,6 @@ from types import TracebackType
 
 import torch
 
-from .patch import scripted
 from analyzer.errors import InputError
 from analyzer.fx.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
@@ -24,6 +23,9 @@ from analyzer.profile import ProfileOptions, choose_profilers, limit_memory
 from analyzer.profile_build import build_profile
 from analyzer.profile_data import Profile
 from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
+from analyzer.zoo.torchvision_ops import define_torchvision_ops
+
+from .patch import scripted
 
 __all__ = ["DryRun", "dry_run"]
 
@@ -67,6 +69,7 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
     claim = torch.device("cpu") if spec.kind == "cpu" else torch.device(spec.kind, 0)
     options = options or ProfileOptions(unknown_value="placeholder", limit_to_device=spec.memory_bytes is not None)
     options, remark = limit_memory(options, spec)
+    define_torchvision_ops()  # so that a script can import torchvision beside a torch without CUDA
     mode = MetaTensorMode(options)
     error: BaseException | None = None
     is_stopped = False

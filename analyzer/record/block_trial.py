@@ -199,7 +199,7 @@ class Trial:
         args, kwargs = pytree.tree_unflatten(leaves, self.arguments.structure)
         places = {id(t): i for i, t in enumerate(inputs)}
         del leaves, remaining, inputs
-        with watch_reads(self.block) as self.reads:
+        with torch._C._EnableTorchFunction(), watch_reads(self.block) as self.reads:
             result = self.block(*args, **kwargs)
         recorder.events = None
         if not Footprint(self.block.modules()).is_like(before) or seed != state.random_seed:
@@ -221,7 +221,8 @@ class Trial:
             end = _Sink.apply(self, *ends)  # type: ignore[no-untyped-call]
         del ends
         self._backward: list[Event] = []
-        end.backward(torch.empty(0))
+        with torch._C._EnableTorchFunction():
+            end.backward(torch.empty(0))
         recorder.events = None
         del end
         segment.arguments = self.arguments

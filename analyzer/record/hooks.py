@@ -26,18 +26,21 @@ def listen(recorder: Recorder) -> Iterator[None]:
         def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not mine():
                 return original(module, *args, **kwargs)
-            token = recorder.enter_module(module, args, kwargs)
+            with torch._C.DisableTorchFunction():  # what the recorder reads of tensors is no call of the user's
+                token = recorder.enter_module(module, args, kwargs)
             result = None
             try:
                 impl = recorder.find_leaf_impl(module)
                 if impl is None and recorder.reuse is not None:
-                    result = recorder.reuse(module, args, kwargs)
+                    with torch._C.DisableTorchFunction():
+                        result = recorder.reuse(module, args, kwargs)
                     if result is not NotImplemented:
                         return result
                 result = original(module, *args, **kwargs) if impl is None else impl(module, *args, **kwargs)
                 return result
             finally:
-                recorder.leave_module(module, token, result)
+                with torch._C.DisableTorchFunction():
+                    recorder.leave_module(module, token, result)
 
         return __call__
 

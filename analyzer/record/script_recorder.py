@@ -67,8 +67,10 @@ class ScriptRecorder(Recorder):
             if id(module) not in self._module_index:
                 self._adopt(module)
             self._mark_inputs(module, args, kwargs)
-            if self.phase == SETUP and next(module.parameters(), None) is not None:
-                self._end_setup()
+            if self.phase in (SETUP, "optimizer") and next(module.parameters(), None) is not None:
+                if self.phase == SETUP:
+                    self._hold_what_is_there()
+                self.begin("forward")
         return super().enter_module(module, args, kwargs)
 
     def _adopt(self, module: torch.nn.Module) -> None:
@@ -103,11 +105,14 @@ class ScriptRecorder(Recorder):
         life = self.log.storages.get(storage.number) if isinstance(storage, MetaStorage) else None
         return life is not None and life.node == OUTSIDE and life.module == 0
 
-    def _end_setup(self) -> None:
+    def resume(self, phase: str) -> None:
+        """What follows a backward pass, such as clipping, is the optimizer's, until a model is called again."""
+        super().resume("optimizer" if self.phase == "backward" else phase)
+
+    def _hold_what_is_there(self) -> None:
         for life in self.log.storages.values():
             if life.died is None and not life.category:
                 life.category = HELD
-        self.begin("forward")
 
     def _is_mine(self) -> bool:
         state = current()

@@ -95,7 +95,7 @@ def max_batch_size(model: torch.nn.Module | Callable[[], torch.nn.Module], make_
     >>> model = torch.nn.Linear(1024, 1024)
     >>> found = max_batch_size(model, lambda n: torch.empty(n, 1024, device="meta"), mode="infer", device="t4", multiple_of=1024)
     >>> found.at_limit.out_of_memory is None, found.beyond.out_of_memory.operator, len(found.evaluations) < 10
-    (True, 'placing the model and its inputs', True)
+    (True, 'aten.addmm.default', True)
     """
     return _search("batch size", model, make_inputs, device, start, multiple_of, at_most, options, world_size, profile_options)
 
@@ -163,6 +163,8 @@ class _Search:
 
         Each phase has a line of its own: at small sizes the peak is that of the optimizer, which knows nothing of the batch.
         """
+        if len(self.fitting) < 2:
+            return []
         (a, before, _), (b, now, _) = sorted(self.fitting, key=lambda row: row[0])[-2:]
         return [(now[key], slope) for key in now if key in before and (slope := (now[key] - before[key]) / (b - a)) > 0]
 
@@ -219,15 +221,14 @@ def _close_in(search: _Search, first: int, what: str) -> None:
         guess = search.follow_lines(1.0)
         if search.fits(guess) and guess <= search.low and not search.is_closed:
             search.fits(search.low + 1)  # most often the line is right
-    if search.is_closed or len(search.fitting) < 2:
-        return _narrow(search)
-    info = search.profiles[search.high].out_of_memory
-    slope = max((slope for _, slope in search.lines()), default=0.0)
-    if info is not None and slope > 0:
-        search.fits(search.high - math.ceil(info.short_bytes / slope))
-    if search.is_closed:
-        return
-    search.fits(int(_FRAGMENTED * search.high))  # what fragments is mostly a small share
+    while search.high > _FAR * search.low and not search.is_closed:
+        search.fits(math.isqrt(search.low * search.high))
+    if not search.is_closed and (info := search.profiles[search.high].out_of_memory) is not None:
+        slope = max((slope for _, slope in search.lines()), default=0.0)
+        if slope > 0:
+            search.fits(search.high - math.ceil(info.short_bytes / slope))
+    if not search.is_closed:
+        search.fits(int(_FRAGMENTED * search.high))  # what fragments is mostly a small share
     _narrow(search)
 
 
@@ -235,8 +236,7 @@ def _narrow(search: _Search) -> None:
     """Follow the line of the reserved bytes while that gains much, else halve what is left."""
     follows = True
     while not search.is_closed:
-        far_off = search.high > _FAR * search.low
-        middle = math.isqrt(search.low * search.high) if far_off else (search.low + search.high) // 2
+        middle = (search.low + search.high) // 2
         guess = search.follow_reserved() if follows and len(search.fitting) > 1 else middle
         guess = guess if search.low < guess < search.high else middle
         width = search.high - search.low

@@ -28,11 +28,6 @@ def limit(mib):
     return ProfileOptions(capacity_bytes=mib * MIB)
 
 
-def convolutions():
-    return nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.Flatten(),
-                         nn.LazyLinear(10))
-
-
 class Attention(nn.Module):
     """Memory quadratic in the sequence: it writes the matrix of weights out."""
 
@@ -45,7 +40,7 @@ class Attention(nn.Module):
         return (q @ k.mT).softmax(-1) @ v
 
 
-def check(found, run):
+def check(found, run, spare=8):
     """The two ends were profiled, one fits and the next does not, and what was evaluated agrees."""
     tried = {e.size: e.fits for e in found.evaluations}
     assert tried[found.size] and all(fits == (size <= found.size) for size, fits in tried.items())
@@ -54,7 +49,7 @@ def check(found, run):
     assert run(found.size).peak_allocated_bytes == found.at_limit.peak_allocated_bytes
     if found.beyond is not None:
         assert found.beyond.out_of_memory is not None
-    assert len(found.evaluations) <= 8 + math.log2(found.size)  # halving alone, from an end that is not known, takes twice the logarithm
+    assert len(found.evaluations) <= spare + math.log2(found.size)  # halving alone, from an end that is not known, takes twice the logarithm
 
 
 @pytest.mark.parametrize("mib", [60, 61, 75, 100])
@@ -92,7 +87,7 @@ def test_a_sequence_whose_memory_is_quadratic():
         return {"x": torch.empty(2, n, 64, device="meta")}
 
     found = max_sequence_length(Attention, make, options=limit(1000), optimizer="sgd")
-    check(found, lambda n: profile(Attention, kwargs=make(n), options=limit(1000), optimizer="sgd"))
+    check(found, lambda n: profile(Attention, kwargs=make(n), options=limit(1000), optimizer="sgd"), spare=12)
     # at the peak of the backward pass, that of softmax: its saved result, the gradient of it and of its input, of 8 n^2 bytes each
     # (and 64 MiB of workspaces and what is linear)
     assert 24 * found.size**2 < found.at_limit.peak_allocated_bytes - 64 * MIB < 25 * found.size**2
