@@ -1,0 +1,113 @@
+"""Torch's private names that the package stands on: what each must do. A failure here says which file a change of torch breaks."""
+from __future__ import annotations
+
+import inspect
+import sys
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+NAMES = {
+    "meta/mode_stack.py": ["torch._C._DisableTorchDispatch", "torch._C.DisableTorchFunction", "torch._C._EnableTorchFunction"],
+    "meta/tensor.py": ["torch._C.TensorBase.device", "torch._C.TensorBase.data", "torch._C.TensorBase.data_ptr",
+                       "torch._C._disabled_torch_function_impl"],
+    "meta/patch.py": ["torch.nn.functional.has_torch_function", "torch.nn.functional.has_torch_function_unary",
+                      "torch.nn.functional.has_torch_function_variadic", "torch.overrides.has_torch_function",
+                      "torch.utils._foreach_utils._foreach_supported_types", "torch._C._group_tensors_by_device_and_dtype",
+                      "torch.nn.init._no_grad_trunc_normal_"],
+    "meta/gated_kernel.py": ["torch._C.DispatchKey.AutocastIPU", "torch._C.DispatchKey.AutocastHPU", "torch._C._dispatch_keyset_full_after",
+                             "torch._C._dispatch_tls_set_dispatch_key_included", "torch._C._dispatch_tls_set_dispatch_key_excluded",
+                             "torch.library.fallthrough_kernel"],
+    "meta/operator_info.py": ["torch._C._dispatch_has_kernel_for_dispatch_key", "torch.ops.aten.add.Tensor._schema", "torch.ops.aten.add.Tensor.tags"],
+    "record/autograd_node.py": ["torch._C._autograd._get_sequence_nr", "torch._C._current_autograd_node",
+                                "torch._C._autograd._top_saved_tensors_default_hooks"],
+    "record/hold.py": ["torch._C.TensorBase._use_count", "torch._C._storage_Use_Count"],
+    "fx/tracing_patch.py": ["torch.utils.checkpoint._checkpoint_without_reentrant_generator", "torch.utils.checkpoint.CheckpointFunction"],
+}
+
+
+def resolve(name):
+    value = torch
+    for part in name.split(".")[1:]:
+        value = getattr(value, part)
+    return value
+
+
+@pytest.mark.parametrize(("file", "name"), [(file, name) for file, names in NAMES.items() for name in names])
+def test_the_name_is_there(file, name):
+    try:
+        resolve(name)
+    except AttributeError:
+        pytest.fail(f"torch {torch.__version__} has no {name}: analyzer/{file} needs another way")
+
+
+def test_a_storage_and_a_tensor_can_change_class_in_place_and_keep_it_through_cpp():
+    class Storage(torch.UntypedStorage):
+        pass
+
+    class Tensor(torch.Tensor):
+        pass
+
+    x = torch.empty(4, device="meta")
+    x.untyped_storage().__class__ = Storage
+    x.__class__ = Tensor
+    view = x.view(2, 2).detach()
+    assert type(view.untyped_storage()) is Storage
+    assert view.untyped_storage() is x.untyped_storage()
+
+
+def test_a_storage_tells_when_it_dies_whoever_held_it_last():
+    died = []
+
+    class Storage(torch.UntypedStorage):
+        def __del__(self):
+            died.append(1)
+
+    x = torch.empty(4, device="meta", requires_grad=True)
+    y = x * 2
+    y.untyped_storage().__class__ = Storage
+    z = y.exp().sin() * y  # autograd saves y
+    del y
+    assert died == []
+    del z
+    assert died == [1]
+
+
+def test_optimizers_module_still_lists_the_types_of_its_foreach_path():
+    assert torch.Tensor in sys.modules["torch.optim.optimizer"]._foreach_supported_types
+
+
+def test_a_backward_node_has_the_number_of_its_forward():
+    seen = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            node = torch._C._current_autograd_node()
+            seen.append((func.__name__, None if node is None else node._sequence_nr(), torch._C._autograd._get_sequence_nr()))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2, requires_grad=True)
+    with Watch():
+        x.sin().sum().backward()
+    forward = next(number - 1 for name, node, number in seen if name.startswith("sin") and node is None)
+    assert [node for name, node, _ in seen if name.startswith("cos")] == [forward]
+
+
+def test_reference_counts_say_who_holds_a_tensor():
+    x = torch.ones(2)
+    storage = x.untyped_storage()
+    before = (x._use_count(), torch._C._storage_Use_Count(storage._cdata))
+    y = x * torch.ones(2, requires_grad=True)  # saves x
+    assert x._use_count() == before[0] + 1
+    view = x.view(2)
+    assert torch._C._storage_Use_Count(storage._cdata) == before[1] + 1
+    del y, view
+    assert (x._use_count(), torch._C._storage_Use_Count(storage._cdata)) == before
+
+
+def test_module_calls_go_through_one_method():
+    assert nn.Module.__call__ is nn.Module.__dict__["__call__"]
+    assert "backward" in inspect.getsource(torch._tensor.Tensor.backward)
+    assert "torch.autograd.backward(" in inspect.getsource(torch._tensor.Tensor.backward)
