@@ -85,8 +85,13 @@ def profile(
 
     >>> import torch
     >>> p = profile(torch.nn.Linear(1024, 4096), args=(torch.rand(8, 1024),), mode="infer", device="a100")
-    >>> p.params, p.param_bytes, p.fwd_flops, p.phases["forward"].peak_allocated_bytes
-    (4198400, 16793600, 67108864, 16957440)
+    >>> p.params, p.param_bytes, p.fwd_flops
+    (4198400, 16793600, 67108864)
+
+    Weight, bias, input and output, and the workspaces of cuBLAS (8,519,680 bytes before Hopper) and cuBLASLt (1 MiB):
+
+    >>> p.phases["forward"].peak_allocated_bytes == 4096 * 1024 * 4 + 4096 * 4 + 8 * 1024 * 4 + 8 * 4096 * 4 + 8_519_680 + 2**20
+    True
     """
     options = options or ProfileOptions()
     check_arguments(mode, autocast, options)

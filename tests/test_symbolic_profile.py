@@ -152,3 +152,17 @@ def test_parameters_gradients_and_generators_are_as_they_were():
         assert p is old
         assert p.grad is grad
         assert torch.equal(grad, value)
+
+
+def test_arguments_are_bound_as_forward_takes_them():
+    class Model(nn.Module):
+        def forward(self, x, scale=2.0, *rest, bias=None, **more):
+            y = x * scale + sum(rest) + sum(more.values())
+            return y if bias is None else y + bias
+
+    x = torch.empty(2, 3)
+    gm = symbolic_trace(Model(), meta_args={"x": x, "bias": x})
+    infos = [n.meta["info"] for n in symbolic_profile(gm, x, kwargs={"bias": x}, mode="infer").graph.nodes]
+    assert sum(i.fwd_flops for i in infos if i.op != "output") >= 2 * 6
+    with pytest.raises(InputError, match="missing a required argument: 'x'"):
+        symbolic_profile(gm, kwargs={"bias": x}, mode="infer")

@@ -1,6 +1,7 @@
 """Runs a graph node by node without data: shapes, and a recorded step."""
 from __future__ import annotations
 
+import inspect
 from contextlib import ExitStack
 from typing import Any
 
@@ -30,15 +31,21 @@ class GraphInterpreter(fx.Interpreter):
         self._groups = checkpoint_groups(list(module.graph.nodes))
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of the graph for these arguments, given as the traced forward takes them."""
-        graph: fx.Graph = self.graph
-        placeholders = [str(n.target) for n in graph.nodes if n.op == "placeholder"]
-        values = list(args)
-        for name in placeholders[len(args):]:
-            if name.lstrip("*") not in kwargs:
-                break
-            values.append(kwargs[name.lstrip("*")])
-        return super().run(*values, enable_io_processing=False)
+        """The output of the graph for these arguments, given as the traced forward takes them.
+
+        Raises InputError where they do not fit its signature.
+        """
+        signature = inspect.signature(self.module.forward)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InputError(f"forward{signature} cannot be called with {len(args)} positional arguments and {sorted(kwargs)}: {error}") from None
+        bound.apply_defaults()
+        self._arguments = bound.arguments
+        return super().run(enable_io_processing=False)
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self._arguments[target.lstrip("*")]
 
     def run_node(self, n: fx.Node) -> Any:
         group = self._groups.get(n)

@@ -15,6 +15,7 @@ from .claimed import claimed_shapes, host_shapes
 from .current_device import selected
 from .claimed_sparse import sparse_shapes
 from .data_dependent import answer_data_dependent
+from .finiteness import finite_answer
 from .gates import reopened
 from .dtype_rule import check_dtypes
 from .known_value import Call, Deferred, Known, ReadArgument, Result, Written, covers_storage, small_enough, window_of, worth_following
@@ -119,6 +120,8 @@ class MetaDispatchMode(TorchDispatchMode):
             stages = stages_of(signature) if has_rule(info.op) else ()
         if not tensors or info.mutated or storages and _any_known(storages):
             _propagate_known(state, info, args, kwargs or {}, storages, outputs, born)
+        if info.tests_finiteness and born and born[0] is not None and born[0].known is None:
+            _assume_finite(state, info, args, outputs[0], born[0])
         if state.options.unknown_size == "balanced":
             density = expected_density(info.name, args, storages)
             if density is not None and born and born[0] is not None:
@@ -461,6 +464,14 @@ def _propagate_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: di
     for i, (out, storage) in enumerate(zip(outputs, born)):
         if storage is not None and worth_following(_numel(storage, out.dtype)):
             storage.known = Result(call, None if single else i, window_of(out), _numel(storage, out.dtype), out.dtype)
+
+
+def _assume_finite(state: MetaState, info: OperatorInfo, args: Any, out: Tensor, storage: MetaStorage) -> None:
+    answer = finite_answer(info.name, args)
+    if answer is not None:
+        state.assume("floating data is taken to be finite where the model asks")
+        call = Call(_FULL, [tuple(out.shape), answer], {"dtype": out.dtype}, [])
+        storage.known = Result(call, None, window_of(out), _numel(storage, out.dtype), out.dtype)
 
 
 def _fill_value(info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
@@ -278,6 +279,31 @@ def _device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return state.adopted_claim if claim.type == "cpu" and not isinstance(_storage_of(args[0]), MetaStorage) else claim
 
 
+def _index(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``x[[0, 2]]``: C++ would make a tensor of the list where ``x`` really lives, and its contents would be lost."""
+    x, index = args[0], args[1]
+    if type(index) in _SEQUENCES or type(index) is tuple and any(type(i) in _SEQUENCES for i in index):
+        claim = claim_of(x)
+        made = _index_tensor(state, index, claim) if type(index) is not tuple else tuple(_index_tensor(state, i, claim) for i in index)
+        args = (x, made, *args[2:])
+    return func(*args, **kwargs)
+
+
+_SEQUENCES = (list, numpy.ndarray)
+
+
+def _index_tensor(state: MetaState, index: Any, claim: torch.device) -> Any:
+    if isinstance(index, numpy.ndarray):
+        return _tensor(state, torch.tensor, (index,), {"device": claim}) if index.dtype.kind in "iub" else index
+    if type(index) is list and index and _holds_numbers(index):
+        return _tensor(state, torch.tensor, (index,), {"device": claim})
+    return index
+
+
+def _holds_numbers(values: list[Any]) -> bool:
+    return all(type(v) in (int, bool) or type(v) is list and _holds_numbers(v) for v in values)
+
+
 def _data(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not is_lazy(args[0]):
         return func(*args, **kwargs)
@@ -334,5 +360,6 @@ _HANDLERS: dict[Any, Handler] = {
     Tensor.is_meta.__get__: _is_type("meta"), Tensor.get_device: _get_device,  # type: ignore[attr-defined]
     Tensor.is_pinned: lambda *a: False,
     Tensor.data.__get__: _data,  # type: ignore[attr-defined]
+    Tensor.__getitem__: _index, Tensor.__setitem__: _index,
     Tensor.data_ptr: _data_ptr, Tensor.__repr__: _repr, Tensor.__deepcopy__: _deepcopy,
 }

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from .finiteness import TESTS
+
 _FILLERS = {"full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones", "scalar_tensor"}
 _ENUMERATORS = {"arange", "eye", "linspace", "logspace", "tril_indices", "triu_indices"}
 _UNDEFINED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "_efficientzerotensor"}
@@ -21,7 +23,7 @@ class OperatorInfo:
     """Facts about one overload, read from its schema once."""
 
     __slots__ = ("op", "name", "silent", "mutated", "cacheable", "is_random", "filler", "enumerator", "undefined", "overwrites", "composite",
-                 "reads_offset", "data_dependent", "arguments", "host_outputs")
+                 "reads_offset", "data_dependent", "arguments", "host_outputs", "tests_finiteness")
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
@@ -38,6 +40,7 @@ class OperatorInfo:
         self.cacheable = (self.name == "index" or self.name not in _UNCACHED and torch.Tag.inplace_view not in tags and not out_variant
                           and not self.data_dependent)
         self.filler = self.name in _FILLERS
+        self.tests_finiteness = self.name in TESTS and not self.mutated
         self.enumerator = self.name in _ENUMERATORS
         self.undefined = self.name in _UNDEFINED
         self.overwrites = self.name in _OVERWRITES

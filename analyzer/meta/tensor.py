@@ -156,7 +156,7 @@ def rebuild(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype,
 def _keeping(name: str) -> Any:
     original = getattr(torch.Tensor, name)
 
-    @functools.wraps(original)
+    @functools.wraps(original, assigned=("__name__", "__qualname__"))
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return keep_claim(original(self, *args, **kwargs))
 

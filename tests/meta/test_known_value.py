@@ -154,3 +154,27 @@ def test_known_contents_leave_as_a_numpy_array(dtype):
         assert x.numpy().tolist() == torch.tensor([3, 0, 1]).to(dtype).tolist() == x.tolist()
         assert (x + 1).numpy().tolist() == (torch.tensor([3, 0, 1]).to(dtype) + 1).tolist()
         assert __import__("numpy").asarray(x[1:]).tolist() == x[1:].tolist()
+
+
+@pytest.mark.parametrize("index", [[0, 2], (slice(None), [-1, 0]), ([0, 1], [1, 2]), (Ellipsis, [True, False, True]), [[0, 1], [1, 0]],
+                                   (slice(None), __import__("numpy").array([1, 1]))])
+def test_indices_given_as_lists_keep_their_values(index):
+    real = torch.arange(9).view(3, 3)
+    with MetaTensorMode():
+        x = torch.arange(9).view(3, 3)
+        assert x[index].tolist() == real[index].tolist()
+        x[index] = 7
+        real[index] = 7
+        assert x.tolist() == real.tolist()
+
+
+def test_unknown_floating_data_is_taken_to_be_finite_and_that_is_noted():
+    with MetaTensorMode() as mode:
+        x = torch.rand(300, 300)
+        assert torch.isfinite(x).all().item() is True
+        assert torch.isnan(x).any().item() is False
+        assert torch.isinf(x).any().item() is False
+        assert any("finite" in a for a in mode.state.assumptions)
+        assert torch.isfinite(torch.tensor([1.0, float("inf")])).all().item() is False
+        with pytest.raises(DataDependentError):
+            bool((x == float("-inf")).any())
