@@ -18,6 +18,7 @@ from torch import nn
 from torch.amp import autocast_mode
 from torch.nn.modules._functions import BackwardHookFunction
 
+from analyzer.meta.patch import replace
 from analyzer.meta.opaque import Opaque, call_opaque
 from analyzer.meta.function import MoveDevice
 from analyzer.meta.shape_registry import register_shape_impl
@@ -78,13 +79,13 @@ def _replace(owner: Any, name: str, value: Any) -> Undo:
 
 
 def _replacements() -> Iterator[Undo]:
-    yield _replace(nn.Module, "__call__", _call_module(nn.Module.__call__))
+    yield replace(nn.Module, "__call__", _call_module)
     yield _replace(torch.autograd.Function, "apply", classmethod(_apply_function(torch.autograd.Function.__dict__["apply"])))
     yield _replace(_checkpoint, "_checkpoint_without_reentrant_generator",
                    _checkpoint_generator(_checkpoint._checkpoint_without_reentrant_generator))
     yield _replace(torch.jit.ScriptFunction, "__call__", _call_scripted(torch.jit.ScriptFunction.__call__))
-    yield _replace(autocast_mode.autocast, "__enter__", _enter_autocast(autocast_mode.autocast.__enter__))
-    yield _replace(autocast_mode.autocast, "__exit__", _exit_autocast(autocast_mode.autocast.__exit__))
+    yield replace(autocast_mode.autocast, "__enter__", _enter_autocast)
+    yield replace(autocast_mode.autocast, "__exit__", _exit_autocast)
     yield from _function_replacements()
 
 

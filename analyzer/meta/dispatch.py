@@ -387,17 +387,16 @@ def adopt(state: MetaState, tensor: Tensor, claim: torch.device | None = None) -
     """A stand-in for a tensor with data; tensors that share a storage get stand-ins that do. Its data is not read."""
     real = tensor.untyped_storage()
     found = state.stand_ins.get(real._cdata)
-    if found is None:
-        with torch._C.DisableTorchFunction():
+    if claim is None:
+        claim = claim_of(tensor)
+        claim = state.adopted_claim if claim.type in ("cpu", "meta") else claim
+    with without_modes():  # function handlers ask while the modes are active
+        if found is None:
             base = _empty_strided((real.nbytes(),), (1,), dtype=torch.uint8, device=META)
-        if claim is None:
-            claim = claim_of(tensor)
-            claim = state.adopted_claim if claim.type in ("cpu", "meta") else claim
-        storage = attach(base, claim, state.space)
-        if tensor.device.type == "cpu" and small_enough(real.nbytes() // tensor.itemsize, tensor.dtype):
-            storage.known = Deferred(tensor.detach())
-        found = state.stand_ins[real._cdata] = (real, base)
-    with torch._C.DisableTorchFunction():
+            storage = attach(base, claim, state.space)
+            if tensor.device.type == "cpu" and small_enough(real.nbytes() // tensor.itemsize, tensor.dtype):
+                storage.known = Deferred(tensor.detach())
+            found = state.stand_ins[real._cdata] = (real, base)
         out = torch.empty(0, dtype=tensor.dtype, device=META)
         out.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
     out.__class__ = MetaTensor

@@ -282,6 +282,8 @@ def _device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
 def _index(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``x[[0, 2]]``: C++ would make a tensor of the list where ``x`` really lives, and its contents would be lost."""
     x, index = args[0], args[1]
+    if type(index) is list and not all(type(i) in (int, bool) for i in index):
+        index = tuple(index)  # as treatSequenceAsTuple in torch/csrc/autograd/python_variable_indexing.cpp
     if type(index) in _SEQUENCES or type(index) is tuple and any(type(i) in _SEQUENCES for i in index):
         claim = claim_of(x)
         made = _index_tensor(state, index, claim) if type(index) is not tuple else tuple(_index_tensor(state, i, claim) for i in index)

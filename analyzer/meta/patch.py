@@ -53,12 +53,51 @@ def _put_back() -> None:
         _undo.pop()()
 
 
+class _Chain:
+    """The replacements of one attribute, one around the other; they may end in any order, as threads do."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+        self.missing = name not in vars(owner)
+        self.original = getattr(owner, name)
+        self.links: list[list[Callable[[Any], Any]]] = []  # lists of one, so that equal functions are told apart
+
+    def rebuild(self) -> None:
+        value = self.original
+        for (make,) in self.links:
+            value = make(value)
+        if self.links or not self.missing:
+            setattr(self.owner, self.name, value)
+        else:
+            delattr(self.owner, self.name)
+
+
+_chains: dict[tuple[int, str], _Chain] = {}
+_chain_lock = threading.RLock()
+
+
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Undo:
-    """Set ``owner.name`` to ``make(original)``; the result undoes it."""
-    missing = name not in vars(owner) if not isinstance(owner, dict) else name not in owner
-    original = getattr(owner, name)
-    setattr(owner, name, make(original))
-    return (lambda: delattr(owner, name)) if missing else (lambda: setattr(owner, name, original))
+    """Set ``owner.name`` to ``make(original)``; the result undoes it, whatever else replaced it meanwhile."""
+    key, link = (id(owner), name), [make]
+    with _chain_lock:
+        chain = _chains.get(key) or _chains.setdefault(key, _Chain(owner, name))
+        chain.links.append(link)
+        try:
+            chain.rebuild()
+        except BaseException:
+            undo_link(key, link)
+            raise
+    return lambda: undo_link(key, link)
+
+
+def undo_link(key: tuple[int, str], link: list[Callable[[Any], Any]]) -> None:
+    """Take one replacement out of its chain."""
+    with _chain_lock:
+        chain = _chains[key]
+        chain.links[:] = [other for other in chain.links if other is not link]
+        chain.rebuild()
+        if not chain.links:
+            del _chains[key]
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, MetaTensor)

@@ -82,7 +82,14 @@ class Drawing(Keeping):
         return self.layer(x) if torch.rand([]) < 0.5 else self.layer(self.layer(x))
 
 
-@pytest.mark.parametrize("model", [Growing, Keeping, Remembering, Drawing])
+def test_random_control_flow_takes_one_path_in_every_step():
+    played, run = (profile(Drawing(), args=(torch.empty(2, 4),), optimizer="sgd", reuse=reuse) for reuse in (True, False))
+    assert played == run
+    assert "seed" in run.assumptions[0]
+    assert run.first_step["forward"].flops == run.phases["forward"].flops
+
+
+@pytest.mark.parametrize("model", [Growing, Keeping, Remembering])
 def test_a_model_that_may_differ_is_run_again(model, monkeypatch):
     runs = []
     original = EagerStep._run_model
