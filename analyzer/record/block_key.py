@@ -16,14 +16,17 @@ _VALUES = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch
 _MODULE_FILE = sys.modules[nn.Module.__module__].__file__
 
 
-def structure_key(module: nn.Module, memo: dict[int, Hashable]) -> Hashable:
-    """Class, training flag, parameters and buffers of a module and of all below it; None where a hook or script makes it one of a kind."""
+def structure_key(module: nn.Module, memo: dict[int, int | None], numbers: dict[Hashable, int]) -> int | None:
+    """A number for the class, training flag, parameters and buffers of a module and of all below it, the same for the same.
+
+    None where a hook or script makes it one of a kind. ``memo`` is by id(module), ``numbers`` by what the number stands for.
+    """
     if id(module) in memo:
         return memo[id(module)]
     memo[id(module)] = None  # a module that holds itself is one of a kind
     children = []
     for name, child in module._modules.items():
-        key = None if child is None else structure_key(child, memo)
+        key = None if child is None else structure_key(child, memo, numbers)
         if child is not None and key is None:
             return None
         children.append((name, key))
@@ -38,8 +41,8 @@ def structure_key(module: nn.Module, memo: dict[int, Hashable]) -> Hashable:
                 return None
             else:
                 tensors.append((name, (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)))
-    key = memo[id(module)] = (type(module), module.training, tuple(children), tuple(tensors))
-    return key
+    found = memo[id(module)] = numbers.setdefault((type(module), module.training, tuple(children), tuple(tensors)), len(numbers))
+    return found
 
 
 @contextmanager

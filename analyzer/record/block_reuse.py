@@ -43,8 +43,9 @@ class BlockReuse:
     def __init__(self, recorder: Recorder, root: nn.Module, borrow: Borrow, is_leaf: Callable[[nn.Module], bool],
                  excluded: Collection[type[nn.Module]] = ()) -> None:
         self.recorder, self.borrow = recorder, borrow
-        memo: dict[int, Hashable] = {}
-        keys: dict[int, Hashable] = {}
+        memo: dict[int, int | None] = {}
+        numbers: dict[Hashable, int] = {}
+        keys: dict[int, int | None] = {}
         owners: Counter[int] = Counter()  # how many places hold a parameter: a tied one is no block's own
         parents = Counter(id(child) for module in root.modules() for child in module._modules.values() if child is not None)
         for module in root.modules():
@@ -55,7 +56,7 @@ class BlockReuse:
                     owners[id(tensor)] += 1
         for module in root.modules():
             if module is not root and type(module) not in excluded and not is_leaf(module) and len(module._modules) > 1:
-                keys[id(module)] = structure_key(module, memo)
+                keys[id(module)] = structure_key(module, memo, numbers)
         counts = Counter(k for k in keys.values() if k is not None)
         tied = {i for i, n in owners.items() if n > 1}
         self.keys = {i: k for i, k in keys.items() if k is not None and counts[k] >= _FEWEST}

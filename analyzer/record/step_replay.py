@@ -20,12 +20,16 @@ from .op_call import OpCall
 from .recorder import BEGAN, BORN, CALLED, DIED, HELD, OUTSIDE, Event, Recorder
 
 
+# What nn.Module itself keeps in every module: hooks and flags that a forward pass does not use to remember anything.
+_OF_EVERY_MODULE = frozenset(nn.Module().__dict__) - {"training", "_parameters", "_buffers", "_modules"}
+
+
 class Footprint:
     """What a forward pass could change that a later step would see; two that differ mean that the next step may differ."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._attributes = {(i, name): (value, len(value) if isinstance(value, (list, dict, set)) else None)
-                            for i, m in enumerate(modules) for name, value in m.__dict__.items()}
+                            for i, m in enumerate(modules) for name, value in m.__dict__.items() if name not in _OF_EVERY_MODULE}
         self._random = random.getstate()
 
     def is_like(self, other: Footprint) -> bool:
