@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, TypeVar
 
 from .errors import DuplicateRegistrationError
@@ -66,9 +66,12 @@ class Registry(Generic[K, V]):
     def __iter__(self) -> Iterator[K]:
         return iter(self._table)
 
-    @contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self) -> AbstractContextManager[None]:
         """Undo, at the end of the block, every registration made inside it."""
+        return self._undo_at_end()
+
+    @contextmanager
+    def _undo_at_end(self) -> Iterator[None]:
         before = dict(self._table)
         self._scoped.append(set())
         try:

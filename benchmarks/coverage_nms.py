@@ -1,6 +1,8 @@
 """Non-maximum suppression in Python, for a torchvision whose compiled operators do not load beside the installed PyTorch."""
 from __future__ import annotations
 
+import sys
+
 import torch
 
 _libraries: list[torch.library.Library] = []  # a Library that dies takes its kernels along
@@ -17,6 +19,8 @@ def provide_nms() -> None:
     library.impl("nms", suppress, "CPU")
     _libraries.append(library)
     torchvision.ops.boxes._assert_has_ops = lambda: None
+    # RoI alignment has an implementation in Python, which torchvision takes where it could be compiled.
+    sys.modules["torchvision.ops.roi_align"].is_compile_supported = lambda device: True  # type: ignore[attr-defined]
 
 
 def suppress(dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:

@@ -73,7 +73,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterato
     (the state's ``adopted_claim`` for CPU and meta); a model made under a mode and put on an accelerator keeps its claims.
     They are allocated in the order in which ``Module.to`` moves tensors: children first, then parameters, then buffers.
     Tied tensors stay tied and shared storages shared. Put back: attributes and their containers, registered tensors and modules, hooks,
-    training flags, classes of lazy modules, and the random number generators.
+    training flags, classes of lazy modules, the random number generators, torch's grad mode and default dtype.
 
     Raises InputError for a ``ScriptModule`` that holds tensors: they live in C++ and cannot be swapped.
 
@@ -89,11 +89,14 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterato
     assert state is not None, "borrow_module() needs an active MetaTensorMode"
     loan = _Loan(root, state, None if claim is None else claimed_device(claim))
     generators = _save_generators()
+    grad_enabled, default_dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     try:
         with without_modes():
             loan.take()
         yield loan.borrowed
     finally:
+        torch.set_grad_enabled(grad_enabled)
+        torch.set_default_dtype(default_dtype)
         loan.give_back()
         _restore_generators(generators)
 

@@ -13,7 +13,6 @@ import torch
 
 from analyzer.meta.signature import Signature
 
-from . import flop_formula as flop_formula
 from .flop_formula.foreach import SINGLE, of_each
 from .flop_formula.registration import FlopCount, Formula, FlopRegistry, name_key, register_flop_impl
 from .flop_formula.size import is_inexact

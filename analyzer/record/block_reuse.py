@@ -21,8 +21,10 @@ from .log import Log, StorageLife
 from .op_call import OpCall
 from .recorder import BORN, CALLED, DIED, OUTSIDE, Event, Recorder
 
-_FEWEST = 3    # blocks of one kind for which a trial pays: it costs about one and a half runs of the block
-_VARIANTS = 4  # kinds of one structure that are tried before blocks of it are simply run
+# When a trial pays. It costs about one and a half runs of the block and, in setting up, as much as two dozen leaf modules (section "where" of
+# benchmarks/speed.py). So a kind needs three blocks, and those beyond the second must hold more leaves than that.
+_FEWEST = 3
+LEAST_LEAVES_SAVED = 24
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device)
 
 
@@ -58,12 +60,15 @@ class BlockReuse:
             if module is not root and type(module) not in excluded and not is_leaf(module) and len(module._modules) > 1:
                 keys[id(module)] = structure_key(module, memo, numbers)
         counts = Counter(k for k in keys.values() if k is not None)
+        worth = {id(m) for m in root.modules() if (key := keys.get(id(m))) is not None and counts[key] >= _FEWEST
+                 and (counts[key] - 2) * sum(not c._modules for c in m.modules()) > LEAST_LEAVES_SAVED}
         tied = {i for i, n in owners.items() if n > 1}
-        self.keys = {i: k for i, k in keys.items() if k is not None and counts[k] >= _FEWEST}
+        self.keys = {i: k for i, k in keys.items() if i in worth}
         self._tied = tied
         self._known: dict[Hashable, list[tuple[ReadValues, Segment | None]]] = {}
         self._has_tied: dict[int, bool] = {}
         self._played: dict[int, nn.Module] = {}  # each module of a played block, by id, and the block
+        self._plays: Counter[Hashable] = Counter()  # of another block's record, by structure
         self.refusals: Counter[str] = Counter()  #: why blocks were run, by reason
 
     def run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -87,8 +92,9 @@ class BlockReuse:
         variants = self._known.setdefault(kind, [])
         for values, segment in variants:
             if values.hold_for(module):
+                self._plays[key] += 1
                 return NotImplemented if segment is None else self._play(segment, module, leaves)
-        if len(variants) >= _VARIANTS:
+        if len(variants) > self._plays[key]:  # what was tried was of no use to another: trials of more would not pay
             return NotImplemented
         segment = self._try(module, Arguments(leaves, structure), variants)
         return NotImplemented if segment is None else self._play(segment, module, leaves)

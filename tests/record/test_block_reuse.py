@@ -26,6 +26,7 @@ def played(monkeypatch):
         return original(self, segment, module, leaves)
 
     monkeypatch.setattr(BlockReuse, "_play", count)
+    monkeypatch.setattr("analyzer.record.block_reuse.LEAST_LEAVES_SAVED", 0)  # the blocks here are small
     return seen
 
 
@@ -84,9 +85,15 @@ class Reading(Block):
         return super().forward(x) if self.index % 2 else super().forward(super().forward(x))
 
 
-def test_an_index_that_is_read_is_a_difference_until_the_variants_are_known(played):
-    # the first block's input wants no gradient; of the others each index is another value: four are tried, the rest are run
-    assert_same(Stack(Reading(i) for i in range(8)), played, blocks=5, args=(X,))
+def test_an_index_that_is_read_is_a_difference(played):
+    # one is tried for the first input, which wants no gradient, and one for those of the others; then no more are tried
+    assert_same(Stack(Reading(i) for i in range(8)), played, blocks=2, args=(X,))
+
+
+def test_small_and_few_blocks_are_run(played, monkeypatch):
+    monkeypatch.setattr("analyzer.record.block_reuse.LEAST_LEAVES_SAVED", 24)
+    assert_same(Stack(Block(i) for i in range(14)), played, blocks=0, args=(X,))  # (14 - 2) x 2 leaves are no more than 24
+    assert_same(Stack(Block(i) for i in range(15)), played, blocks=15, args=(X,))
 
 
 class Hooked(Stack):

@@ -1,25 +1,4 @@
-"""FLOP formulas by family; importing the package registers them all."""
-from . import (
-    attention,
-    convolution,
-    distance,
-    embedding,
-    fft,
-    interpolation,
-    linalg,
-    loss,
-    matmul,
-    normalization,
-    optimizer,
-    pointwise,
-    pooling,
-    reduction,
-    rnn,
-    transformer,
-    vision,
-)
+"""FLOP formulas by family: one file each, which registers its formulas when it is imported (`registration.FlopRegistry` imports them)."""
 
-__all__ = [
-    "attention", "convolution", "distance", "embedding", "fft", "interpolation", "linalg", "loss", "matmul", "normalization",
-    "optimizer", "pointwise", "pooling", "reduction", "rnn", "transformer", "vision",
-]
+FAMILIES = ("attention", "convolution", "distance", "embedding", "fft", "interpolation", "linalg", "loss", "matmul", "normalization", "optimizer",
+            "pointwise", "pooling", "reduction", "rnn", "transformer", "vision")

@@ -1,13 +1,17 @@
 """What a formula returns, and the table it is registered in."""
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import importlib
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, Union
 
 import torch
 
 from analyzer.registry import Registry
+
+from . import FAMILIES
 
 
 @dataclass(frozen=True)
@@ -54,16 +58,39 @@ def name_key(key: Hashable) -> Hashable:
 
 
 class FlopRegistry(Registry[Hashable, Formula]):
-    """`Registry` whose keys are operators, operator packets, their names, higher-order operators or Triton kernels."""
+    """`Registry` whose keys are operators, operator packets, their names, higher-order operators or Triton kernels.
+
+    The package's own formulas are imported at the first use, not with the package: that would take a tenth of torch's own import.
+    """
+
+    _is_filled = False
+
+    def fill(self) -> None:
+        """Import the package's own formulas, once."""
+        if not self._is_filled:
+            self._is_filled = True
+            for family in FAMILIES:
+                importlib.import_module(f"{__package__}.{family}")
 
     def __call__(self, key: Hashable, impl: Formula | None = None, *, override: bool = False) -> Any:
+        self.fill()
         return super().__call__(name_key(key), impl, override=override)
 
     def find(self, key: Hashable) -> Formula | None:
+        self.fill()
         return super().find(name_key(key))
 
     def __contains__(self, key: Hashable) -> bool:
+        self.fill()
         return super().__contains__(name_key(key))
+
+    def __iter__(self) -> Iterator[Hashable]:
+        self.fill()
+        return super().__iter__()
+
+    def scope(self) -> AbstractContextManager[None]:
+        self.fill()  # before the scope, whose end undoes what is registered in it
+        return super().scope()
 
 
 register_flop_impl = FlopRegistry("register_flop_impl")
