@@ -14,6 +14,7 @@ from .coverage_nms import provide_nms
 
 BATCH = 2       # above 1, for batch norm over a pooled 1x1 map refuses to train on one sample
 SMALL = 128     # side of the images of models that take any size: a multiple of every stride in use (at most 64)
+PROPOSALS = 20  # boxes per level of detection models
 SHORT_CLIP = 8  # frames for video models that take any number
 
 
@@ -41,8 +42,12 @@ def _torchvision_candidates(name: str, group: str) -> list[Candidate]:
     if group == "detection":
         builder = torchvision.models.get_model_builder(name)
         options: dict[str, Any] = {"weights": None, "weights_backbone": None}
-        if "ssd" not in name or "ssdlite" in name:
-            options |= {} if "ssd" in name else {"min_size": SMALL, "max_size": 2 * SMALL}
+        if "ssd" not in name:  # which resizes images to one size
+            options |= {"min_size": SMALL, "max_size": 2 * SMALL}
+        if "rcnn" in name:  # few boxes, for their overlap is computed in Python here
+            options |= {f"rpn_{when}_nms_top_n_{mode}": PROPOSALS for when in ("pre", "post") for mode in ("train", "test")}
+        else:
+            options["topk_candidates"] = PROPOSALS
         return [Candidate("images and targets", partial(builder, **options), _detection_inputs)]
     small = [_shrink(s) for s in shapes]
     build = target.build

@@ -26,9 +26,9 @@ def read_memory(log: Log) -> tuple[tuple[TimelinePoint, ...], tuple[MemoryEvent,
     first_call = _first_call_shown(log)
     start = next((i for i, act in enumerate(acts) if act[3] >= first_call), len(acts))
     owners = _find_owners(log, acts)
-    ends = forward_ends(log)
-    events = list(_state_after(acts[:start], owners, log, ends))
-    events += [_describe(act, owners.get(i), log, ends) for i, act in enumerate(acts[start:], start)]
+    names = _Names(log)
+    events = list(_state_after(acts[:start], owners, names))
+    events += [names.describe(act, owners.get(i)) for i, act in enumerate(acts[start:], start)]
     return tuple(_points(log, acts, start, first_call)), tuple(events)
 
 
@@ -71,21 +71,34 @@ def _find_owners(log: Log, acts: list[Act]) -> dict[int, StorageLife]:
     return owners
 
 
-def _describe(act: Act, life: StorageLife | None, log: Log, ends: dict[int, int]) -> MemoryEvent:
-    action, address, nbytes, call = act
-    if action not in ("alloc", "free"):
-        return MemoryEvent(action, address, nbytes)
-    if life is not None:
-        name = life.label or (log.nodes[life.node].name if life.node >= 0 else _operator(log, life.born_call))
-        return MemoryEvent(action, address, nbytes, name, category_of(life, log, ends))
-    return MemoryEvent(action, address, nbytes, _operator(log, call), "workspace")
+class _Names:
+    """Who asked for memory, and what for; found once for each storage and operator."""
+
+    def __init__(self, log: Log) -> None:
+        self.log, self.ends = log, forward_ends(log)
+        self._of_storage: dict[int, tuple[str, str]] = {}
+        self._of_operator: dict[object, str] = {}
+
+    def describe(self, act: Act, life: StorageLife | None) -> MemoryEvent:
+        action, address, nbytes, call = act
+        if action != "alloc" and action != "free":
+            return MemoryEvent(action, address, nbytes)
+        if life is None:
+            return MemoryEvent(action, address, nbytes, self._operator(call), "workspace")
+        found = self._of_storage.get(life.number)
+        if found is None:
+            name = life.label or (self.log.nodes[life.node].name if life.node >= 0 else self._operator(life.born_call))
+            found = self._of_storage[life.number] = name, category_of(life, self.log, self.ends)
+        return MemoryEvent(action, address, nbytes, *found)
+
+    def _operator(self, call: int) -> str:
+        if call >= len(self.log.calls):
+            return ""
+        op = self.log.calls[call].signature.op
+        return self._of_operator.get(op) or self._of_operator.setdefault(op, str(op))
 
 
-def _operator(log: Log, call: int) -> str:
-    return str(log.calls[call].signature.op) if call < len(log.calls) else ""
-
-
-def _state_after(acts: list[Act], owners: dict[int, StorageLife], log: Log, ends: dict[int, int]) -> Iterator[MemoryEvent]:
+def _state_after(acts: list[Act], owners: dict[int, StorageLife], names: _Names) -> Iterator[MemoryEvent]:
     """What the acts leave: segments, then blocks, by address."""
     blocks: dict[int, int] = {}
     segments: dict[int, int] = {}
@@ -103,7 +116,7 @@ def _state_after(acts: list[Act], owners: dict[int, StorageLife], log: Log, ends
             pages = change_pages(pages, action, address, nbytes)
     yield from (MemoryEvent("segment_alloc", address, nbytes) for address, nbytes in sorted(segments.items()))
     yield from (MemoryEvent("segment_map", start, end - start) for start, end in pages)
-    yield from (_describe(acts[i], owners.get(i), log, ends) for _, i in sorted(blocks.items()))
+    yield from (names.describe(acts[i], owners.get(i)) for _, i in sorted(blocks.items()))
 
 
 def change_pages(pages: Iterable[Span], action: str, address: int, nbytes: int) -> list[Span]:

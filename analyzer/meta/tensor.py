@@ -115,7 +115,8 @@ def data_ptr(tensor: torch.Tensor) -> int:
 
 def keep_claim(result: Any) -> Any:
     """Let a view made outside the mode be a `MetaTensor` too."""
-    if type(result) is torch.Tensor and isinstance(result.untyped_storage(), MetaStorage):
+    if type(result) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(result) and isinstance(
+            result.untyped_storage(), MetaStorage):
         result.__class__ = MetaTensor
     return result
 
