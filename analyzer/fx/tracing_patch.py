@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
@@ -18,7 +17,7 @@ from torch import nn
 from torch.amp import autocast_mode
 from torch.nn.modules._functions import BackwardHookFunction
 
-from analyzer.meta.patch import replace
+from analyzer.meta.patch import SharedReplacements, Undo, replace
 from analyzer.meta.opaque import Opaque, call_opaque
 from analyzer.meta.function import MoveDevice
 from analyzer.meta.shape_registry import register_shape_impl
@@ -29,15 +28,13 @@ from .leaf_module import find_leaf_impl
 from .tape import Tape
 from .tracer_impl import register_leaf_function, register_tracer_impl
 
-Undo = Callable[[], None]
-_lock = threading.Lock()
-_users = 0
-_undo: list[Undo] = []
 _checkpoint = torch.utils.checkpoint
 
 
 def recording_tape() -> Tape | None:
-    """The tape of this thread, where it writes down what is called now."""
+    """The tape of this thread, where it writes down what is called now (under vmap, the operators that come out of it instead)."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return None
     state = current()
     tape = None if state is None else state.tape
     return tape if isinstance(tape, Tape) and not tape.paused else None
@@ -46,28 +43,11 @@ def recording_tape() -> Tape | None:
 @contextmanager
 def tracing_patches() -> Iterator[None]:
     """Count one more tracing thread; the first replaces, the last puts back."""
-    global _users
-    with _lock:
-        if _users == 0:
-            try:
-                for undo in _replacements():
-                    _undo.append(undo)
-            except BaseException:
-                _put_back()
-                raise
-        _users += 1
+    _shared.install()
     try:
         yield
     finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                _put_back()
-
-
-def _put_back() -> None:
-    while _undo:
-        _undo.pop()()
+        _shared.uninstall()
 
 
 def _replace(owner: Any, name: str, value: Any) -> Undo:
@@ -242,3 +222,6 @@ def _wrap(func: Any) -> Any:
         return tape.run_leaf("call_function", func, args, kwargs, lambda: (leaf or func)(*args, **kwargs))
 
     return wrapper
+
+
+_shared = SharedReplacements(_replacements)

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
-from . import gates, patch
+from . import gates
 from .accumulation import learn_counts
 from .address_space import AddressSpace
 from .dispatch import MetaDispatchMode
 from .function import MetaFunctionMode
 from .options import MetaOptions
+from .patch import mode_replacements
 from .state import CPU, MetaState, active
 
 
@@ -58,14 +59,14 @@ class MetaTensorMode:
         state = self.make_state()
         outermost = _modes.function is None
         if outermost:
-            patch.install()
+            mode_replacements.install()
             function, dispatch = MetaFunctionMode(), MetaDispatchMode()
             function.state = dispatch.state = state
             try:
                 function.__enter__()
                 dispatch.__enter__()
             except BaseException:
-                patch.uninstall()
+                mode_replacements.uninstall()
                 raise
             _modes.function, _modes.dispatch = function, dispatch
             gates.open_gates()
@@ -89,7 +90,7 @@ class MetaTensorMode:
                 dispatch.__exit__(*exc)
                 function.__exit__(*exc)
             finally:
-                patch.uninstall()
+                mode_replacements.uninstall()
         else:
             function.state = dispatch.state = before
 

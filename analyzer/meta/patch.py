@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,37 +20,39 @@ from .state import current
 from .tensor import MetaTensor, claim_of
 
 Undo = Callable[[], None]
-_lock = threading.Lock()
-_users = 0
-_undo: list[Undo] = []
 
 
-def install() -> None:
-    """Count one more active mode; the first replaces."""
-    global _users
-    with _lock:
-        if _users == 0:
-            try:
-                for undo in _replacements():
-                    _undo.append(undo)
-            except BaseException:
-                _put_back()
-                raise
-        _users += 1
+class SharedReplacements:
+    """Replacements that the first of several users makes and the last puts back, in reverse."""
 
+    def __init__(self, make: Callable[[], Iterable[Undo]]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._users = 0
+        self._undo: list[Undo] = []
 
-def uninstall() -> None:
-    """Count one less; the last puts everything back."""
-    global _users
-    with _lock:
-        _users -= 1
-        if _users == 0:
-            _put_back()
+    def install(self) -> None:
+        """Count one more user."""
+        with self._lock:
+            if self._users == 0:
+                try:
+                    for undo in self._make():
+                        self._undo.append(undo)
+                except BaseException:
+                    self._put_back()
+                    raise
+            self._users += 1
 
+    def uninstall(self) -> None:
+        """Count one less."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._put_back()
 
-def _put_back() -> None:
-    while _undo:
-        _undo.pop()()
+    def _put_back(self) -> None:
+        while self._undo:
+            self._undo.pop()()
 
 
 class _Chain:
@@ -160,3 +162,6 @@ def _group_by_claim(original: Any) -> Any:
         return {k: (lists, indices if with_indices else []) for k, (lists, indices) in groups.items()}
 
     return group
+
+
+mode_replacements = SharedReplacements(_replacements)

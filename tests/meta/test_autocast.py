@@ -15,31 +15,6 @@ from analyzer.meta.autocast_list import BANNED, FLOAT, FLOAT_APPENDED, FLOAT_IF_
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
 
-class Recorder:
-    def __init__(self):
-        self.calls = []
-
-    def called(self, signature, inputs, outputs):
-        self.calls.append(signature)
-
-    def took_workspace(self, *args): ...
-    def kept_workspace(self, *args): ...
-
-    def where(self):
-        return ""
-
-    def casts(self):
-        """(shape, dtype) of every cast, in order."""
-        return [(tuple(c.outputs[0]), c.outputs[0].dtype) for c in self.calls if c.op._schema.name == "aten::_to_copy"]
-
-
-@pytest.fixture
-def mode():
-    with MetaTensorMode() as mode:
-        mode.state.recorder = Recorder()
-        yield mode
-
-
 def lists_of_the_header():
     """The operators of torch's own header, by the name of the list."""
     text = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()

@@ -20,33 +20,9 @@ KERNELS = {"_scaled_dot_product_cudnn_attention": CUDNN, "_scaled_dot_product_fl
            "_scaled_dot_product_efficient_attention": EFFICIENT}
 
 
-class Recorder:
-    """Keeps the calls that the mode reports."""
-
-    def __init__(self):
-        self.calls = []
-
-    def called(self, signature, inputs, outputs):
-        self.calls.append(signature)
-
-    def took_workspace(self, *args): ...
-    def kept_workspace(self, *args): ...
-
-    def where(self):
-        return ""
-
-    def names(self):
-        return [c.op._schema.name.removeprefix("aten::") for c in self.calls]
-
-    def find(self, name):
-        return [c for c in self.calls if c.op._schema.name == f"aten::{name}"]
-
-
 @pytest.fixture
-def recorder():
-    with MetaTensorMode() as mode:
-        mode.state.recorder = Recorder()
-        yield mode.state.recorder
+def recorder(mode):
+    return mode.state.recorder
 
 
 def gpu(capability):
@@ -218,7 +194,7 @@ def real_calls(run):
 
 
 @pytest.mark.parametrize("options", [{}, dict(is_causal=True), dict(mask=FP32), dict(mask=torch.bool)])
-def test_the_plain_products_are_those_that_torch_runs_on_tensors_with_data(options):
+def test_the_plain_products_are_those_that_torch_runs_on_tensors_with_data(options, make_recorder):
     def run(device):
         x = torch.rand(2, 4, 16, 8, device=device)
         dtype = options.get("mask")
@@ -228,7 +204,7 @@ def test_the_plain_products_are_those_that_torch_runs_on_tensors_with_data(optio
 
     real = real_calls(lambda: run("cpu"))
     with MetaTensorMode() as mode:
-        mode.state.recorder = Recorder()
+        mode.state.recorder = make_recorder()
         run("cuda")
         mine = Counter(mode.state.recorder.names())
     for name in ("bmm", "add", "add_", "_safe_softmax", "tril", "ones", "logical_not"):

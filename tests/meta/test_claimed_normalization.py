@@ -5,36 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from analyzer import MetaTensorMode
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-
-
-class Recorder:
-    def __init__(self):
-        self.calls = []
-
-    def called(self, signature, inputs, outputs):
-        self.calls.append(signature)
-
-    def took_workspace(self, *args): ...
-    def kept_workspace(self, *args): ...
-
-    def where(self):
-        return ""
-
-    def names(self):
-        return [c.op._schema.name.removeprefix("aten::") for c in self.calls]
-
-    def find(self, name):
-        return [c for c in self.calls if c.op._schema.name == f"aten::{name}"]
-
-
-@pytest.fixture
-def mode():
-    with MetaTensorMode() as mode:
-        mode.state.recorder = Recorder()
-        yield mode
 
 
 def batch_norm(mode, shape, dtype=FP32, weight_dtype=FP32, training=True, affine=True, running=True, layout=torch.contiguous_format):

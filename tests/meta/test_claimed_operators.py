@@ -14,33 +14,6 @@ from analyzer.meta.claimed_device_spec import claimed_spec
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
-class Recorder:
-    def __init__(self):
-        self.calls = []
-
-    def called(self, signature, inputs, outputs):
-        self.calls.append(signature)
-
-    def took_workspace(self, *args): ...
-    def kept_workspace(self, *args): ...
-
-    def where(self):
-        return ""
-
-    def names(self):
-        return [c.op._schema.name.removeprefix("aten::") for c in self.calls]
-
-    def find(self, name):
-        return [c for c in self.calls if c.op._schema.name == f"aten::{name}"]
-
-
-@pytest.fixture
-def mode():
-    with MetaTensorMode() as mode:
-        mode.state.recorder = Recorder()
-        yield mode
-
-
 def rand(*shape, dtype=FP32, grad=True, device="cuda"):
     return torch.rand(*shape, dtype=dtype, device=device, requires_grad=grad)
 

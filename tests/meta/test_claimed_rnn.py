@@ -5,33 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer import MetaTensorMode
 from analyzer.errors import DataDependentError
 from analyzer.meta.claimed_rnn import GRU, LSTM, TANH, reserve_elements
-
-
-class Recorder:
-    def __init__(self):
-        self.calls = []
-
-    def called(self, signature, inputs, outputs):
-        self.calls.append(signature)
-
-    def took_workspace(self, *args): ...
-    def kept_workspace(self, *args): ...
-
-    def where(self):
-        return ""
-
-    def find(self, name):
-        return [c for c in self.calls if c.op._schema.name == f"aten::{name}"]
-
-
-@pytest.fixture
-def mode():
-    with MetaTensorMode() as mode:
-        mode.state.recorder = Recorder()
-        yield mode
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,80 @@
+"""Forty models of all families: profiled in both modes, traced, and the graph's results compared with the original's on data."""
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from benchmarks.coverage import choose_sample, list_cases, summarize
+from benchmarks.coverage_case import Case
+from benchmarks.coverage_check import check_case, group_reason
+
+SAMPLE = """
+torchvision:shufflenet_v2_x0_5 torchvision:mobilenet_v3_small torchvision:squeezenet1_1 torchvision:lraspp_mobilenet_v3_large
+timm:resnet10t timm:vit_tiny_patch16_224 timm:mobileone_s0 timm:convnext_atto timm:ghostnet_050 timm:tinynet_e timm:levit_128s timm:xcit_nano_12_p8_224
+transformers:BertForMaskedLM transformers:GPT2LMHeadModel transformers:LlamaForCausalLM transformers:T5ForConditionalGeneration
+transformers:BartForConditionalGeneration transformers:MixtralForCausalLM transformers:DebertaV2ForTokenClassification
+transformers:ModernBertForSequenceClassification transformers:MambaForCausalLM transformers:ViTForImageClassification
+transformers:CLIPModel transformers:WhisperForConditionalGeneration transformers:Wav2Vec2ForCTC transformers:BloomForCausalLM
+transformers:Gemma3ForCausalLM transformers:Qwen2VLForConditionalGeneration
+torch.nn:Transformer torch.nn:MultiheadAttention torch.nn:LSTM torch.nn:CTCLoss torch.nn:LazyConv2d
+torch.nn:autograd.Function torch.nn:vmap-built|mask torch.nn:weight|norm torch.nn:layer|drop
+torch.nn:complex|numbers|and|FFT torch.nn:sparse|matrix torch.nn:torch.compile'd|submodule
+"""
+NAMES = [name.replace("|", " ") for name in SAMPLE.split()]
+
+
+@functools.cache
+def cases() -> dict[str, Case]:
+    return {case.name: case for case in list_cases(["torchvision", "timm", "transformers", "torch.nn"])}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_profiles_and_traces(name):
+    assert len(NAMES) == len(set(NAMES)) == 40
+    row = check_case(cases()[name])
+    assert "unusable" not in row, row["unusable"]
+    assert {step: row[step] for step in ("train", "infer", "trace")} == {"train": "pass", "infer": "pass", "trace": "pass"}
+
+
+def make_case(name, family, group):
+    return Case(name, family, group, lambda: [])
+
+
+def test_a_sample_takes_families_and_groups_in_turn():
+    many = [make_case(f"{f}:{g}{i}", f, g) for f, groups in (("timm", "abc"), ("torch.nn", "d")) for g in groups for i in range(10)]
+    chosen = choose_sample(many, 8)
+    assert [sum(c.family == f for c in chosen) for f in ("timm", "torch.nn")] == [4, 4]
+    assert sorted(c.group for c in chosen if c.family == "timm")[:3] == ["a", "a", "b"] or {c.group for c in chosen} >= {"a", "b", "c"}
+    assert choose_sample(many, 8) == chosen != choose_sample(many, 8, seed=1)
+    assert len(choose_sample(many, 1000)) == len(many)
+
+
+def test_the_table_counts_what_pytorch_can_run():
+    rows = [{"name": "timm:a", "family": "timm", "train": "pass", "infer": "pass", "trace": "pass"},
+            {"name": "timm:b", "family": "timm", "train": "pass", "infer": "Error: no", "trace": "pass"},
+            {"name": "timm:c", "family": "timm", "unusable": "needs a package"}]
+    assert summarize(rows) == [["timm", "3", "2", "2/2 (100.0%)", "1/2 (50.0%)", "2/2 (100.0%)", "50.0%"]]
+
+
+def test_reasons_are_grouped_without_what_differs():
+    a, b = "Error: 'x.y' of size 12 at /a/b/model.py:31", "Error: 'z' of size 7 at /c/model.py:2"
+    assert group_reason(a) == group_reason(b) == "Error: '…' of size # at model.py"
+
+
+def test_a_model_that_pytorch_cannot_run_is_not_judged():
+    def fail():
+        raise RuntimeError("no such file")
+
+    row = check_case(Case("timm:x", "timm", "x", fail))
+    assert row["unusable"] == "RuntimeError: no such file"
+    assert not {"train", "infer", "trace"} & row.keys()
+
+
+def test_nms_keeps_the_best_of_boxes_that_overlap():
+    from benchmarks.coverage_nms import suppress
+
+    boxes = torch.tensor([[0.0, 0, 2, 2], [0, 0, 2, 1.9], [3, 3, 4, 4], [0, 0, 1, 1]])
+    assert suppress(boxes, torch.tensor([0.5, 0.9, 0.7, 0.1]), 0.5).tolist() == [1, 2, 3]
+    assert suppress(boxes[:0], torch.zeros(0), 0.5).tolist() == []
