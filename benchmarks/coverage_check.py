@@ -239,10 +239,8 @@ def _operators(model: nn.Module, inputs: Inputs) -> dict[Any, Any]:
     """How often each operator runs, and the shapes of the outputs."""
     result = profile(model, args=inputs[0], kwargs=inputs[1], mode="infer")
     found: Counter[Any] = Counter()
-    waiting = [result.modules]
-    while waiting:
-        info = waiting.pop()
-        waiting.extend(info.children)
+    assert result.modules is not None
+    for info in result.modules.walk():
         for operator in info.operators:
             found[operator.operator] += operator.calls
     return {**found, "outputs": [(o.shape, o.dtype) for o in result.modules.outputs], "flops": result.fwd_flops}

@@ -217,9 +217,9 @@ def _make_inputs(model_class: Any, fields: dict[str, Any], kind: str, variant: i
     inputs.update(_series(fields, parameters))
     if name.endswith("KeypointMatching") and "pixel_values" in inputs:
         inputs["pixel_values"] = torch.stack([inputs["pixel_values"]] * 2, dim=1)  # two images of one scene
-    text = main == "input_ids" and "past_values" not in parameters or "input_ids" in parameters and (kind == "image" or kind == "audio") and "labels" in parameters and not (
-        name.endswith(("ForImageClassification", "ForCTC", "ForAudioClassification")))
-    text = text or "input_ids" in parameters and parameters["input_ids"].default is inspect.Parameter.empty
+    labelled_media = kind != "text" and "labels" in parameters and not name.endswith(("ForImageClassification", "ForCTC", "ForAudioClassification"))
+    required = "input_ids" in parameters and parameters["input_ids"].default is inspect.Parameter.empty
+    text = main == "input_ids" and "past_values" not in parameters or "input_ids" in parameters and labelled_media or required
     if "bbox" in parameters and main == "input_ids" and kind == "image" and "image" not in inputs:
         inputs["bbox"] = torch.randint(0, 50, (BATCH, TOKENS, 4)).cumsum(-1)
     if text:

@@ -46,7 +46,7 @@ def test_a_sample_takes_families_and_groups_in_turn():
     many = [make_case(f"{f}:{g}{i}", f, g) for f, groups in (("timm", "abc"), ("torch.nn", "d")) for g in groups for i in range(10)]
     chosen = choose_sample(many, 8)
     assert [sum(c.family == f for c in chosen) for f in ("timm", "torch.nn")] == [4, 4]
-    assert sorted(c.group for c in chosen if c.family == "timm")[:3] == ["a", "a", "b"] or {c.group for c in chosen} >= {"a", "b", "c"}
+    assert {c.group for c in chosen} == {"a", "b", "c", "d"}
     assert choose_sample(many, 8) == chosen != choose_sample(many, 8, seed=1)
     assert len(choose_sample(many, 1000)) == len(many)
 
