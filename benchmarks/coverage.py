@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import resource
 import sys
 import time
@@ -225,7 +226,8 @@ def write_report(rows: list[Row], path: Path) -> None:
     lines = [
         "# Coverage", "",
         f"Written by `python -m benchmarks.coverage` on {datetime.date.today().isoformat()}, with {versions}.", "",
-        "Models are built from their configs without weights. *Run in PyTorch*: the model and the inputs work on data, forward and (where it "
+        f"{len(rows)} models of {len(list_cases())}. Models are built from their configs without weights. "
+        f"*Run in PyTorch*: the model and the inputs work on data, forward and (where it "
         "has a floating output with a gradient) backward; the others cannot be judged and are listed last. *Profile*: `analyzer.profile` in "
         "the mode, with AdamW in training. *Trace*: the graph of `symbolic_trace` gives the original's outputs, gradients and buffers on data "
         "(up to 150 million parameters), or calls the same operators with the same shapes on a replay without data (above).", "",
@@ -240,7 +242,7 @@ def write_report(rows: list[Row], path: Path) -> None:
 
 
 def _markdown(text: str) -> str:
-    text = text.replace(str(ROOT) + os.sep, "").replace(os.path.dirname(os.path.dirname(torch.__file__)) + os.sep, "")
+    text = re.sub(r"\S*/(?:site-packages/|(?=benchmarks/))", "", text.replace(str(ROOT) + os.sep, ""))  # paths of this machine
     return text[:240].replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 
 

@@ -208,7 +208,7 @@ class _Loan:
     def _replace(self, value: Any, depth: int) -> Any:
         """``value`` with its tensors replaced: containers in place, tuples and weak references as new objects."""
         if isinstance(value, Tensor):
-            return self.stand_ins.make(value, readable=True)
+            return self.stand_ins.make(value, readable=True, constant=True)
         if isinstance(value, nn.Module):
             inner = uncompiled(value)
             self._walk(inner)

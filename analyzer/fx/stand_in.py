@@ -22,7 +22,7 @@ class StandIns:
     A stand-in has the shape, strides, dtype and ``requires_grad`` of its original and none of its data. The same
     original gets the same stand-in; originals that share a storage get stand-ins that do. Contents of small integer and boolean
     tensors, and of scalars, can be read where ``readable`` (they decide control flow; weights and statistics do not), those of small
-    arguments whatever their dtype.
+    constants, as arguments and plain attributes are, whatever their dtype.
     Stand-ins claim ``claim`` where given; where ``placed``, tensors made under a mode keep their own claims.
     Used without modes in the way (`without_modes`).
     """
@@ -46,14 +46,14 @@ class StandIns:
         """The tensor whose place ``stand_in`` takes, or None."""
         return self._originals.get(id(stand_in))
 
-    def make(self, original: Tensor, readable: bool, argument: bool = False) -> Tensor:
+    def make(self, original: Tensor, readable: bool, constant: bool = False) -> Tensor:
         """The stand-in of ``original``, made at the first call; a stand-in is its own."""
         found = self._stand_ins.get(id(original))
         if found is not None:
             return found[1]
         if id(original) in self._originals:
             return original
-        stand_in = self._make(original, readable, argument)
+        stand_in = self._make(original, readable, constant)
         self._stand_ins[id(original)] = (original, stand_in)
         self._originals[id(stand_in)] = original
         return stand_in
@@ -64,14 +64,14 @@ class StandIns:
             self.state.stand_ins.pop(key, None)
         self._adopted.clear()
 
-    def _make(self, original: Tensor, readable: bool, argument: bool) -> Tensor:
+    def _make(self, original: Tensor, readable: bool, constant: bool) -> Tensor:
         if isinstance(original, (UninitializedParameter, UninitializedBuffer)):
             return self._uninitialized(original)
         if is_traceable_wrapper_subclass(original):
             return self._wrapper(original, readable)
         if original.layout is not torch.strided:
             return original  # sparse tensors are adopted by the operators that meet them
-        out = self._strided(original, readable, argument)
+        out = self._strided(original, readable, constant)
         out.__class__ = MetaTensor
         attributes = original.__dict__
         if attributes:
@@ -82,7 +82,7 @@ class StandIns:
             out.requires_grad_()
         return out
 
-    def _strided(self, original: Tensor, readable: bool, argument: bool) -> Tensor:
+    def _strided(self, original: Tensor, readable: bool, constant: bool) -> Tensor:
         real = original.untyped_storage()
         found = self.state.stand_ins.get(real._cdata)
         if found is None:
@@ -95,7 +95,7 @@ class StandIns:
             storage = attach(base, self._claim(original, real), self.state.space)
             if type(real) is MetaStorage:
                 storage.known, storage.density = real.known, real.density
-            elif readable and original.device.type == "cpu" and _is_readable(original, nbytes, argument):
+            elif readable and original.device.type == "cpu" and _is_readable(original, nbytes, constant):
                 storage.known = Deferred(original.detach())
             found = self.state.stand_ins[real._cdata] = (real, base)
             self._adopted.append(real._cdata)
@@ -129,7 +129,7 @@ class StandIns:
         return out.requires_grad_(original.requires_grad)  # type: ignore[no-any-return]
 
 
-def _is_readable(original: Tensor, nbytes: int, argument: bool) -> bool:
-    if not argument and (original.dtype.is_floating_point or original.dtype.is_complex):
+def _is_readable(original: Tensor, nbytes: int, constant: bool) -> bool:
+    if not constant and (original.dtype.is_floating_point or original.dtype.is_complex):
         return original.numel() == 1
     return small_enough(nbytes // original.itemsize, original.dtype)

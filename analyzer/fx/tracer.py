@@ -112,7 +112,7 @@ def _stand_in(bound: Bound, borrowed: Borrowed) -> dict[str, Any]:
     def make(tensor: Tensor) -> Tensor:
         again = borrowed.stand_ins.of(tensor)
         if again is None:
-            return borrowed.stand_ins.make(tensor, readable=True, argument=True)
+            return borrowed.stand_ins.make(tensor, readable=True, constant=True)
         alias = again.detach().requires_grad_(again.requires_grad)
         alias.__class__ = MetaTensor
         return alias

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 
 from .claimed import claimed
-from .known_value import read_known
+from .density import balanced_counts
+from .known_value import Deferred, read_known
+from .mode_stack import without_modes
 from .state import current
 
 aten = torch.ops.aten
@@ -20,4 +22,9 @@ def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength:
     assert state is not None
     state.assume(f"bincount: all values are taken to be below minlength={minlength}")
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
-    return aten.new_zeros.default(self, [minlength], dtype=dtype)
+    out = aten.new_empty.default(self, [minlength], dtype=dtype)
+    if weights is None and state.options.unknown_size == "balanced":
+        state.assume(f"bincount: unknown elements are taken to fall evenly into {minlength} bins (balanced) {state.where()}")
+        with without_modes():
+            out.untyped_storage().known = Deferred(torch.tensor(balanced_counts(self.numel(), minlength)))
+    return out

@@ -17,6 +17,23 @@ Rule = Callable[[Any, list[MetaStorage], "float | None"], "float | None"]
 _KEEPING = {"_to_copy", "clone", "contiguous", "index", "cat", "_reshape_copy", "flip", "gather", "index_select"}
 
 
+def balanced_counts(total: int, bins: int) -> list[int]:
+    """How many of ``total`` elements each of ``bins`` equally likely classes gets.
+
+    >>> balanced_counts(10, 4)
+    [2, 3, 2, 3]
+    """
+    return [total * (i + 1) // bins - total * i // bins for i in range(bins)]
+
+
+def expected_counts(name: str, args: Any, kwargs: Any) -> list[int] | None:
+    """Expected contents of what ``histc`` counts, as routing to experts does; None for other operators."""
+    if name != "histc":
+        return None
+    bins = args[1] if len(args) > 1 else kwargs.get("bins", 100)
+    return balanced_counts(args[0].numel(), bins)
+
+
 def expected_density(name: str, args: Any, storages: list[MetaStorage]) -> float | None:
     """The expected mean of the first output's elements, or None where it is not followed."""
     if not storages or name not in _RULES and name not in _KEEPING:

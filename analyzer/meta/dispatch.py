@@ -19,7 +19,7 @@ from .finiteness import finite_answer
 from .gates import reopened
 from .dtype_rule import check_dtypes
 from .known_value import Call, Deferred, Known, ReadArgument, Result, Written, covers_storage, small_enough, window_of, worth_following
-from .density import expected_density
+from .density import expected_counts, expected_density
 from .library_workspace import library_needs, take_library_workspaces
 from .mode_stack import without_modes
 from .operator_info import OperatorInfo, describe_operator
@@ -126,6 +126,11 @@ class MetaDispatchMode(TorchDispatchMode):
             density = expected_density(info.name, args, storages)
             if density is not None and born and born[0] is not None:
                 born[0].density = density
+            counts = expected_counts(info.name, args, kwargs or {})
+            if counts is not None and born[0] is not None and born[0].known is None:
+                state.assume(f"{info.name}: unknown elements are taken to fall evenly into {len(counts)} bins (balanced) {state.where()}")
+                with without_modes():
+                    born[0].known = Deferred(torch.tensor(counts, dtype=outputs[0].dtype))
         if needs := library_needs(signature):
             take_library_workspaces(state, signature, needs)
         for stage in stages:

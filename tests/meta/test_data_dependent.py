@@ -55,3 +55,14 @@ def test_repeat_interleave_with_unknown_repeats_asks_for_the_size():
         with pytest.raises(DataDependentError, match="output_size"):
             torch.repeat_interleave(torch.rand(4), repeats)
         assert torch.repeat_interleave(torch.rand(4), repeats, output_size=6).shape == (6,)
+
+
+@pytest.mark.parametrize("count", [lambda chosen: torch.bincount(chosen, minlength=4), lambda chosen: torch.histc(chosen.float(), bins=4, min=0, max=3)])
+def test_counts_of_unknown_classes_are_balanced_so_that_routing_by_offsets_works(count):
+    with MetaTensorMode() as mode:
+        chosen = torch.rand(10, 4, device="cuda").argmax(-1)
+        ends = count(chosen).cumsum(0).long()
+        assert ends.tolist() == [2, 5, 7, 10]
+        x = torch.rand(10, 8, device="cuda")
+        assert [x[0 if i == 0 else ends[i - 1]:ends[i]].shape[0] for i in range(4)] == [2, 3, 2, 3]
+        assert any("fall evenly into 4 bins" in a for a in mode.state.assumptions)
