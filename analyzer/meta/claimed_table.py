@@ -14,6 +14,7 @@ from . import (  # noqa: F401
     claimed_normalization,
     claimed_one_hot,
     claimed_packing,
+    claimed_pooling,
     claimed_rnn,
     claimed_softmax,
     claimed_sparse,
