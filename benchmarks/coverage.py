@@ -43,8 +43,11 @@ FAMILIES = ("torchvision", "timm", "transformers", "diffusers", "torch.nn")
 STEPS = ("train", "infer", "trace")
 TARGETS = {("torchvision", "profile"): 0.99, ("timm", "profile"): 0.99, ("torchvision", "trace"): 0.97, ("timm", "trace"): 0.97,
            ("transformers", "profile"): 0.97, ("transformers", "trace"): 0.95, ("torch.nn", "profile"): 1.0, ("torch.nn", "trace"): 1.0}
-MODELS_PER_PROCESS = 60  # a worker is then replaced, so that what libraries cache does not add up
-MEMORY_BYTES = 9 << 30   # address space of a worker: two of them fit into 20 GB
+MODELS_PER_PROCESS = 25  # a worker is then replaced, so that what libraries cache does not add up
+MEMORY_BYTES = 9 << 30   # that a worker may map beyond what it starts with: two of them fit into 20 GB
+
+# What a row says of a worker that is gone, or that met the limit of its memory (the second is oneDNN's message) and may keep it.
+REPLACED_AFTER = ("ProcessDied", "TimeLimit", "could not create a primitive", "not enough memory", "MemoryError")
 
 
 def list_cases(families: Iterable[str] = FAMILIES) -> list[Case]:
@@ -104,7 +107,8 @@ def choose_sample(cases: list[Case], count: int, seed: int = 0) -> list[Case]:
 
 def _work(connection: Connection, cases: dict[str, Case], steps: tuple[str, ...], verbose: bool) -> None:
     torch.set_num_threads(1)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    mapped_bytes = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped_bytes + MEMORY_BYTES,) * 2)
     if not verbose:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
@@ -163,7 +167,7 @@ def run_cases(cases: list[Case], processes: int, limit_seconds: float, steps: tu
                 if row is None:
                     continue
                 yield row
-                if "ProcessDied" in str(row) or "TimeLimit" in str(row) or worker.done >= MODELS_PER_PROCESS or not queue:
+                if any(sign in str(row) for sign in REPLACED_AFTER) or worker.done >= MODELS_PER_PROCESS or not queue:
                     worker.end()
                     workers.remove(worker)
                 else:

@@ -48,6 +48,8 @@ def check_case(case: Case, steps: tuple[str, ...] = ("train", "infer", "trace"))
         except Exception as error:
             failures.append(f"{candidate.label}: {_reason(error)}")
             seen[candidate.variant, _reason(error)] += 1
+            del error  # with its frames, which hold the model
+            gc.collect()
             continue
         if trains is True or chosen is None:
             chosen = candidate, real, trains

@@ -198,12 +198,17 @@ class Trial:
         leaves = [next(remaining) if isinstance(x, InputLike) else x for x in self.arguments.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.arguments.structure)
         places = {id(t): i for i, t in enumerate(inputs)}
+        given = [id(x) for x in leaves]
         del leaves, remaining, inputs
         with torch._C._EnableTorchFunction(), watch_reads(self.block) as self.reads:
             result = self.block(*args, **kwargs)
         recorder.events = None
         if not Footprint(self.block.modules()).is_like(before) or seed != state.random_seed:
             raise Refused("its forward pass changes a module")
+        taken, shape = pytree.tree_flatten((args, kwargs))
+        if shape != self.arguments.structure or [id(x) for x in taken] != given:
+            raise Refused("its forward pass changes a list or a dictionary that it was given")
+        del taken
         out_leaves, structure = pytree.tree_flatten(result)
         del result
         outputs = self._describe_outputs(out_leaves, known_alive, places)
