@@ -272,7 +272,6 @@ def _run(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]
     outputs = list(result) if structure is not None else [result]
     born: list[MetaStorage | None] = []
     stages = _early_stages(info, spec_args, spec_kwargs, inputs, outputs, str(claim)) if has_rule(info.op) else ()
-    seen: dict[int, MetaStorage] = {}
     for i, out in enumerate(outputs):
         if not isinstance(out, Tensor):
             born.append(None)
@@ -309,7 +308,6 @@ def _run(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]
         result = structure(outputs)
     else:
         result = outputs[0]
-    del seen
     signature = Signature(info.op, spec_args, spec_kwargs, inputs, tuple(spec_of(o) for o in outputs if isinstance(o, Tensor)))
     if key is not None:
         recipes = make_recipes(outputs, tensors, storages, born)

@@ -326,11 +326,6 @@ def _get_device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict
     return -1 if index is None else index
 
 
-def _pin_memory(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    state.pinned = state.pinned or set()
-    return args[0]
-
-
 def _data_ptr(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return data_ptr(args[0])
 

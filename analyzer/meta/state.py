@@ -48,7 +48,6 @@ class MetaState:
     tape: FunctionListener | None = None
     assumptions: dict[str, None] = field(default_factory=dict)
     stand_ins: dict[int, tuple[Any, torch.Tensor]] = field(default_factory=dict)
-    pinned: Any = None
     random_seed: int = 0
 
     def assume(self, text: str) -> None:

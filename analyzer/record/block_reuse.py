@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from analyzer.meta.address_space import Region
 from analyzer.meta.library_workspace import library_needs, take_library_workspaces
 from analyzer.meta.storage import MetaStorage, alias, next_number, revive
+from analyzer.meta.transient import hold_blocks
 
 from .autograd_node import saves_are_hooked
 from .block_key import ReadValues, structure_key
@@ -322,11 +323,7 @@ class _Run:
                 elif what in self._incoming:
                     self._incoming[what].untyped_storage().give_back_early()  # type: ignore[attr-defined]
             else:
-                claim, blocks = what
-                held = [space.reserve(claim, nbytes) for nbytes in blocks]
-                recorder.took_workspace(sum(r.bytes for r in held), claim, blocks)
-                for region in held:
-                    space.give_back(claim, region)
+                hold_blocks(state, *what)
 
     _incoming: dict[int, torch.Tensor] = {}
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from analyzer.meta.address_space import Region
 from analyzer.meta.storage import MetaStorage, next_number, revive, template
+from analyzer.meta.transient import hold_blocks
 
 from .log import LogNode, StorageLife
 from .op_call import OpCall
@@ -109,11 +110,7 @@ class StepReplay:
                 life.died, life.died_call = log.events, len(calls)
                 space.give_back(claims[life.device], regions.pop(what))
             elif kind == HELD:
-                claim, blocks = what
-                held = [space.reserve(claim, nbytes) for nbytes in blocks]
-                recorder.took_workspace(sum(r.bytes for r in held), claim, blocks)
-                for region in held:
-                    space.give_back(claim, region)
+                hold_blocks(recorder.mode.state, *what)
             elif kind == BEGAN:
                 recorder.begin(what)
             else:
