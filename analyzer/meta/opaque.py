@@ -9,7 +9,8 @@ from .shape_registry import register_shape_impl
 from .signature import Signature
 from .state import current
 from .storage import MetaStorage, attach
-from .tensor import MetaTensor, kernel
+from .tensor import META, MetaTensor, claim_of, kernel
+from .transient import register_memory_impl
 
 Tensor = torch.Tensor
 
@@ -34,8 +35,10 @@ class Opaque(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, func: Any, args: Any, kwargs: Any, *tensors: Tensor) -> Any:
         ctx.func = func
-        ctx.save_for_backward(*tensors)
-        return run_shape(func, args, kwargs, tensors)
+        result = run_shape(func, args, kwargs, tensors)
+        extra = saved_besides(func, args, kwargs, result) if any(ctx.needs_input_grad) else None
+        ctx.save_for_backward(*tensors, *(() if extra is None else (extra,)))
+        return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -43,6 +46,25 @@ class Opaque(torch.autograd.Function):
         for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[3:]):
             results.append(torch.empty_like(x) if needed and (x.is_floating_point() or x.is_complex()) else None)
         return tuple(results)
+
+
+def saved_besides(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | None:
+    """The memory that the operator's registered rule says it keeps for backward besides its inputs and outputs."""
+    from .output_cache import to_specs
+
+    impl = register_memory_impl.find(func) or register_memory_impl.find(getattr(func, "overloadpacket", None))
+    if impl is None:
+        return None
+    need = impl(*to_specs(args), out=to_specs(result), **to_specs(kwargs))
+    state = current()
+    if not need.saved_bytes or state is None:
+        return None
+    first = result if isinstance(result, Tensor) else result[0]
+    before, state.pending_claim = state.pending_claim, claim_of(first)
+    try:
+        return torch.empty(need.saved_bytes, dtype=torch.uint8, device=META)
+    finally:
+        state.pending_claim = before
 
 
 def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) -> Any:
