@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from analyzer.hardware import DeviceSpec
     from analyzer.report.fits import FitInfo
 
-__all__ = ["CostInfo", "HolderInfo", "MemoryEvent", "ModuleInfo", "NodeInfo", "OperatorInfo", "OutOfMemoryInfo", "PhaseInfo",
+__all__ = ["CostInfo", "HolderInfo", "MemoryEvent", "ModuleCall", "ModuleInfo", "NodeInfo", "OperatorInfo", "OutOfMemoryInfo", "PhaseInfo",
            "Profile", "TensorInfo", "TimelinePoint", "UncountedInfo"]
 
 
@@ -49,7 +49,11 @@ class PhaseInfo:
 
 @dataclass(frozen=True, slots=True)
 class OperatorInfo:
-    """The calls of one operator in one part of the step: of the whole model, or of one module outside its submodules."""
+    """The calls of one operator in one part of the step: of the whole model, or of one module outside its submodules.
+
+    What was measured in Python goes by the name of the function that the module called, ``"linear"`` for ``torch.nn.functional.linear``;
+    what was recorded below by that of the ATen operator, ``"aten.addmm.default"``.
+    """
 
     operator: str
     calls: int
@@ -101,6 +105,7 @@ class CostInfo:
     saved_bytes: int | None = None        #: those of them that stay saved for backward
     fwd_seconds: float | None = None
     bwd_seconds: float | None = None
+    optimizer_seconds: float | None = None  #: of the step that updates its parameters
 
     def __add__(self, other: CostInfo) -> CostInfo:
         """The sum, quantity by quantity; unknown plus anything is unknown."""
@@ -116,7 +121,9 @@ class ModuleInfo(CostInfo):
     type: str                                          #: class name
     depth: int = 0
     extra_repr: str = ""
-    calls: int | None = None                           #: how many times its forward ran
+    training: bool | None = None                       #: its flag
+    kernel_size: tuple[int, ...] | None = None         #: of a convolution or a pooling
+    calls: int | None = None                           #: how many times its forward ran in one step
     shared_with: str | None = None                     #: path of the first place of the same module; this one then costs nothing
     parameters: dict[str, TensorInfo] = field(default_factory=dict)  #: its direct parameters by name
     inputs: tuple[TensorInfo, ...] = ()
@@ -131,6 +138,16 @@ class ModuleInfo(CostInfo):
         yield self
         for child in self.children:
             yield from child.walk()
+
+
+class ModuleCall(NamedTuple):
+    """One run of a module's forward."""
+
+    path: str
+    parent: int | None                          #: index in `Profile.module_calls` of the call that it ran in; None for the root's
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
+    fwd_seconds: float | None = None            #: of this run, submodules included
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +213,7 @@ class Profile:
     'demo: one infer step'
     """
 
-    format_version: ClassVar[int] = 1  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 2  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"
@@ -204,6 +221,12 @@ class Profile:
     optimizer: str | None = None
     autocast: str | None = None              #: dtype
     inputs: dict[str, TensorInfo] = field(default_factory=dict)
+    batch_size: int | None = None            #: samples in a step of one device: the first size of the first input that has one
+    world_size: int | None = None            #: processes; each figure of the profile is that of one of them
+    data_parallel_size: int | None = None
+    model_parallel_size: int | None = None   #: devices that hold one copy of the model together
+    profile_step: int | None = None          #: which training step was measured, the first one where `measured_steps` were
+    measured_steps: int | None = None        #: how many runs a measured time is the mean of; None for what was predicted
     torch_version: str = ""
     analyzer_version: str = ""
 
@@ -243,6 +266,7 @@ class Profile:
 
     nodes: tuple[NodeInfo, ...] = ()
     modules: ModuleInfo | None = None        #: the root of the module tree
+    module_calls: tuple[ModuleCall, ...] = ()  #: runs of modules in one forward pass, in order, callers before what they call
     assumptions: tuple[str, ...] = ()
 
     @property
@@ -260,6 +284,17 @@ class Profile:
     def hardware_flops(self) -> int | None:
         """`model_flops` and what activation checkpointing runs again."""
         return _add(self.model_flops, self.recompute_flops)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Samples of all data-parallel copies in a second of steps; None where a part is unknown.
+
+        >>> Profile(name="demo", mode="train", batch_size=8, data_parallel_size=4, step_seconds=0.5).samples_per_second
+        64.0
+        """
+        if self.batch_size is None or self.data_parallel_size is None or not self.step_seconds:
+            return None
+        return self.batch_size * self.data_parallel_size / self.step_seconds
 
     def mfu(self, seconds: float, device: str | DeviceSpec | None = None, dtype: str | None = None) -> float | None:
         """Model FLOPs utilization of a step that takes ``seconds``: 2 FLOPs a multiply-add of forward and backward, over what the device could do.

@@ -10,6 +10,7 @@ from analyzer.profile_data import (
     CostInfo,
     HolderInfo,
     MemoryEvent,
+    ModuleCall,
     ModuleInfo,
     OperatorInfo,
     OutOfMemoryInfo,
@@ -98,7 +99,8 @@ def mlp() -> Profile:
                         # forward reads weights and an input as large as its output; backward reads those and a gradient, and writes gradients
                         fwd_read_bytes=4 * params + activation, fwd_written_bytes=activation,
                         bwd_read_bytes=4 * params + 2 * activation, bwd_written_bytes=4 * params + activation,
-                        activation_bytes=activation, saved_bytes=saved, fwd_seconds=fwd_seconds, bwd_seconds=bwd_seconds)
+                        activation_bytes=activation, saved_bytes=saved, fwd_seconds=fwd_seconds, bwd_seconds=bwd_seconds,
+                        optimizer_seconds=params * 2.0**-30)
 
     nothing = cost(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
@@ -106,7 +108,7 @@ def mlp() -> Profile:
         total = own
         for child in children:
             total = total + child
-        return ModuleInfo(path=path, type=kind, depth=depth, own=own, children=tuple(children), calls=1,
+        return ModuleInfo(path=path, type=kind, depth=depth, own=own, children=tuple(children), calls=1, training=True,
                           **{name: getattr(total, name) for name in CostInfo.__slots__}, **more)
 
     linear1 = module("body.0", "Linear", 2, cost(544, 2 * fc1, 2 * fc1, fc1, fc1, 1024, 0, 2e-6, 3e-6), inputs=(X,), outputs=(HIDDEN,),
@@ -119,6 +121,8 @@ def mlp() -> Profile:
     linear2 = module("fc2", "Linear", 1, cost(132, 2 * fc2, 4 * fc2, fc2, 2 * fc2, 128, 0, 2e-6, 4e-6))
     root = module("", "Net", 0, cost(0, 32, 32, 0, 0, 128, 0, None, 1e-6), (body, linear2, again))
 
+    calls = (ModuleCall("", None, (X,), (LOGITS,)), ModuleCall("body", 0, (X,), (HIDDEN,)), ModuleCall("body.0", 1, (X,), (HIDDEN,), 2e-6),
+             ModuleCall("body.1", 1, (HIDDEN,), (HIDDEN,), 1e-6), ModuleCall("fc2", 0, (HIDDEN,), (LOGITS,), 2e-6))
     steady = {
         "forward": PhaseInfo(8192, 2097152, 9216, 2097152, 10528, fc1 + fc2, 0, 5e-6, 4e-6),
         "backward": PhaseInfo(9728, 2097152, 12288, 2097152, 12576, fc1 + 2 * fc2, 0, 9e-6, 8e-6),
@@ -135,7 +139,8 @@ def mlp() -> Profile:
         MemoryEvent("free", BASE + 3072, 1024, "act", "activation"),
     )
     return Profile(
-        name="Net", mode="train", device="h200", optimizer="adam", autocast="bfloat16", inputs={"x": X}, torch_version="2.13.0",
+        name="Net", mode="train", device="h200", optimizer="adam", autocast="bfloat16", inputs={"x": X}, batch_size=8,
+        world_size=4, data_parallel_size=2, model_parallel_size=2, torch_version="2.13.0",
         analyzer_version="0.1.0", params=676, param_bytes=2704, buffer_bytes=0, optimizer_bytes=5408,
         fwd_flops=10528, bwd_flops=12576, fwd_macs=fc1 + fc2, bwd_macs=fc1 + 2 * fc2, recompute_flops=0, recompute_macs=0,
         executed_flops=10528 + 12576, optimizer_flops=None,
@@ -148,7 +153,7 @@ def mlp() -> Profile:
                   TimelinePoint("fc2", 8192, "forward", 2097152), TimelinePoint("backward of fc2", 12288, "backward", 2097152),
                   TimelinePoint("fc1", 9728, "backward", 2097152), TimelinePoint("step", 10240, "optimizer", 2097152)),
         memory_events=events, fwd_seconds=5e-6, bwd_seconds=9e-6, optimizer_seconds=1e-6, step_seconds=15e-6, kernel_seconds=None,
-        nodes=nodes, modules=root, assumptions=("torch.compile is ignored", "a mask of unknown content is taken as dense"),
+        nodes=nodes, modules=root, module_calls=calls, assumptions=("torch.compile is ignored", "a mask of unknown content is taken as dense"),
     )
 
 

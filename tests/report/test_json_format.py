@@ -16,6 +16,7 @@ from analyzer.profile_data import (
     CostInfo,
     HolderInfo,
     MemoryEvent,
+    ModuleCall,
     ModuleInfo,
     OperatorInfo,
     OutOfMemoryInfo,
@@ -34,9 +35,11 @@ scalars = st.none() | st.booleans() | seconds | integers | texts
 TENSOR = TensorInfo((2, 3), "float32", "cuda:0")
 NESTED = (TENSOR, OperatorInfo("mm", 1), UncountedInfo("f", 2), HolderInfo("a", "b", "c", 3), NodeInfo("get_attr", "w"), PhaseInfo(1),
           CostInfo(params=4), ModuleInfo(path="a", type="Linear"), OutOfMemoryInfo("mm", "forward", 5, 6))
-SIMPLE = {"str": texts, "Scalar": scalars, "int": integers, "int | None": counts, "float | None": seconds, "str | None": st.none() | texts,
+SIMPLE = {"bool": st.booleans(), "str": texts,
+          "Scalar": scalars, "int": integers, "int | None": counts, "float | None": seconds, "str | None": st.none() | texts,
           "Region": texts | st.dictionaries(texts, scalars, max_size=2),
           "TimelinePoint": st.builds(TimelinePoint, texts | integers, integers, st.none() | texts, counts),
+          "ModuleCall": st.builds(ModuleCall, texts, counts, st.just((TENSOR,)), st.just(()), seconds),
           "MemoryEvent": st.builds(MemoryEvent, texts, integers, integers, texts, texts),
           **{type(record).__name__: st.just(record) for record in NESTED}}
 
@@ -103,7 +106,7 @@ def test_files(mlp, tmp_path):
 
 def test_text_says_what_it_is(bare):
     data = json.loads(bare.to_json())
-    assert (data["format"], data["version"]) == ("analyzer.profile", 1) and "format_version" not in data
+    assert (data["format"], data["version"]) == ("analyzer.profile", 2) and "format_version" not in data
 
 
 @pytest.mark.parametrize(("damage", "words"), [
@@ -142,13 +145,13 @@ def test_damaged_text(mlp, damage, words):
     assert all(word in str(caught.value) for word in ["from_json(text)", *words]), caught.value
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, True])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None, True])
 def test_other_version(mlp, version):
     data = {**json.loads(mlp.to_json()), "version": version, "new_field": 1}
     with pytest.raises(ProfileFormatError) as caught:
         Profile.from_json(json.dumps(data))
     message = str(caught.value)
-    assert f"format version {version!r}, written by analyzer 0.1.0" in message and "reads version 1" in message
+    assert f"format version {version!r}, written by analyzer 0.1.0" in message and "reads version 2" in message
     assert "profile the model again" in message
 
 
