@@ -12,7 +12,7 @@ import torch
 from analyzer.fx.node_info import NodeInfo, TensorInfo
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.memory.timeline import read_memory
-from analyzer.profile_data import CostInfo, HolderInfo, ModuleInfo, OperatorInfo, PhaseInfo, Profile, UncountedInfo
+from analyzer.profile_data import CostInfo, HolderInfo, ModuleCall, ModuleInfo, OperatorInfo, PhaseInfo, Profile, UncountedInfo
 from analyzer.profilers.annotation import Annotation, part_of
 from analyzer.profile_short import describe_placement, describe_shortage, forget_unfinished
 from analyzer.profilers.memory import alive_at, category_of, forward_ends
@@ -40,13 +40,14 @@ def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotat
     params = sum(p.numel() for p in root.parameters())
     totals["uncounted"] = tuple(UncountedInfo(op, calls, nbytes) for op, calls, nbytes in totals.get("uncounted", ()))
     given = {k: v for k, v in totals.items() if k in _PROFILE_FIELDS}
+    inputs = _inputs(log)
     operators = _operators(log, operator_rows, {phase for _, phase in phase_rows})
     return Profile(
-        **{**facts, **given}, params=params, inputs=_inputs(log), torch_version=str(torch.__version__), analyzer_version=package_version(),
+        **{**facts, **given}, params=params, inputs=inputs, batch_size=next((t.shape[0] for t in inputs.values() if t.shape), None), torch_version=str(torch.__version__), analyzer_version=package_version(),
         first_step=_phases(phase_rows, 0), phases={} if ended_early else _phases(phase_rows, last), holders=_holders(log), timeline=timeline,
         memory_events=events, out_of_memory=describe_shortage(log),
         nodes=tuple(node_info(log, i, node_rows[i]) for i, node in enumerate(log.nodes) if node.step == last),
-        modules=_module_tree(log, root, module_rows, operators), operators=_sum_operators(operators), assumptions=tuple(log.assumptions))
+        modules=_module_tree(log, root, module_rows, operators, totals.get("optimizer_seconds")), module_calls=_module_calls(log), operators=_sum_operators(operators), assumptions=tuple(log.assumptions))
 
 
 def build_unplaced_profile(root: torch.nn.Module, error: DeviceOutOfMemoryError, **facts: Any) -> Profile:
@@ -120,8 +121,13 @@ def _holders(log: Log, largest: int = 50) -> tuple[HolderInfo, ...]:
     return tuple(sorted(rows, key=lambda r: -r.bytes)[:largest])
 
 
-def _module_tree(log: Log, root: torch.nn.Module, rows: dict[int, dict[str, Any]], operators: dict[int, list[OperatorInfo]]) -> ModuleInfo:
-    """The tree of modules: what each does itself from the log, sums upwards."""
+def _module_tree(log: Log, root: torch.nn.Module, rows: dict[int, dict[str, Any]], operators: dict[int, list[OperatorInfo]],
+                 optimizer_seconds: float | None) -> ModuleInfo:
+    """The tree of modules: what each does itself from the log, sums upwards.
+
+    The optimizer runs over all parameters at once; each module gets its share by elements, to which the work of elementwise updates is in proportion.
+    """
+    trainable = sum(p.numel() for p in root.parameters() if p.requires_grad)
     index_of = {m.path: i for i, m in enumerate(log.modules)}
     first_path: dict[int, str] = {}
     counted: set[int] = set()
@@ -139,6 +145,7 @@ def _module_tree(log: Log, root: torch.nn.Module, rows: dict[int, dict[str, Any]
         counted.update(id(p) for p in fresh)
         own_row["params"] = sum(p.numel() for p in fresh)
         own_row["trainable_params"] = sum(p.numel() for p in fresh if p.requires_grad)
+        own_row["optimizer_seconds"] = optimizer_seconds and optimizer_seconds * own_row["trainable_params"] / max(1, trainable)
         own = CostInfo(**{k: v for k, v in own_row.items() if k in _COST_FIELDS})
         children = tuple(build(child, f"{path}.{name}" if path else name, depth + 1)
                          for name, child in module._modules.items() if child is not None)
@@ -148,7 +155,8 @@ def _module_tree(log: Log, root: torch.nn.Module, rows: dict[int, dict[str, Any]
         record = log.modules[index] if index is not None else None
         outputs = tuple(tensor_info(s) for s in record.outputs) if record else ()
         return ModuleInfo(
-            path=path, type=type(module).__name__, depth=depth, extra_repr=_extra_repr(module), calls=record.calls if record else None,
+            path=path, type=type(module).__name__, depth=depth, extra_repr=module.extra_repr(), training=module.training,
+            kernel_size=_kernel_size(module), calls=record.calls if record else None,
             parameters={name: TensorInfo(tuple(p.shape), str(p.dtype).removeprefix("torch."), str(p.device)) for name, p in direct},
             inputs=tuple(tensor_info(s) for s in record.inputs) if record else (), outputs=outputs,
             output_bytes=sum(o.nbytes for o in outputs), own=own, operators=tuple(operators.get(index if index is not None else -1, ())),
@@ -157,12 +165,20 @@ def _module_tree(log: Log, root: torch.nn.Module, rows: dict[int, dict[str, Any]
     return build(root, "", 0)
 
 
+def _module_calls(log: Log) -> tuple[ModuleCall, ...]:
+    return tuple(ModuleCall(log.modules[c.module].path, c.parent, tuple(map(tensor_info, c.inputs)), tuple(map(tensor_info, c.outputs)))
+                 for c in log.module_calls)
+
+
 def _costs(cost: CostInfo) -> dict[str, Any]:
     return {name: getattr(cost, name) for name in _COST_FIELDS}
 
 
-def _extra_repr(module: torch.nn.Module) -> str:
-    return module.extra_repr() if not module._modules else ""
+def _kernel_size(module: torch.nn.Module) -> tuple[int, ...] | None:
+    size = getattr(module, "kernel_size", None)
+    if isinstance(size, int):
+        return (size,)
+    return tuple(size) if isinstance(size, (tuple, list)) and all(isinstance(n, int) for n in size) else None
 
 
 def _operators(log: Log, rows: dict[tuple[int, str, str], dict[str, Any]], phases: set[str]) -> dict[int, list[OperatorInfo]]:

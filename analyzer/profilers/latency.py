@@ -10,7 +10,7 @@ from analyzer.meta.signature import Signature
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 
-from .annotation import Annotation
+from .annotation import Annotation, part_of
 from .communication import collective_of, message_bytes
 from .flop_registry import count_call
 from .traffic import traffic_bytes
@@ -63,6 +63,8 @@ def make_latency_profiler(device: DeviceSpec, world_size: int = 1) -> Callable[[
             if seconds is None:
                 known = False
                 break
+            if call.step == last:
+                out.add(out.operators, (call.module, part_of(call), str(call.signature.op)), "seconds", seconds)
             if not seconds:
                 continue
             out.add(out.phases, (call.step, call.phase), "seconds", seconds)

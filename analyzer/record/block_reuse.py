@@ -198,6 +198,7 @@ class _Run:
             if theirs.path:  # the block's own call is counted by whoever calls it
                 mine.calls += theirs.calls
             mine.inputs, mine.outputs = mine.inputs or theirs.inputs, mine.outputs or theirs.outputs
+        recorder.copy_module_calls(local, modules)
         first, last = segment.nodes
         self.node_offset = len(log.nodes) - first
         placeholders = {i for i in range(first, last) if local.nodes[i].op == "placeholder"}

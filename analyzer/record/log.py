@@ -46,6 +46,16 @@ class LogModule:
 
 
 @dataclass(slots=True)
+class LogModuleCall:
+    """One run of a module's forward: which module, in which other call (index in `Log.module_calls`), on what."""
+
+    module: int
+    parent: int | None
+    inputs: tuple[object, ...] = ()
+    outputs: tuple[object, ...] = ()
+
+
+@dataclass(slots=True)
 class LogNode:
     """One row of the node table: an fx node, or in eager runs a leaf module's call or an operator outside leaves."""
 
@@ -109,6 +119,7 @@ class Log:
     calls: list[OpCall] = field(default_factory=list)
     storages: dict[int, StorageLife] = field(default_factory=dict)
     modules: list[LogModule] = field(default_factory=list)
+    module_calls: list[LogModuleCall] = field(default_factory=list)  #: of the first step's forward pass
     nodes: list[LogNode] = field(default_factory=list)
     phases: list[PhaseRecord] = field(default_factory=list)
     events: int = 0                          #: births, deaths and workspaces so far

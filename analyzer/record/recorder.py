@@ -18,7 +18,7 @@ from analyzer.meta.spec import TensorSpec
 from analyzer.meta.storage import MetaStorage
 
 from .autograd_node import current_backward_node, next_sequence_number
-from .log import Log, LogModule, LogNode, PhaseRecord, Shortage, StorageLife
+from .log import Log, LogModule, LogModuleCall, LogNode, PhaseRecord, Shortage, StorageLife
 from .op_call import OpCall
 from .progress import report_progress
 
@@ -54,6 +54,7 @@ class Recorder:
         self._number_of_label: dict[str, int] = {}
         self.reuse: Callable[[torch.nn.Module, Any, Any], Any] | None = None  #: plays a block's record instead of running it, where it can
         self._stack: list[int] = []
+        self._open_calls: list[int | None] = []  #: beside the stack: index in `Log.module_calls`
         self._leaf_depth = 0
         self._call_of_sequence: dict[int, int] = {}
         self._collective_of_sequence: dict[int, int] = {}
@@ -134,6 +135,14 @@ class Recorder:
         """The storage of the parameter or buffer at a path."""
         return self._number_of_label[label]
 
+    def copy_module_calls(self, source: Log, modules: list[int]) -> None:
+        """Add what another log's root called, as if the running module had; ``modules`` tells what its modules are here."""
+        calls, first = self.log.module_calls, len(self.log.module_calls) - 1
+        running = self._open_calls[-1]
+        for call in source.module_calls[1:]:  # the first is the root's own
+            parent = running if not call.parent else first + call.parent
+            calls.append(LogModuleCall(modules[call.module], parent, call.inputs, call.outputs))
+
     def copy_nodes(self, source: Log, rows: list[int], place: dict[int, int], numbers: dict[int, int], modules: list[int],
                    inputs: dict[int, int], path: str) -> None:
         """Add copies of ``rows`` of another log's nodes, which a block under ``path`` would have made here.
@@ -203,18 +212,24 @@ class Recorder:
 
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
         """A module's call begins; the result is what `leave_module` needs."""
-        index = self._module_index.get(id(module))
+        index = own = self._module_index.get(id(module))
         if index is None:  # made on the way, or behind a wrapper: it runs for whoever called it
             index = self._stack[-1] if self._stack else _ROOT
         record = self.log.modules[index]
         record.calls += self.step == 0  # of one step
         self._stack.append(index)
+        self._open_calls.append(self._open_calls[-1] if self._open_calls else None)
         self._entered += 1
         report_progress(self._entered / max(1, self.planned_calls), record.path)
         if self.is_leaf is None or self.phase != "forward":
             return -1
-        if not record.inputs:
-            record.inputs = tuple(describe_tensors((args, kwargs)))
+        inputs = record.inputs
+        if self.step == 0 or not inputs:
+            inputs = tuple(describe_tensors((args, kwargs)))
+        record.inputs = record.inputs or inputs
+        if own is not None and self.step == 0:
+            self.log.module_calls.append(LogModuleCall(own, self._open_calls[-1], inputs))
+            self._open_calls[-1] = len(self.log.module_calls) - 1
         if self._leaf_depth:
             self._leaf_depth += 1
             return -1
@@ -226,12 +241,16 @@ class Recorder:
         return -1
 
     def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
-        index = self._stack.pop()
+        index, call = self._stack.pop(), self._open_calls.pop()
         if self.is_leaf is None or self.phase != "forward":
             return
         record = self.log.modules[index]
-        if not record.outputs:
-            record.outputs = tuple(describe_tensors(result))
+        outputs = record.outputs
+        if self.step == 0 or not outputs:
+            outputs = tuple(describe_tensors(result))
+        record.outputs = record.outputs or outputs
+        if call is not None and self.step == 0 and self.log.module_calls[call].module == self._module_index.get(id(module)):
+            self.log.module_calls[call].outputs = outputs
         if self._leaf_depth:
             self._leaf_depth -= 1
         if token >= 0:
