@@ -1,0 +1,159 @@
+"""Puts checkpoint, autocast and grad-mode regions around nodes of a traced graph, and takes them away."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from torch import fx
+
+from analyzer.errors import InputError
+
+from .alias import makers, written_by
+from .codegen import region_of
+from .region import CheckpointRegion, GradRegion, Region
+
+Nodes = Iterable[fx.Node | str]
+
+
+def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *, recompile: bool = True) -> Region:
+    """Put ``region`` (by default a `CheckpointRegion`) around ``nodes``, which must follow each other in the graph; return it as it was set.
+
+    It becomes the innermost of the regions that all these nodes share; regions that some of them are in stay inside it. An id that the
+    graph uses already is replaced by the next free one. ``nodes`` are nodes or their names, in any order; ``get_attr`` nodes (parameters,
+    buffers) between them need not be named. With ``recompile=False``, call ``gm.recompile()`` when all edits are made.
+
+    Raises InputError where ``nodes`` is empty, names what is no node of the graph, or an input or output; leaves out a node between them;
+    cuts another region in two; or where a checkpoint writes in place to a value made outside it, which running it again would change again.
+
+    >>> import torch
+    >>> from analyzer import symbolic_trace
+    >>> def f(x):
+    ...     return x.sin().exp().sum()
+    >>> gm = symbolic_trace(f, meta_args={"x": torch.empty(2, 4)})
+    >>> set_region(gm, ["sin", "exp"]).id
+    0
+    >>> print(gm.code[gm.code.index("def forward"):].strip())
+    def forward(self, x):
+        def checkpoint_0(x):
+            sin = x.sin();  x = None
+            exp = sin.exp();  sin = None
+            return exp
+        exp = torch.utils.checkpoint.checkpoint(checkpoint_0, x, use_reentrant = False);  x = checkpoint_0 = None
+        sum_1 = exp.sum();  exp = None
+        return sum_1
+    """
+    region = CheckpointRegion(0) if region is None else region
+    chosen = _contiguous(gm, nodes, region)
+    depth = _shared_depth(chosen, region)
+    if isinstance(region, CheckpointRegion):
+        _check_writes(chosen)
+    if not isinstance(region, GradRegion):
+        taken = {r.id for n in gm.graph.nodes for r in n.meta.get("region") or () if isinstance(r, type(region))}
+        if region.id in taken:
+            region = replace(region, id=max(taken) + 1)
+    inside = set(chosen)
+    for node in chosen:
+        before, after = _split(node, depth)
+        if node.op == "get_attr" and any(u not in inside for u in node.users):
+            if node is not chosen[0]:
+                chosen[0].prepend(node)  # read by others too: it is given to the region from outside
+            node.meta["region"] = before
+        else:
+            node.meta["region"] = (*before, region, *after)
+    if recompile:
+        gm.recompile()
+    return region
+
+
+def clear_region(gm: fx.GraphModule, region: Region | None = None, *, recompile: bool = True) -> None:
+    """Take ``region`` away from every node that is in it; without one, every checkpoint region. What is inside it stays.
+
+    Raises InputError where no node is in ``region``.
+    """
+    found = False
+    for node in gm.graph.nodes:
+        before = node.meta.get("region") or ()
+        node.meta["region"] = tuple(r for r in before if (not isinstance(r, CheckpointRegion) if region is None else r != region))
+        found = found or node.meta["region"] != before
+    if region is not None and not found:
+        raise InputError(f"clear_region({region!r}): no node of the graph is in it; its regions are {_regions(gm) or 'none'}")
+    if recompile:
+        gm.recompile()
+
+
+def nodes_in(gm: fx.GraphModule, region: Region) -> list[fx.Node]:
+    """The nodes that are in ``region``, in the order of the graph."""
+    return [n for n in gm.graph.nodes if region in (n.meta.get("region") or ())]
+
+
+def find_nodes(gm: fx.GraphModule, nodes: Nodes, caller: str) -> list[fx.Node]:
+    """The nodes, given themselves or by name, in the order of the graph, each once.
+
+    Raises InputError, which names ``caller``, for one that is not in the graph, and where none is given.
+    """
+    by_name = {n.name: n for n in gm.graph.nodes}
+    chosen = set()
+    for node in nodes:
+        found = by_name.get(node if isinstance(node, str) else node.name)
+        if found is None or not isinstance(node, str) and found is not node:
+            raise InputError(f"{caller}: {node} is no node of this graph; take one of gm.graph.nodes, or its name")
+        chosen.add(found)
+    if not chosen:
+        raise InputError(f"{caller}: no nodes given")
+    return [n for n in gm.graph.nodes if n in chosen]
+
+
+def _contiguous(gm: fx.GraphModule, nodes: Nodes, region: Region) -> list[fx.Node]:
+    """The nodes to put ``region`` around, with the parameters between them."""
+    caller = f"set_region(..., {region!r})"
+    named = find_nodes(gm, nodes, caller)
+    order = list(gm.graph.nodes)
+    run = order[order.index(named[0]):order.index(named[-1]) + 1]
+    for node in run:
+        if node.op in ("placeholder", "output"):
+            raise InputError(f"{caller}: {node.name} is the graph's {node.op}; a region holds nodes between inputs and output")
+        if node.op != "get_attr" and node not in named:
+            raise InputError(f"{caller}: the nodes must follow each other in the graph; {node.name} lies between {named[0].name} and "
+                             f"{named[-1].name}: name it too, or make two regions")
+    return run
+
+
+def _split(node: fx.Node, depth: int) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
+    """The regions of a node that are around a new one, ``depth`` of those that the code has, and those that will be inside."""
+    region = node.meta.get("region") or ()
+    replayed = region_of(node)
+    around = region.index(replayed[depth - 1]) + 1 if depth else 0
+    return region[:around], region[around:]
+
+
+def _shared_depth(run: list[fx.Node], region: Region) -> int:
+    """How many regions are around all nodes of ``run``."""
+    stacks = [region_of(n) for n in run]
+    depth = 0
+    while all(len(s) > depth and s[depth] == stacks[0][depth] for s in stacks):
+        depth += 1
+    for edge, neighbour in ((run[0], run[0].prev), (run[-1], run[-1].next)):
+        inside, outside = region_of(edge), region_of(neighbour)
+        for r, other in zip(inside[depth:], outside[depth:]):
+            if inside[:depth] != outside[:depth] or r != other:
+                break
+            if not isinstance(r, GradRegion):  # which is the same when cut in two
+                raise InputError(f"set_region(..., {region!r}): {edge.name} and {neighbour.name} are both in {r!r}, which would be cut in two; "
+                                 f"take all of its nodes or none")
+    return depth
+
+
+def _check_writes(run: list[fx.Node]) -> None:
+    inside = set(run)
+    for node in run:
+        for maker in (m for value in written_by(node) for m in makers(value)):
+            if maker.op == "get_attr":
+                raise InputError(f"a checkpoint cannot hold {node.name}: it writes in place to {maker.target}, and would write again when it is "
+                                 f"run again; leave it out")
+            if maker not in inside:
+                raise InputError(f"a checkpoint cannot hold {node.name} without {maker.name}: {node.name} writes in place to what {maker.name} "
+                                 f"made, and would write again when it is run again; take both in or leave both out")
+
+
+def _regions(gm: fx.GraphModule) -> list[Region]:
+    return list(dict.fromkeys(r for n in gm.graph.nodes for r in n.meta.get("region") or ()))
