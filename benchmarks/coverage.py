@@ -263,7 +263,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--only", nargs="+", help="names to run, as file patterns")
     parser.add_argument("--sample", type=int, help="how many models, stratified")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--shuffle", action="store_true", help="in random order, so that what is done at any time is an unbiased sample")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample and of the order")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--limit-seconds", type=float, default=180.0, help="per model")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "coverage.jsonl")
@@ -280,6 +281,8 @@ def main(argv: list[str] | None = None) -> int:
             cases = [c for c in cases if any(fnmatch.fnmatch(c.name, p) for p in options.only)]
         if options.sample:
             cases = choose_sample(cases, options.sample, options.seed)
+        if options.shuffle:
+            random.Random(options.seed).shuffle(cases)
         total = len(cases)
         if options.again is None:
             cases = [c for c in cases if c.name not in done]
