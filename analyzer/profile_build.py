@@ -43,11 +43,13 @@ def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotat
     inputs = _inputs(log)
     operators = _operators(log, operator_rows, {phase for _, phase in phase_rows})
     return Profile(
-        **{**facts, **given}, params=params, inputs=inputs, batch_size=next((t.shape[0] for t in inputs.values() if t.shape), None), torch_version=str(torch.__version__), analyzer_version=package_version(),
+        **{**facts, **given}, params=params, inputs=inputs, batch_size=next((t.shape[0] for t in inputs.values() if t.shape), None),
+        torch_version=str(torch.__version__), analyzer_version=package_version(),
         first_step=_phases(phase_rows, 0), phases={} if ended_early else _phases(phase_rows, last), holders=_holders(log), timeline=timeline,
         memory_events=events, out_of_memory=describe_shortage(log),
         nodes=tuple(node_info(log, i, node_rows[i]) for i, node in enumerate(log.nodes) if node.step == last),
-        modules=_module_tree(log, root, module_rows, operators, totals.get("optimizer_seconds")), module_calls=_module_calls(log), operators=_sum_operators(operators), assumptions=tuple(log.assumptions))
+        modules=_module_tree(log, root, module_rows, operators, totals.get("optimizer_seconds")), module_calls=_module_calls(log),
+        operators=_sum_operators(operators), assumptions=tuple(log.assumptions))
 
 
 def build_unplaced_profile(root: torch.nn.Module, error: DeviceOutOfMemoryError, **facts: Any) -> Profile:
