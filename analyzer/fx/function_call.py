@@ -34,6 +34,8 @@ _EFFECTS = frozenset({"__setitem__", "__set__", "backward", "retain_grad", "regi
 #: calls that turn contents of a tensor into Python values
 READS = frozenset({"item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__",
                    "is_nonzero", "equal", "allclose", "__dlpack__"})
+#: calls that tell Python code how many elements there are
+_SIZES = frozenset({"size", "numel", "nelement", "__len__"})
 
 
 class NodeCall(NamedTuple):
@@ -80,3 +82,8 @@ def writes(func: Any, kwargs: dict[str, Any]) -> bool:
     if isinstance(func, torch._ops.OpOverload):
         return func._schema.is_mutable
     return name.endswith("_") and not name.endswith("__")
+
+
+def reads_size(func: Any) -> bool:
+    """Whether a call tells Python code how large a tensor is."""
+    return _name_of(func) in _SIZES or getattr(func, "__self__", None) is Tensor.shape

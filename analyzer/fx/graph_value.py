@@ -5,7 +5,7 @@ import enum
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from analyzer.errors import InputError
 
@@ -42,6 +42,8 @@ def to_argument(tape: Tape, value: Any) -> Any:
     found = tape.find(value)
     if found is not None:
         return found
+    if isinstance(value, nn.Module):
+        return tape.module_node(value)
     if holds_tensor(value) or isinstance(value, (tuple, dict, list)):
         return _rebuild(tape, value)
     return tape.attribute(value, "_object", value)

@@ -94,7 +94,7 @@ class StandIns:
                 base = torch.empty_strided((nbytes,), (1,), dtype=torch.uint8, device=META)
             storage = attach(base, self._claim(original, real), self.state.space)
             if type(real) is MetaStorage:
-                storage.known, storage.density = real.known, real.density
+                storage.known, storage.drawn_from, storage.density = real.known, real.drawn_from, real.density
             elif readable and original.device.type == "cpu" and _is_readable(original, nbytes, constant):
                 storage.known = Deferred(original.detach())
             found = self.state.stand_ins[real._cdata] = (real, base)

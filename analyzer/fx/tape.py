@@ -1,16 +1,18 @@
 """Writes down, as graph nodes, the torch functions that a model calls; tensors, not proxies, carry the values."""
 from __future__ import annotations
 
+import dataclasses
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from analyzer.errors import InputError
+from analyzer.errors import DataDependentError, InputError
 from analyzer.meta.known_value import read_known
+from analyzer.meta.mode import active_dispatch_mode
 from analyzer.meta.mode_stack import without_modes
 from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.source_line import user_line
@@ -19,15 +21,17 @@ from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import claim_of
 
 from .bias_split import register_bias_split, splits
-from .call_target import ApplyFunction
+from .call_target import ApplyFunction, name_target
 from .codegen import RegionCodeGen
-from .function_call import READS, NodeCall, describe_call, writes
+from .function_call import READS, NodeCall, describe_call, reads_size, writes
 from .graph_value import to_argument
 from .leaf_module import is_leaf
 from .module_borrow import Borrowed
+from .outline import CallMethod, HeldModule, Site, expected_structure, held_tensors, keep_sizes, keep_structure, open_sites
 from .region_stack import RegionStack
 from .structure import children, holds_tensor, tensors_of
 from .tracer_impl import register_tracer_impl
+from .unknown_size import Run, SizeWatch, subscript_of_shape
 
 Tensor = torch.Tensor
 
@@ -43,8 +47,13 @@ class Tape:
     buffer of the root (a ``get_attr`` node), or a constant that the graph module will hold.
     """
 
-    def __init__(self, state: MetaState, borrowed: Borrowed, replays_checkpoints: bool = False, splits_bias: bool = False) -> None:
+    def __init__(self, state: MetaState, borrowed: Borrowed, replays_checkpoints: bool = False, splits_bias: bool = False,
+                 outlined: Mapping[Site, str] | None = None) -> None:
         self.state, self.borrowed = state, borrowed
+        self.outlined = outlined or {}           #: functions and modules that are one node, with the line that asks for what depends on data
+        self.wanted: dict[Site, str] = {}        #: those that should be as well
+        self.sizes = SizeWatch(state)
+        state.expects_contents = False           # code that read them would make them constants of the graph
         self.splits_bias = splits_bias
         self.regions = RegionStack(replays_checkpoints)
         self.graph = fx.Graph()
@@ -73,8 +82,13 @@ class Tape:
         if impl is not None and func not in self._active_impls:
             return self.run_impl(func, impl, args, kwargs)
         with self.pause():
-            result = call(func, args, kwargs)
-        self._record(func, args, kwargs, result)
+            try:
+                result = call(func, args, kwargs)
+            except DataDependentError:
+                self._want()
+                raise
+            differs = self.sizes.concerns(args, kwargs) and self.sizes.follow(lambda a, k: call(func, a, k), args, kwargs, result)
+        self._record(func, args, kwargs, result, differs)
         return result
 
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -86,6 +100,9 @@ class Tape:
         node = self._create(NodeCall("call_function", func, _unwrap_numbers(args), _unwrap_numbers(kwargs)))
         if not writes(func, kwargs) and not describe_operator(func).is_random:
             self.optional.append(node)  # autograd's own, such as the detach of a saved result: nobody uses it
+        if self.sizes.concerns(args, kwargs):
+            with self.pause():
+                self.sizes.follow(lambda a, k: active_dispatch_mode().handle(func, a, k), args, kwargs, result)
         self._bind(result, node, rename=not writes(func, kwargs))
 
     def run_impl(self, func: Any, impl: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -106,14 +123,51 @@ class Tape:
 
     # -- what the patches call -----------------------------------------------------------------------------------
 
-    def run_leaf(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+    def run_leaf(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run, module: nn.Module | None = None) -> Any:
         """Run something whose inside is not looked at, as one node."""
         with self.pause():
-            result = run()
+            result = run(args, kwargs)
+            if self.sizes.concerns(args, kwargs):
+                self.sizes.follow(run, args, kwargs, result, module)
         self._bind(result, self._create(NodeCall(op, target, args, kwargs)), rename=True)
         return result
 
-    def run_function(self, cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+    def run_outlined(self, site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run code that asks for what depends on data, as one node; where its result shows what that was, code around it is wanted too.
+
+        ``function`` is that of ``site``, or what runs its module.
+        """
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return function(*args, **kwargs)
+
+        module = site.owner if isinstance(site.owner, nn.Module) else None
+        owned = held_tensors((module, args, kwargs))
+        options, self.state.options = self.state.options, dataclasses.replace(self.state.options, unknown_value="placeholder")
+        self.state.expects_contents = True
+        try:
+            with self.pause():
+                result = run(args, kwargs)
+                kept = held_tensors((module, args, kwargs)) == owned
+                differs = self.sizes.follow(run, args, kwargs, result, module)
+        except Exception:  # it cannot run with what unknown data was taken as
+            self._want()
+            raise
+        finally:
+            self.state.options, self.state.expects_contents = options, False
+        if differs or not kept:
+            self._want()
+        elif not holds_tensor(result):
+            return result
+        if module is not None:
+            call = NodeCall("call_module", self.module_target(module), args, kwargs)
+        else:
+            target = CallMethod(function) if args and isinstance(args[0], nn.Module) else name_target(function)
+            call = NodeCall("call_function", target, args, kwargs)
+        self._bind(result, self._with_structure(self._create(call), result), rename=True)
+        self.state.assume(f"{site} asks for what depends on data at {self.outlined[site]}: it is one node, which runs it as it is")
+        return result
+
+    def run_function(self, cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
         """Run a custom autograd function as one node."""
         return self.run_leaf("call_function", ApplyFunction(cls), args, kwargs, run)
 
@@ -121,6 +175,7 @@ class Tape:
         """Let ``results`` be what ``values`` are in the graph."""
         for value, result in zip(tensors_of(values), tensors_of(results)):
             self._map(result, self.node_of(value))
+            self.sizes.set_dims(result, self.sizes.dims_of(value))
 
     @contextmanager
     def module(self, path: str, kind: str) -> Iterator[None]:
@@ -230,6 +285,16 @@ class Tape:
             self._kept.append(key)
         return node
 
+    def module_node(self, module: nn.Module) -> fx.Node:
+        """The node of a module that is an argument."""
+        path = self.borrowed.modules.get(id(module))
+        if path:
+            return self._attribute_node(module, path)
+        if path is None:
+            return self._attribute_node(module, self.module_target(module))
+        held = next((value for value in self.constants.values() if isinstance(value, HeldModule)), None) or HeldModule(module)
+        return self.attribute(module, "_root", held)
+
     def module_target(self, module: nn.Module) -> str:
         """The target of a ``call_module`` node: the module's path, or a name on the graph module for one that is not registered."""
         path = self.borrowed.modules.get(id(module))
@@ -242,12 +307,42 @@ class Tape:
         self.constants[name] = module
         return name
 
-    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, differs: bool) -> None:
         if not holds_tensor(result) and not writes(func, kwargs):
-            if getattr(func, "__name__", "") in READS:
+            if differs and reads_size(func):
+                self._read_size(func, args)
+            elif getattr(func, "__name__", "") in READS:
                 self._note_read(func, args, result)
             return
-        self._bind(result, self._create(describe_call(func, args, kwargs)), rename=not writes(func, kwargs))
+        node = self._create(describe_call(func, args, kwargs))
+        if differs and not self._want():
+            node = self._with_structure(node, result)
+        self._bind(result, node, rename=not writes(func, kwargs))
+
+    def _want(self) -> bool:
+        """Ask for the innermost function or module that runs to be one node; False where only the root does."""
+        site = next((s for s in open_sites(self.borrowed.root) if s not in self.outlined), None)
+        if site is not None:
+            self.wanted.setdefault(site, user_line() or "")
+        return site is not None
+
+    def _read_size(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Python code was told a size that depends on data."""
+        tensor = args[0]
+        dims = self.sizes.dims_of(tensor)
+        if getattr(func, "__name__", "") == "__get__":
+            asked = subscript_of_shape()
+            dims = dims if asked is None else dims & {asked % tensor.dim()}
+        if dims and not self._want():
+            self.state.assume(f"a size that depends on data is a constant of the graph, which raises where data gives another one, at {user_line()}")
+            sizes = {d: tensor.shape[d] for d in sorted(dims)}
+            node = self.create_from(NodeCall("call_function", keep_sizes, (self.node_of(tensor), sizes, user_line()), {}))
+            self._map(tensor, node)
+
+    def _with_structure(self, node: fx.Node, result: Any) -> fx.Node:
+        """``node``, checked when it runs to give as many items as now, where it gives a container."""
+        expected = expected_structure(result)
+        return node if expected is None else self.create_from(NodeCall("call_function", keep_structure, (node, expected), {}))
 
     def _note_read(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         tensor = next(tensors_of(args), None)

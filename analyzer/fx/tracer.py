@@ -8,7 +8,7 @@ from inspect import Parameter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
 from analyzer.errors import AnalyzerError, InputError
@@ -23,6 +23,7 @@ from .codegen import RegionCodeGen
 from .graph_module import GraphModule
 from .input_check import expectations
 from .module_borrow import Borrowed, borrow_module, uncompiled
+from .outline import Site
 from .skeleton import build_skeleton, collect_contents
 from .structure import replace_tensors, tensors_of
 from .tape import Tape
@@ -57,32 +58,61 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     """
     module = uncompiled(root) if isinstance(root, nn.Module) else _FunctionModule(root)
     bound = bind_arguments(module.forward, meta_args or {}, concrete_args or {})
-    outer = current()
-    mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
-    with _torch_state(), mode, borrow_module(module) as borrowed, tracing_patches(), _eager_compiled_functions():
-        _refuse_lazy(borrowed)
-        tape = Tape(mode.state, borrowed, trace_act_ckpt, bias_addition_split)
-        values = _stand_in(bound, borrowed)
-        _write_placeholders(tape, bound, values)
-        args, kwargs = bound.call_arguments(values)
-        mode.state.tape = tape
+    outlined: dict[Site, str] = {}
+    first: AnalyzerError | None = None
+    while True:
+        attempt = _Attempt(module, bound, meta_args or {}, outlined)
         try:
-            result = module(*args, **kwargs)
+            graph = attempt.run(trace_act_ckpt, bias_addition_split)
         except AnalyzerError as error:
-            raise locate(error, tape, meta_args or {}) from error
-        except Exception as error:
-            raise wrap(error, tape, meta_args or {}) from error
-        finally:
-            mode.state.tape = None
-        _write_assignments(tape, borrowed)
-        tape.output(result)
-        assumptions = list(mode.state.assumptions)
-        contents = collect_contents(tape, borrowed)
-    tape.graph.set_codegen(RegionCodeGen(p.name for p in bound.parameters if p.kind is Parameter.KEYWORD_ONLY))
-    gm = GraphModule(build_skeleton(module, contents), tape.graph, _class_name(root))
-    gm.meta["assumptions"] = assumptions
+            first = first or error
+            if not attempt.wanted:
+                raise first
+        if not attempt.wanted:
+            break
+        outlined |= attempt.wanted
+    gm = GraphModule(build_skeleton(module, attempt.contents), graph, _class_name(root))
+    gm.meta["assumptions"] = attempt.assumptions
     gm.expect([(p.name, p.kind) for p in bound.parameters], [e for p in bound.parameters for e in _expected(p, bound)])
     return gm
+
+
+class _Attempt:
+    """One run of a forward on tensors without data, with the code in ``outlined`` as one node each."""
+
+    def __init__(self, module: nn.Module, bound: Bound, meta_args: Mapping[str, Any], outlined: Mapping[Site, str]) -> None:
+        self.module, self.bound, self.meta_args, self.outlined = module, bound, meta_args, outlined
+        self.wanted: dict[Site, str] = {}  #: what must be outlined as well; then the result is not to be used
+        self.contents: dict[str, Any] = {}
+        self.assumptions: list[str] = []
+
+    def run(self, trace_act_ckpt: bool, bias_addition_split: bool) -> fx.Graph:
+        """The graph. Raises what `symbolic_trace` does."""
+        module, bound = self.module, self.bound
+        outer = current()
+        mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
+        with _torch_state(), mode, borrow_module(module) as borrowed, tracing_patches(self.outlined), _eager_compiled_functions():
+            _refuse_lazy(borrowed)
+            tape = Tape(mode.state, borrowed, trace_act_ckpt, bias_addition_split, self.outlined)
+            self.wanted = tape.wanted
+            values = _stand_in(bound, borrowed)
+            _write_placeholders(tape, bound, values)
+            args, kwargs = bound.call_arguments(values)
+            mode.state.tape = tape
+            try:
+                result = module(*args, **kwargs)
+            except AnalyzerError as error:
+                raise locate(error, tape, self.meta_args) from error
+            except Exception as error:
+                raise wrap(error, tape, self.meta_args) from error
+            finally:
+                mode.state.tape = None
+            _write_assignments(tape, borrowed)
+            tape.output(result)
+            self.assumptions = list(mode.state.assumptions)
+            self.contents = collect_contents(tape, borrowed)
+        tape.graph.set_codegen(RegionCodeGen(p.name for p in bound.parameters if p.kind is Parameter.KEYWORD_ONLY))
+        return tape.graph
 
 
 class _FunctionModule(nn.Module):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
@@ -25,6 +25,7 @@ from analyzer.meta.state import current
 
 from .call_target import CallTarget
 from .leaf_module import find_leaf_impl
+from .outline import Site, outline_functions
 from .tape import Tape
 from .tracer_impl import register_leaf_function, register_tracer_impl
 
@@ -41,13 +42,25 @@ def recording_tape() -> Tape | None:
 
 
 @contextmanager
-def tracing_patches() -> Iterator[None]:
-    """Count one more tracing thread; the first replaces, the last puts back."""
+def tracing_patches(outlined: Iterable[Site] = ()) -> Iterator[None]:
+    """Count one more tracing thread; the first replaces, the last puts back. Functions of ``outlined`` are replaced for this trace."""
     _shared.install()
+    own = SharedReplacements(lambda: outline_functions(outlined, _call_outlined))
     try:
-        yield
+        own.install()
+        try:
+            yield
+        finally:
+            own.uninstall()
     finally:
         _shared.uninstall()
+
+
+def _call_outlined(site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tape = recording_tape()
+    if tape is None or site not in tape.outlined:
+        return function(*args, **kwargs)
+    return tape.run_outlined(site, function, args, kwargs)
 
 
 def _replace(owner: Any, name: str, value: Any) -> Undo:
@@ -77,14 +90,20 @@ def _call_module(original: Any) -> Any:
             return original(module, *args, **kwargs)
         path = tape.borrowed.modules.get(id(module))
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        if module is tape.borrowed.root or not tape.is_leaf(module):
+        outlined = Site(module) in tape.outlined
+        if module is tape.borrowed.root or not outlined and not tape.is_leaf(module):
             with tape.module(path if path is not None else f"{tape.where()}.<{type(module).__name__}>".lstrip("."), kind):
                 return original(module, *args, **kwargs)
         target = tape.module_target(module)
         impl = find_leaf_impl(module)
-        run = (lambda: original(module, *args, **kwargs)) if impl is None else (lambda: impl(module, *args, **kwargs))
+
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return original(module, *args, **kwargs) if impl is None else impl(module, *args, **kwargs)
+
         with tape.module(target, kind):
-            return tape.run_leaf("call_module", target, args, kwargs, run)
+            if outlined:
+                return tape.run_outlined(Site(module), functools.partial(original, module), args, kwargs)
+            return tape.run_leaf("call_module", target, args, kwargs, run, module)
 
     return call
 
@@ -95,7 +114,7 @@ def _call_scripted(original: Any) -> Any:
         if tape is None:
             return original(function, *args, **kwargs)
         # One node: TorchScript may differentiate it on its own, which the operators that come out of it do not show.
-        return tape.run_leaf("call_function", CallTarget(function), args, kwargs, lambda: original(function, *args, **kwargs))
+        return tape.run_leaf("call_function", CallTarget(function), args, kwargs, lambda a, k: original(function, *a, **k))
 
     return call
 
@@ -119,7 +138,7 @@ def _apply_function(original: Any) -> Any:
                 tape.state.assume(f"backward hooks of the module {tape.where()!r} are not part of the graph")
             tape.follow(args, result)
             return result
-        return tape.run_function(cls, args, kwargs, lambda: real(*args, **kwargs))
+        return tape.run_function(cls, args, kwargs, lambda a, k: real(*a, **k))
 
     return apply
 
@@ -218,8 +237,8 @@ def _wrap(func: Any) -> Any:
         if traced is not None:
             return tape.run_impl(func, traced, args, kwargs)
         if shaped:
-            return tape.run_leaf("call_function", func, args, kwargs, lambda: call_opaque(func, args, kwargs))
-        return tape.run_leaf("call_function", func, args, kwargs, lambda: (leaf or func)(*args, **kwargs))
+            return tape.run_leaf("call_function", func, args, kwargs, lambda a, k: call_opaque(func, a, k))
+        return tape.run_leaf("call_function", func, args, kwargs, lambda a, k: (leaf or func)(*a, **k))
 
     return wrapper
 

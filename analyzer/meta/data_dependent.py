@@ -8,6 +8,7 @@ import torch
 
 from analyzer.errors import DataDependentError
 
+from .density import distinct_count
 from .known_value import Call, Known, ReadArgument, Result, read_known, small_enough, window_of
 from .mode_stack import without_modes
 from .operator_info import OperatorInfo
@@ -25,6 +26,7 @@ _OPTIMIZERS = os.path.join(_TORCH, "optim") + os.sep
 # These check that data is valid before they use it.
 _CHECKS = (os.path.join(_TORCH, "distributions") + os.sep, os.path.join(_TORCH, "nn", "utils", "parametrizations.py"))
 _BOOLEAN = (torch.bool, torch.uint8)
+_MOST_PLACEHOLDERS = 100_000  # a loop that data would end does not end with them; a trace gives it up
 
 
 def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
@@ -45,7 +47,7 @@ def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwarg
         raise _unknown(state, "aten.repeat_interleave", "pass output_size=")
     if name == "masked_select":
         count = _count(state, "masked_select", args[1])
-        return _new(state, tensors[0], (count,), tensors[0].dtype)
+        return _keep_origin(_new(state, tensors[0], (count,), tensors[0].dtype), args[0])
     if name == "nms":  # boxes that do not overlap are all kept
         count = _count(state, "nms", args[1])
         return _new(state, args[0], (count,), torch.int64)
@@ -57,9 +59,9 @@ def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwarg
         return _unique(state, info, args, kwargs)
     if name == "unique_dim":
         x, dim = args[0], args[1]
-        state.assume("unique: all slices are taken to be distinct")
-        n = x.shape[dim]
-        return _new(state, x, tuple(x.shape), x.dtype), _new(state, x, (n,), torch.int64), _new(state, x, (n,), torch.int64)
+        n = _distinct(state, x.shape[dim], "slices")
+        shape = [n if d == dim % x.dim() else size for d, size in enumerate(x.shape)]
+        return _new(state, x, tuple(shape), x.dtype), _new(state, x, (x.shape[dim],), torch.int64), _new(state, x, (n,), torch.int64)
     if name == "bincount":
         raise _unknown(state, "aten.bincount", "use torch.zeros(n).scatter_add_ with a size that is known")
     return NotImplemented
@@ -86,8 +88,10 @@ def _scalar(state: MetaState, tensor: Tensor) -> Any:
         return passing
     # What an optimizer of torch asks for only scales its update: no size and no path depends on it.
     if state.options.unknown_value == "placeholder" or asked_by(_OPTIMIZERS):
-        state.assume(f"an unknown scalar ({tensor.dtype}) was taken as 1 {state.where()}")
-        return 1.0 if tensor.dtype.is_floating_point else True if tensor.dtype is torch.bool else 1
+        state.assume(f"an unknown scalar ({tensor.dtype}) was taken as {state.placeholder} {state.where()}")
+        state.unknown_sizes += 1
+        if state.unknown_sizes < _MOST_PLACEHOLDERS or state.tape is None:
+            return float(state.placeholder) if tensor.dtype.is_floating_point else bool(state.placeholder) if tensor.dtype is torch.bool else state.placeholder
     raise _unknown(state, "aten.item (also bool(), int(), float(), if tensor:)",
                    "compute the value from shapes or Python numbers, pass the tensor with its values (a small integer or boolean tensor keeps "
                    "them), or choose MetaOptions(unknown_value='placeholder')")
@@ -113,6 +117,7 @@ def _count(state: MetaState, operator: str, mask: Tensor) -> int:
     known = read_known(mask)
     if known is not None:
         return int(torch.count_nonzero(known))
+    state.unknown_sizes += 1
     if policy == "error":
         raise _unknown(state, f"aten.{operator}", "choose MetaOptions(unknown_size='balanced'), 'worst' or a number")
     if isinstance(policy, int):
@@ -183,14 +188,36 @@ def _index_with_mask(state: MetaState, x: Tensor, indices: list[Any]) -> Tensor:
             shape = tuple(torch.ops.aten.index.Tensor(x, rows).shape)
     finally:
         kernel.depth -= 1
-    return _new(state, x, shape, x.dtype)
+    return _keep_origin(_new(state, x, shape, x.dtype), x)
+
+
+def _keep_origin(picked: Tensor, source: Tensor) -> Tensor:
+    """``picked``, elements of ``source``, which may be among known integers."""
+    known, storage = source.untyped_storage(), picked.untyped_storage()
+    if isinstance(known, MetaStorage) and isinstance(storage, MetaStorage) and not source.is_floating_point():
+        storage.drawn_from = known.known or known.drawn_from
+    return picked
 
 
 def _unique(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
     x = args[0]
-    state.assume(f"unique: all {x.numel()} elements are taken to be distinct {state.where()}")
-    flat = _new(state, x, (x.numel(),), x.dtype)
+    origin = x.untyped_storage().drawn_from
+    n = _distinct(state, x.numel() if origin is None else min(x.numel(), distinct_count(origin)), "elements")
+    flat = _keep_origin(_new(state, x, (n,), x.dtype), x)
     inverse = _new(state, x, tuple(x.shape), torch.int64)
     if info.name == "_unique":
         return flat, inverse
-    return flat, inverse, _new(state, x, (x.numel(),), torch.int64)
+    return flat, inverse, _new(state, x, (n,), torch.int64)
+
+
+def _distinct(state: MetaState, total: int, what: str) -> int:
+    """How many of ``total`` are taken to be distinct."""
+    policy = state.options.unknown_size
+    state.unknown_sizes += 1
+    if policy == "error":
+        raise _unknown(state, "aten.unique", "choose MetaOptions(unknown_size='balanced'), 'worst' or a number")
+    if isinstance(policy, int):
+        state.assume(f"unique: at most {policy} distinct {what} (the bound given) {state.where()}")
+        return min(total, policy)
+    state.assume(f"unique: {total} {what} are taken to be distinct, the most there can be {state.where()}")
+    return total

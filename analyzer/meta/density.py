@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .known_value import Known
+from .mode_stack import without_modes
 from .storage import MetaStorage
 
 Rule = Callable[[Any, list[MetaStorage], "float | None"], "float | None"]
@@ -34,6 +36,19 @@ def expected_counts(name: str, args: Any, kwargs: Any) -> list[int] | None:
     return balanced_counts(args[0].numel(), bins)
 
 
+def drawn_contents(name: str, storages: list[MetaStorage]) -> Known | None:
+    """Known integers among which every element of the first output is: what is picked from them by unknown indices, and copies of that."""
+    if not storages or name not in _KEEPING or name == "cat" and len({id(s.known or s.drawn_from) for s in storages}) > 1:
+        return None
+    return storages[0].known or storages[0].drawn_from
+
+
+def distinct_count(contents: Known) -> int:
+    """How many different elements known contents have."""
+    with without_modes():
+        return int(contents.flat().unique().numel())
+
+
 def expected_density(name: str, args: Any, storages: list[MetaStorage]) -> float | None:
     """The expected mean of the first output's elements, or None where it is not followed."""
     if not storages or name not in _RULES and name not in _KEEPING:
@@ -46,7 +61,9 @@ def expected_density(name: str, args: Any, storages: list[MetaStorage]) -> float
 
 
 def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
-    """Unknown classes compared with an enumeration of n of them: one in n is equal (``one_hot`` is computed so)."""
+    """Unknown classes compared with one another or with an enumeration of n of them: one in n is equal (``one_hot`` is computed so)."""
+    if len(storages) == 2 and storages[0].drawn_from is not None and storages[0].drawn_from is storages[1].drawn_from:
+        return 1 / distinct_count(storages[0].drawn_from)
     if len(storages) == 2 and (storages[0].known is None) != (storages[1].known is None):
         known = args[1] if storages[0].known is None else args[0]
         return 1 / known.numel() if known.numel() > 1 else None

@@ -19,7 +19,7 @@ from .finiteness import finite_answer
 from .gates import reopened
 from .dtype_rule import check_dtypes
 from .known_value import Call, Deferred, Known, ReadArgument, Result, Written, covers_storage, small_enough, window_of, worth_following
-from .density import expected_counts, expected_density
+from .density import drawn_contents, expected_counts, expected_density
 from .library_workspace import library_needs, take_library_workspaces
 from .mode_stack import without_modes
 from .operator_info import OperatorInfo, describe_operator
@@ -122,12 +122,14 @@ class MetaDispatchMode(TorchDispatchMode):
             _propagate_known(state, info, args, kwargs or {}, storages, outputs, born)
         if info.tests_finiteness and born and born[0] is not None and born[0].known is None:
             _assume_finite(state, info, args, outputs[0], born[0])
+        if born and born[0] is not None and born[0].known is None and storages and not outputs[0].dtype.is_floating_point:
+            born[0].drawn_from = drawn_contents(info.name, storages)
         if state.options.unknown_size == "balanced":
             density = expected_density(info.name, args, storages)
             if density is not None and born and born[0] is not None:
                 born[0].density = density
             counts = expected_counts(info.name, args, kwargs or {})
-            if counts is not None and born[0] is not None and born[0].known is None:
+            if counts is not None and born[0] is not None and born[0].known is None and state.expects_contents:
                 state.assume(f"{info.name}: unknown elements are taken to fall evenly into {len(counts)} bins (balanced) {state.where()}")
                 with without_modes():
                     born[0].known = Deferred(torch.tensor(counts, dtype=outputs[0].dtype))
@@ -448,7 +450,7 @@ def _propagate_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: di
             return
     if info.is_random:
         # Random scalars decide control flow (layer drop, stochastic depth): they get a value from a seed of their own.
-        if not (born and born[0] is not None and first.numel() == 1 and not storages):
+        if not (born and born[0] is not None and first.numel() == 1 and not storages and info.name != "randperm"):
             return
         state.random_seed += 1
         seed: int | None = state.random_seed

@@ -47,7 +47,7 @@ def stand_in(state: MetaState, value: Tensor, claim: torch.device, bases: dict[i
         base = torch.empty(real.nbytes(), dtype=torch.uint8, device=META)
         storage = attach(base, claim, state.space)
         if isinstance(real, MetaStorage):
-            storage.known, storage.density = real.known, real.density
+            storage.known, storage.drawn_from, storage.density = real.known, real.drawn_from, real.density
         elif real.device.type != "meta" and small_enough(real.nbytes() // value.itemsize, value.dtype):
             storage.known = Deferred(value.detach())
         bases[real._cdata] = base

@@ -27,6 +27,7 @@ class MetaStorage(torch.UntypedStorage):
     region: Region                     #: its place in the simulated memory
     space: AddressSpace
     known: Known | None = None         #: contents, where they follow from factories
+    drawn_from: Known | None = None    #: where the contents are unknown: known ones among which each element is
     density: float | None = None       #: expected mean of the elements, where data-dependent sizes need one
 
     def data_ptr(self) -> int:

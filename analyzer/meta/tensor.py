@@ -130,7 +130,7 @@ def copy_claim(tensor: torch.Tensor, memo: dict[int, Any]) -> MetaTensor:
         with without_modes():
             base = torch.empty(old.nbytes(), dtype=torch.uint8, device=META)
         new = attach(base, old.claim, old.space)
-        new.known, new.density = old.known, old.density
+        new.known, new.drawn_from, new.density = old.known, old.drawn_from, old.density
         memo[key] = base
     with without_modes():
         result = torch.empty(0, dtype=tensor.dtype, device=META)

@@ -161,7 +161,8 @@ def _input_key(leaves: list[Any]) -> Hashable:
             if not isinstance(storage, MetaStorage):
                 return None
             group = groups.setdefault(storage.number, len(groups))
-            known = None if storage.known is None else id(storage.known)
+            contents = storage.known or storage.drawn_from
+            known = None if contents is None else (id(contents), contents is storage.known)
             key.append((tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), storage.nbytes(), storage.claim, x.requires_grad, group, known,
                         storage.density))
         elif isinstance(x, _PLAIN):

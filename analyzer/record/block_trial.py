@@ -34,7 +34,7 @@ class InputLike:
         assert isinstance(storage, MetaStorage)
         self.shape, self.stride, self.dtype, self.offset = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset()
         self.claim, self.nbytes, self.group = storage.claim, storage.nbytes(), storage.number
-        self.known, self.density = storage.known, storage.density
+        self.known, self.drawn_from, self.density = storage.known, storage.drawn_from, storage.density
         self.requires_grad = tensor.requires_grad
 
     def make(self, state: MetaState, bases: dict[int, torch.Tensor]) -> torch.Tensor:
@@ -43,7 +43,7 @@ class InputLike:
         if base is None:
             base = bases[self.group] = torch.empty(self.nbytes, dtype=torch.uint8, device=META)
             storage = attach(base, self.claim, state.space)
-            storage.known, storage.density = self.known, self.density
+            storage.known, storage.drawn_from, storage.density = self.known, self.drawn_from, self.density
         out = torch.empty(0, dtype=self.dtype, device=META)
         out.set_(base.untyped_storage(), self.offset, self.shape, self.stride)
         out.__class__ = MetaTensor
@@ -252,7 +252,8 @@ class Trial:
                 continue
             number = number_of(x)
             storage: Any = x.untyped_storage()
-            if number in known_alive or number in seen or storage.known is not None or storage.density is not None:
+            followed = storage.known is not None or storage.drawn_from is not None or storage.density is not None
+            if number in known_alive or number in seen or followed:
                 raise Refused("an output shares memory with an input, a parameter or another output, or its contents are known")
             seen.add(number)
             outputs.append((number, template(x), x.requires_grad))
