@@ -19,6 +19,7 @@ import os
 import random
 import re
 import resource
+import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
@@ -238,6 +239,15 @@ def _version(package: str) -> str:
         return "not installed"
 
 
+def _commit() -> str:
+    """The code that is run, as git names it; "-dirty" where it has changes that are not committed."""
+    try:
+        found = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip()
+
+
 def write_report(rows: list[Row], path: Path) -> None:
     """The page of the documentation: the table, then each failure with its reason."""
     versions = ", ".join(f"{p} {_version(p)}" for p in ("torch", "torchvision", "timm", "transformers", "diffusers"))
@@ -305,8 +315,10 @@ def main(argv: list[str] | None = None) -> int:
         options.results.parent.mkdir(parents=True, exist_ok=True)
         bar = tqdm(total=total, initial=total - len(cases), unit="model", disable=False, file=sys.stderr)
         bad: Counter[str] = Counter()
+        commit = _commit()
         with options.results.open("a", encoding="utf-8") as out, bar:
             for row in run_cases(cases, options.processes, options.limit_seconds, tuple(options.steps), options.verbose):
+                row["commit"] = commit
                 out.write(json.dumps(row) + "\n")
                 out.flush()
                 done[row["name"]] = row
