@@ -97,6 +97,44 @@ def format_seconds(seconds: float | None) -> str:
     return f"{seconds * 1e9:.2f} ns"
 
 
+def format_figure(value: float | None, unit: str = "", kilo: str = "K") -> str:
+    """A quantity as DeepSpeed's FLOPs profiler prints it: a decimal prefix and at most two decimals; ``"-"`` for None.
+
+    >>> format_figure(7_398_752_256, "MACs"), format_figure(513_000, kilo="k"), format_figure(128), format_figure(0, "MACs")
+    ('7.4 GMACs', '513.0 k', '128', '0 MACs')
+    """
+    if value is None:
+        return UNKNOWN
+    number, prefix = _scale(value, 1000, ("", kilo, *_DECIMAL[2:]))
+    return f"{_trim(number)} {prefix}{unit}".rstrip()
+
+
+def format_latency(seconds: float | None) -> str:
+    """A duration as DeepSpeed's FLOPs profiler prints it: at most two decimals; ``"-"`` for None.
+
+    >>> format_latency(0.0026), format_latency(0.00071311)
+    ('2.6 ms', '713.11 us')
+    """
+    number, _, label = format_seconds(seconds).partition(" ")
+    return f"{_trim(number)} {label}".rstrip()
+
+
+def format_share(part: float | None, whole: float | None) -> str:
+    """``part`` of ``whole`` in percent with two decimals; ``"-"`` where one is unknown, 0 of nothing.
+
+    >>> format_share(1, 3), format_share(0, 0), format_share(None, 3)
+    ('33.33%', '0.00%', '-')
+    """
+    if part is None or whole is None:
+        return UNKNOWN
+    return f"{part / whole if whole else 0:.2%}"
+
+
+def _trim(number: str) -> str:
+    """Two decimals without a last zero: 7.40 is 7.4, and 513.00 is 513.0."""
+    return number[:-1] if "." in number and number.endswith("0") else number
+
+
 def parse_bytes(size: str | int) -> int:
     """The bytes that ``size`` says: KB, MB, GB are powers of 1000, KiB, MiB, GiB powers of 1024, a bare number is bytes.
 

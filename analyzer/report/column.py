@@ -1,7 +1,9 @@
 """The columns of the reports: which field, under which heading, in which unit."""
 from __future__ import annotations
 
+import csv
 import difflib
+import io
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +15,10 @@ from analyzer.units import UNKNOWN, format_bytes, format_count, format_seconds
 
 _FORMATS: dict[str, Callable[..., str]] = {
     "bytes": format_bytes, "Mb": partial(format_bytes, style="Mb"), "count": format_count, "seconds": format_seconds}
+
+
+#: Table formats by what users call them; any other is one of tabulate's.
+FORMATS = {"text": "simple", "markdown": "github", "latex": "latex", "html": "html", "csv": "csv"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +73,25 @@ def check_layout(depth: int | None, least_depth: int, fmt: str, caller: str) -> 
     """Raise InputError for a depth or a table format that cannot be printed."""
     if depth is not None and depth < least_depth:
         raise InputError(f"{caller}: depth={depth!r}; give a depth of {least_depth} or more, or None for all")
-    if fmt not in tabulate.tabulate_formats:
-        raise InputError(f"{caller}: no table format {fmt!r}; formats are {', '.join(tabulate.tabulate_formats)}")
+    if fmt not in FORMATS and fmt not in tabulate.tabulate_formats:
+        raise InputError(f"{caller}: no table format {fmt!r}; formats are {', '.join(dict.fromkeys([*FORMATS, *tabulate.tabulate_formats]))}")
 
 
 def print_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), fmt: str = "simple",
                total: Sequence[str] | None = None) -> str:
     """Rows as a table: the columns ``left`` hold text, the others quantities, and ``total`` stands under a line."""
+    fmt = FORMATS.get(fmt, fmt)
+    if fmt == "csv":
+        return _print_csv([headers, *rows, *([] if total is None else [total])])
     body: list[object] = list(rows)
     if total is not None:
         body += [tabulate.SEPARATING_LINE, total] if rows and fmt == "simple" else [total]
     align = ["left" if i in left else "right" for i in range(len(headers))]
     text: str = tabulate.tabulate(body, headers=headers, tablefmt=fmt, disable_numparse=True, colalign=align if body else None)
     return text
+
+
+def _print_csv(rows: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().rstrip("\n")

@@ -10,7 +10,7 @@ from analyzer.profile_data import CostInfo, ModuleInfo, Profile, TimelinePoint
 
 from .column import Column, format_quantity
 from .module_tree import DEFAULT_COLUMNS as MODULE_COLUMNS
-from .module_tree import OWN, describe_type, has_costs, name_module
+from .module_row import OWN, describe_type, has_own_row, name_module
 from .node_table import TEN_COLUMNS, format_totals
 from .summary import describe_run, list_sections
 
@@ -86,7 +86,7 @@ def _list_module(module: ModuleInfo) -> Iterator[str]:
     yield f"<details{' open' if module.depth == 0 else ''}><summary>{row}</summary><div>"
     for child in module.children:
         yield from _list_module(child)
-    if has_costs(module.own):
+    if has_own_row(module):
         yield f"<div class=\"leaf\">{_tree_row(OWN, '', module.own, MODULE_COLUMNS)}</div>"
     yield "</div></details>"
 

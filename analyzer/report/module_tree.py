@@ -1,12 +1,13 @@
 """The module tree as a table in which every parent is its children plus its own row."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from analyzer.errors import InputError
 from analyzer.profile_data import CostInfo, ModuleInfo
+from analyzer.units import format_share
 
 from .column import Column, check_layout, find_column, name_columns, print_rows
+from .module_row import Ignored, ModuleRow, find_root, leave_out, list_rows
 
 DEFAULT_COLUMNS = (
     Column("params", "Params", "count"),
@@ -16,25 +17,42 @@ DEFAULT_COLUMNS = (
     Column("bwd_flops", "Bwd FLOPs", "count"),
     Column("activation_bytes", "Activation size", "bytes"),
 )
-COLUMNS = name_columns(
+_COSTS = (
     *DEFAULT_COLUMNS,
     Column("trainable_params", "Trainable", "count"),
     Column("buffer_bytes", "Buffer size", "bytes"),
     Column("bwd_macs", "Bwd MACs", "count"),
+    Column("recompute_flops", "Recomputed FLOPs", "count"),
     Column("fwd_comm_bytes", "Fwd comm", "bytes"),
     Column("bwd_comm_bytes", "Bwd comm", "bytes"),
+    Column("fwd_read_bytes", "Fwd read", "bytes"),
+    Column("fwd_written_bytes", "Fwd written", "bytes"),
     Column("saved_bytes", "Saved size", "bytes"),
     Column("fwd_seconds", "Fwd time", "seconds"),
     Column("bwd_seconds", "Bwd time", "seconds"),
+    Column("optimizer_seconds", "Optimizer time", "seconds"),
 )
-OWN = "(own)"
+_SHARE = "_share"  # behind the field of a cost: its part of the whole model's
+_SHARES = tuple(Column(column.field + _SHARE, f"{column.header} %", "text") for column in _COSTS)
+_FACTS = (
+    Column("flops_per_second", "Fwd FLOPS", "count"),
+    Column("calls", "Calls", "text"),
+    Column("input_shapes", "Input shape", "text"),
+    Column("output_shapes", "Output shape", "text"),
+    Column("kernel_size", "Kernel size", "text"),
+    Column("extra_repr", "Arguments", "text"),
+)
+COLUMNS = name_columns(*_COSTS, *_SHARES, *_FACTS)
+_LEFT = ("input_shapes", "output_shapes", "kernel_size", "extra_repr")
 
 
 def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | None = None, columns: Sequence[str] = (),
-                fmt: str = "simple") -> str:
+                fmt: str = "simple", ignore_modules: Ignored = (), only: bool = False) -> str:
     """The tree as text, down to ``depth`` (0 is the root alone).
 
-    ``sort`` (a field or a heading) orders siblings, largest first; ``columns`` are fields to print after the usual ones.
+    ``sort`` (a field or a heading) orders siblings, largest first; ``columns`` are fields to print after the usual ones, or in their place
+    with ``only``; every cost also has its share of the model's, e.g. ``params_share``. ``fmt`` is ``"text"``, ``"markdown"``, ``"csv"``,
+    ``"latex"``, ``"html"`` or a format of tabulate. Modules of the classes (names or paths) in ``ignore_modules`` count as their parent's own.
     A module with children ends with an "(own)" row, what it does outside them, unless that is nothing.
     Raises InputError for a name it does not know and for a profile without modules.
 
@@ -42,50 +60,31 @@ def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | N
     >>> tree = ModuleInfo(path="", type="Net", params=12, own=CostInfo(params=2), children=(leaf,))
     >>> [line.split()[0] for line in module_tree(tree).splitlines()[2:]]
     ['Net', '├─fc', '├─(own)']
+    >>> [line.split()[-1] for line in module_tree(tree, columns=["params_share"], only=True).splitlines()[2:]]
+    ['100.00%', '83.33%', '16.67%']
     """
     check_layout(depth, 0, fmt, "module_tree()")
-    if root is None:
-        raise InputError("module_tree(): this profile has no module tree (its `modules` is None)")
-    shown = [*DEFAULT_COLUMNS, *(find_column(COLUMNS, name, "module_tree(columns=...)") for name in columns)]
-    key = None if sort is None else find_column(COLUMNS, sort, "module_tree(sort=...)")
-    cells = [[name, kind, *(column.format(getattr(costs, column.field)) for column in shown)]
-             for name, kind, costs in _list_rows(root, depth, key)]
-    headers = ["Module", "Type", *(column.header for column in shown)]
-    return print_rows(headers, cells, left=(0, 1), fmt=fmt)
+    root = find_root(root, "module_tree()")
+    chosen = [find_column(COLUMNS, name, "module_tree(columns=...)") for name in columns]
+    shown = chosen if only else [*DEFAULT_COLUMNS, *chosen]
+    key = None if sort is None else find_column({c.field: c for c in _COSTS}, sort, "module_tree(sort=...)").field
+    root = leave_out(root, ignore_modules) if ignore_modules else root
+    rows = list_rows(root, depth, None if key is None else lambda module: getattr(module, key))
+    cells = [[_indent(row.depth) + row.name, row.type, *(_format_cell(row, column, root) for column in shown)] for row in rows]
+    left = [0, 1, *(i for i, column in enumerate(shown, 2) if column.field in _LEFT)]
+    return print_rows(["Module", "Type", *(column.header for column in shown)], cells, left=left, fmt=fmt)
 
 
-def _list_rows(module: ModuleInfo, depth: int | None, key: Column | None) -> Iterator[tuple[str, str, CostInfo]]:
-    yield _indent(module.depth) + name_module(module), describe_type(module), module
-    if not module.children or (depth is not None and module.depth >= depth):
-        return
-    for child in sort_siblings(module.children, key):
-        yield from _list_rows(child, depth, key)
-    if has_costs(module.own):
-        yield _indent(module.depth + 1) + OWN, "", module.own
-
-
-def sort_siblings(modules: Sequence[ModuleInfo], key: Column | None) -> list[ModuleInfo]:
-    """Largest first and unknown last; in the model's own order without a key."""
-    if key is None:
-        return list(modules)
-    values = {id(module): getattr(module, key.field) for module in modules}
-    known = [module for module in modules if values[id(module)] is not None]
-    return sorted(known, key=lambda module: -values[id(module)]) + [m for m in modules if values[id(m)] is None]
-
-
-def has_costs(costs: CostInfo) -> bool:
-    """Whether any quantity is above zero or unknown."""
-    return any(getattr(costs, name) != 0 for name in CostInfo.__slots__)
-
-
-def name_module(module: ModuleInfo) -> str:
-    """Its name within its parent; the root has none and goes by its type."""
-    return module.path.rpartition(".")[2] or module.type
-
-
-def describe_type(module: ModuleInfo) -> str:
-    """Its class, and where the same module was counted if not here."""
-    return module.type if module.shared_with is None else f"{module.type} (same as {module.shared_with})"
+def _format_cell(row: ModuleRow, column: Column, root: ModuleInfo) -> str:
+    field = column.field
+    if field.endswith(_SHARE):
+        name = field.removesuffix(_SHARE)
+        return format_share(getattr(row.costs, name), getattr(root, name))
+    if field in CostInfo.__slots__:
+        return column.format(getattr(row.costs, field))
+    if field == "calls":
+        return "" if row.is_own else column.format(row.module.calls)
+    return column.format(getattr(row, field))
 
 
 def _indent(depth: int) -> str:
