@@ -168,5 +168,6 @@ class EagerStep:
 
     def _note_saved_inputs(self) -> None:
         for hold in self.holds:
-            if hold.is_held():
-                self.recorder.log.saved_inputs.add(hold.tensor.untyped_storage().number)  # type: ignore[attr-defined]
+            storage = self.recorder.storage_of(hold.tensor)
+            if storage is not None and hold.is_held():
+                self.recorder.log.saved_inputs.add(storage.number)

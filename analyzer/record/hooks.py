@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from analyzer.meta.patch import replace
-from analyzer.meta.state import current
+
+from .recorder import FAILED
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -17,10 +18,7 @@ if TYPE_CHECKING:
 @contextmanager
 def listen(recorder: Recorder) -> Iterator[None]:
     """Report to ``recorder`` what runs in its thread; torch is as it was afterwards."""
-
-    def mine() -> bool:
-        state = current()
-        return state is not None and state.recorder is recorder
+    mine = recorder.hears
 
     def module_call(original: Any) -> Any:
         def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -28,7 +26,7 @@ def listen(recorder: Recorder) -> Iterator[None]:
                 return original(module, *args, **kwargs)
             with torch._C.DisableTorchFunction():  # what the recorder reads of tensors is no call of the user's
                 token = recorder.enter_module(module, args, kwargs)
-            result = None
+            result: Any = FAILED
             try:
                 impl = recorder.find_leaf_impl(module)
                 if impl is None and recorder.reuse is not None:

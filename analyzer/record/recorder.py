@@ -15,6 +15,7 @@ from analyzer.meta.address_space import Region
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
+from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage
 
 from .autograd_node import current_backward_node, next_sequence_number
@@ -29,6 +30,7 @@ Event = tuple[int, Any]
 the phase, or ENDED."""
 COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 OUTSIDE = -1  #: no node: what runs outside the model (loss, optimizer)
+FAILED = object()  #: what a module's call gave that ended with an exception
 
 
 class Recorder:
@@ -72,6 +74,11 @@ class Recorder:
         self.planned_calls = 0  #: module calls that the driver expects, to tell how far the run has come
         self.log.device = str(claim)
         self._collect_modules(root)
+
+    def hears(self) -> bool:
+        """Whether what this thread runs now is for this recorder."""
+        state = current()
+        return state is not None and state.recorder is self
 
     def start_step(self, step: int, placeholders: bool = True) -> None:
         """Another step begins: its nodes are named afresh, the first of them the inputs (unless the driver has its own)."""
@@ -175,8 +182,8 @@ class Recorder:
         """Take note of storages that were made before the recording began."""
         for tensor in tensors:
             if tensor.layout is torch.strided and not is_lazy(tensor):
-                storage = tensor.untyped_storage()
-                if isinstance(storage, MetaStorage) and storage.number not in self.log.storages:
+                storage = self.storage_of(tensor)
+                if storage is not None and storage.number not in self.log.storages:
                     self.born(storage)
         if self.log.peak_bytes == self.memory.allocated_bytes:
             self.log.peak_event = self.log.events  # now that all of it is in the log
@@ -189,7 +196,7 @@ class Recorder:
                 for name, tensor in tensors.items():
                     if tensor is None or tensor.layout is not torch.strided or is_lazy(tensor):
                         continue
-                    life = self._life(tensor.untyped_storage())
+                    life = self._life(tensor)
                     self._parameter_owner.setdefault(id(tensor), index)
                     if life is not None and not life.category:
                         life.category, life.module, life.label = category, index, f"{path}.{name}".lstrip(".")
@@ -201,14 +208,20 @@ class Recorder:
         """Put the storages of ``tensors`` that have no category yet into ``category``."""
         for tensor in tensors:
             if tensor.layout is torch.strided:
-                life = self._life(tensor.untyped_storage())
+                life = self._life(tensor)
                 if life is not None and not life.category:
                     life.category, life.label = category, label
                     life.requires_grad = tensor.requires_grad
                     life.spec = describe(tensor)
 
-    def _life(self, storage: Any) -> StorageLife | None:
-        return self.log.storages.get(storage.number) if isinstance(storage, MetaStorage) else None
+    def storage_of(self, tensor: torch.Tensor) -> MetaStorage | None:
+        """The storage of a strided tensor; None for one that is not in the books."""
+        storage = tensor.untyped_storage()
+        return storage if isinstance(storage, MetaStorage) else None
+
+    def _life(self, tensor: torch.Tensor) -> StorageLife | None:
+        storage = self.storage_of(tensor)
+        return None if storage is None else self.log.storages.get(storage.number)
 
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
         """A module's call begins; the result is what `leave_module` needs."""
@@ -273,8 +286,8 @@ class Recorder:
         outputs = self.log.nodes[node].outputs
         for tensor in tensors_in(result):
             if tensor.layout is torch.strided:
-                storage = tensor.untyped_storage()
-                if isinstance(storage, MetaStorage):
+                storage = self.storage_of(tensor)
+                if storage is not None:
                     outputs.append((storage.number, describe(tensor)))
                     self._producer[storage.number] = node
 
@@ -282,8 +295,8 @@ class Recorder:
         record = self.log.nodes[node]
         for tensor in tensors:
             if tensor.layout is torch.strided:
-                storage = tensor.untyped_storage()
-                if isinstance(storage, MetaStorage):
+                storage = self.storage_of(tensor)
+                if storage is not None:
                     self._read_storage(record, storage.number)
 
     def _read_storage(self, record: LogNode, number: int) -> None:

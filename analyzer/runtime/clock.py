@@ -1,0 +1,96 @@
+"""What tells the time of operators and modules: the host's clock, or events on an accelerator's stream."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+
+class Clock(Protocol):
+    """Gives marks, and the seconds between two of them once they are settled.
+
+    What runs between `pause` and `go` is the profiler's own: on the host it takes no time. Such stretches may be nested.
+    """
+
+    name: str
+
+    def pause(self) -> Any:
+        """A mark of now; the clock stands still from here."""
+    def go(self) -> None:
+        """The clock runs again."""
+    def settle(self) -> None:
+        """Wait until all that was given to the device is done."""
+    def seconds(self, start: Any, end: Any) -> float:
+        """From one mark to another."""
+
+
+class HostClock:
+    """The host's clock, less what the profiler itself took.
+
+    >>> clock = HostClock()
+    >>> start = clock.pause()
+    >>> time.sleep(0.01)  # the profiler keeps its books
+    >>> clock.go()
+    >>> clock.seconds(start, clock.pause()) < 0.005
+    True
+    """
+
+    name = "host clock"
+
+    def __init__(self, read: Callable[[], float] = time.perf_counter) -> None:
+        self._read = read
+        self._depth = 0
+        self._paused_at = 0.0
+        self._lost = 0.0
+
+    def pause(self) -> float:
+        self._depth += 1
+        if self._depth == 1:
+            self._paused_at = self._read()
+        return self._paused_at - self._lost
+
+    def go(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._lost += self._read() - self._paused_at
+
+    def settle(self) -> None:
+        pass  # the host has done what it returned from
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+
+class EventClock:
+    """Events on the device's current stream: the host does not wait for them before the end.
+
+    ``make_event`` gives an event with ``record()`` and ``elapsed_time(other)`` in milliseconds, as `torch.Event` has.
+    """
+
+    name = "device events"
+
+    def __init__(self, make_event: Callable[[], Any], synchronize: Callable[[], None]) -> None:
+        self._make_event, self._synchronize = make_event, synchronize
+
+    def pause(self) -> Any:
+        event = self._make_event()
+        event.record()
+        return event
+
+    def go(self) -> None:
+        pass  # the stream runs on while the host keeps books
+
+    def settle(self) -> None:
+        self._synchronize()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) / 1e3
+
+
+def choose_clock(device: torch.device) -> Clock:
+    """Events where the model is on an accelerator, else the host's clock."""
+    if device.type == "cpu":
+        return HostClock()
+    return EventClock(lambda: torch.Event(device, enable_timing=True), lambda: torch.accelerator.synchronize(device))

@@ -1,0 +1,108 @@
+"""Sees each operator that runs on real tensors, times it and reports it."""
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+
+from analyzer.meta.operator_info import describe_operator
+from analyzer.meta.output_cache import to_specs
+from analyzer.meta.signature import Signature
+from analyzer.meta.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from .recorder import RuntimeRecorder
+
+
+class MeasuringMode(TorchDispatchMode):
+    """Runs every operator as it is, between two marks of the clock.
+
+    Tensors that wrap others (DTensor, jagged) are let through: what they run inside is seen, in its local shapes.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, recorder: RuntimeRecorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorder = recorder
+        self.clock = recorder.clock
+        self._signatures: dict[Any, Signature] = {}
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch wraps the method below in two more calls
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        start = self.clock.pause()
+        if types and _wraps(tuple(types)):
+            self.clock.go()
+            return NotImplemented
+        is_operator = isinstance(func, torch._ops.OpOverload)
+        if is_operator and describe_operator(func).composite:  # under inference_mode nothing takes it apart before
+            self.clock.go()
+            with self:
+                result = func.decompose(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+            start = self.clock.pause()
+        self.clock.go()
+        result = func(*args, **(kwargs or {}))
+        end = self.clock.pause()
+        if not is_operator or not describe_operator(func).silent:
+            with torch._C.DisableTorchFunction():
+                self._report(func, args, kwargs or {}, result, start, end)
+        self.clock.go()
+        return result
+
+    def _report(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, start: Any, end: Any) -> None:
+        inputs: list[torch.Tensor] = []
+        outputs: list[torch.Tensor] = []
+        key: list[Any] = [func]
+        _flatten(args, inputs, key)
+        for name, value in kwargs.items():
+            key.append(name)
+            _flatten((value,), inputs, key)
+        _flatten(result if isinstance(result, (list, tuple)) else (result,), outputs, key)
+        try:
+            frozen = tuple(key)
+            signature = self._signatures.get(frozen)
+        except TypeError:  # an argument that cannot be hashed
+            frozen, signature = None, None
+        if signature is None:
+            signature = Signature(func, *_to_specs((args, kwargs)), _specs(inputs), _specs(outputs))
+            if frozen is not None:
+                self._signatures[frozen] = signature
+        self.recorder.ran(signature, inputs, outputs, start, end)
+
+
+@lru_cache(maxsize=None)
+def _wraps(types: tuple[type, ...]) -> bool:
+    return any(is_traceable_wrapper_subclass_type(t) for t in types)
+
+
+def _flatten(args: Any, tensors: list[torch.Tensor], key: list[Any]) -> None:
+    for a in args:
+        if isinstance(a, torch.Tensor):
+            tensors.append(a)
+            key.append((a.shape, a.stride() if a.layout is torch.strided else None, a.dtype, a.device))
+        elif isinstance(a, (list, tuple)):
+            key.append(len(a))
+            _flatten(a, tensors, key)
+        else:
+            key.append(type(a))  # 1, 1.0 and True are equal as keys
+            key.append(a)
+
+
+def _to_specs(tree: Any) -> tuple[Any, Any]:
+    args, kwargs = (to_specs(part) for part in tree)
+    return tuple(args), kwargs
+
+
+def _specs(tensors: list[torch.Tensor]) -> tuple[TensorSpec, ...]:
+    return tuple(to_specs(tensors))

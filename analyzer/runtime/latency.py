@@ -1,0 +1,93 @@
+"""What a recorder measured, as an annotation of its log."""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from analyzer.profile_data import Profile
+from analyzer.profilers.annotation import Annotation, part_of
+from analyzer.record.log import Log
+
+from .recorder import Key, RuntimeRecorder
+
+_WAYS = {"forward": "fwd_seconds", "backward": "bwd_seconds"}
+
+
+def make_measured_profiler(recorder: RuntimeRecorder, steps: Sequence[int]) -> Callable[[Log], Annotation]:
+    """A profiler of the seconds that ``recorder`` measured: the mean over ``steps``, said of the log's last step.
+
+    A module's seconds are those in which it was the innermost one running, so a parent is its children plus its own. Operators and nodes have
+    the seconds of their kernels alone. The times of operators are means only where every step ran the same operators, else the last step's.
+    """
+
+    def profile_measured(log: Log) -> Annotation:
+        out = Annotation()
+        last = log.steps - 1
+        ran = {record.phase for record in log.phases if record.step in steps}
+        ways = [name for phase, name in _WAYS.items() if phase in ran]
+        for i, node in enumerate(log.nodes):
+            if node.step == last:
+                out.nodes[i].update(dict.fromkeys(ways, 0.0))
+        for i in range(len(log.modules)):
+            out.modules[i].update(dict.fromkeys(ways, 0.0))
+        of_phase: dict[tuple[int, str], float] = defaultdict(float)
+        for (step, phase, module), seconds in lap_seconds(recorder).items():
+            if step not in steps:
+                of_phase[step, phase] += seconds
+                continue
+            of_phase[last, phase] += seconds / len(steps)
+            if phase in _WAYS:
+                out.add(out.modules, module, _WAYS[phase], seconds / len(steps))
+        in_kernels: dict[str, float] = defaultdict(float)
+        for index, seconds in operator_seconds(recorder, steps).items():
+            call = log.calls[index]
+            in_kernels[call.phase] += seconds
+            out.add(out.operators, (call.module, part_of(call), str(call.signature.op)), "seconds", seconds)
+            if call.node >= 0 and call.phase in _WAYS:
+                out.add(out.nodes, call.node, _WAYS[call.phase], seconds)
+        for key, seconds in of_phase.items():
+            out.phases[key]["seconds"] = seconds
+        for phase in ran:
+            out.phases[last, phase]["kernel_seconds"] = in_kernels[phase]
+        steady = {phase: of_phase[last, phase] for phase in ran}
+        out.totals = {"fwd_seconds": steady.get("forward"), "bwd_seconds": steady.get("backward"), "optimizer_seconds": steady.get("optimizer"),
+                      "step_seconds": sum(steady.values()), "kernel_seconds": sum(in_kernels.values()),
+                      "peak_reserved_bytes": None}  # of an allocator, which was not watched
+        return out
+
+    return profile_measured
+
+
+def lap_seconds(recorder: RuntimeRecorder) -> dict[Key, float]:
+    """Seconds by step, phase and module; what ran for nobody is left out."""
+    found: dict[Key, float] = defaultdict(float)
+    for (_, start), (key, end) in pairwise(recorder.laps):
+        if key is not None:
+            found[key] += recorder.clock.seconds(start, end)
+    return found
+
+
+def operator_seconds(recorder: RuntimeRecorder, steps: Sequence[int]) -> dict[int, float]:
+    """Seconds of each call of the log's last step, by index."""
+    log = recorder.log
+    by_step: dict[int, list[int]] = {step: [] for step in {*steps, log.steps - 1}}
+    for index, call in enumerate(log.calls):
+        if call.step in by_step and index in recorder.spans:
+            by_step[call.step].append(index)
+    last = by_step[log.steps - 1]
+    names = [log.calls[i].signature.op for i in last]
+    same = all([log.calls[i].signature.op for i in by_step[step]] == names for step in steps)
+    rows = [by_step[step] for step in steps] if same else [last]
+    return {index: sum(recorder.clock.seconds(*recorder.spans[row[k]]) for row in rows) / len(rows) for k, index in enumerate(last)}
+
+
+def add_call_seconds(profile: Profile, recorder: RuntimeRecorder, steps: Sequence[int]) -> Profile:
+    """``profile`` with the mean seconds of each run of a module, submodules included; as it is where steps differ in what they ran."""
+    calls = profile.module_calls
+    rows = [recorder.call_spans.get(step, []) for step in steps]
+    if not calls or any(len(row) != len(calls) for row in rows):
+        return profile
+    means = [sum(recorder.clock.seconds(*span) for span in spans) / len(rows) for spans in zip(*rows)]
+    return replace(profile, module_calls=tuple(call._replace(fwd_seconds=seconds) for call, seconds in zip(calls, means)))

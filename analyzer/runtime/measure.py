@@ -1,0 +1,151 @@
+"""`measure`: what a training or inference step of a model costs on the device at hand."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from analyzer.errors import InputError, UnknownDeviceError
+from analyzer.fx.module_borrow import uncompiled
+from analyzer.hardware import find_device
+from analyzer.profile import argument_names, check_arguments
+from analyzer.profile_build import build_profile
+from analyzer.profile_data import Profile
+from analyzer.profilers.communication import profile_communication
+from analyzer.profilers.flops import make_flops_profiler
+from analyzer.profilers.memory import profile_memory
+from analyzer.profilers.traffic import profile_traffic
+from analyzer.record.eager import EagerStep, OptimizerFactory, find_optimizer
+from analyzer.record.options import ProfileOptions
+from analyzer.record.recorder import tensors_in
+
+from .clock import Clock, choose_clock
+from .latency import add_call_seconds, make_measured_profiler
+from .recorder import RuntimeRecorder, device_of
+
+LIVE_TENSORS = "bytes are those of the tensors alive, without what an allocator rounds up or kernels take for themselves"
+
+
+def measure(
+    model: torch.nn.Module | Callable[[], torch.nn.Module],
+    args: tuple[Any, ...] | Any = (),
+    kwargs: dict[str, Any] | None = None,
+    mode: str = "train",
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: str | OptimizerFactory | None = None,
+    autocast: torch.dtype | None = None,
+    step: Callable[..., Any] | None = None,
+    steps: int = 3,
+    warm_up: int = 1,
+    convention: str = "own",
+    clock: Clock | None = None,
+) -> Profile:
+    """Run steps of ``model`` on the device that it is on, and tell what they cost: a `Profile` as `analyzer.profile` predicts it.
+
+    The arguments are those of `analyzer.profile`, with real tensors. ``warm_up`` steps run first; the mean of the ``steps`` after them is
+    told in seconds, and what the last of them ran in FLOPs and bytes. ``convention`` is a way of counting FLOPs (``own``, ``deepspeed``,
+    ``fvcore``). Seconds come from the host's clock, less what the profiler itself took, or from events of the accelerator.
+    Afterwards parameters, gradients, buffers and random number generators are as they were.
+
+    Raises InputError for arguments that cannot be used, and whatever the model itself raises.
+
+    >>> import torch
+    >>> p = measure(torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU()), args=(torch.rand(8, 64),), optimizer="sgd")
+    >>> p.fwd_flops, p.bwd_flops, p.measured_steps, 0 < p.fwd_seconds < p.step_seconds
+    (33280, 33024, 3, True)
+    """
+    options = ProfileOptions(steps=warm_up + steps, keep_events=False)
+    check_arguments(mode, autocast, options)
+    if steps < 1 or warm_up < 0:
+        raise InputError(f"measure(steps={steps}, warm_up={warm_up}): at least one step must be measured")
+    factory = find_optimizer(optimizer)
+    if not isinstance(model, torch.nn.Module):
+        model = model()
+    device = check_device(model)
+    args = args if isinstance(args, tuple) else tuple(args) if isinstance(args, list) else (args,)
+    kwargs = dict(kwargs or {})
+    names = argument_names(model, args, kwargs)
+    measured = range(warm_up, warm_up + steps)
+    with unchanged(model, device, weights=factory is not None or step is not None):
+        recorder = RuntimeRecorder(model, clock or choose_clock(device), whole=True)
+        mark_inputs(recorder, names, args, kwargs)
+        driver = EagerStep(recorder, model, args, kwargs, mode=mode, loss_fn=loss_fn, optimizer=factory if mode == "train" else None,
+                           autocast=autocast, step=step, device_type=device.type, options=options, reuse=False)
+        with recorder.recording():
+            driver.run()
+        return make_profile(recorder, measured, convention, mode=mode, optimizer=optimizer if isinstance(optimizer, str) else
+                            None if factory is None else "custom", autocast=None if autocast is None else str(autocast).removeprefix("torch."))
+
+
+def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: str, **facts: Any) -> Profile:
+    """What a recorder saw, as a profile; ``steps`` are those whose times are averaged."""
+    log, model = recorder.log, recorder.root
+    device = device_of(model)
+    log.assumptions = [LIVE_TENSORS, *remark_compiled(model)]
+    annotations = [f(log) for f in (make_flops_profiler(convention), profile_traffic, profile_memory, profile_communication,
+                                    make_measured_profiler(recorder, steps))]
+    facts = {"name": type(uncompiled(model)).__name__, "device": name_device(device), "measured_steps": len(steps), **facts,
+             "seconds_method": f"measured on {describe_device(device)}, mean of {len(steps)} step{'s' if len(steps) > 1 else ''} ({recorder.clock.name})"}
+    return add_call_seconds(build_profile(log, model, annotations, **facts), recorder, steps)
+
+
+def check_device(model: torch.nn.Module) -> torch.device:
+    """The device that the model is on. Raises InputError where it has no data."""
+    device = device_of(model)
+    if device.type == "meta" or any(t.device.type == "meta" for t in model.parameters()):
+        raise InputError(f"{type(model).__name__} is on the meta device and has no data to run on: "
+                         f"model.to_empty(device='cpu') gives it some, and analyzer.profile predicts without any")
+    return device
+
+
+def describe_device(device: torch.device) -> str:
+    """As its driver names it, with the number of threads for a CPU."""
+    if device.type == "cpu":
+        threads = torch.get_num_threads()
+        return f"cpu with {threads} thread{'s' if threads > 1 else ''}"
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else str(device)
+
+
+def name_device(device: torch.device) -> str:
+    """Its name in the hardware catalogue, else as it is described."""
+    described = describe_device(device)
+    try:
+        return find_device(described.removeprefix("NVIDIA ")).name
+    except UnknownDeviceError:
+        return device.type if device.type == "cpu" else described
+
+
+def remark_compiled(model: torch.nn.Module) -> list[str]:
+    """A remark for the assumptions where parts of the model are compiled: operators are watched one by one, which compiled code does not run."""
+    found = [path or type(uncompiled(module)).__name__ for path, module in model.named_modules()
+             if uncompiled(module) is not module or module.__dict__.get("_compiled_call_impl") is not None]
+    return [f"compiled, measured as written: {', '.join(found)}"] if found else []
+
+
+def mark_inputs(recorder: RuntimeRecorder, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell the recorder which tensors are the step's inputs, by name."""
+    for name, value in [*zip(names, args), *kwargs.items()]:
+        for i, tensor in enumerate(tensors_in(value)):
+            recorder.mark([tensor], "input", name if i == 0 else f"{name}_{i}")
+
+
+@contextlib.contextmanager
+def unchanged(model: torch.nn.Module, device: torch.device, *, weights: bool) -> Iterator[None]:
+    """Put back what a step changes: gradients, buffers, random number generators, and parameters where ``weights`` says so."""
+    kept = [*model.buffers(), *(model.parameters() if weights else ())]
+    gradients = [(p, p.grad) for p in model.parameters()]
+    generators = [device.index or 0] if device.type != "cpu" else []
+    with torch.random.fork_rng(generators, device_type=device.type if generators else "cuda"):
+        copies = [t.detach().clone() for t in kept]
+        for p, _ in gradients:
+            p.grad = None
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for t, copy in zip(kept, copies):
+                    t.copy_(copy)
+            for p, gradient in gradients:
+                p.grad = gradient

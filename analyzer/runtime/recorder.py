@@ -1,0 +1,231 @@
+"""Fills a log, and tells the time, while a model runs on real tensors."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from analyzer.fx.leaf_module import is_leaf
+from analyzer.fx.module_borrow import uncompiled
+from analyzer.meta.address_space import HostMemory
+from analyzer.meta.signature import Signature
+from analyzer.record.autograd_node import next_sequence_number
+from analyzer.record.hooks import listen
+from analyzer.record.recorder import FAILED, Recorder
+
+from .clock import Clock
+from .dispatch import MeasuringMode
+from .storage import RealStorage, StorageBook
+
+ROOT = 0
+TRANSPARENT = -2  #: token of a module whose work is its caller's
+Key = tuple[int, str, int]
+"""Whose time it is: step, phase, index of the module in `Log.modules`."""
+Span = tuple[Any, Any]
+
+
+class RuntimeRecorder(Recorder):
+    """The recorder of predicted runs, listening to a real one.
+
+    Time is cut into laps, each of which belongs to one module in one phase: modules take over from each other as they are entered and left,
+    and in backward each operator's lap belongs to the module whose forward operator it differentiates. So the laps of a phase add up to
+    its length, nothing is counted twice, and no hook is put on a module or a tensor.
+
+    ``whole``: whatever runs while recording belongs to the step, as in a step that is run for the purpose. Else only what runs in a call of
+    a module of the model, in a backward pass or in an optimizer's step does, as in somebody else's training loop; recording ends by itself
+    where an exception leaves one of these. Modules of the types in ``ignored`` are part of whoever calls them.
+    """
+
+    def __init__(self, root: torch.nn.Module, clock: Clock, *, whole: bool, ignored: Collection[type] = ()) -> None:
+        self.root, self.clock, self.whole, self.ignored = root, clock, whole, tuple(ignored)
+        self.laps: list[tuple[Key | None, Any]] = []            #: who had the time before each mark
+        self.spans: dict[int, Span] = {}                        #: marks around each operator, by index in `Log.calls`
+        self.call_spans: dict[int, list[list[Any]]] = {}        #: by step: marks around each run of a module in the forward pass, in order
+        self._open: list[tuple[int, list[Any] | None]] = []     # beside the stack: id of the module, its marks
+        self._mode = MeasuringMode(self)
+        self._mode_depth = 0
+        self._undo: ExitStack | None = None
+        self._thread = -1
+        device = device_of(root)
+        books = HostMemory()
+        self.book = StorageBook(books, device, self._was_born, self._has_died)
+        machine = SimpleNamespace(space=SimpleNamespace(memory=lambda claim: books), state=SimpleNamespace())
+        super().__init__(cast(Any, machine), root, device, is_leaf)
+        self._wrapped: dict[int, int] = {}
+        for module in root.modules():
+            inner = uncompiled(module)
+            if inner is not module:  # it runs the forward of what it wraps, without always calling that module
+                self._wrapped[id(module)] = id(inner)
+                self._module_index[id(module)] = self._module_index[id(inner)]
+        self.register_existing([*root.parameters(), *root.buffers()])
+        self.own_parameters(root)
+
+    # ---- storages
+
+    def storage_of(self, tensor: torch.Tensor) -> Any:
+        storage, is_new = self.book.find(tensor)
+        if is_new:  # nobody saw it made: it was there before
+            self.log.storages[storage.number].step = -1
+        return None if storage is self.book.nowhere else storage
+
+    def _was_born(self, storage: RealStorage) -> None:
+        self.born(cast(Any, storage))
+
+    def _has_died(self, storage: RealStorage) -> None:
+        self.died(cast(Any, storage))
+
+    # ---- time
+
+    def _lap(self) -> Any:
+        """Give the time since the last mark to whoever runs; the clock stands still until `Clock.go`."""
+        mark = self.clock.pause()
+        self.laps.append((self._owner(), mark))
+        return mark
+
+    def _owner(self) -> Key | None:
+        if self._stack:
+            return self.step, self.phase, self._stack[-1]
+        return (self.step, self.phase, ROOT) if self._runs() else None
+
+    def _runs(self) -> bool:
+        """Whether a stretch of a phase is open."""
+        return bool(self.log.phases) and self.log.phases[-1].last_call < 0
+
+    def begin(self, phase: str) -> None:
+        super().begin(phase)  # which ends what ran
+        self.laps.append((None, self.clock.pause()))
+        self.clock.go()
+
+    def end(self) -> None:
+        if self._runs():
+            self._lap()
+            super().end()
+            self.clock.go()
+
+    # ---- what runs
+
+    def hears(self) -> bool:
+        if threading.get_ident() == self._thread:
+            return True
+        # the engine's threads for other devices work under the modes of the thread that asked for the gradients
+        return self._thread >= 0 and self.phase == "backward" and self._mode in _get_current_dispatch_mode_stack()
+
+    def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
+        if isinstance(module, self.ignored) or self._open and self._wrapped.get(self._open[-1][0]) == id(module):
+            return TRANSPARENT
+        index = self._module_index.get(id(module))
+        if not self._stack:
+            if index is None and not self.whole:
+                return TRANSPARENT
+            if not self._runs():
+                self.begin(self.phase)
+        mark = self._lap()
+        span = None
+        if index is not None and self.phase == "forward":
+            span = [mark, None]
+            self.call_spans.setdefault(self.step, []).append(span)
+        token = super().enter_module(module, args, kwargs)
+        self._open.append((id(module), span))
+        self.clock.go()
+        self._hold_mode()
+        return token
+
+    def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
+        if token == TRANSPARENT:
+            return
+        self._release_mode()
+        mark = self._lap()
+        span = self._open.pop()[1]
+        if span is not None:
+            span[1] = mark
+        try:
+            super().leave_module(module, token, result)
+        finally:
+            self.clock.go()
+            if not self._stack and not self.whole:
+                if result is FAILED:
+                    self.stop()
+                elif self.phase == "forward":
+                    self.end()
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        self._hold_mode()
+        try:
+            with super().during(phase):
+                yield
+        except BaseException:
+            self._release_mode()
+            if not self.whole and not self._stack:
+                self.stop()
+            raise
+        self._release_mode()
+
+    def ran(self, signature: Signature, inputs: list[torch.Tensor], outputs: list[torch.Tensor], start: Any, end: Any) -> None:
+        """An operator ran between two marks; the clock stands still."""
+        if not self._runs():
+            self.begin(self.phase)
+            self.laps[-1] = None, start
+        read: list[Any] = [self.storage_of(t) or self.book.nowhere for t in inputs]
+        written: list[Any] = [self.book.find(t)[0] for t in outputs]
+        index = len(self.log.calls)
+        self.called(signature, read, written)
+        self.spans[index] = start, end
+        if self.phase == "backward":
+            self.laps.append(((self.step, "backward", self.log.calls[index].module), end))
+
+    # ---- from start to stop
+
+    def _hold_mode(self) -> None:
+        self._mode_depth += 1
+        if self._mode_depth == 1:
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def _release_mode(self) -> None:
+        self._mode_depth -= 1
+        if self._mode_depth == 0:
+            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def start(self) -> None:
+        """Begin to listen in this thread."""
+        undo = ExitStack()
+        undo.enter_context(listen(self))
+        self._undo, self._thread = undo, threading.get_ident()
+        self._last_sequence = next_sequence_number()
+        if self.whole:
+            self._hold_mode()
+        else:
+            self.start_step(self.step)
+
+    def stop(self) -> None:
+        """Listen no more; torch and the model are as they were. Nothing happens where nothing was started."""
+        if self._undo is None:
+            return
+        undo, self._undo, self._thread = self._undo, None, -1
+        try:
+            self.end()
+            if self.whole:
+                self._release_mode()
+        finally:
+            undo.close()
+            self.book.close()
+            self.clock.settle()
+
+    @contextmanager
+    def recording(self) -> Iterator[RuntimeRecorder]:
+        """Listen for the length of a block."""
+        self.start()
+        try:
+            yield self
+        finally:
+            self.stop()
+
+
+def device_of(root: torch.nn.Module) -> torch.device:
+    """Where the first parameter or buffer of a model is."""
+    return next((t.device for tensors in (root.parameters(), root.buffers()) for t in tensors), torch.device("cpu"))

@@ -1,0 +1,73 @@
+"""Real storages, each with a number of its own for as long as it lives."""
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from analyzer.meta.address_space import HostMemory, HostRegion
+
+
+class RealStorage:
+    """What the log knows a storage by."""
+
+    __slots__ = ("number", "size", "claim", "region", "ref", "__weakref__")
+
+    def __init__(self, number: int, size: int, claim: torch.device, region: HostRegion) -> None:
+        self.number, self.size, self.claim, self.region = number, size, claim, region
+        self.ref: weakref.ref[torch.UntypedStorage] | None = None
+
+    def nbytes(self) -> int:
+        return self.size
+
+
+class StorageBook:
+    """Numbers storages and tells of their births and deaths.
+
+    A storage has one Python object for as long as it lives, whoever holds it: a weak reference to that tells of its death.
+    """
+
+    def __init__(self, memory: HostMemory, device: torch.device, born: Callable[[RealStorage], None],
+                 died: Callable[[RealStorage], None]) -> None:
+        self._memory, self._device, self._born, self._died = memory, device, born, died
+        self._found: dict[int, RealStorage] = {}  # by address of the C++ object
+        self._next = itertools.count().__next__
+        self.nowhere = RealStorage(-1, 0, torch.device("cpu"), HostRegion(0, 0))  #: stands for tensors that have no storage of their own
+
+    def find(self, tensor: torch.Tensor) -> tuple[RealStorage, bool]:
+        """The storage of ``tensor``, and whether it was not known before."""
+        if tensor.layout is not torch.strided:
+            return self.nowhere, False
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # wrappers around other tensors need not have one
+            return self.nowhere, False
+        key = storage._cdata
+        found = self._found.get(key)
+        if found is not None and found.ref is not None and found.ref() is storage:
+            return found, False
+        size = storage.nbytes()
+        # only the memory of the model's device is watched
+        record = RealStorage(self._next(), size, tensor.device, self._memory.allocate(size if tensor.device == self._device else 0))
+        self._found[key] = record
+        record.ref = weakref.ref(storage, self._when_gone(record, key))
+        self._born(record)
+        return record, True
+
+    def _when_gone(self, record: RealStorage, key: int) -> Callable[[Any], None]:
+        def gone(_: Any) -> None:
+            if self._found.get(key) is record:
+                del self._found[key]
+            self._memory.free(record.region)
+            self._died(record)
+
+        return gone
+
+    def close(self) -> None:
+        """Listen no more: the weak references go, and their callbacks with them."""
+        for record in self._found.values():
+            record.ref = None
+        self._found.clear()
