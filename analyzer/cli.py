@@ -8,6 +8,7 @@ from pathlib import Path
 
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
+from analyzer.report.choice import add_report_options, print_report
 from analyzer.solver.command import add_fit_command, run_fit
 from analyzer.sweep.command import add_sweep_command, run_sweep
 
@@ -29,6 +30,8 @@ examples:
   analyzer profile vit_b_16 --input 8x3x224x224
   analyzer profile hf:BertConfig --input input_ids=int64:8x512 --optimizer adamw --autocast bfloat16
   analyzer profile torchvision:resnet50 --mode infer --device a100 --show summary
+  analyzer profile torchvision:resnet18 --input 16x3x224x224 --mode infer --report torchinfo --columns output_size,num_params,mult_adds
+  analyzer profile hf:BertConfig --input input_ids=int64:1x128 --mode infer --convention deepspeed --report deepspeed --top-modules 3
   analyzer profile mypackage.models:build --input tokens=int64:4x2048 --json profile.json
 
 exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be used
@@ -58,10 +61,9 @@ def make_parser() -> argparse.ArgumentParser:
                      help="whose way of counting FLOPs (default own: every operator, forward and backward; the others: the forward pass alone, "
                           "as those packages print it)")
     run.add_argument("--show", default="table,summary", metavar="WHAT", help=f"what to print, of {', '.join(_SHOWN)} (default table,summary)")
-    run.add_argument("--depth", type=int, metavar="N", help="show modules (and nodes by the module that holds them) down to this depth")
-    run.add_argument("--sort", metavar="COLUMN", help="sort the table by this quantity, largest first, e.g. incremental_bytes or fwd_flops")
     run.add_argument("--json", type=Path, metavar="FILE", help="save the whole profile (read it with Profile.from_json)")
     run.add_argument("--html", type=Path, metavar="FILE", help="save the profile as one HTML page")
+    add_report_options(run)
 
     add_fit_command(commands)
     add_dryrun_command(commands)
@@ -107,7 +109,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
     for word in shown:
         if word not in _SHOWN:
             raise InputError(f"--show {arguments.show}: {word!r} is none of {', '.join(_SHOWN)}")
-    for path in (arguments.json, arguments.html):
+    for path in (arguments.json, arguments.html, arguments.output):
         if path is not None and not path.absolute().parent.is_dir():
             raise InputError(f"{path}: the folder {path.absolute().parent} does not exist")
 
@@ -154,7 +156,10 @@ def run_profile(arguments: argparse.Namespace) -> int:
     texts: dict[str, Callable[[], str]] = {
         "table": lambda: found.table(sort=arguments.sort, depth=arguments.depth, columns=("fwd_macs", "bwd_macs")), "summary": found.summary,
         "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort)}
-    print("\n\n".join(texts[word]() for word in shown))
+    if arguments.report is not None:
+        print_report(found, arguments)
+    else:
+        print("\n\n".join(texts[word]() for word in shown))
     if arguments.json is not None:
         found.to_json(arguments.json)
     if arguments.html is not None:

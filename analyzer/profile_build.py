@@ -13,6 +13,7 @@ from analyzer.fx.node_info import NodeInfo, TensorInfo
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.memory.timeline import read_memory
 from analyzer.profile_data import CostInfo, HolderInfo, ModuleCall, ModuleInfo, OperatorInfo, PhaseInfo, Profile, UncountedInfo
+from analyzer.profile_parallel import find_parallel_sizes
 from analyzer.profilers.annotation import Annotation, part_of
 from analyzer.profile_short import describe_placement, describe_shortage, forget_unfinished
 from analyzer.profilers.memory import alive_at, category_of, forward_ends
@@ -42,14 +43,15 @@ def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotat
     given = {k: v for k, v in totals.items() if k in _PROFILE_FIELDS}
     inputs = _inputs(log)
     operators = _operators(log, operator_rows, {phase for _, phase in phase_rows})
+    modules = _module_tree(log, root, module_rows, operators, totals.get("optimizer_seconds"))
     return Profile(
-        **{**facts, **given}, params=params, inputs=inputs, batch_size=next((t.shape[0] for t in inputs.values() if t.shape), None),
+        **{**find_parallel_sizes(root), **facts, **given}, params=params, inputs=inputs,
+        batch_size=next((t.shape[0] for t in inputs.values() if t.shape), None),
         torch_version=str(torch.__version__), analyzer_version=package_version(),
         first_step=_phases(phase_rows, 0), phases={} if ended_early else _phases(phase_rows, last), holders=_holders(log), timeline=timeline,
         memory_events=events, out_of_memory=describe_shortage(log),
         nodes=tuple(node_info(log, i, node_rows[i]) for i, node in enumerate(log.nodes) if node.step == last),
-        modules=_module_tree(log, root, module_rows, operators, totals.get("optimizer_seconds")), module_calls=_module_calls(log),
-        operators=_sum_operators(operators), assumptions=tuple(log.assumptions))
+        modules=modules, module_calls=_module_calls(log), operators=_sum_operators(operators), assumptions=tuple(log.assumptions))
 
 
 def build_unplaced_profile(root: torch.nn.Module, error: DeviceOutOfMemoryError, **facts: Any) -> Profile:

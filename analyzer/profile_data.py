@@ -5,7 +5,7 @@ imported when a view is asked for.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -350,10 +350,21 @@ class Profile:
         return summarize(self)
 
     def module_tree(self, depth: int | None = None, sort: str | None = None, *, columns: Sequence[str] = (),
-                    fmt: str = "simple") -> str:
-        """The modules as an indented table in which a parent is its children plus its "(own)" row."""
+                    fmt: str = "simple", ignore_modules: Collection[str | type] = (), only: bool = False) -> str:
+        """The modules as an indented table in which a parent is its children plus its "(own)" row; see `analyzer.report.module_tree`."""
         from analyzer.report.module_tree import module_tree
-        return module_tree(self.modules, depth=depth, sort=sort, columns=columns, fmt=fmt)
+        return module_tree(self.modules, depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules, only=only)
+
+    def report(self, kind: str = "deepspeed", **options: Any) -> str:
+        """A report of modules in the layout of a known tool: ``"deepspeed"``, ``"flops-profiler"``, ``"torchinfo"``, ``"tids"``, ``"tree"`` or
+        ``"summary"``, with that tool's options; see `analyzer.report.deepspeed_report`, `torchinfo_table`, `tids_report` and `module_tree`."""
+        from analyzer.report.choice import render_report
+        return render_report(self, kind, **options)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from analyzer.report.html import to_fragment
+        return to_fragment(self)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The profile as JSON text, which is also written to ``path`` if one is given.

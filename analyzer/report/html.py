@@ -12,6 +12,7 @@ from .column import Column, format_quantity
 from .module_tree import DEFAULT_COLUMNS as MODULE_COLUMNS
 from .module_row import OWN, describe_type, has_own_row, name_module
 from .node_table import TEN_COLUMNS, format_totals
+from .notation import list_notations
 from .summary import describe_run, list_sections
 
 _STYLE = """
@@ -60,6 +61,27 @@ def to_html(profile: Profile, path: str | Path | None = None) -> str:
     if path is not None:
         Path(path).write_text(page, encoding="utf-8")
     return page
+
+
+def to_fragment(profile: Profile) -> str:
+    """What a notebook shows: the run, the figures of the model, and its modules down to the second level, the rest folded."""
+    title, *run = describe_run(profile)
+    figures = "".join(f"<tr><td style=\"text-align:left\">{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in list_notations(profile))
+    tree = [] if profile.modules is None else [_fold(profile.modules)]
+    return "\n".join([f"<div><b>{escape(title)}</b><br>{'<br>'.join(map(escape, run))}", f"<table>{figures}</table>", *tree, "</div>"])
+
+
+def _fold(module: ModuleInfo) -> str:
+    """One module as a line, and those below it folded behind it. Notebooks bring no style of ours, so the line says what is what."""
+    told = ", ".join(f"{column.header} {column.format(getattr(module, column.field))}" for column in MODULE_COLUMNS)
+    line = f"<b>{escape(name_module(module))}</b> {escape(describe_type(module))}: <small>{escape(told)}</small>"
+    if not module.children:
+        return f"<div style=\"margin-left:1.2em\">{line}</div>"
+    below = "".join(map(_fold, module.children))
+    if has_own_row(module):
+        own = ", ".join(f"{column.header} {column.format(getattr(module.own, column.field))}" for column in MODULE_COLUMNS)
+        below += f"<div style=\"margin-left:1.2em\">{OWN}: <small>{escape(own)}</small></div>"
+    return f"<details{' open' if module.depth == 0 else ''} style=\"margin-left:1.2em\"><summary>{line}</summary>{below}</details>"
 
 
 def _list_nodes(profile: Profile) -> Iterator[str]:

@@ -7,6 +7,7 @@ from analyzer.profile_data import PhaseInfo, Profile
 from analyzer.units import UNKNOWN
 
 from .column import Column, format_quantity, print_rows
+from .notation import list_notations
 
 PHASE_COLUMNS = (
     Column("allocated_bytes", "Allocated at end", "bytes"),
@@ -58,6 +59,7 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
         if phases:
             yield title, print_rows(("Phase", *(column.header for column in PHASE_COLUMNS)), list_phase_rows(phases))
     yield f"Time ({profile.seconds_method})", print_rows(("", "Time"), list_time_rows(profile))
+    yield "In DeepSpeed's notation", print_rows(("", "Figure"), list(list_notations(profile)))
     yield "Assumptions", "\n".join(f"- {line}" for line in profile.assumptions) or "none"
 
 

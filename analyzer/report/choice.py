@@ -1,0 +1,109 @@
+"""Which report to print: one place for `Profile.report`, ``analyzer profile`` and ``analyzer measure``."""
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from analyzer.errors import InputError
+from analyzer.profile_data import Profile
+
+from .column import FORMATS
+from .deepspeed_report import deepspeed_report
+from .module_tree import COLUMNS as TREE_COLUMNS
+from .module_tree import module_tree
+from .summary import summarize
+from .tids_report import tids_report
+from .torchinfo_table import COLUMNS as TORCHINFO_COLUMNS
+from .torchinfo_table import torchinfo_table
+
+
+def flops_profiler_report(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, detailed: bool = True, as_string: bool = True,
+                          output_file: str | Path | None = None, ignore_modules: Any = None) -> str:
+    """`deepspeed_report` with the functions that run in each module."""
+    return deepspeed_report(profile, module_depth=module_depth, top_modules=top_modules, detailed=detailed, as_string=as_string,
+                            output_file=output_file, ignore_modules=ignore_modules, style="flops-profiler")
+
+
+def tree_report(profile: Profile, *, depth: int | None = None, sort: str | None = None, columns: Any = (), fmt: str = "text",
+                ignore_modules: Any = ()) -> str:
+    """`module_tree` of the profile."""
+    return module_tree(profile.modules, depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules)
+
+
+REPORTS: dict[str, Callable[..., str]] = {
+    "deepspeed": deepspeed_report, "flops-profiler": flops_profiler_report, "torchinfo": torchinfo_table, "tids": tids_report,
+    "tree": tree_report, "summary": summarize,
+}
+
+
+def render_report(profile: Profile, kind: str, **options: Any) -> str:
+    """The report of that name, one of `REPORTS`, as text. Raises InputError for another name and for an option that it does not know.
+
+    >>> from analyzer.profile_data import ModuleInfo
+    >>> profile = Profile(name="Net", mode="infer", modules=ModuleInfo(path="", type="Net", params=3))
+    >>> render_report(profile, "tids")
+    '(model): Net, num_params 3, -ms, - latency, input shape None, output shape None'
+    """
+    if kind not in REPORTS:
+        raise InputError(f"report({kind!r}): must be one of {', '.join(map(repr, REPORTS))}")
+    known = list_options(kind)
+    for name in options:
+        if name not in known:
+            raise InputError(f"report({kind!r}, {name}=...): its options are {', '.join(known) or 'none'}")
+    return REPORTS[kind](profile, **options)
+
+
+def list_options(kind: str) -> list[str]:
+    """The names of a report's options."""
+    return list(inspect.signature(REPORTS[kind]).parameters)[1:]
+
+
+# ---- the command line
+
+
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """Options of a command that prints a report of a profile."""
+    group = parser.add_argument_group("reports of modules")
+    group.add_argument("--report", choices=tuple(REPORTS), help="print this report, in the layout of the tool of that name")
+    group.add_argument("--depth", type=int, metavar="N", help="show modules (and nodes by the module that holds them) down to this depth")
+    group.add_argument("--sort", metavar="COLUMN", help="sort by this quantity, largest first, e.g. incremental_bytes or fwd_flops (node table, tree)")
+    group.add_argument("--columns", type=_split, metavar="NAMES",
+                       help=f"columns, separated by commas; of the tree, besides the usual: {', '.join(TREE_COLUMNS)}; "
+                            f"of torchinfo: {', '.join(TORCHINFO_COLUMNS)}".replace("%", "%%"))
+    group.add_argument("--module-depth", type=int, metavar="N", help="how deep the largest modules are named (deepspeed; default all)")
+    group.add_argument("--top-modules", type=int, metavar="K", help="how many of them at each depth (deepspeed; default 1)")
+    group.add_argument("--no-detail", action="store_true", help="leave out the tree of modules (deepspeed)")
+    group.add_argument("--ignore-modules", type=_split, metavar="NAMES", help="classes or paths that count as their parent's own (deepspeed, tree)")
+    group.add_argument("--format", choices=tuple(FORMATS), help="of the tree and torchinfo's table (default text)")
+    group.add_argument("--output", type=Path, metavar="FILE", help="write the report to this file instead of printing it")
+
+
+def format_report(profile: Profile, arguments: argparse.Namespace) -> str:
+    """The report that the options of `add_report_options` ask for. Raises InputError for an option that it does not have."""
+    kind = arguments.report
+    given = {"depth": arguments.depth, "sort": arguments.sort, "module_depth": arguments.module_depth, "top_modules": arguments.top_modules,
+             "detailed": False if arguments.no_detail else None, "ignore_modules": arguments.ignore_modules, "fmt": arguments.format,
+             "col_names" if kind == "torchinfo" else "columns": arguments.columns}
+    flags = {"fmt": "format", "col_names": "columns", "detailed": "no-detail"}
+    options = {name: value for name, value in given.items() if value is not None}
+    known = list_options(kind)
+    for name in options:
+        if name not in known:
+            raise InputError(f"--{flags.get(name, name).replace('_', '-')}: --report {kind} has no such option")
+    return render_report(profile, kind, **options)
+
+
+def print_report(profile: Profile, arguments: argparse.Namespace) -> None:
+    """Print the report, or write it to the file that ``--output`` names."""
+    text = format_report(profile, arguments)
+    if arguments.output is None:
+        print(text)
+    else:
+        arguments.output.write_text(text + "\n", encoding="utf-8")
+
+
+def _split(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
