@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from analyzer.errors import InputError
+from analyzer.errors import DataDependentError, InputError
 from analyzer.fx.leaf_module import find_leaf_impl, is_leaf
 from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
 from analyzer.hardware import DeviceSpec, find_device
@@ -108,7 +108,7 @@ def profile(
     plays = reuse and step is None and options.capacity_bytes is None and options.set_to_none
     excluded: set[type[torch.nn.Module]] = set()
 
-    def run() -> Profile:
+    def run(options: ProfileOptions) -> Profile:
         meta_mode = MetaTensorMode(options, adopted_claim=claim)
         with frozen_collector(), meta_mode, claiming(spec), borrow_module(module, claim) as borrowed:
             if remark:
@@ -134,11 +134,26 @@ def profile(
 
     while True:
         try:
-            return run()
+            return expect_values(run, options)
         except PlayedTwice as played:
             excluded.add(played.kind)
         except DeviceOutOfMemoryError as error:
             return build_unplaced_profile(module, error, **facts, assumptions=(remark,) if remark else ())
+
+
+def expect_values(run: Callable[[ProfileOptions], Profile], options: ProfileOptions) -> Profile:
+    """``run(options)``; expected contents are followed only in a second run, for a model that asks for them."""
+    if options.unknown_value != "expected":
+        return run(options)
+    try:
+        return run(replace(options, unknown_value="error"))
+    except DataDependentError as error:
+        try:
+            return run(options)
+        except (PlayedTwice, DeviceOutOfMemoryError):
+            raise
+        except Exception:  # what was expected leads nowhere
+            raise error from None
 
 
 def limit_memory(options: ProfileOptions, spec: DeviceSpec) -> tuple[ProfileOptions, str | None]:

@@ -15,8 +15,9 @@ from analyzer.meta.claimed_device_spec import claimed_spec, claiming
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.stand_in import stand_in_arguments
 from analyzer.meta.tensor import claim_of
-from analyzer.profile import Profilers, check_arguments, choose_profilers, register_inputs
+from analyzer.profile import Profilers, check_arguments, choose_profilers, expect_values, register_inputs
 from analyzer.profile_build import build_profile
+from analyzer.profile_data import Profile
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder, tensors_in
 
@@ -46,17 +47,23 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     check_arguments(mode, autocast, ProfileOptions(steps=1))
     spec = None if device is None else find_device(device)
     claim = _claim(gm, (args, kwargs), spec)
-    meta_mode = MetaTensorMode(adopted_claim=claim)
-    with meta_mode, claiming(spec or claimed_spec()), borrow_module(gm, claim) as borrowed:
-        recorder = Recorder(meta_mode, gm, claim)
-        with recorder.recording():
-            run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)
-            names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
-            register_inputs(recorder, gm, borrowed, run_args, run_kwargs, names)
-            rows = GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast, device_type=claim.type).run()
-        annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
-        found = build_profile(recorder.log, gm, annotations, name=type(gm).__name__, mode=mode, device=None if spec is None else spec.name,
-                              autocast=None if autocast is None else str(autocast).removeprefix("torch."))
+    rows: dict[fx.Node, int] = {}
+
+    def run(options: ProfileOptions) -> Profile:
+        meta_mode = MetaTensorMode(options, adopted_claim=claim)
+        with meta_mode, claiming(spec or claimed_spec()), borrow_module(gm, claim) as borrowed:
+            recorder = Recorder(meta_mode, gm, claim)
+            with recorder.recording():
+                run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)
+                names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
+                register_inputs(recorder, gm, borrowed, run_args, run_kwargs, names)
+                rows.clear()
+                rows.update(GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast, device_type=claim.type).run())
+            annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
+            return build_profile(recorder.log, gm, annotations, name=type(gm).__name__, mode=mode, device=None if spec is None else spec.name,
+                                  autocast=None if autocast is None else str(autocast).removeprefix("torch."))
+
+    found = expect_values(run, ProfileOptions(steps=1))
     first = min(rows.values(), default=0)
     for node, row in rows.items():
         node.meta["info"] = found.nodes[row - first]

@@ -8,8 +8,8 @@ import torch
 
 from analyzer.errors import DataDependentError
 
-from .density import distinct_count
-from .known_value import Call, Known, ReadArgument, Result, read_known, small_enough, window_of
+from .density import distinct_count, origin_of
+from .known_value import Call, Deferred, Known, ReadArgument, Result, read_known, small_enough, window_of
 from .mode_stack import without_modes
 from .operator_info import OperatorInfo
 from .output_cache import spec_of
@@ -50,9 +50,9 @@ def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwarg
         return _keep_origin(_new(state, tensors[0], (count,), tensors[0].dtype), args[0])
     if name == "nms":  # boxes that do not overlap are all kept
         count = _count(state, "nms", args[1])
-        return _new(state, args[0], (count,), torch.int64)
+        return _first(state, _new(state, args[0], (count,), torch.int64), (args[1].numel(),))
     if name == "nonzero":
-        return _new(state, args[0], (_count(state, "nonzero", args[0]), args[0].dim()), torch.int64)
+        return _first(state, _new(state, args[0], (_count(state, "nonzero", args[0]), args[0].dim()), torch.int64), tuple(args[0].shape))
     if name == "repeat_interleave":
         return _new(state, args[0], (kwargs["output_size"],), torch.int64)
     if name in ("_unique", "_unique2", "unique_consecutive"):
@@ -69,7 +69,7 @@ def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwarg
 
 def _has_value(tensor: Tensor) -> bool:
     storage = tensor.untyped_storage()
-    return isinstance(storage, MetaStorage) and storage.known is not None
+    return isinstance(storage, MetaStorage) and storage.known is not None and not storage.known.assumed
 
 
 def _unknown(state: MetaState, operator: str, remedy: str) -> DataDependentError:
@@ -86,6 +86,12 @@ def _scalar(state: MetaState, tensor: Tensor) -> Any:
     if tensor.dtype is torch.bool and (passing := passing_value()) is not None:
         state.assume(f"data is taken to pass the model's own check {state.where()}")
         return passing
+    value = read_known(tensor, assumed=True)
+    if value is not None and (not tensor.dtype.is_floating_point or bool(value.isfinite())):
+        number = value.item()
+        state.assume(f"an unknown scalar ({tensor.dtype}) was taken as {number:.4g}, its value where what the layers compute is zero {state.where()}")
+        state.unknown_sizes += 1
+        return number
     # What an optimizer of torch asks for only scales its update: no size and no path depends on it.
     if state.options.unknown_value == "placeholder" or asked_by(_OPTIMIZERS):
         state.assume(f"an unknown scalar ({tensor.dtype}) was taken as {state.placeholder} {state.where()}")
@@ -94,7 +100,7 @@ def _scalar(state: MetaState, tensor: Tensor) -> Any:
             return float(state.placeholder) if tensor.dtype.is_floating_point else bool(state.placeholder) if tensor.dtype is torch.bool else state.placeholder
     raise _unknown(state, "aten.item (also bool(), int(), float(), if tensor:)",
                    "compute the value from shapes or Python numbers, pass the tensor with its values (a small integer or boolean tensor keeps "
-                   "them), or choose MetaOptions(unknown_value='placeholder')")
+                   "them), or choose ProfileOptions(unknown_value='placeholder')")
 
 
 def _compare(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -148,6 +154,16 @@ def _new(state: MetaState, like: Tensor, shape: tuple[int, ...], dtype: torch.dt
     return out
 
 
+def _first(state: MetaState, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``indices`` into ``shape``, which are taken to be the first ones where contents are expected."""
+    if state.options.unknown_value == "expected":
+        with without_modes():
+            found = torch.unravel_index(torch.arange(indices.shape[0]), shape) if shape else ()
+            value = torch.stack(found, 1).reshape(indices.shape).contiguous() if found else torch.zeros(indices.shape, dtype=torch.int64)
+            indices.untyped_storage().known = Deferred(value, assumed=True)  # type: ignore[attr-defined]
+    return indices
+
+
 def _exact(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
     reads: list[ReadArgument] = []
 
@@ -195,7 +211,7 @@ def _keep_origin(picked: Tensor, source: Tensor) -> Tensor:
     """``picked``, elements of ``source``, which may be among known integers."""
     known, storage = source.untyped_storage(), picked.untyped_storage()
     if isinstance(known, MetaStorage) and isinstance(storage, MetaStorage) and not source.is_floating_point():
-        storage.drawn_from = known.known or known.drawn_from
+        storage.drawn_from = origin_of(known)
     return picked
 
 

@@ -38,9 +38,14 @@ def expected_counts(name: str, args: Any, kwargs: Any) -> list[int] | None:
 
 def drawn_contents(name: str, storages: list[MetaStorage]) -> Known | None:
     """Known integers among which every element of the first output is: what is picked from them by unknown indices, and copies of that."""
-    if not storages or name not in _KEEPING or name == "cat" and len({id(s.known or s.drawn_from) for s in storages}) > 1:
+    if not storages or name not in _KEEPING or name == "cat" and len({id(origin_of(s)) for s in storages}) > 1:
         return None
-    return storages[0].known or storages[0].drawn_from
+    return origin_of(storages[0])
+
+
+def origin_of(storage: MetaStorage) -> Known | None:
+    """Known contents that those of ``storage`` are, or are among."""
+    return storage.known if storage.known is not None and not storage.known.assumed else storage.drawn_from
 
 
 def distinct_count(contents: Known) -> int:

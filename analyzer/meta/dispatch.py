@@ -18,7 +18,7 @@ from .data_dependent import answer_data_dependent
 from .finiteness import finite_answer
 from .gates import reopened
 from .dtype_rule import check_dtypes
-from .known_value import Call, Deferred, Known, ReadArgument, Result, Written, covers_storage, small_enough, window_of, worth_following
+from .known_value import Call, Deferred, Known, ReadArgument, Result, Written, Zeros, covers_storage, small_enough, window_of, worth_following
 from .density import drawn_contents, expected_counts, expected_density
 from .library_workspace import library_needs, take_library_workspaces
 from .mode_stack import without_modes
@@ -408,21 +408,33 @@ def adopt(state: MetaState, tensor: Tensor, claim: torch.device | None = None) -
     return out
 
 
-def _defer(tree: Any, reads: list[ReadArgument], unknown: list[Tensor]) -> Any:
-    """``tree`` with every tensor replaced by a read of its known contents; tensors without any are collected."""
+def _defer(tree: Any, reads: list[ReadArgument], unknown: list[Tensor], expects: bool = False) -> Any:
+    """``tree`` with every tensor replaced by a read of its known contents; tensors without any are collected, or taken as zero."""
     if isinstance(tree, Tensor):
         storage = tree.untyped_storage() if tree.layout is torch.strided else None
-        if not isinstance(storage, MetaStorage) or storage.known is None:
+        if not isinstance(storage, MetaStorage):
             unknown.append(tree)
             return None
-        read = ReadArgument(storage.known, window_of(tree))
+        known = storage.known
+        if known is None and (not expects or not worth_following(_numel(storage, tree.dtype))):
+            unknown.append(tree)
+            return None
+        read = ReadArgument(Zeros(_numel(storage, tree.dtype), tree.dtype) if known is None else known, window_of(tree))
         reads.append(read)
         return read
     if isinstance(tree, (list, tuple)):
-        return [_defer(x, reads, unknown) for x in tree]
+        return [_defer(x, reads, unknown, expects) for x in tree]
     if isinstance(tree, dict):
-        return {k: _defer(v, reads, unknown) for k, v in tree.items()}
+        return {k: _defer(v, reads, unknown, expects) for k, v in tree.items()}
     return tree
+
+
+def _expects(state: MetaState, info: OperatorInfo) -> bool:
+    """Whether unknown arguments of a call are to be taken as zero; results of products and convolutions are unknown all the same."""
+    return state.options.unknown_value == "expected" and info.name not in _PRODUCTS
+
+
+_PRODUCTS = {"convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_int_mm", "_scaled_mm"}
 
 
 def _numel(storage: MetaStorage, dtype: torch.dtype) -> int:
@@ -461,8 +473,9 @@ def _propagate_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: di
             return
     if not any(b is not None and isinstance(o, Tensor) and worth_following(_numel(b, o.dtype)) for o, b in zip(outputs, born)):
         return
-    call = Call(info.op, _defer(args, reads, unknown), _defer(kwargs, reads, unknown), reads, seed)
-    if unknown:
+    expects = _expects(state, info)
+    call = Call(info.op, _defer(args, reads, unknown, expects), _defer(kwargs, reads, unknown, expects), reads, seed)
+    if unknown or expects and all(isinstance(r.known, Zeros) for r in reads) and not info.enumerator:
         return
     single = len(outputs) == 1 and not info.op._schema.returns[0].type.isSubtypeOf(torch._C.ListType.ofTensors())
     for i, (out, storage) in enumerate(zip(outputs, born)):
@@ -503,7 +516,9 @@ def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
     unknown: list[Tensor] = []
     foreach = info.name.startswith("_foreach")
     written: list[tuple[MetaStorage, Known | None]] = []
-    whole = None if foreach else Call(info.op, _defer(args, reads, unknown), _defer(kwargs, reads, unknown), reads)
+    expects = _expects(state, info)
+    whole = None if foreach else Call(info.op, _defer(args, reads, unknown, expects), _defer(kwargs, reads, unknown, expects), reads)
+    expects = expects and any(not isinstance(r.known, Zeros) for r in reads)
     for position, target in targets:
         storage = target.untyped_storage() if target.layout is torch.strided else None
         if not isinstance(storage, MetaStorage):
@@ -513,7 +528,7 @@ def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
             if whole is not None:
                 others = [u for u in unknown if u is not target]
                 overwritten = info.overwrites and covers_storage(target, storage)
-                if not others and (storage.known is not None or overwritten):
+                if not others and (storage.known is not None or overwritten or expects):
                     new = Written(None if overwritten else storage.known, whole, position, window_of(target),
                                   _numel(storage, target.dtype), target.dtype)
             elif storage.known is not None:

@@ -260,8 +260,9 @@ def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     x = own(state, args[0])
     value = read_known(x)
     if value is None:
-        x.reshape(-1)[0].item()  # raises with the place and the way out, or notes the placeholder taken
-        value = _ones_like(x)
+        x.reshape(-1)[0].item()  # raises with the place and the way out, or notes what was taken
+        value = read_known(x, assumed=True)
+        value = _ones_like(x) if value is None else value
     with without_modes():
         return value.numpy().copy()
 

@@ -36,10 +36,11 @@ def worth_following(numel: int) -> bool:
 class Known:
     """The contents of one storage, as a flat tensor on CPU, computed at the first call of `flat`."""
 
-    __slots__ = ("_flat",)
+    __slots__ = ("_flat", "assumed")
 
-    def __init__(self, flat: torch.Tensor | None = None) -> None:
-        self._flat = flat
+    def __init__(self, assumed: bool = False) -> None:
+        self._flat: torch.Tensor | None = None
+        self.assumed = assumed  #: whether something unknown was taken as zero: good for an answer, not for what is said to be exact
 
     def parents(self) -> Sequence[Known]:
         """What must be computed first."""
@@ -71,8 +72,8 @@ class Deferred(Known):
 
     __slots__ = ("source",)
 
-    def __init__(self, source: torch.Tensor) -> None:
-        super().__init__()
+    def __init__(self, source: torch.Tensor, assumed: bool = False) -> None:
+        super().__init__(assumed)
         self.source = source
 
     def compute(self) -> torch.Tensor:
@@ -80,6 +81,19 @@ class Deferred(Known):
         count = whole.nbytes() // self.source.itemsize
         window = torch.empty(0, dtype=self.source.dtype, device=self.source.device).set_(whole, 0, (count,), (1,))
         return window.detach().to("cpu", copy=True)
+
+
+class Zeros(Known):
+    """What unknown contents are taken as where they meet known ones."""
+
+    __slots__ = ("numel", "dtype")
+
+    def __init__(self, numel: int, dtype: torch.dtype) -> None:
+        super().__init__(assumed=True)
+        self.numel, self.dtype = numel, dtype
+
+    def compute(self) -> torch.Tensor:
+        return torch.zeros(self.numel, dtype=self.dtype)
 
 
 class ReadArgument:
@@ -120,7 +134,7 @@ class Result(Known):
     __slots__ = ("call", "index", "window", "numel", "dtype")
 
     def __init__(self, call: Call, index: int | None, window: Window, numel: int, dtype: torch.dtype) -> None:
-        super().__init__()
+        super().__init__(any(r.known.assumed for r in call.reads))
         self.call, self.index, self.window, self.numel, self.dtype = call, index, window, numel, dtype
 
     def parents(self) -> Sequence[Known]:
@@ -141,7 +155,7 @@ class Written(Known):
     __slots__ = ("before", "call", "position", "window", "numel", "dtype")
 
     def __init__(self, before: Known | None, call: Call, position: Any, window: Window, numel: int, dtype: torch.dtype) -> None:
-        super().__init__()
+        super().__init__(before is not None and before.assumed or any(r.known.assumed for r in call.reads))
         self.before, self.call, self.position, self.window, self.numel, self.dtype = before, call, position, window, numel, dtype
 
     def parents(self) -> Sequence[Known]:
@@ -180,10 +194,13 @@ def covers_storage(tensor: torch.Tensor, storage: MetaStorage) -> bool:
     return tensor.numel() * tensor.itemsize == storage.nbytes() and not any(s == 0 for s in tensor.stride())
 
 
-def read_known(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The value of ``tensor`` as a tensor on CPU (not to be written), or None where it does not follow from a factory."""
+def read_known(tensor: torch.Tensor, assumed: bool = False) -> torch.Tensor | None:
+    """The value of ``tensor`` as a tensor on CPU (not to be written), or None where it does not follow from a factory.
+
+    With ``assumed``, also where something unknown was taken as zero on the way.
+    """
     storage = tensor.untyped_storage()
-    if not isinstance(storage, MetaStorage) or storage.known is None:
+    if not isinstance(storage, MetaStorage) or storage.known is None or storage.known.assumed and not assumed:
         return None
     with without_modes():
         flat = storage.known.flat()

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from analyzer.errors import InputError
 from analyzer.meta.options import MetaOptions
@@ -11,6 +12,7 @@ from analyzer.meta.options import MetaOptions
 class ProfileOptions(MetaOptions):
     """Settings of `profile`: those of `MetaOptions` and the step's own.
 
+    Unknown scalars are ``"expected"`` unless ``unknown_value`` says otherwise; one that follows from nothing known raises DataDependentError.
     ``steps`` training steps are run; the first makes gradients and optimizer states, the last is the steady state.
     ``set_to_none`` is what ``zero_grad`` gets. ``keep_events`` keeps the memory timeline and the allocator's acts.
     With ``capacity_bytes`` the device has that much for the allocator, with ``limit_to_device`` what the profiled device has (less what is
@@ -19,6 +21,7 @@ class ProfileOptions(MetaOptions):
     Raises InputError where both limits are given, or a capacity that is not positive.
     """
 
+    unknown_value: Literal["error", "expected", "placeholder"] = "expected"
     steps: int = 2
     set_to_none: bool = True
     keep_events: bool = True
