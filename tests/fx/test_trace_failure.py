@@ -192,8 +192,9 @@ def test_data_in_a_leaf_module() -> None:
             return x * float(x.max())
 
     model = nn.Sequential(nn.Linear(4, 4), Reader())
-    text = errors(lambda: symbolic_trace(model, meta_args={"input": META}), DataDependentError)
-    assert "in module '1' (Reader)" in text
+    gm = symbolic_trace(model, meta_args={"input": META})  # one node that runs the module
+    torch.testing.assert_close(gm(X), model(X))
+    assert any("the module Reader asks for what depends on data" in line for line in gm.meta["assumptions"])
     with register_leaf_module_impl.scope():
         register_leaf_module_impl(Reader, lambda module, x: torch.empty_like(x))
         gm = symbolic_trace(model, meta_args={"input": X})
