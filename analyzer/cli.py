@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
-from analyzer.report.choice import add_report_options, print_report
+from analyzer.report.choice import add_report_options, print_report, read_report_options
 from analyzer.solver.command import add_fit_command, run_fit
 from analyzer.sweep.command import add_sweep_command, run_sweep
 
@@ -112,6 +112,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
     for path in (arguments.json, arguments.html, arguments.output):
         if path is not None and not path.absolute().parent.is_dir():
             raise InputError(f"{path}: the folder {path.absolute().parent} does not exist")
+    read_report_options(arguments)
 
     from analyzer.hardware import find_device
     from analyzer.input_spec import parse_inputs

@@ -350,10 +350,11 @@ class Profile:
         return summarize(self)
 
     def module_tree(self, depth: int | None = None, sort: str | None = None, *, columns: Sequence[str] = (),
-                    fmt: str = "simple", ignore_modules: Collection[str | type] = (), only: bool = False) -> str:
+                    fmt: str = "simple", ignore_modules: Collection[str | type] = (), only: bool = False, as_string: bool = True) -> str:
         """The modules as an indented table in which a parent is its children plus its "(own)" row; see `analyzer.report.module_tree`."""
         from analyzer.report.module_tree import module_tree
-        return module_tree(self.modules, depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules, only=only)
+        return module_tree(self.modules, depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules, only=only,
+                           as_string=as_string)
 
     def report(self, kind: str = "deepspeed", **options: Any) -> str:
         """A report of modules in the layout of a known tool: ``"deepspeed"``, ``"flops-profiler"``, ``"torchinfo"``, ``"tids"``, ``"tree"`` or

@@ -21,16 +21,17 @@ from .torchinfo_table import torchinfo_table
 
 
 def flops_profiler_report(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, detailed: bool = True, as_string: bool = True,
-                          output_file: str | Path | None = None, ignore_modules: Any = None) -> str:
+                          output_file: str | Path | None = None, ignore_modules: Any = None, depth: int | None = None) -> str:
     """`deepspeed_report` with the functions that run in each module."""
     return deepspeed_report(profile, module_depth=module_depth, top_modules=top_modules, detailed=detailed, as_string=as_string,
-                            output_file=output_file, ignore_modules=ignore_modules, style="flops-profiler")
+                            output_file=output_file, ignore_modules=ignore_modules, depth=depth, style="flops-profiler")
 
 
 def tree_report(profile: Profile, *, depth: int | None = None, sort: str | None = None, columns: Any = (), fmt: str = "text",
-                ignore_modules: Any = ()) -> str:
+                ignore_modules: Any = (), only: bool = False, as_string: bool = True) -> str:
     """`module_tree` of the profile."""
-    return module_tree(profile.modules, depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules)
+    return module_tree(profile.modules, depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules, only=only,
+                       as_string=as_string)
 
 
 REPORTS: dict[str, Callable[..., str]] = {
@@ -78,27 +79,27 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-detail", action="store_true", help="leave out the tree of modules (deepspeed)")
     group.add_argument("--ignore-modules", type=_split, metavar="NAMES", help="classes or paths that count as their parent's own (deepspeed, tree)")
     group.add_argument("--format", choices=tuple(FORMATS), help="of the tree and torchinfo's table (default text)")
+    group.add_argument("--raw", action="store_true", help="plain numbers, in bytes and seconds (deepspeed, tree)")
     group.add_argument("--output", type=Path, metavar="FILE", help="write the report to this file instead of printing it")
 
 
-def format_report(profile: Profile, arguments: argparse.Namespace) -> str:
-    """The report that the options of `add_report_options` ask for. Raises InputError for an option that it does not have."""
+def read_report_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of the chosen report. Raises InputError for one that it does not have; to be called before any work is done."""
     kind = arguments.report
     given = {"depth": arguments.depth, "sort": arguments.sort, "module_depth": arguments.module_depth, "top_modules": arguments.top_modules,
              "detailed": False if arguments.no_detail else None, "ignore_modules": arguments.ignore_modules, "fmt": arguments.format,
-             "col_names" if kind == "torchinfo" else "columns": arguments.columns}
-    flags = {"fmt": "format", "col_names": "columns", "detailed": "no-detail"}
+             "as_string": False if arguments.raw else None, "col_names" if kind == "torchinfo" else "columns": arguments.columns}
+    flags = {"fmt": "format", "col_names": "columns", "detailed": "no-detail", "as_string": "raw"}
     options = {name: value for name, value in given.items() if value is not None}
-    known = list_options(kind)
-    for name in options:
-        if name not in known:
+    for name in options if kind is not None else ():
+        if name not in list_options(kind):
             raise InputError(f"--{flags.get(name, name).replace('_', '-')}: --report {kind} has no such option")
-    return render_report(profile, kind, **options)
+    return options
 
 
 def print_report(profile: Profile, arguments: argparse.Namespace) -> None:
     """Print the report, or write it to the file that ``--output`` names."""
-    text = format_report(profile, arguments)
+    text = render_report(profile, arguments.report, **read_report_options(arguments))
     if arguments.output is None:
         print(text)
     else:

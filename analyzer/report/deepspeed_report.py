@@ -10,9 +10,10 @@ from analyzer.errors import InputError
 from analyzer.profile_data import CostInfo, ModuleInfo, Profile
 from analyzer.units import format_bytes, format_figure, format_latency, format_share
 
+from .column import check_layout
 from .functional import FunctionInfo, list_functions, sum_functions
-from .module_row import Ignored, divide, find_root, format_shapes, has_own_row, leave_out
-from .notation import NOTATIONS, list_notations, plain
+from .module_row import Ignored, divide, find_root, format_shapes, has_own_row, leave_out, plain
+from .notation import NOTATIONS, list_notations
 
 STYLES = ("deepspeed", "flops-profiler")
 _WIDTH = 78
@@ -30,11 +31,12 @@ Note: 1. What a module does outside its submodules is its "(own)" row, so that a
 
 
 def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, detailed: bool = True, as_string: bool = True,
-                     output_file: str | Path | None = None, ignore_modules: Ignored | None = None, style: str = "deepspeed") -> str:
+                     output_file: str | Path | None = None, ignore_modules: Ignored | None = None, depth: int | None = None, style: str = "deepspeed") -> str:
     """The report as text, also written to ``output_file`` if one is given (its folder is made).
 
     The aggregated profile names, at each depth down to ``module_depth`` (-1: all), the ``top_modules`` classes that have most parameters,
-    FLOPs, MACs, latency and activation bytes. ``detailed`` adds the tree of modules, each with its figures. ``as_string=False`` prints
+    FLOPs, MACs, latency and activation bytes. ``detailed`` adds the tree of modules, each with its figures,
+    down to ``depth``. ``as_string=False`` prints
     plain numbers (bytes, seconds). ``ignore_modules`` are classes, class names or paths that count as their parent's own.
     ``style="flops-profiler"`` adds what each function costs within each module.
 
@@ -48,6 +50,7 @@ def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: i
     """
     if style not in STYLES:
         raise InputError(f"deepspeed_report(style={style!r}): must be one of {', '.join(map(repr, STYLES))}")
+    check_layout(depth, 0, "text", "deepspeed_report()")
     root = find_root(profile.modules, "deepspeed_report()")
     root = leave_out(root, ignore_modules) if ignore_modules else root
     figures = Figures(root, as_string)
@@ -56,7 +59,7 @@ def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: i
     lines += ["", _rule("Aggregated Profile per Device"), *aggregate(root, module_depth, top_modules, figures)]
     if detailed:
         lines += ["", _rule("Detailed Profile per Device"), "Each module profile is listed after its name in the following order:",
-                  _ORDER[style], "", _NOTE, "", *_print_module(root, figures, style)]
+                  _ORDER[style], "", _NOTE, "", *_print_module(root, figures, style, depth)]
     text = "\n".join([*lines, "-" * _WIDTH])
     if output_file is not None:
         path = Path(output_file)
@@ -151,7 +154,7 @@ def sum_by_class(root: ModuleInfo) -> list[dict[str, CostInfo]]:
 # ---- the detailed profile
 
 
-def _print_module(module: ModuleInfo, figures: Figures, style: str) -> list[str]:
+def _print_module(module: ModuleInfo, figures: Figures, style: str, depth: int | None) -> list[str]:
     """As the repr of a module, which puts the figures where `extra_repr` stands."""
     told = [*_tell(module, figures, sum_functions(module) if style != "deepspeed" else {}, style),
             f"{figures.bytes(module.activation_bytes)} activations", f"{format_shapes(module.inputs)} -> {format_shapes(module.outputs)}"]
@@ -160,11 +163,11 @@ def _print_module(module: ModuleInfo, figures: Figures, style: str) -> list[str]
     if module.extra_repr:
         told += module.extra_repr.split("\n")
     line = ", ".join(told)
-    if not module.children:
+    if not module.children or module.depth == depth:
         return [f"{module.type}({line})"]
     lines = [f"{module.type}(", f"  {line}"]
     for child in module.children:
-        first, *rest = _print_module(child, figures, style)
+        first, *rest = _print_module(child, figures, style, depth)
         lines += [f"  ({child.path.rpartition('.')[2]}): {first}", *(f"  {text}" for text in rest)]
     if has_own_row(module):
         lines += [f"  {text}" for text in _print_own(module, figures, style)]

@@ -145,3 +145,8 @@ def format_shapes(tensors: Sequence[TensorInfo]) -> str:
 def divide(amount: float | None, by: float | None) -> float | None:
     """None where either is unknown or there is nothing to divide by."""
     return None if amount is None or not by else amount / by
+
+
+def plain(value: object) -> str:
+    """A number as it is."""
+    return UNKNOWN if value is None else str(value)

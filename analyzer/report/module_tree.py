@@ -7,7 +7,7 @@ from analyzer.profile_data import CostInfo, ModuleInfo
 from analyzer.units import format_share
 
 from .column import Column, check_layout, find_column, name_columns, print_rows
-from .module_row import Ignored, ModuleRow, find_root, leave_out, list_rows
+from .module_row import Ignored, ModuleRow, divide, find_root, leave_out, list_rows, plain
 
 DEFAULT_COLUMNS = (
     Column("params", "Params", "count"),
@@ -47,12 +47,13 @@ _LEFT = ("input_shapes", "output_shapes", "kernel_size", "extra_repr")
 
 
 def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | None = None, columns: Sequence[str] = (),
-                fmt: str = "simple", ignore_modules: Ignored = (), only: bool = False) -> str:
+                fmt: str = "simple", ignore_modules: Ignored = (), only: bool = False, as_string: bool = True) -> str:
     """The tree as text, down to ``depth`` (0 is the root alone).
 
     ``sort`` (a field or a heading) orders siblings, largest first; ``columns`` are fields to print after the usual ones, or in their place
     with ``only``; every cost also has its share of the model's, e.g. ``params_share``. ``fmt`` is ``"text"``, ``"markdown"``, ``"csv"``,
     ``"latex"``, ``"html"`` or a format of tabulate. Modules of the classes (names or paths) in ``ignore_modules`` count as their parent's own.
+    ``as_string=False`` prints plain numbers: bytes, seconds, shares as fractions.
     A module with children ends with an "(own)" row, what it does outside them, unless that is nothing.
     Raises InputError for a name it does not know and for a profile without modules.
 
@@ -70,23 +71,25 @@ def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | N
     key = None if sort is None else find_column({c.field: c for c in _COSTS}, sort, "module_tree(sort=...)").field
     root = leave_out(root, ignore_modules) if ignore_modules else root
     rows = list_rows(root, depth, None if key is None else lambda module: getattr(module, key))
-    cells = [[_indent(row.depth) + row.name, row.type, *(_format_cell(row, column, root) for column in shown)] for row in rows]
+    cells = [[indent(row.depth) + row.name, row.type, *(_format_cell(row, column, root, as_string) for column in shown)] for row in rows]
     left = [0, 1, *(i for i, column in enumerate(shown, 2) if column.field in _LEFT)]
     return print_rows(["Module", "Type", *(column.header for column in shown)], cells, left=left, fmt=fmt)
 
 
-def _format_cell(row: ModuleRow, column: Column, root: ModuleInfo) -> str:
+def _format_cell(row: ModuleRow, column: Column, root: ModuleInfo, as_string: bool) -> str:
     field = column.field
     if field.endswith(_SHARE):
         name = field.removesuffix(_SHARE)
-        return format_share(getattr(row.costs, name), getattr(root, name))
-    if field in CostInfo.__slots__:
-        return column.format(getattr(row.costs, field))
-    if field == "calls":
-        return "" if row.is_own else column.format(row.module.calls)
-    return column.format(getattr(row, field))
+        part, whole = getattr(row.costs, name), getattr(root, name)
+        return format_share(part, whole) if as_string else plain(0 if part == whole == 0 else divide(part, whole))
+    source = row.costs if field in CostInfo.__slots__ else row.module if field == "calls" else row
+    if row.is_own and field == "calls":
+        return ""
+    value = getattr(source, field)
+    return column.format(value) if as_string else plain(value)
 
 
-def _indent(depth: int) -> str:
+def indent(depth: int) -> str:
+    """What stands before a module's name at that depth."""
     # no leading blanks: tabulate strips them
     return "" if depth == 0 else "├─" if depth == 1 else "│  " * (depth - 1) + "└─"

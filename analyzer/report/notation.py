@@ -4,9 +4,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzer.profile_data import Profile
-from analyzer.units import UNKNOWN, format_bytes, format_figure, format_latency
+from analyzer.units import format_bytes, format_figure, format_latency
 
-from .module_row import divide
+from .module_row import divide, plain
 
 NOTATIONS = """\
 data parallel size (dp_size), model parallel size (mp_size),
@@ -59,11 +59,6 @@ def list_notations(profile: Profile, as_string: bool = True) -> Iterator[tuple[s
     yield "iter latency", latency(profile.step_seconds)
     yield "FLOPS per device = fwd+bwd flops per device / iter latency", count(divide(both, profile.step_seconds), "FLOPS")
     yield "samples/second", count(profile.samples_per_second)
-
-
-def plain(value: object) -> str:
-    """A number as it is."""
-    return UNKNOWN if value is None else str(value)
 
 
 def _times(value: int | None, factor: int | None) -> int | None:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from analyzer.profile_data import ModuleInfo, Profile, TensorInfo
 from analyzer.units import UNKNOWN
 
-from .module_row import find_root, has_own_row
+from .column import check_layout
+from .module_row import find_root, has_own_row, plain
 
 _INDENT = " " * 8
 
 
-def tids_report(profile: Profile) -> str:
-    """One line a module: class, parameters, milliseconds and share of the forward pass, shapes of its first input and its first output.
+def tids_report(profile: Profile, *, depth: int | None = None) -> str:
+    """One line a module: class, parameters, milliseconds and share of the forward pass, shapes of its first input and its first output; down to ``depth``.
 
     What a module does outside its submodules is a line of its own where it takes time. Raises InputError for a profile without modules.
 
@@ -21,17 +22,20 @@ def tids_report(profile: Profile) -> str:
     >>> print(tids_report(Profile(name="Net", mode="infer", modules=tree)).splitlines()[1].strip())
     (fc): Linear, num_params 10, 0.5ms, 50.0% latency, input shape None, output shape [2, 5]
     """
+    check_layout(depth, 0, "text", "tids_report()")
     root = find_root(profile.modules, "tids_report()")
-    return "\n".join(_list_lines(root, root, "model"))
+    return "\n".join(_list_lines(root, root, "model", depth))
 
 
-def _list_lines(module: ModuleInfo, root: ModuleInfo, name: str) -> list[str]:
-    lines = [f"({name}): {module.type}, num_params {_plain(module.params)}, {_tell_latency(module.fwd_seconds, root.fwd_seconds)}, "
+def _list_lines(module: ModuleInfo, root: ModuleInfo, name: str, depth: int | None) -> list[str]:
+    lines = [f"({name}): {module.type}, num_params {plain(module.params)}, {_tell_latency(module.fwd_seconds, root.fwd_seconds)}, "
              f"input shape {_shape(module.inputs)}, output shape {_shape(module.outputs)}"]
+    if not module.children or module.depth == depth:
+        return lines
     for child in module.children:
-        lines += [_INDENT + line for line in _list_lines(child, root, child.path.rpartition(".")[2])]
-    if module.children and has_own_row(module) and (module.own.fwd_seconds or module.own.params):
-        lines.append(f"{_INDENT}(own): num_params {_plain(module.own.params)}, {_tell_latency(module.own.fwd_seconds, root.fwd_seconds)}")
+        lines += [_INDENT + line for line in _list_lines(child, root, child.path.rpartition(".")[2], depth)]
+    if has_own_row(module) and (module.own.fwd_seconds or module.own.params):
+        lines.append(f"{_INDENT}(own): num_params {plain(module.own.params)}, {_tell_latency(module.own.fwd_seconds, root.fwd_seconds)}")
     return lines
 
 
@@ -42,7 +46,3 @@ def _tell_latency(seconds: float | None, whole: float | None) -> str:
 
 def _shape(tensors: Sequence[TensorInfo]) -> str:
     return str(list(tensors[0].shape)) if tensors else "None"
-
-
-def _plain(value: int | None) -> str:
-    return UNKNOWN if value is None else str(value)

@@ -1,0 +1,104 @@
+"""Two profiles side by side, module by module: predicted against measured, or before and after a change."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from analyzer.profile_data import CostInfo, ModuleInfo, Profile
+
+from .column import Column, check_layout, find_column, print_rows
+from .module_row import OWN, divide, find_root
+from .module_tree import COLUMNS, indent
+from .summary import describe_run
+
+# Modules that only wrap another one, and under which name they hold it.
+WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module",
+            "FullyShardedDataParallel": "_fsdp_wrapped_module", "CheckpointWrapper": "_checkpoint_wrapped_module"}
+_COLUMNS = {name: column for name, column in COLUMNS.items() if name in CostInfo.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class ModulePair:
+    """A module of two profiles, or what it does outside its submodules; None where only the other profile has it."""
+
+    path: str
+    name: str
+    type: str
+    depth: int
+    predicted: CostInfo | None
+    measured: CostInfo | None
+    is_own: bool = False
+
+
+def compare_modules(predicted: Profile, measured: Profile, columns: Sequence[str] = ("fwd_seconds", "bwd_seconds"), depth: int | None = None,
+                    fmt: str = "text") -> str:
+    """A table with, for each of the ``columns``, the figure of both profiles and the ratio of the first to the second.
+
+    Modules are joined by path, wrappers (compiled, data-parallel and checkpointed modules) left out of it; those of one profile alone are
+    there too. ``depth`` is that of the deepest rows, ``fmt`` a table format as of `module_tree`.
+    Raises InputError for a profile without modules, an unknown column or format.
+
+    >>> fast, slow = (Profile(name="Net", mode="infer", modules=ModuleInfo(path="", type="Net", fwd_seconds=s)) for s in (0.001, 0.004))
+    >>> compare_modules(fast, slow, ["fwd_seconds"]).splitlines()[-1].split()
+    ['Net', 'Net', '1.00', 'ms', '4.00', 'ms', '0.25']
+    """
+    check_layout(depth, 0, fmt, "compare_modules()")
+    shown = [find_column(_COLUMNS, name, "compare_modules(columns=...)") for name in columns]
+    rows = [[indent(pair.depth) + pair.name, pair.type, *(cell for column in shown for cell in _list_cells(pair, column))]
+            for pair in join_modules(predicted, measured) if depth is None or pair.depth <= depth]
+    headers = ["Module", "Type", *(text for column in shown for text in (f"{column.header} (A)", f"{column.header} (B)", "A/B"))]
+    table = print_rows(headers, rows, left=(0, 1), fmt=fmt)
+    if fmt != "text":
+        return table
+    return "\n".join([*_describe("A", predicted), *_describe("B", measured), "", table])
+
+
+def join_modules(predicted: Profile, measured: Profile) -> Iterator[ModulePair]:
+    """Pairs in the order of the first profile's tree, each followed by what is below it; those of the second alone come after their siblings."""
+    yield from _join(find_root(predicted.modules, "compare_modules()"), find_root(measured.modules, "compare_modules()"), "", 0)
+
+
+def _join(first: ModuleInfo | None, second: ModuleInfo | None, path: str, depth: int) -> Iterator[ModulePair]:
+    own = [None if module is None else _own(module) for module in (first, second)]
+    inner = [None if module is None else _unwrap(module) for module in (first, second)]
+    known = inner[0] or inner[1]
+    assert known is not None
+    yield ModulePair(path, path.rpartition(".")[2] or known.type, known.type, depth, first, second)
+    children = [{} if module is None else {child.path.rpartition(".")[2]: child for child in module.children} for module in inner]
+    for name in dict.fromkeys([*children[0], *children[1]]):
+        yield from _join(children[0].get(name), children[1].get(name), f"{path}.{name}" if path else name, depth + 1)
+    if (children[0] or children[1]) and any(cost for costs in own if costs is not None for cost in _costs(costs)):
+        yield ModulePair(path, OWN, "", depth + 1, own[0], own[1], is_own=True)
+
+
+def _unwrap(module: ModuleInfo) -> ModuleInfo:
+    """What a wrapper wraps, through all its layers."""
+    held = WRAPPERS.get(module.type)
+    for child in module.children:
+        if child.path.rpartition(".")[2] == held:
+            return _unwrap(child)
+    return module
+
+
+def _own(module: ModuleInfo) -> CostInfo:
+    """What it and, of a wrapper, what it wraps do outside their submodules."""
+    inner = _unwrap(module)
+    own, wrapped = module.own, module
+    while wrapped is not inner:
+        wrapped = next(child for child in wrapped.children if child.path.rpartition(".")[2] == WRAPPERS[wrapped.type])
+        own = own + wrapped.own
+    return own
+
+
+def _costs(costs: CostInfo) -> list[float | None]:
+    return [getattr(costs, name) for name in CostInfo.__slots__]
+
+
+def _list_cells(pair: ModulePair, column: Column) -> list[str]:
+    values = [None if costs is None else getattr(costs, column.field) for costs in (pair.predicted, pair.measured)]
+    ratio = divide(*values)
+    return [*map(column.format, values), "-" if ratio is None else f"{ratio:.2f}"]
+
+
+def _describe(letter: str, profile: Profile) -> list[str]:
+    return [f"{letter}: {describe_run(profile)[0]}; seconds: {profile.seconds_method}"]
