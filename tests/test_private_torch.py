@@ -25,6 +25,8 @@ NAMES = {
     "record/autograd_node.py": ["torch._C._autograd._get_sequence_nr", "torch._C._current_autograd_node",
                                 "torch._C._autograd._top_saved_tensors_default_hooks"],
     "record/hold.py": ["torch._C.TensorBase._use_count", "torch._C._storage_Use_Count"],
+    "fx/storage_table.py": ["torch.UntypedStorage._cdata"],
+    "fx/version_alias.py": ["torch._C._SetExcludeDispatchKeyGuard", "torch._C.DispatchKey.ADInplaceOrView"],
     "fx/tracing_patch.py": ["torch.utils.checkpoint._checkpoint_without_reentrant_generator", "torch.utils.checkpoint.CheckpointFunction"],
 }
 
@@ -112,3 +114,35 @@ def test_module_calls_go_through_one_method():
     assert nn.Module.__call__ is nn.Module.__dict__["__call__"]
     assert "backward" in inspect.getsource(torch._tensor.Tensor.backward)
     assert "torch.autograd.backward(" in inspect.getsource(torch._tensor.Tensor.backward)
+
+
+def test_an_alias_made_below_autograd_shares_the_version_only_with_the_guard():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from analyzer.fx.version_alias import alias_with_version
+
+    aliases = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            aliases.append((alias_with_version(out), out.detach()))
+            return out
+
+    with Mode():
+        y = torch.ones(2).sin()
+    y.add_(1)
+    shared, own = aliases[-1]
+    assert shared._version == y._version == 1 and own._version == 0
+
+
+def test_a_storage_can_be_found_again_while_it_lives():
+    import weakref
+
+    x = torch.ones(4)
+    ref, number = weakref.ref(x.untyped_storage()), x.untyped_storage()._cdata
+    view = x[1:].detach()
+    del x
+    assert ref() is view.untyped_storage() and view.untyped_storage()._cdata == number
+    del view
+    assert ref() is None

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,9 +110,3 @@ class CheckpointRegion:
 
 
 Region = GradRegion | AutocastRegion | CheckpointRegion
-
-
-def enter_region(region: Region, stack: ExitStack) -> None:
-    """Enter the grad mode or autocast of ``region``; a checkpoint is a call, not a context, and is left to the caller."""
-    if not isinstance(region, CheckpointRegion):
-        stack.enter_context(region.context())

@@ -9,8 +9,8 @@ from torch import fx
 from analyzer.errors import InputError
 
 from .alias import makers, written_by
-from .codegen import region_of
 from .region import CheckpointRegion, GradRegion, Region
+from .statement import region_of
 
 Nodes = Iterable[fx.Node | str]
 

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import ExitStack
+import sys
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,19 +18,23 @@ from analyzer.meta.shape_registry import register_shape_impl
 from analyzer.meta.stand_in import stand_in_arguments
 from analyzer.record.recorder import Recorder, tensors_in
 
+from .kept import KeptResults
 from .module_borrow import borrow_module
-from .region import CheckpointRegion, enter_region
+from .offload import OffloadedTensors
+from .statement import Block, Keeping, Offloading, Statement, last_uses, shared_blocks, statements_of
 
 
 class GraphInterpreter(fx.Interpreter):
-    """Runs the nodes of a graph module in their regions; one overridable method per kind of node, as torch.fx does.
+    """Runs the nodes of a graph module; one overridable method per kind of node, as torch.fx does.
 
-    Consecutive nodes of one checkpoint region run under ``torch.utils.checkpoint``, as the generated code would run them.
+    It does what the generated code would do: values die where its do, and regions and what is saved are as the annotations ask.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self._groups = checkpoint_groups(list(module.graph.nodes))
+        self._statements = statements_of(list(module.graph.nodes))
+        self._offloaded = OffloadedTensors()
+        self._kept: dict[Statement, KeptResults] = {}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the graph for these arguments, given as the traced forward takes them.
@@ -42,68 +48,77 @@ class GraphInterpreter(fx.Interpreter):
             raise InputError(f"forward{signature} cannot be called with {len(args)} positional arguments and {sorted(kwargs)}: {error}") from None
         bound.apply_defaults()
         self._arguments = bound.arguments
-        return super().run(enable_io_processing=False)
+        self._offloaded = OffloadedTensors()
+        self.env = {}
+        return self._run_function(self._statements, {}, [])
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         return self._arguments[target.lstrip("*")]
-
-    def run_node(self, n: fx.Node) -> Any:
-        group = self._groups.get(n)
-        if group is None:
-            return self.run_in_regions(n)
-        if n is group[0]:
-            self._run_checkpointed(group)
-        return self.env[n]
-
-    def run_in_regions(self, n: fx.Node) -> Any:
-        """Run one node with the grad mode and autocast that it was traced under."""
-        with ExitStack() as stack:
-            for region in n.meta.get("region", ()):
-                enter_region(region, stack)
-            return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target in register_shape_impl and not isinstance(target, torch._ops.OpOverload):
             return call_opaque(target, args, kwargs)
         return super().call_function(target, args, kwargs)
 
-    def _run_checkpointed(self, group: list[fx.Node]) -> None:
-        region = checkpoint_region(group[0])
+    def _run_function(self, statements: list[Statement], given: dict[fx.Node, Any], returned: list[fx.Node]) -> Any:
+        """Run a function that is given some values; its ``returned`` ones, or for forward the output of the graph."""
+        outer, self.env = self.env, given
+        last = last_uses(statements, {*given, *(n for s in statements for n in s.nodes())})
+        open_blocks: list[tuple[Block, AbstractContextManager[Any]]] = []
+        try:
+            for i, statement in enumerate(statements):
+                shared = shared_blocks([b for b, _ in open_blocks], statement.blocks)
+                _leave(open_blocks, shared)
+                for block in statement.blocks[shared:]:
+                    context = self._context(block)
+                    context.__enter__()
+                    open_blocks.append((block, context))
+                self._run_statement(statement)
+                if statement.node is not None and statement.node.op == "output":
+                    return self.env[statement.node]
+                for n in last.get(i, ()):
+                    if n not in returned:
+                        self.env.pop(n, None)
+            return tuple(self.env[n] for n in returned)
+        finally:
+            _leave(open_blocks, 0)
+            self.env = outer
+
+    def _run_statement(self, statement: Statement) -> None:
+        if statement.node is not None:
+            self.env[statement.node] = self.run_node(statement.node)
+        else:
+            self._run_checkpointed(statement)
+        for n in statement.offloaded:
+            self._offloaded.add(self.env[n])
+
+    def _run_checkpointed(self, statement: Statement) -> None:
+        region = statement.checkpoint
         assert region is not None
-        inside = set(group)
-        inputs = list(dict.fromkeys(i for n in group for i in n.all_input_nodes if i not in inside))
-        outputs = [n for n in group if any(u not in inside for u in n.users)]
+        inputs, results = statement.inputs(), statement.results()
+        kept = KeptResults()
+        if statement.keeps:
+            region = replace(region, context_fn=kept.contexts)
 
         def run(*values: Any) -> tuple[Any, ...]:
-            outer, self.env = self.env, dict(zip(inputs, values))
-            try:
-                for n in group:
-                    self.env[n] = self.run_in_regions(n)
-                return tuple(self.env[n] for n in outputs)
-            finally:
-                self.env = outer
+            self._kept[statement] = kept
+            return self._run_function(statement.body, dict(zip(inputs, values)), results)  # type: ignore[no-any-return]
 
-        results = region.call(run, *[self.env[i] for i in inputs])
-        self.env.update(dict.fromkeys(group))
-        self.env.update(zip(outputs, results))
+        self.env.update(zip(results, region.call(run, *[self.env[i] for i in inputs])))
 
-
-def checkpoint_region(n: fx.Node) -> CheckpointRegion | None:
-    """The outermost checkpoint region that a node runs in; a region that is a note only does not count."""
-    return next((r for r in n.meta.get("region", ()) if isinstance(r, CheckpointRegion) and r.replay), None)
+    def _context(self, block: Block) -> AbstractContextManager[Any]:
+        if isinstance(block, Offloading):
+            return self._offloaded
+        if isinstance(block, Keeping):
+            kept = self._kept[block.checkpoint]
+            return kept.on_host if block.offloads else kept
+        return block.context()  # type: ignore[no-any-return]
 
 
-def checkpoint_groups(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """Each checkpointed node with the run of consecutive nodes of its region."""
-    groups: dict[fx.Node, list[fx.Node]] = {}
-    before: CheckpointRegion | None = None
-    for n in nodes:
-        region = checkpoint_region(n) if n.op not in ("placeholder", "output") else None
-        if region is not None:
-            groups[n] = groups[n.prev] if region == before else []
-            groups[n].append(n)
-        before = region
-    return groups
+def _leave(blocks: list[tuple[Block, AbstractContextManager[Any]]], depth: int) -> None:
+    """Leave all but the outermost ``depth`` blocks."""
+    while len(blocks) > depth:
+        blocks.pop()[1].__exit__(*sys.exc_info())
 
 
 class ShapeProp(GraphInterpreter):
@@ -127,9 +142,9 @@ class ShapeProp(GraphInterpreter):
             run_args, run_kwargs = stand_in_arguments(mode.state, (args, kwargs), claim)
             return self.run(*run_args, **run_kwargs)
 
-    def run_in_regions(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> Any:
         try:
-            result = super().run_in_regions(n)
+            result = super().run_node(n)
         except AnalyzerError:
             raise
         except Exception as error:
@@ -161,13 +176,13 @@ class RecordingInterpreter(GraphInterpreter):
             record.region = tuple(r.describe() for r in n.meta.get("region", ()))
             record.inputs = [self.rows[i] for i in n.all_input_nodes]
 
-    def run_in_regions(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> Any:
         row = self.rows[n]
         recorder = self.recorder
         if recorder.phase == "forward":
             recorder.read(row, tensors_in([self.env[i] for i in n.all_input_nodes]))
         with recorder.at(row, n.meta.get("module_path", "")):
-            result = super().run_in_regions(n)
+            result = super().run_node(n)
         if recorder.phase == "forward":
             recorder.set_outputs(row, result)
         return result

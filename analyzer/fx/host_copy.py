@@ -1,0 +1,57 @@
+"""Memory of tensors that waits on the host, and comes back when it is read."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+Tensor = torch.Tensor
+
+
+class HostCopy:
+    """A copy on the host of all the memory that a tensor is a view of."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.device = tensor.device
+        flat = _flatten(tensor)
+        if self.device.type == "cpu":
+            self._contents = flat.clone()  # a run on the host: the same program
+        else:
+            self._contents = torch.empty_like(flat, device="cpu", pin_memory=torch.cuda.is_available())
+            self._contents.copy_(flat)
+
+    def describe(self, tensor: Tensor) -> HostTensor:
+        """``tensor``, a view of the memory that was copied, as a view of the copy."""
+        return HostTensor(self, tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
+
+    def bring_back(self) -> Tensor:
+        """The contents on the device that they came from, as one flat tensor. (A new one each time: those who share it need it at other times.)"""
+        if self.device.type == "cpu":
+            return self._contents.clone()
+        return self._contents.to(self.device, non_blocking=self._contents.is_pinned())
+
+
+class HostTensor(NamedTuple):
+    """A tensor whose memory is a host copy."""
+
+    copy: HostCopy
+    shape: torch.Size
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    def bring_back(self) -> Tensor:
+        """The tensor on the device."""
+        flat = self.copy.bring_back()
+        return flat.view(self.dtype).as_strided(self.shape, self.strides, self.offset)
+
+
+def on_host(tensor: Tensor, copy: HostCopy) -> HostTensor:
+    """What ``tensor``, a view of the memory of ``copy``, is made of."""
+    return HostTensor(copy, tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
+
+
+def _flatten(tensor: Tensor) -> Tensor:
+    """All the memory that ``tensor`` is a view of, as a tensor of one dimension."""
+    numel = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.detach().as_strided((numel,), (1,), 0)

@@ -1,0 +1,281 @@
+"""Results of some calls in a checkpointed function that are kept, on the device or the host, and not computed again."""
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from analyzer.meta.operator_info import describe_operator
+from analyzer.meta.storage import MetaStorage
+
+from .host_copy import HostCopy, HostTensor
+from .storage_table import StorageTable
+from .version_alias import alias_with_version
+
+Tensor = torch.Tensor
+_CAST = torch.ops.aten._to_copy.default
+
+
+class KeptResults:
+    """What ``torch.utils.checkpoint`` needs to leave out some of a function's calls when it runs it again.
+
+    Calls inside ``with kept:`` (or ``with kept.on_host:``) in a function checkpointed with ``context_fn=kept.contexts`` run once: when the
+    function runs again, their operators return what they returned the first time. Each result is given out once, so that it is freed as
+    early as a saved tensor; in a second backward pass through the same graph the operators run. Operators that write in place to kept
+    results are left out too, as the results are kept as they were left; so are those that write to buffers. Random numbers that kept
+    calls drew are skipped, so that later calls draw the same as before. Use one object for each call of ``checkpoint``.
+
+    Raises RuntimeError in backward where a kept result was written to after the function returned.
+
+    >>> kept = KeptResults()
+    >>> def f(x):
+    ...     with kept:
+    ...         y = x.exp()
+    ...     return y.sin()
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> y = torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False, context_fn=kept.contexts)
+    >>> y.sum().backward()
+    >>> torch.equal(x.grad, x.detach().exp() * x.detach().exp().cos())
+    True
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._next = 0
+        self._mode: type[_Recording] | type[_Replaying] | None = None
+        self._entered: list[_Recording | _Replaying | None] = []
+        self.owned: StorageTable[list[_Result]] = StorageTable()  #: the results in each storage, while the function runs for the first time
+        self.given: StorageTable[bool] = StorageTable()           #: storages of what was given out in the present recomputation
+        self.on_host = _OnHost(self)
+
+    def contexts(self) -> tuple[_Phase, _Phase]:
+        """What is around the function, and what is around it when it runs again."""
+        return _Phase(self, _Recording), _Phase(self, _Replaying)
+
+    def begin(self, mode: type[_Recording] | type[_Replaying]) -> None:
+        self._mode, self._next = mode, 0
+        self.given.clear()
+
+    def end(self) -> None:
+        if self._mode is _Recording:
+            for result in (r for call in self._calls for r in call.results()):
+                result.note_version()
+            self.owned.clear()
+        self._mode = None
+
+    def enter(self, offloads: bool) -> None:
+        """A kept call begins."""
+        if self._mode is None:  # without gradients, nothing is checkpointed
+            self._entered.append(None)
+            return
+        if self._next == len(self._calls):
+            self._calls.append(_Call(offloads))
+        mode = self._mode(self, self._calls[self._next])
+        self._next += 1
+        mode.__enter__()  # type: ignore[no-untyped-call]
+        self._entered.append(mode)
+
+    def __enter__(self) -> None:
+        self.enter(offloads=False)
+
+    def __exit__(self, *exc: Any) -> None:
+        mode = self._entered.pop()
+        if mode is not None:
+            mode.__exit__(*exc)  # type: ignore[no-untyped-call]
+            mode.finish()
+
+
+class _OnHost:
+    def __init__(self, kept: KeptResults) -> None:
+        self._kept = kept
+
+    def __enter__(self) -> None:
+        self._kept.enter(offloads=True)
+
+    def __exit__(self, *exc: Any) -> None:
+        self._kept.__exit__(*exc)
+
+
+class _Phase:
+    """The first run of the function, or a recomputation. (A class, as a recomputation can be entered again.)"""
+
+    def __init__(self, kept: KeptResults, mode: type[_Recording] | type[_Replaying]) -> None:
+        self._kept, self._mode = kept, mode
+
+    def __enter__(self) -> None:
+        self._kept.begin(self._mode)
+
+    def __exit__(self, *exc: Any) -> None:
+        self._kept.end()
+
+
+class _Result:
+    """A tensor that an operator returned."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor: Tensor | HostTensor | None = alias_with_version(tensor)
+        self._version = -1
+
+    def note_version(self) -> None:
+        if isinstance(self.tensor, Tensor):
+            self._version = self.tensor._version
+
+    def move_to_host(self, copy: HostCopy) -> None:
+        if self.tensor is not None:
+            self.tensor = copy.describe(self.tensor) if isinstance(self.tensor, Tensor) else self.tensor._replace(copy=copy)
+
+    def give(self) -> Tensor:
+        assert self.tensor is not None
+        if isinstance(self.tensor, HostTensor):
+            return self.tensor.bring_back()
+        if self.tensor._version != self._version:
+            raise RuntimeError(f"a result of shape {tuple(self.tensor.shape)} that a checkpoint keeps was changed in place after the checkpointed "
+                               f"function returned; recompute it instead, or change a copy of it")
+        return self.tensor.detach()  # with versions of its own: what is left out when it runs again still counts them
+
+
+class _Argument:
+    """In place of a result: it is the ``index``-th of the tensors that the operator wrote to."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class _Return(NamedTuple):
+    """What one operator returned, with a `_Result` or `_Argument` for each tensor."""
+
+    value: Any
+    writes_to_owned: bool
+    random_state: tuple[torch.device, Tensor] | None  #: of the generator, after it ran
+
+
+class _Call:
+    """What the operators of one kept call returned, in order."""
+
+    def __init__(self, offloads: bool) -> None:
+        self.offloads = offloads
+        self.returns: dict[Any, list[_Return | None]] = {}  #: by operator; None where given out
+
+    def results(self) -> list[_Result]:
+        return [r for row in self.returns.values() for ret in row if ret is not None for r in tree_leaves(ret.value) if isinstance(r, _Result)]
+
+
+class _Recording(TorchDispatchMode):
+    """Notes what the operators of a kept call return."""
+
+    def __init__(self, kept: KeptResults, call: _Call) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._owned, self._call = kept.owned, call
+        self._to_host: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if _is_view(func):
+            return out
+        written = _written(func, args, kwargs or {})
+        before = [self._owned.find(t) or [] for t in written]
+        self._to_host += [t for t, results in zip(written, before) if any(isinstance(r.tensor, HostTensor) for r in results)]
+
+        def note(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            for i, tensor in enumerate(written):
+                if value is tensor:
+                    return _Argument(i)
+            result = _Result(value)
+            self._owned.put(value, [*(self._owned.find(value) or ()), result])
+            if self._call.offloads:
+                self._to_host.append(value)
+            return result
+
+        noted = _Return(tree_map(note, out), any(before), _random_state(func, out))
+        self._call.returns.setdefault(func, []).append(noted)
+        return out
+
+    def finish(self) -> None:
+        """The call has ended: results that wait on the host go there as it leaves them."""
+        returns = self._call.returns
+        if _CAST in returns and len(returns) > 1:  # autocast's, which in a recomputation may find them in its cache: not counted on
+            for ret in returns.pop(_CAST):
+                assert ret is not None
+                ret.value.tensor = None
+        moved: StorageTable[bool] = StorageTable()
+        for tensor in self._to_host:
+            results = [r for r in self._owned.find(tensor) or () if r.tensor is not None]
+            if results and not moved.find(tensor):
+                moved.put(tensor, True)
+                copy = HostCopy(tensor)
+                for result in results:
+                    result.move_to_host(copy)
+        self._to_host.clear()
+
+
+class _Replaying(TorchDispatchMode):
+    """Gives out what the operators of a kept call returned."""
+
+    def __init__(self, kept: KeptResults, call: _Call) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._given, self._returns = kept.given, call.returns
+        self._position: Counter[Any] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        row, at = self._returns.get(func, ()), self._position[func]
+        self._position[func] += 1
+        ret = row[at] if at < len(row) else None
+        if ret is None:
+            return func(*args, **(kwargs or {}))
+        row[at] = None  # type: ignore[index]
+        written = _written(func, args, kwargs or {})
+        if ret.writes_to_owned and not all(self._given.find(t) for t in written):
+            return func(*args, **(kwargs or {}))  # what it writes to was given out in an earlier recomputation, and computed in this one
+
+        def give(value: Any) -> Any:
+            if isinstance(value, _Argument):
+                return written[value.index]
+            if not isinstance(value, _Result):
+                return value
+            tensor = value.give()
+            self._given.put(tensor, True)
+            return tensor
+
+        if ret.random_state is not None:
+            _set_random_state(*ret.random_state)
+        return tree_map(give, ret.value)
+
+    def finish(self) -> None:
+        pass
+
+
+def _is_view(func: Any) -> bool:
+    """Whether a result shows memory of an argument that the operator does not write to."""
+    return isinstance(func, torch._ops.OpOverload) and any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that a call of ``func`` writes to, as its schema says."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return []
+    found = [args[i] if i < len(args) else kwargs.get(name) for i, name, _ in describe_operator(func).mutated]
+    return [t for t in tree_leaves(found) if isinstance(t, Tensor)]
+
+
+def _random_state(func: Any, out: Any) -> tuple[torch.device, Tensor] | None:
+    """The state of the generator that ``func`` just drew from."""
+    if not isinstance(func, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in func.tags:
+        return None
+    tensor = next((t for t in tree_leaves(out) if isinstance(t, Tensor)), None)
+    if tensor is None or isinstance(tensor.untyped_storage(), MetaStorage):
+        return None  # without data, nothing is drawn
+    if tensor.device.type == "cpu":
+        return tensor.device, torch.get_rng_state()
+    return tensor.device, torch.get_device_module(tensor.device).get_rng_state(tensor.device)
+
+
+def _set_random_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)

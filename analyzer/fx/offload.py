@@ -1,0 +1,92 @@
+"""Values of a forward pass whose saved copies wait on the host for the backward pass."""
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from .host_copy import HostCopy, HostTensor
+from .storage_table import StorageTable
+from .structure import tensors_of
+
+Tensor = torch.Tensor
+
+
+class OffloadedTensors:
+    """Sends what autograd saves of chosen values to the host, once for each storage, and brings it back in the backward pass.
+
+    What runs inside ``with offloaded:`` saves as usual, except tensors that share memory with a value given to ``add``, before or
+    in the same block. Other saved-tensor hooks do not see what is saved inside.
+
+    >>> offloaded = OffloadedTensors()
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> with offloaded:
+    ...     y = x.exp()
+    ...     offloaded.add(y)
+    >>> y.sum().backward()
+    >>> torch.equal(x.grad, x.detach().exp())
+    True
+    """
+
+    def __init__(self) -> None:
+        self._copies: StorageTable[_Copies] = StorageTable()
+        self._saved: list[weakref.ref[_Saved]] = []  # in the open block
+        self._hooks: list[saved_tensors_hooks] = []
+
+    def __enter__(self) -> None:
+        hooks = saved_tensors_hooks(self._pack, _Saved.unpack)
+        hooks.__enter__()
+        self._hooks.append(hooks)
+
+    def __exit__(self, *exc: Any) -> None:
+        self._hooks.pop().__exit__()
+        self._saved.clear()
+
+    def add(self, value: Any) -> None:
+        """Let the memory of the tensors in ``value`` wait on the host wherever it is saved."""
+        for tensor in tensors_of(value):
+            if self._copies.find(tensor) is None:
+                self._copies.put(tensor, _Copies())
+        for ref in self._saved:
+            saved = ref()
+            if saved is not None:
+                self._move(saved)
+
+    def _pack(self, tensor: Tensor) -> _Saved:
+        saved = _Saved(tensor.detach())  # detached, as a result that holds itself would never be freed
+        self._move(saved)
+        self._saved.append(weakref.ref(saved))
+        return saved
+
+    def _move(self, saved: _Saved) -> None:
+        if isinstance(saved.tensor, Tensor):
+            copies = self._copies.find(saved.tensor)
+            if copies is not None:
+                saved.tensor = copies.of(saved.tensor).describe(saved.tensor)
+
+
+class _Copies:
+    """The host copy of one storage; another one after it was written to. Held by what is saved alone."""
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._copy: weakref.ref[HostCopy] | None = None
+
+    def of(self, tensor: Tensor) -> HostCopy:
+        copy = None if self._copy is None or tensor._version != self._version else self._copy()
+        if copy is None:
+            copy = HostCopy(tensor)
+            self._copy, self._version = weakref.ref(copy), tensor._version
+        return copy
+
+
+class _Saved:
+    """What autograd holds in place of a tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor: Tensor | HostTensor = tensor
+
+    def unpack(self) -> Tensor:
+        return self.tensor if isinstance(self.tensor, Tensor) else self.tensor.bring_back()

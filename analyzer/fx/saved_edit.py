@@ -1,0 +1,114 @@
+"""What is kept from the forward pass for the backward pass: chosen for single nodes of a traced graph."""
+from __future__ import annotations
+
+from torch import fx
+
+from analyzer.errors import InputError
+
+from .alias import makers, written_by
+from .region import CheckpointRegion
+from .region_edit import Nodes, find_nodes
+from .statement import SAVED, region_of, statements_of
+
+CHOICES = ("keep", "recompute", "offload")
+
+
+def set_saved(gm: fx.GraphModule, nodes: Nodes, choice: str, *, recompile: bool = True) -> list[fx.Node]:
+    """Choose what becomes of the results of ``nodes`` between forward and backward; return all nodes that it was set for.
+
+    ``"keep"``: in a checkpoint region, the operators of the node are not run again, and what they return stays (outside of one, autograd
+    saves what it needs anyway). ``"recompute"``: run again with the rest of the region, which is what nodes of a region do.
+    ``"offload"``: as keep, but the result waits on the host: copied there once in the forward pass and back where the backward pass
+    needs it. The choice is kept in ``node.meta["saved"]``, absent for the default.
+
+    A result that later nodes write to in place is kept as the last of them leaves it, so all of them are chosen together. What a view shows
+    belongs to the node that computed it.
+
+    Raises InputError for another choice, for nodes that are not in the graph, to recompute a node that is in no checkpoint region, to keep or
+    offload one whose region cannot (``use_reentrant=True``, a ``context_fn`` of its own), and where a result that is written to in place is
+    read before that by a node that is recomputed.
+
+    >>> import torch
+    >>> from analyzer import symbolic_trace
+    >>> from analyzer.fx.region_edit import set_region
+    >>> def f(x):
+    ...     return x.sin().exp().tanh().sum()
+    >>> gm = symbolic_trace(f, meta_args={"x": torch.empty(2, 4)})
+    >>> _ = set_region(gm, ["sin", "exp", "tanh"])
+    >>> set_saved(gm, ["exp"], "keep")
+    [exp]
+    >>> print(gm.code[gm.code.index("def forward"):].strip())
+    def forward(self, x):
+        kept_0 = KeptResults()
+        def checkpoint_0(x):
+            sin = x.sin();  x = None
+            with kept_0:
+                exp = sin.exp();  sin = None
+            tanh = exp.tanh();  exp = None
+            return tanh
+        tanh = torch.utils.checkpoint.checkpoint(checkpoint_0, x, use_reentrant = False, context_fn = kept_0.contexts);  x = checkpoint_0 = None
+        sum_1 = tanh.sum();  tanh = None
+        return sum_1
+    """
+    caller = f"set_saved(..., {choice!r})"
+    if choice not in CHOICES:
+        raise InputError(f"{caller}: choose one of {', '.join(CHOICES)}")
+    chosen = find_nodes(gm, nodes, caller)
+    for node in chosen:
+        if node.op == "output" or node.op == "get_attr":
+            raise InputError(f"{caller}: {node.name} is {'the output' if node.op == 'output' else 'a parameter or buffer'}, which is held anyway")
+        if choice == "recompute" and _checkpoint(node) is None:
+            raise InputError(f"{caller}: {node.name} is in no checkpoint region, so nothing would run it again; set_region first")
+    together = _written_together(gm, chosen)
+    before = {n: n.meta.get("saved") for n in together}
+    for node in together:
+        node.meta["saved"] = choice
+        if choice == "recompute" or choice == "keep" and _checkpoint(node) is None:
+            del node.meta["saved"]
+    try:
+        _check_readers(gm, together)
+        statements_of(list(gm.graph.nodes))
+    except InputError:
+        for node, saved in before.items():
+            node.meta.pop("saved", None)
+            if saved is not None:
+                node.meta["saved"] = saved
+        raise
+    if recompile:
+        gm.recompile()
+    return together
+
+
+def _checkpoint(node: fx.Node) -> CheckpointRegion | None:
+    """The innermost checkpoint region of a node."""
+    return next((r for r in reversed(region_of(node)) if isinstance(r, CheckpointRegion)), None)
+
+
+def _written_together(gm: fx.GraphModule, chosen: list[fx.Node]) -> list[fx.Node]:
+    """``chosen``, with the nodes that write to their results in place and those that made what these write to."""
+    together = set(chosen)
+    for writer in gm.graph.nodes:
+        made = {m for value in written_by(writer) for m in makers(value)}
+        if writer in together or not made.isdisjoint(together):
+            together |= {m for m in (writer, *made) if m.op not in ("get_attr", "placeholder") or m in chosen}
+    return [n for n in gm.graph.nodes if n in together]
+
+
+def _check_readers(gm: fx.GraphModule, together: list[fx.Node]) -> None:
+    """A node that runs again must not read a kept result that was written to after it ran the first time."""
+    changed: dict[fx.Node, fx.Node] = {}  # a node and the last that writes to its result
+    for writer in gm.graph.nodes:
+        for value in written_by(writer):
+            for maker in (m for m in makers(value) if m.meta.get("saved") in SAVED and _checkpoint(m) is not None):
+                changed[maker] = writer
+                if _checkpoint(writer) != _checkpoint(maker):
+                    raise InputError(f"{maker.name} cannot be kept: {writer.name} writes to it in place, after checkpoint "
+                                     f"{_checkpoint(maker).id}; take {writer.name} into it, or recompute {maker.name}")  # type: ignore[union-attr]
+    position = {n: i for i, n in enumerate(gm.graph.nodes)} if changed else {}
+    for node in position:
+        if _checkpoint(node) is None or node.meta.get("saved") in SAVED:
+            continue
+        for maker in (m for value in node.all_input_nodes for m in makers(value) if m in changed):
+            if position[changed[maker]] > position[node]:
+                raise InputError(f"{maker.name} cannot be kept: {changed[maker].name} writes to it in place after {node.name}, which would run "
+                                 f"again, has read it; keep {node.name} as well, or recompute {maker.name}")
