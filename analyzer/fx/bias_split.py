@@ -12,17 +12,37 @@ from analyzer.registry import Registry
 
 Tensor = torch.Tensor
 
-register_bias_split: Registry[Callable[..., Any], Callable[..., Any]] = Registry("register_bias_split")
-"""Give a torch function the form that ``symbolic_trace(..., bias_addition_split=True)`` traces in its place: a function of the
-same arguments that adds the bias in a call of its own. A module class whose forward calls it is traced into where it is in
-``SPLIT_MODULES``, or not a leaf anyway."""
+class _BiasSplits(Registry[Any, Callable[..., Any]]):
+    """Functions with the form that adds their bias in a call of its own, and module classes whose forward is traced to find such functions."""
 
-SPLIT_MODULES: list[type[nn.Module]] = [nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d]
+    def __call__(self, key: Any, impl: Callable[..., Any] | None = None, *, override: bool = False) -> Any:
+        if impl is None and isinstance(key, type) and issubclass(key, nn.Module):
+            super().__call__(key, key.forward, override=override)
+            return key
+        return super().__call__(key, impl, override=override)
+
+
+register_bias_split = _BiasSplits("register_bias_split")
+"""Give a torch function the form that ``symbolic_trace(..., bias_addition_split=True)`` traces in its place: a function of the
+same arguments that adds the bias in a call of its own. Register a module class too, if it would be a leaf and its ``bias`` is to be split
+off: its forward is traced where it has one.
+
+>>> with register_bias_split.scope():
+...     @register_bias_split(functional.bilinear)
+...     def bilinear(input1, input2, weight, bias=None):
+...         product = functional.bilinear(input1, input2, weight)
+...         return product if bias is None else product + bias
+...     _ = register_bias_split(nn.Bilinear)
+...     from analyzer import symbolic_trace
+...     gm = symbolic_trace(nn.Bilinear(4, 4, 2), meta_args={"input1": torch.ones(3, 4), "input2": torch.ones(3, 4)}, bias_addition_split=True)
+>>> [n.name for n in gm.graph.nodes if n.op == "call_function" or n.op == "call_method"]
+['bilinear', 'add']
+"""
 
 
 def splits(module: nn.Module) -> bool:
     """Whether ``module`` is a layer whose bias is to be added by its own node."""
-    return type(module) in SPLIT_MODULES and getattr(module, "bias", None) is not None
+    return type(module) in register_bias_split and getattr(module, "bias", None) is not None
 
 
 def _add(product: Tensor, bias: Tensor) -> Tensor:
@@ -56,6 +76,10 @@ for _dims, _functions in enumerate(_CONVOLUTIONS, start=1):
         _split_convolution(_convolution, _dims)
 
 
+for _layer in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
+    register_bias_split(_layer)
+
+
 def _scaled_sum(product: Tensor, input: Tensor, beta: float, alpha: float) -> Tensor:
     """beta * input + alpha * product; with beta 0, input is not read (it may hold NaN), as the documentation of addmm says."""
     if alpha != 1:
@@ -65,11 +89,15 @@ def _scaled_sum(product: Tensor, input: Tensor, beta: float, alpha: float) -> Te
     return _add(product, input if beta == 1 else input * beta)
 
 
-def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, **rest: Any) -> Tensor:
+    if rest:  # out, out_dtype: one call decides
+        return torch.addmm(input, mat1, mat2, beta=beta, alpha=alpha, **rest)
     return _scaled_sum(torch.mm(mat1, mat2), input, beta, alpha)
 
 
-def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1, **rest: Any) -> Tensor:
+    if rest:
+        return torch.baddbmm(input, batch1, batch2, beta=beta, alpha=alpha, **rest)
     return _scaled_sum(torch.bmm(batch1, batch2), input, beta, alpha)
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from analyzer import symbolic_trace
+from analyzer.errors import DuplicateRegistrationError
 from analyzer.fx.bias_split import register_bias_split
 
 A, B = torch.linspace(-1, 1, 12).reshape(3, 4).double(), torch.linspace(0, 1, 20).reshape(4, 5).double()
@@ -55,6 +56,8 @@ SUMS: dict[str, tuple[Callable[..., Tensor], list[str]]] = {
     "addmm alpha beta": (lambda x, a, b: torch.addmm(x, a, b, beta=2, alpha=0.5), ["mm", "mul", "mul", "add"]),
     "addmm beta 0": (lambda x, a, b: torch.addmm(x * float("nan"), a, b, beta=0), ["mul", "mm"]),
     "baddbmm": (lambda x, a, b: torch.baddbmm(x, a[None], b[None], beta=3), ["__getitem__", "__getitem__", "bmm", "mul", "add"]),
+    "out": (lambda x, a, b: torch.addmm(x.detach(), a.detach(), b.detach(), out=torch.empty_like(x)) + (a @ b) * x,
+            ["detach", "detach", "detach", "empty_like", "addmm", "matmul", "mul", "add"]),
     "functional": (lambda x, a, b: F.linear(a, b.T, x[0]), [".T", "__getitem__", "linear", "add"]),
 }
 
@@ -105,3 +108,22 @@ def test_more_functions_by_registration() -> None:
         gm = symbolic_trace(lambda x, w, b: F.bilinear(x, x, w, b), meta_args={"x": A, "w": w, "b": b}, bias_addition_split=True)
     assert [n.name for n in gm.graph.nodes if n.op.startswith("call")] == ["bilinear", "add"]
     torch.testing.assert_close(gm(A, w, b), F.bilinear(A, A, w, b))
+
+
+def test_registration_refuses_duplicates_and_takes_layers_within_a_scope() -> None:
+    with pytest.raises(DuplicateRegistrationError, match="register_bias_split.*linear.*already registered"):
+        register_bias_split(F.linear, lambda *args: None)
+    with pytest.raises(DuplicateRegistrationError):
+        register_bias_split(nn.Linear)
+
+    class Layer(nn.Linear):
+        """One node, as those of torch.nn are, but for the split."""
+
+    Layer.__module__ = "torch.nn.layers"
+    model = nn.Sequential(Layer(4, 5).double())
+    with register_bias_split.scope():
+        register_bias_split(Layer)
+        gm = symbolic_trace(model, meta_args={"input": A}, bias_addition_split=True)
+        assert [n.name for n in gm.graph.nodes if n.op.startswith("call")] == ["linear", "add"]
+    gm = symbolic_trace(model, meta_args={"input": A}, bias_addition_split=True)
+    assert [n.op for n in gm.graph.nodes if n.op.startswith("call")] == ["call_module"]
