@@ -10,7 +10,7 @@ import torch
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.hardware import find_device
-from analyzer.profile import argument_names, check_arguments
+from analyzer.profile import check_arguments
 from analyzer.profile_build import build_profile
 from analyzer.profile_data import Profile
 from analyzer.profilers.communication import profile_communication
@@ -19,11 +19,10 @@ from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
 from analyzer.record.eager import EagerStep, OptimizerFactory, find_optimizer
 from analyzer.record.options import ProfileOptions
-from analyzer.record.recorder import tensors_in
 
 from .clock import Clock, choose_clock
 from .latency import add_call_seconds, make_measured_profiler
-from .recorder import RuntimeRecorder, device_of
+from .recorder import RuntimeRecorder, device_of, mark_inputs
 
 LIVE_TENSORS = "bytes are those of the tensors alive, without what an allocator rounds up or kernels take for themselves"
 
@@ -66,11 +65,10 @@ def measure(
     device = check_device(model)
     args = args if isinstance(args, tuple) else tuple(args) if isinstance(args, list) else (args,)
     kwargs = dict(kwargs or {})
-    names = argument_names(model, args, kwargs)
     measured = range(warm_up, warm_up + steps)
     with unchanged(model, device, weights=factory is not None or step is not None):
         recorder = RuntimeRecorder(model, clock or choose_clock(device), whole=True)
-        mark_inputs(recorder, names, args, kwargs)
+        mark_inputs(recorder, model, args, kwargs)
         driver = EagerStep(recorder, model, args, kwargs, mode=mode, loss_fn=loss_fn, optimizer=factory if mode == "train" else None,
                            autocast=autocast, step=step, device_type=device.type, options=options, reuse=False)
         with recorder.recording():
@@ -80,14 +78,16 @@ def measure(
 
 
 def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: str, **facts: Any) -> Profile:
-    """What a recorder saw, as a profile; ``steps`` are those whose times are averaged."""
+    """What a recorder saw, as a profile; ``steps`` are those whose times are averaged, of the last of which the counts are."""
     log, model = recorder.log, recorder.root
+    log.steps = steps[-1] + 1
+    recorder.describe_wrappers()
     device = device_of(model)
     log.assumptions = [LIVE_TENSORS, *remark_compiled(model)]
     annotations = [f(log) for f in (make_flops_profiler(convention), profile_traffic, profile_memory, profile_communication,
                                     make_measured_profiler(recorder, steps))]
     facts = {"name": type(uncompiled(model)).__name__, "device": name_device(device), "measured_steps": len(steps), **facts,
-             "seconds_method": f"measured on {describe_device(device)}, mean of {len(steps)} step{'s' if len(steps) > 1 else ''} ({recorder.clock.name})"}
+             "seconds_method": f"measured on {describe_device(device)} ({recorder.clock.name})"}
     return add_call_seconds(build_profile(log, model, annotations, **facts), recorder, steps)
 
 
@@ -122,13 +122,6 @@ def remark_compiled(model: torch.nn.Module) -> list[str]:
     found = [path or type(uncompiled(module)).__name__ for path, module in model.named_modules()
              if uncompiled(module) is not module or module.__dict__.get("_compiled_call_impl") is not None]
     return [f"compiled, measured as written: {', '.join(found)}"] if found else []
-
-
-def mark_inputs(recorder: RuntimeRecorder, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tell the recorder which tensors are the step's inputs, by name."""
-    for name, value in [*zip(names, args), *kwargs.items()]:
-        for i, tensor in enumerate(tensors_in(value)):
-            recorder.mark([tensor], "input", name if i == 0 else f"{name}_{i}")
 
 
 @contextlib.contextmanager

@@ -1,22 +1,26 @@
 """Fills a log, and tells the time, while a model runs on real tensors."""
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from analyzer.errors import InputError
 from analyzer.fx.leaf_module import is_leaf
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.meta.address_space import HostMemory
 from analyzer.meta.signature import Signature
+from analyzer.profile import argument_names
 from analyzer.record.autograd_node import next_sequence_number
+from analyzer.record.collector import frozen_collector
 from analyzer.record.hooks import listen
-from analyzer.record.recorder import FAILED, Recorder
+from analyzer.record.recorder import FAILED, Recorder, tensors_in
 
 from .clock import Clock
 from .dispatch import MeasuringMode
@@ -27,6 +31,16 @@ TRANSPARENT = -2  #: token of a module whose work is its caller's
 Key = tuple[int, str, int]
 """Whose time it is: step, phase, index of the module in `Log.modules`."""
 Span = tuple[Any, Any]
+
+
+class Position(NamedTuple):
+    """A place in the recording: how many calls, laps, nodes, stretches of phases and events of storages came before it."""
+
+    calls: int
+    laps: int
+    nodes: int
+    phases: int
+    events: int
 
 
 class RuntimeRecorder(Recorder):
@@ -46,6 +60,7 @@ class RuntimeRecorder(Recorder):
         self.laps: list[tuple[Key | None, Any]] = []            #: who had the time before each mark
         self.spans: dict[int, Span] = {}                        #: marks around each operator, by index in `Log.calls`
         self.call_spans: dict[int, list[list[Any]]] = {}        #: by step: marks around each run of a module in the forward pass, in order
+        self.root_calls: list[Position] = []                    #: where calls of the model began, in somebody else's code
         self._open: list[tuple[int, list[Any] | None]] = []     # beside the stack: id of the module, its marks
         self._mode = MeasuringMode(self)
         self._mode_depth = 0
@@ -57,10 +72,12 @@ class RuntimeRecorder(Recorder):
         machine = SimpleNamespace(space=SimpleNamespace(memory=lambda claim: books), state=SimpleNamespace())
         super().__init__(cast(Any, machine), root, device, is_leaf)
         self._wrapped: dict[int, int] = {}
+        self._wrappers: list[tuple[int, int]] = []
         for module in root.modules():
             inner = uncompiled(module)
             if inner is not module:  # it runs the forward of what it wraps, without always calling that module
                 self._wrapped[id(module)] = id(inner)
+                self._wrappers.append((self._module_index[id(module)], self._module_index[id(inner)]))
                 self._module_index[id(module)] = self._module_index[id(inner)]
         self.register_existing([*root.parameters(), *root.buffers()])
         self.own_parameters(root)
@@ -125,6 +142,12 @@ class RuntimeRecorder(Recorder):
             if not self._runs():
                 self.begin(self.phase)
         mark = self._lap()
+        if module is self.root and not (self.whole or self._stack):
+            if not self.root_calls:
+                with suppress(InputError):  # where the call does not fit, the model itself will say so
+                    mark_inputs(self, module, args, kwargs)
+            log = self.log
+            self.root_calls.append(Position(len(log.calls), len(self.laps) - 1, len(log.nodes), len(log.phases) - 1, log.events))
         span = None
         if index is not None and self.phase == "forward":
             span = [mark, None]
@@ -147,7 +170,7 @@ class RuntimeRecorder(Recorder):
             super().leave_module(module, token, result)
         finally:
             self.clock.go()
-            if not self._stack and not self.whole:
+            if not (self._stack or self.whole or self.phase == "backward"):  # there an exception also ends what checkpointing runs again
                 if result is FAILED:
                     self.stop()
                 elif self.phase == "forward":
@@ -194,13 +217,17 @@ class RuntimeRecorder(Recorder):
     def start(self) -> None:
         """Begin to listen in this thread."""
         undo = ExitStack()
+        undo.enter_context(frozen_collector())  # the records kept here would set off collections of all that is there
         undo.enter_context(listen(self))
+        if "torch._dynamo.eval_frame" in sys.modules:  # something may be compiled: it runs as written, operator by operator
+            stance = torch.compiler.set_stance("force_eager")
+            undo.callback(stance.__exit__, None, None, None)
         self._undo, self._thread = undo, threading.get_ident()
         self._last_sequence = next_sequence_number()
         if self.whole:
             self._hold_mode()
         else:
-            self.start_step(self.step)
+            self.start_step(self.step, placeholders=False)
 
     def stop(self) -> None:
         """Listen no more; torch and the model are as they were. Nothing happens where nothing was started."""
@@ -216,6 +243,20 @@ class RuntimeRecorder(Recorder):
             self.book.close()
             self.clock.settle()
 
+    def next_step(self) -> None:
+        """What runs from here on is another step."""
+        self.start_step(self.step + 1, placeholders=False)
+
+    def describe_wrappers(self) -> None:
+        """Compiled modules were called as often, and with what, as the modules that they wrap."""
+        modules = self.log.modules
+        for wrapper, inner in self._wrappers:
+            modules[wrapper].calls, modules[wrapper].inputs, modules[wrapper].outputs = modules[inner].calls, modules[inner].inputs, modules[inner].outputs
+
+    def finished_steps(self) -> list[int]:
+        """The steps in which something ran."""
+        return sorted({record.step for record in self.log.phases}) or [self.step]
+
     @contextmanager
     def recording(self) -> Iterator[RuntimeRecorder]:
         """Listen for the length of a block."""
@@ -224,6 +265,13 @@ class RuntimeRecorder(Recorder):
             yield self
         finally:
             self.stop()
+
+
+def mark_inputs(recorder: Recorder, root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell the recorder which tensors are a step's inputs, by name."""
+    for name, value in [*zip(argument_names(uncompiled(root), args, kwargs), args), *kwargs.items()]:
+        for i, tensor in enumerate(tensors_in(value)):
+            recorder.mark([tensor], "input", name if i == 0 else f"{name}_{i}")
 
 
 def device_of(root: torch.nn.Module) -> torch.device:

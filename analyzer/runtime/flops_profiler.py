@@ -1,0 +1,249 @@
+"""`FlopsProfiler`: measures somebody else's training loop. Its interface is that of the profilers of DeepSpeed and flops-profiler."""
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from analyzer.errors import InputError
+from analyzer.profile_data import ModuleInfo, Profile
+
+from .clock import Clock, choose_clock
+from .measure import check_device, make_profile
+from .number import duration_to_string, macs_to_string, number_to_string, params_to_string
+from .recorder import RuntimeRecorder
+
+
+class FlopsProfiler:
+    """Measures what a model does between `start_profile` and `stop_profile`: latency, FLOPs, MACs, bytes, by module.
+
+    Forward, backward and optimizer steps are told apart. Counts are those of the forward pass under DeepSpeed's way of counting unless
+    ``convention`` says otherwise (``own``, ``fvcore``). Without `step` all that ran is one step. With `step` called at the end of
+    each training step, latencies are the mean of the steps, and counts those of the last; with ``start_step`` and ``end_step`` (the last one
+    that is measured) recording begins and ends by itself, whenever `start_profile` was called before.
+
+    ``ds_engine`` is anything with DeepSpeed's ``world_size``, ``dp_world_size``, ``mp_world_size`` and ``train_micro_batch_size_per_gpu()``.
+    ``recompute_fwd_factor`` is taken for scripts that give it: what is run again in backward is seen as it runs.
+    An exception that leaves the model ends the recording; nothing is left on the model or in torch.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU())
+    >>> prof = FlopsProfiler(model)
+    >>> prof.start_profile()
+    >>> out = model(torch.rand(8, 16))
+    >>> prof.stop_profile()
+    >>> prof.get_total_flops(), prof.get_total_macs(as_string=True), prof.get_total_params()
+    (8448, '4.1 KMACs', 544)
+    >>> prof.end_profile()
+    """
+
+    def __init__(self, model: torch.nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0, *, convention: str = "deepspeed",
+                 start_step: int | None = None, end_step: int | None = None, clock: Clock | None = None) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise InputError(f"FlopsProfiler({type(model).__name__}): must be a torch.nn.Module")
+        if end_step is not None and end_step < (start_step or 0):
+            raise InputError(f"FlopsProfiler(start_step={start_step}, end_step={end_step}): must not end before it starts")
+        self.model, self.ds_engine, self.recompute_fwd_factor = model, ds_engine, recompute_fwd_factor
+        self.convention, self.start_step, self.end_step, self.clock = convention, start_step, end_step, clock
+        self.started = False
+        self._recorder: RuntimeRecorder | None = None
+        self._ignored: tuple[type, ...] = ()
+        self._step = 0
+        self._made: tuple[object, Profile] | None = None
+
+    def __enter__(self) -> FlopsProfiler:
+        self.start_profile()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop_profile()
+
+    def start_profile(self, ignore_list: Collection[type] | None = None) -> None:
+        """Begin to record, or with ``start_step`` to wait for it; what was recorded before is dropped.
+
+        Modules of the types in ``ignore_list`` are not told apart from those that call them.
+        """
+        check_device(self.model)
+        self._ignored = tuple(ignore_list or ())
+        self.started, self._step = True, 0
+        self.reset_profile()
+
+    def reset_profile(self) -> None:
+        """Drop what was recorded; recording goes on."""
+        self.stop_profile()
+        self._recorder = self._made = None
+        if self.started and (self.start_step is None or self._step >= self.start_step):
+            self._record()
+
+    def _record(self) -> None:
+        self._recorder = RuntimeRecorder(self.model, self.clock or choose_clock(check_device(self.model)), whole=False, ignored=self._ignored)
+        self._recorder.start()
+
+    def step(self) -> None:
+        """A training step has ended."""
+        self._step += 1
+        if not self.started:
+            return
+        if self._recorder is None:
+            if self._step == self.start_step:
+                self._record()
+        elif self.end_step is not None and self._step > self.end_step:
+            self._recorder.stop()
+        else:
+            self._recorder.next_step()
+
+    def stop_profile(self) -> None:
+        """End the recording; what was recorded can still be read."""
+        if self._recorder is not None:
+            self._recorder.stop()
+
+    def end_profile(self) -> None:
+        """End the recording and forget it."""
+        self.stop_profile()
+        self.started = False
+        self._recorder = self._made = None
+
+    @property
+    def profile(self) -> Profile:
+        """What was recorded so far. Raises InputError where nothing was."""
+        recorder = self._recorder
+        if recorder is None:
+            hint = f"step {self._step} is before start_step={self.start_step}" if self.started else "call start_profile() first"
+            raise InputError(f"FlopsProfiler: nothing is recorded; {hint}")
+        state = len(recorder.log.calls), len(recorder.laps)
+        if self._made is None or self._made[0] != state:
+            self._made = state, self._make(recorder)
+        return self._made[1]
+
+    def _make(self, recorder: RuntimeRecorder) -> Profile:
+        steps = recorder.finished_steps()
+        trained = any(record.phase == "backward" for record in recorder.log.phases)
+        engine = self.ds_engine
+        sizes = {} if engine is None else {"world_size": engine.world_size, "data_parallel_size": engine.dp_world_size,
+                                           "model_parallel_size": engine.mp_world_size}
+        found = make_profile(recorder, steps, self.convention, mode="train" if trained else "infer", **sizes)
+        recorder.log.steps = recorder.step + 1  # it may go on
+        batch = getattr(engine, "train_micro_batch_size_per_gpu", None)
+        return found if batch is None else replace(found, batch_size=batch())
+
+    # ---- totals of the model
+
+    @property
+    def _root(self) -> ModuleInfo:
+        root = self.profile.modules
+        assert root is not None
+        return root
+
+    def get_total_flops(self, as_string: bool = False) -> Any:
+        """FLOPs of the forward pass of one step."""
+        return number_to_string(self._root.fwd_flops or 0) if as_string else self._root.fwd_flops
+
+    def get_total_macs(self, as_string: bool = False) -> Any:
+        """MACs of the forward pass of one step."""
+        return macs_to_string(self._root.fwd_macs or 0) if as_string else self._root.fwd_macs
+
+    def get_total_duration(self, as_string: bool = False) -> Any:
+        """Seconds of the forward pass of one step."""
+        return duration_to_string(self._root.fwd_seconds or 0) if as_string else self._root.fwd_seconds
+
+    def get_total_functional_duration(self, as_string: bool = False) -> Any:
+        """Seconds of the operators of the forward pass alone."""
+        seconds = sum(row.seconds or 0 for row in self.profile.operators if row.phase == "forward")
+        return duration_to_string(seconds) if as_string else seconds
+
+    def get_total_params(self, as_string: bool = False) -> Any:
+        """Parameters of the model, each once."""
+        return params_to_string(self._root.params or 0) if as_string else self._root.params
+
+    # ---- reports
+
+    def print_model_profile(self, profile_step: int = 1, module_depth: int = -1, top_modules: int = 1, detailed: bool = True,
+                            output_file: str | Path | None = None) -> None:
+        """Print the report of `analyzer.report.deepspeed_report`, or write it to ``output_file`` alone. Prints nothing before `start_profile`."""
+        from analyzer.report.deepspeed_report import deepspeed_report
+
+        if not self.started:
+            return
+        self.flops, self.macs, self.params = self.get_total_flops(), self.get_total_macs(), self.get_total_params()
+        there = {type(module) for module in self.model.modules() if module is not self.model}
+        text = deepspeed_report(replace(self.profile, profile_step=profile_step), module_depth=module_depth, top_modules=top_modules,
+                                detailed=detailed, output_file=output_file or None,
+                                ignore_modules=[kind for kind in self._ignored if kind in there])
+        if not output_file:
+            print(text)
+
+    def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
+        """Print the classes of modules that cost most at each depth."""
+        from analyzer.report.deepspeed_report import aggregate
+
+        print("\n".join(aggregate(self._root, module_depth, top_modules)))
+
+
+def get_model_profile(
+    model: torch.nn.Module,
+    input_shape: tuple[int, ...] | None = None,
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    print_profile: bool = True,
+    detailed: bool = True,
+    module_depth: int = -1,
+    top_modules: int = 1,
+    warm_up: int = 1,
+    as_string: bool = True,
+    output_file: str | Path | None = None,
+    ignore_modules: Collection[type] | None = None,
+    func_name: str = "forward",
+    mode: str | None = None,
+) -> tuple[Any, Any, Any]:
+    """Run the model in evaluation mode, print its report and return (FLOPs, MACs, parameters), counted as DeepSpeed does.
+
+    The arguments are those of DeepSpeed's and flops-profiler's function: ``input_shape`` stands for one tensor of the model's dtype on its
+    device; ``args`` and ``kwargs`` are those of the call; ``warm_up`` runs go before. ``func_name`` (or ``mode``) is the method to
+    call; of ``"generate"`` the prefill and the decoded tokens are told apart. Training flags are as they were afterwards.
+    Raises InputError for arguments that cannot be used.
+
+    >>> get_model_profile(torch.nn.Linear(1000, 1000), input_shape=(8, 1000), print_profile=False)
+    ('16 M', '8 MMACs', '1 M')
+    """
+    prof = FlopsProfiler(model)
+    run, call_args, call_kwargs = make_call(model, mode or func_name, input_shape, args, kwargs)
+    flags = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        for _ in range(warm_up):
+            run(*call_args, **call_kwargs)
+        prof.start_profile(ignore_list=ignore_modules)
+        run(*call_args, **call_kwargs)
+        prof.stop_profile()
+        flops, macs, params = prof.get_total_flops(), prof.get_total_macs(), prof.get_total_params()
+        if print_profile:
+            prof.print_model_profile(warm_up, module_depth, top_modules, detailed, output_file)
+    finally:
+        prof.end_profile()
+        for module, flag in flags:
+            module.training = flag
+    if as_string:
+        return number_to_string(flops), macs_to_string(macs), params_to_string(params)
+    return flops, macs, params
+
+
+def make_call(model: torch.nn.Module, name: str, input_shape: tuple[int, ...] | None, args: Any,
+              kwargs: dict[str, Any] | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What to call and with what. Raises InputError where nothing says what the model takes, or it has no such method."""
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"get_model_profile({type(model).__name__}): must be a torch.nn.Module")
+    device = check_device(model)
+    run = model if name == "forward" else getattr(model, name, None)
+    if not callable(run):
+        raise InputError(f"get_model_profile(func_name={name!r}): {type(model).__name__} has no such method")
+    if input_shape is not None:
+        if not isinstance(input_shape, tuple) or not input_shape:
+            raise InputError(f"get_model_profile(input_shape={input_shape!r}): must be a tuple of at least one size")
+        dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
+        return run, (torch.ones(input_shape, dtype=dtype, device=device),), dict(kwargs or {})
+    args = () if args is None else (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    if not args and not kwargs:
+        raise InputError("get_model_profile(): give input_shape, args or kwargs: what the model is to be called with")
+    return run, args, dict(kwargs or {})
