@@ -25,6 +25,8 @@ def to_argument(tape: Tape, value: Any) -> Any:
     """``value`` as a node's argument: tensors become nodes, containers keep their form, objects are rebuilt or held."""
     if isinstance(value, Tensor):
         return tape.node_of(value)
+    if isinstance(value, fx.Node):
+        return value
     if isinstance(value, _LITERALS):
         return value
     kind = type(value)

@@ -22,7 +22,7 @@ from analyzer.meta.patch import Undo, replace
 from analyzer.meta.source_line import is_user_code
 
 from .call_target import CallTarget
-from .structure import children, holds_tensor, is_plain_object
+from .structure import children, holds_tensor, is_plain_object, tensors_of
 
 _FUNCTIONAL = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "nn", "functional.py")
 
@@ -51,6 +51,13 @@ class CallMethod(CallTarget):
 
     def __call__(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         return self.wrapped(module.module if isinstance(module, HeldModule) else module, *args, **kwargs)
+
+
+class GiveArguments(CallTarget):
+    """Calls ``wrapped``; gives its result and its arguments, where it put other tensors into them."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.wrapped(*args, **kwargs), args, kwargs
 
 
 def open_sites(root: nn.Module) -> list[Site]:
@@ -155,26 +162,12 @@ def keep_sizes(tensor: torch.Tensor, sizes: dict[int, int], place: str) -> torch
 
 
 def held_tensors(value: Any) -> list[int]:
-    """Identities of the tensors in arguments, and in plain attributes of the modules among them, all the way down."""
-    seen: set[int] = set()
-    found: list[int] = []
+    """Identities of the tensors in nested arguments."""
+    return [id(t) for t in tensors_of(value)]
 
-    def walk(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            found.append(id(value))
-        elif isinstance(value, nn.Module):
-            for module in value.modules():
-                if id(module) not in seen:
-                    seen.add(id(module))
-                    for held in vars(module).values():
-                        if isinstance(held, torch.Tensor):
-                            found.append(id(held))
-        elif id(value) not in seen:
-            inside = children(value)
-            if inside:
-                seen.add(id(value))
-            for _, child in inside:
-                walk(child)
 
-    walk(value)
-    return found
+def own_tensors(value: Any) -> list[int]:
+    """Identities of the tensors in plain attributes of the modules among arguments, all the way down."""
+    if isinstance(value, nn.Module):
+        return [id(t) for module in value.modules() for t in vars(module).values() if isinstance(t, torch.Tensor)]
+    return [i for _, child in children(value) if isinstance(child, (nn.Module, tuple, dict)) for i in own_tensors(child)]

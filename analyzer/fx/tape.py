@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from analyzer.errors import DataDependentError, InputError
 from analyzer.meta.known_value import read_known
-from analyzer.meta.mode import active_dispatch_mode
+from analyzer.meta.mode import active_dispatch_mode, mode_in_force
 from analyzer.meta.mode_stack import without_modes
 from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.source_line import user_line
@@ -27,7 +27,8 @@ from .function_call import READS, NodeCall, describe_call, reads_size, writes
 from .graph_value import to_argument
 from .leaf_module import is_leaf
 from .module_borrow import Borrowed
-from .outline import CallMethod, HeldModule, Site, expected_structure, held_tensors, keep_sizes, keep_structure, open_sites
+from .outline import (CallMethod, GiveArguments, HeldModule, Site, expected_structure, held_tensors, keep_sizes, keep_structure, open_sites,
+                      own_tensors)
 from .region_stack import RegionStack
 from .structure import children, holds_tensor, tensors_of
 from .tracer_impl import register_tracer_impl
@@ -109,7 +110,7 @@ class Tape:
         """Trace ``impl`` in place of ``func``; ``func`` called inside it is itself again."""
         self._active_impls.add(func)
         try:
-            with _mode_in_force():
+            with mode_in_force():
                 return impl(*args, **kwargs)
         finally:
             self._active_impls.discard(func)
@@ -141,29 +142,33 @@ class Tape:
             return function(*args, **kwargs)
 
         module = site.owner if isinstance(site.owner, nn.Module) else None
-        owned = held_tensors((module, args, kwargs))
+        given = tuple(to_argument(self, a) for a in args), {k: to_argument(self, v) for k, v in kwargs.items()}
+        held, kept = held_tensors((args, kwargs)), own_tensors((module, args, kwargs))
         options, self.state.options = self.state.options, dataclasses.replace(self.state.options, unknown_value="placeholder")
         self.state.expects_contents = True
         try:
             with self.pause():
                 result = run(args, kwargs)
-                kept = held_tensors((module, args, kwargs)) == owned
                 differs = self.sizes.follow(run, args, kwargs, result, module)
         except Exception:  # it cannot run with what unknown data was taken as
             self._want()
             raise
         finally:
             self.state.options, self.state.expects_contents = options, False
-        if differs or not kept:
+        changed = held_tensors((args, kwargs)) != held
+        if differs or own_tensors((module, args, kwargs)) != kept:
             self._want()
-        elif not holds_tensor(result):
+        elif not changed and not holds_tensor(result):
             return result
-        if module is not None:
-            call = NodeCall("call_module", self.module_target(module), args, kwargs)
+        target = CallMethod(function) if args and isinstance(args[0], nn.Module) else name_target(function)
+        if changed:  # it put other tensors into its arguments
+            if module is not None:
+                target, given = CallMethod(nn.Module.__call__), ((self.module_node(module), *given[0]), given[1])
+            node = self._create(NodeCall("call_function", GiveArguments(target), *given))
+            self._bind((result, args, kwargs), self._with_structure(node, (result, args, kwargs)), rename=True)
         else:
-            target = CallMethod(function) if args and isinstance(args[0], nn.Module) else name_target(function)
-            call = NodeCall("call_function", target, args, kwargs)
-        self._bind(result, self._with_structure(self._create(call), result), rename=True)
+            call = NodeCall("call_function", target, *given) if module is None else NodeCall("call_module", self.module_target(module), *given)
+            self._bind(result, self._with_structure(self._create(call), result), rename=True)
         self.state.assume(f"{site} asks for what depends on data at {self.outlined[site]}: it is one node, which runs it as it is")
         return result
 
@@ -419,16 +424,3 @@ def _unwrap_numbers(tree: Any) -> Any:
     if type(tree) in (list, tuple):
         return type(tree)(_unwrap_numbers(x) for x in tree)
     return {k: _unwrap_numbers(v) for k, v in tree.items()} if type(tree) is dict else tree
-
-
-@contextmanager
-def _mode_in_force() -> Iterator[None]:
-    """Push the function mode again inside its own handler, where torch has taken it off."""
-    from analyzer.meta.mode import _modes
-
-    mode = _modes.function
-    if mode is None or mode in torch.overrides._get_current_function_mode_stack():
-        yield
-        return
-    with mode:
-        yield

@@ -93,6 +93,7 @@ class _Attempt:
         mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
         with _torch_state(), mode, borrow_module(module) as borrowed, tracing_patches(self.outlined), _eager_compiled_functions():
             _refuse_lazy(borrowed)
+            mode.state.follows_expected = bool(self.outlined)
             tape = Tape(mode.state, borrowed, trace_act_ckpt, bias_addition_split, self.outlined)
             self.wanted = tape.wanted
             values = _stand_in(bound, borrowed)

@@ -67,7 +67,7 @@ class SizeWatch:
         tensors = list(tensors_of(result))
         known = [list(tensors_of(other)) for other in others]
         outline = _outline((result,), set())
-        differs = not others or any(_outline(other, set()) != outline for other in others)
+        differs = any(_outline(other, set()) != outline for other in others) if others else not _is_fixed(result)
         for i, tensor in enumerate(tensors):
             shapes = [found[i].shape for found in known if len(found) == len(tensors)]
             dims = [d for d in range(tensor.dim()) if any(len(s) != tensor.dim() or s[d] != tensor.shape[d] for s in shapes)]
@@ -118,6 +118,11 @@ class SizeWatch:
             state.assumptions.update(assumptions)
             for storage, known in zip(storages, contents):
                 storage.known = known
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a result is a tensor or a tuple of tensors, of which there are as many whatever the data is."""
+    return value is None or isinstance(value, Tensor) or type(value) is tuple and all(map(_is_fixed, value))
 
 
 def _outline(value: Any, seen: set[int]) -> Any:

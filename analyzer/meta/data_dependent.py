@@ -86,7 +86,7 @@ def _scalar(state: MetaState, tensor: Tensor) -> Any:
     if tensor.dtype is torch.bool and (passing := passing_value()) is not None:
         state.assume(f"data is taken to pass the model's own check {state.where()}")
         return passing
-    value = read_known(tensor, assumed=True)
+    value = read_known(tensor, assumed=True) if state.expects_contents else None
     if value is not None and (not tensor.dtype.is_floating_point or bool(value.isfinite())):
         number = value.item()
         state.assume(f"an unknown scalar ({tensor.dtype}) was taken as {number:.4g}, its value where what the layers compute is zero {state.where()}")
@@ -156,7 +156,7 @@ def _new(state: MetaState, like: Tensor, shape: tuple[int, ...], dtype: torch.dt
 
 def _first(state: MetaState, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``indices`` into ``shape``, which are taken to be the first ones where contents are expected."""
-    if state.options.unknown_value == "expected":
+    if state.follows_expected:
         with without_modes():
             found = torch.unravel_index(torch.arange(indices.shape[0]), shape) if shape else ()
             value = torch.stack(found, 1).reshape(indices.shape).contiguous() if found else torch.zeros(indices.shape, dtype=torch.int64)

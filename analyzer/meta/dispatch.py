@@ -122,7 +122,7 @@ class MetaDispatchMode(TorchDispatchMode):
             _propagate_known(state, info, args, kwargs or {}, storages, outputs, born)
         if info.tests_finiteness and born and born[0] is not None and born[0].known is None:
             _assume_finite(state, info, args, outputs[0], born[0])
-        if born and born[0] is not None and born[0].known is None and storages and not outputs[0].dtype.is_floating_point:
+        if storages and born and born[0] is not None and not _is_exact(born[0]) and not outputs[0].dtype.is_floating_point:
             born[0].drawn_from = drawn_contents(info.name, storages)
         if state.options.unknown_size == "balanced":
             density = expected_density(info.name, args, storages)
@@ -148,6 +148,10 @@ def _storage(tensor: Tensor) -> MetaStorage:
     storage = part.untyped_storage()
     assert isinstance(storage, MetaStorage)
     return storage
+
+
+def _is_exact(storage: MetaStorage) -> bool:
+    return storage.known is not None and not storage.known.assumed
 
 
 def _any_known(storages: list[MetaStorage]) -> bool:
@@ -431,7 +435,7 @@ def _defer(tree: Any, reads: list[ReadArgument], unknown: list[Tensor], expects:
 
 def _expects(state: MetaState, info: OperatorInfo) -> bool:
     """Whether unknown arguments of a call are to be taken as zero; results of products and convolutions are unknown all the same."""
-    return state.options.unknown_value == "expected" and info.name not in _PRODUCTS
+    return state.follows_expected and info.name not in _PRODUCTS
 
 
 _PRODUCTS = {"convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_int_mm", "_scaled_mm"}

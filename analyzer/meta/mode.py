@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +26,17 @@ class _Modes(threading.local):
 
 
 _modes = _Modes()
+
+
+@contextmanager
+def mode_in_force() -> Iterator[None]:
+    """Push the function mode again inside its own handler, where torch has taken it off."""
+    mode = _modes.function
+    if mode is None or mode in torch.overrides._get_current_function_mode_stack():
+        yield
+        return
+    with mode:
+        yield
 
 
 def active_dispatch_mode() -> MetaDispatchMode:

@@ -128,6 +128,7 @@ def _replacements() -> Iterator[Undo]:
         yield lambda types=types: types.remove(MetaTensor)  # type: ignore[misc]
     yield replace(torch._C, "_group_tensors_by_device_and_dtype", _group_by_claim)
     yield replace(torch.nn.init, "_no_grad_trunc_normal_", _fill_normal)
+    yield replace(torch.autograd, "_engine_run_backward", _with_mode)
     from . import cuda_facade, gates
 
     yield from gates.replacements()
@@ -144,6 +145,20 @@ def _fill_normal(original: Any) -> Any:
             return tensor.normal_(mean, std)
 
     return trunc_normal
+
+
+def _with_mode(original: Any) -> Any:
+    """The engine gives a backward pass the modes that it is started under, and torch takes the function mode off for ``Tensor.backward``."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if current() is None:
+            return original(*args, **kwargs)
+        from .mode import mode_in_force
+
+        with mode_in_force():
+            return original(*args, **kwargs)
+
+    return run
 
 
 def _group_by_claim(original: Any) -> Any:

@@ -52,6 +52,10 @@ class MetaState:
     unknown_sizes: int = 0        #: how often a size or a value that only data could give was answered by a policy
     placeholder: int = 1          #: what an unknown scalar is taken as, where it is
     expects_contents: bool = True #: whether contents that a policy expects may be read as if they were known
+    follows_expected: bool = field(init=False) #: whether what meets known contents is followed, with the unknown taken as zero
+
+    def __post_init__(self) -> None:
+        self.follows_expected = self.options.unknown_value == "expected"
 
     def assume(self, text: str) -> None:
         """Note something that was taken for granted."""
