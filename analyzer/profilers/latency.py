@@ -26,7 +26,7 @@ def call_seconds(call: OpCall, device: DeviceSpec, world_size: int = 1) -> float
     flops, macs = (0, 0) if count is None else (count.flops, count.macs)
     if not nbytes and not flops:
         return 0.0
-    tensors = call.signature.outputs or call.signature.inputs
+    tensors = (*call.signature.outputs, *call.signature.inputs)  # an index (argmax) is computed in the dtype of what is compared
     dtype = next((s.dtype for s in tensors if s.dtype.is_floating_point or s.dtype.is_complex), tensors[0].dtype) if tensors else None
     dtype = _REAL.get(dtype, dtype)
     # cuDNN may use TF32 by default, cuBLAS may not: torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32

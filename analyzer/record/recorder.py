@@ -71,6 +71,7 @@ class Recorder:
         self.shortage: Shortage | None = None  #: the last time that memory ran out
         self._shortage_cause: Callable[[], DeviceOutOfMemoryError | None] = lambda: None
         self._entered = 0
+        self.described_step = 0  #: the step whose calls of modules are written down
         self.planned_calls = 0  #: module calls that the driver expects, to tell how far the run has come
         self.log.device = str(claim)
         self._collect_modules(root)
@@ -93,6 +94,13 @@ class Recorder:
                 node = self.add_node("placeholder", life.label or "input", life.label or "input", _ROOT)
                 self.log.nodes[node].outputs.append((number, life.spec))
                 self._producer[number] = node
+
+    def describe_step(self, step: int) -> None:
+        """Write down the calls of modules of this step, and forget those of an earlier one."""
+        self.described_step = step
+        self.log.module_calls.clear()
+        for module in self.log.modules:
+            module.calls, module.inputs, module.outputs = 0, (), ()
 
     def forward_returned(self, output: Any) -> None:
         """The model's outputs: the last row of the table."""
@@ -229,7 +237,7 @@ class Recorder:
         if index is None:  # made on the way, or behind a wrapper: it runs for whoever called it
             index = self._stack[-1] if self._stack else _ROOT
         record = self.log.modules[index]
-        record.calls += self.step == 0  # of one step
+        record.calls += self.step == self.described_step
         self._stack.append(index)
         self._open_calls.append(self._open_calls[-1] if self._open_calls else None)
         self._entered += 1
@@ -237,10 +245,10 @@ class Recorder:
         if self.is_leaf is None or self.phase != "forward":
             return -1
         inputs = record.inputs
-        if self.step == 0 or not inputs:
+        if self.step == self.described_step or not inputs:
             inputs = tuple(describe_tensors((args, kwargs)))
         record.inputs = record.inputs or inputs
-        if own is not None and self.step == 0:
+        if own is not None and self.step == self.described_step:
             self.log.module_calls.append(LogModuleCall(own, self._open_calls[-1], inputs))
             self._open_calls[-1] = len(self.log.module_calls) - 1
         if self._leaf_depth:
@@ -259,10 +267,10 @@ class Recorder:
             return
         record = self.log.modules[index]
         outputs = record.outputs
-        if self.step == 0 or not outputs:
+        if self.step == self.described_step or not outputs:
             outputs = tuple(describe_tensors(result))
         record.outputs = record.outputs or outputs
-        if call is not None and self.step == 0 and self.log.module_calls[call].module == self._module_index.get(id(module)):
+        if call is not None and self.step == self.described_step and self.log.module_calls[call].module == self._module_index.get(id(module)):
             self.log.module_calls[call].outputs = outputs
         if self._leaf_depth:
             self._leaf_depth -= 1

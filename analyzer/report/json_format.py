@@ -27,7 +27,7 @@ def write_json(profile: Profile, path: str | Path | None = None) -> str:
 
     Raises InputError where the profile holds what could not be read back: a value of the wrong type, NaN, infinity.
     """
-    data = {"format": FORMAT, "version": Profile.format_version, **_encode(profile)}
+    data = {"format": FORMAT, "version": Profile.format_version, **encode(profile)}
     try:
         read_data(data)
     except ProfileFormatError as error:
@@ -43,7 +43,7 @@ def read_json(source: str | Path) -> Profile:
 
     Raises ProfileFormatError that says where the text is damaged, InputError if there is no such file.
     """
-    origin, text = _load_text(source)
+    origin, text = load_text(source)
     try:
         data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates)
     except json.JSONDecodeError as error:
@@ -75,7 +75,7 @@ def read_data(data: Any) -> Profile:
             f"format version {version!r}{_writer(data)}, and analyzer {_own_version()} reads version {Profile.format_version}: "
             "read it with the analyzer that wrote it, or profile the model again")
     fields = {key: value for key, value in data.items() if key not in ("format", "version")}
-    profile: Profile = _decoder_of(Profile)(fields, "")
+    profile: Profile = decoder_of(Profile)(fields, "")
     return profile
 
 
@@ -90,7 +90,7 @@ def _own_version() -> str:
         return "of this source tree"
 
 
-def _load_text(source: str | Path) -> tuple[str, str]:
+def load_text(source: str | Path) -> tuple[str, str]:
     if isinstance(source, str) and (not source.strip() or source.lstrip()[0] in "{[" or "\n" in source.strip()):
         return "from_json(text)", source
     try:
@@ -114,18 +114,18 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return data
 
 
-def _encode(value: Any) -> Any:
+def encode(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return {field.name: _encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {key: _encode(item) for key, item in value.items()}
+        return {key: encode(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_encode(item) for item in value]
+        return [encode(item) for item in value]
     return value
 
 
 @cache
-def _decoder_of(kind: Any) -> Decoder:
+def decoder_of(kind: Any) -> Decoder:
     """The decoder of a type that the records use."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
@@ -155,7 +155,7 @@ def _scalar_decoder(kind: type) -> Decoder:
 
 def _union_decoder(kinds: tuple[Any, ...]) -> Decoder:
     optional = type(None) in kinds
-    decoders = [_decoder_of(kind) for kind in kinds if kind is not type(None)]
+    decoders = [decoder_of(kind) for kind in kinds if kind is not type(None)]
 
     def decode(value: Any, where: str) -> Any:
         if value is None and optional:
@@ -172,7 +172,7 @@ def _union_decoder(kinds: tuple[Any, ...]) -> Decoder:
 
 
 def _sequence_decoder(kind: Any) -> Decoder:
-    item_decoder = _decoder_of(kind)
+    item_decoder = decoder_of(kind)
 
     def decode(value: Any, where: str) -> Any:
         if type(value) is not list:
@@ -182,7 +182,7 @@ def _sequence_decoder(kind: Any) -> Decoder:
 
 
 def _mapping_decoder(kind: Any) -> Decoder:
-    item_decoder = _decoder_of(kind)
+    item_decoder = decoder_of(kind)
 
     def decode(value: Any, where: str) -> Any:
         if type(value) is not dict:
@@ -195,7 +195,7 @@ def _mapping_decoder(kind: Any) -> Decoder:
 
 
 def _named_tuple_decoder(kind: Any) -> Decoder:
-    decoders = [(name, _decoder_of(hint)) for name, hint in typing.get_type_hints(kind).items()]
+    decoders = [(name, decoder_of(hint)) for name, hint in typing.get_type_hints(kind).items()]
 
     def decode(value: Any, where: str) -> Any:
         if type(value) is not list or len(value) != len(decoders):
@@ -208,7 +208,7 @@ def _record_decoder(kind: Any) -> Decoder:
     @cache
     def field_decoders() -> dict[str, Decoder]:  # when first used, since a record can contain its own kind
         hints = typing.get_type_hints(kind)
-        return {field.name: _decoder_of(hints[field.name]) for field in dataclasses.fields(kind)}
+        return {field.name: decoder_of(hints[field.name]) for field in dataclasses.fields(kind)}
 
     def decode(value: Any, where: str) -> Any:
         if type(value) is not dict:

@@ -5,10 +5,9 @@ Its projections are nn.Linear: a checkpoint of transformers, whose Conv1D keeps 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .causal_lm import CausalLMOutput, causal_lm_loss
+from .causal_lm import CausalLMOutput, KeyValueCache, LayerCache, attend, causal_lm_loss
 
 
 class Attention(nn.Module):
@@ -20,13 +19,15 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(hidden, hidden)
         self.resid_dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
         batch, tokens, hidden = x.shape
         q, k, v = (
             part.view(batch, tokens, self.heads, hidden // self.heads).transpose(1, 2) for part in self.c_attn(x).split(hidden, dim=2)
         )
         dropout = self.attn_dropout if self.training else 0.0
-        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        out = attend(q, k, v, dropout)
         out = out.transpose(1, 2).reshape(batch, tokens, hidden)
         return self.resid_dropout(self.c_proj(out))
 
@@ -51,8 +52,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(hidden)
         self.mlp = MLP(hidden, dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x))
+    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), cache)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -65,16 +66,19 @@ class Transformer(nn.Module):
         self.h = nn.ModuleList(Block(hidden, heads, dropout) for _ in range(layers))
         self.ln_f = nn.LayerNorm(hidden)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+    def forward(self, input_ids: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        start = 0 if cache is None else cache.tokens
+        positions = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)
         x = self.drop(self.wte(input_ids) + self.wpe(positions))
-        for block in self.h:
-            x = block(x)
+        for i, block in enumerate(self.h):
+            x = block(x, None if cache is None else cache.layer(i))
         return self.ln_f(x)
 
 
 class GPT2(nn.Module):
     """input_ids (batch, tokens) int64 to logits (batch, tokens, vocabulary); with labels of that shape, also the loss.
+
+    With a ``cache`` the tokens follow those that it has seen.
 
     >>> import torch
     >>> model = GPT2(vocabulary=11, positions=8, hidden=16, layers=1, heads=2)
@@ -91,8 +95,8 @@ class GPT2(nn.Module):
         self.lm_head = nn.Linear(hidden, vocabulary, bias=False)
         self.lm_head.weight = self.transformer.wte.weight
 
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor | CausalLMOutput:
-        logits: Tensor = self.lm_head(self.transformer(input_ids))
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor | CausalLMOutput:
+        logits: Tensor = self.lm_head(self.transformer(input_ids, cache))
         return logits if labels is None else CausalLMOutput(causal_lm_loss(logits, labels), logits)
 
 

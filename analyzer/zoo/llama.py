@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .causal_lm import CausalLMOutput, causal_lm_loss
+from .causal_lm import CausalLMOutput, KeyValueCache, LayerCache, attend, causal_lm_loss
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class RMSNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
-def rotary_angles(tokens: int, head_dim: int, theta: float, device: torch.device) -> Tensor:
-    """Angle of each position and channel, (tokens, head_dim) float32; both halves of the channels turn alike."""
+def rotary_angles(tokens: int, head_dim: int, theta: float, device: torch.device, start: int = 0) -> Tensor:
+    """Angle of each position from ``start`` on and channel, (tokens, head_dim) float32; both halves of the channels turn alike."""
     inverse_frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
-    angles = torch.outer(torch.arange(tokens, dtype=torch.float32, device=device), inverse_frequency)
+    angles = torch.outer(torch.arange(start, start + tokens, dtype=torch.float32, device=device), inverse_frequency)
     return torch.cat((angles, angles), dim=-1)
 
 
@@ -64,13 +64,15 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(hidden, config.num_key_value_heads * self.head_dim, bias=False)
         self.o_proj = nn.Linear(config.num_attention_heads * self.head_dim, hidden, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None = None) -> Tensor:
         batch, tokens, _ = x.shape
         q, k, v = (
             project(x).view(batch, tokens, -1, self.head_dim).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        out = attend(q, k, v, grouped=self.grouped)
         return self.o_proj(out.transpose(1, 2).reshape(batch, tokens, -1))
 
 
@@ -93,8 +95,8 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None = None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -106,18 +108,20 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         x = self.embed_tokens(input_ids)
         head_dim = self.config.hidden_size // self.config.num_attention_heads
-        angles = rotary_angles(input_ids.shape[1], head_dim, self.config.rope_theta, x.device)
+        angles = rotary_angles(input_ids.shape[1], head_dim, self.config.rope_theta, x.device, 0 if cache is None else cache.tokens)
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        for layer in self.layers:
-            x = layer(x, cos, sin)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, cos, sin, None if cache is None else cache.layer(i))
         return self.norm(x)
 
 
 class Llama(nn.Module):
     """input_ids (batch, tokens) int64 to logits (batch, tokens, vocabulary); with labels of that shape, also the loss.
+
+    With a ``cache`` the tokens follow those that it has seen.
 
     >>> import torch
     >>> small = LlamaConfig(vocab_size=11, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
@@ -134,8 +138,8 @@ class Llama(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor | CausalLMOutput:
-        logits: Tensor = self.lm_head(self.model(input_ids))
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor | CausalLMOutput:
+        logits: Tensor = self.lm_head(self.model(input_ids, cache))
         return logits if labels is None else CausalLMOutput(causal_lm_loss(logits, labels), logits)
 
 

@@ -1,0 +1,162 @@
+"""How a model reads tokens one pass after the other: what it is called with, and what it keeps."""
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from analyzer.errors import InputError
+from analyzer.zoo.causal_lm import KeyValueCache
+
+CACHES = ("dynamic", "static")
+_CACHE_DEPTH = 6  # of objects and containers around the tensors of a cache
+
+
+class Decoder:
+    """Reads tokens without keeping anything: every pass reads all tokens again."""
+
+    cache_kind = "none"
+
+    def __init__(self, model: nn.Module, cache: str, max_tokens: int) -> None:
+        self.model = model
+        self.tokens: Tensor | None = None
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """The logits (batch, tokens, vocabulary) after the next ``tokens``, (batch, tokens)."""
+        self.tokens = tokens if self.tokens is None else torch.cat((self.tokens, tokens), dim=1)
+        return find_logits(self.model(self.tokens))
+
+    def skip(self, count: int) -> None:
+        """Go on as if ``count`` more tokens had been read."""
+        assert self.tokens is not None
+        self.tokens = torch.cat((self.tokens, self.tokens.new_empty((self.tokens.shape[0], count))), dim=1)
+
+    def bends(self) -> list[int]:
+        """After how many tokens a pass stops to cost more with each one: where a window is full."""
+        return []
+
+    def kept(self) -> object:
+        """What holds the cache's tensors."""
+        return None
+
+
+class CachedDecoder(Decoder):
+    """A model of this package, which takes its own cache."""
+
+    def __init__(self, model: nn.Module, cache: str, max_tokens: int) -> None:
+        super().__init__(model, cache, max_tokens)
+        self.cache_kind = cache
+        self.cache = KeyValueCache(max_tokens if cache == "static" else None)
+
+    def read(self, tokens: Tensor) -> Tensor:
+        return find_logits(self.model(tokens, cache=self.cache))
+
+    def skip(self, count: int) -> None:
+        for layer in self.cache.layers:
+            assert layer.keys is not None and layer.values is not None
+            layer.extend(*(x.new_empty((*x.shape[:2], count, x.shape[3])) for x in (layer.keys, layer.values)))
+
+    def kept(self) -> object:
+        return self.cache
+
+
+class TransformersDecoder(Decoder):
+    """A model of transformers, called as its ``generate()`` calls it when it decodes greedily and nothing is padded."""
+
+    def __init__(self, model: Any, cache: str, max_tokens: int) -> None:
+        from transformers import DynamicCache, StaticCache
+
+        super().__init__(model, cache, max_tokens)
+        self.cache_kind = cache
+        parameters = inspect.signature(model.forward).parameters
+        self.cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"
+        self.options: dict[str, Any] = {"use_cache": True}
+        if "logits_to_keep" in parameters:
+            self.options["logits_to_keep"] = 1
+        config = model.config.get_text_config(decoder=True)
+        self.cache: Any = DynamicCache(config=config) if cache == "dynamic" else StaticCache(config=config, max_cache_len=max_tokens)
+        self.own = self.cache
+
+    def read(self, tokens: Tensor) -> Tensor:
+        output = self.model(input_ids=tokens, **{self.cache_name: self.cache}, **self.options)
+        return find_logits(output)
+
+    def skip(self, count: int) -> None:
+        layers: Any = self.own.layers
+        for layer in layers:
+            keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+            if keys is not None and values is not None:
+                layer.update(*(x.new_empty((*x.shape[:2], count, x.shape[3])) for x in (keys, values)))
+
+    def bends(self) -> list[int]:
+        layers: Any = self.own.layers
+        windows = {getattr(layer, "sliding_window", None) or getattr(layer, "max_cache_len", None)
+                   for layer in layers if getattr(layer, "is_sliding", False)}
+        return sorted({window - 1 for window in windows if isinstance(window, int)})  # the token that is read takes the last place
+
+    def kept(self) -> object:
+        return self.cache
+
+
+class EncoderDecoder(TransformersDecoder):
+    """One with an encoder: it reads the prompt, and decoding begins with one token."""
+
+    def __init__(self, model: Any, cache: str, max_tokens: int) -> None:
+        from transformers import DynamicCache, EncoderDecoderCache
+
+        super().__init__(model, cache, max_tokens)
+        self.model: Any = model
+        self.cache = EncoderDecoderCache(self.own, DynamicCache(config=model.config.get_text_config(decoder=True)))
+        self.encoded: Any = None
+
+    def read(self, tokens: Tensor) -> Tensor:
+        if self.encoded is None:  # the prompt, or what else the encoder takes
+            encoder: Any = self.model.get_encoder()
+            self.encoded = encoder(tokens)
+            tokens = torch.zeros((tokens.shape[0], 1), dtype=torch.int64, device=tokens.device)
+        output = self.model(encoder_outputs=self.encoded, decoder_input_ids=tokens, past_key_values=self.cache, use_cache=True)
+        return find_logits(output)
+
+
+def make_decoder(model: nn.Module, cache: str, max_tokens: int) -> Decoder:
+    """What reads tokens with ``model``. Raises InputError for an unknown cache and a model that cannot generate."""
+    if cache not in CACHES:
+        raise InputError(f"profile_generate(cache={cache!r}): must be one of {', '.join(map(repr, CACHES))}")
+    can_generate = getattr(model, "can_generate", None)
+    if callable(can_generate):
+        if not can_generate():
+            raise InputError(f"profile_generate(): {type(model).__name__} cannot generate; give a class with a language-model head, e.g. ...ForCausalLM")
+        config: Any = model.config
+        return (EncoderDecoder if config.is_encoder_decoder else TransformersDecoder)(model, cache, max_tokens)
+    takes_cache = "cache" in inspect.signature(model.forward).parameters
+    return (CachedDecoder if takes_cache else Decoder)(model, cache, max_tokens)
+
+
+def find_logits(output: Any) -> Tensor:
+    """The logits in what a model returned. Raises InputError where there are none of three dimensions."""
+    found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if found is None and isinstance(output, (tuple, list)):
+        found = output[0]
+    if not isinstance(found, Tensor) or found.dim() != 3:
+        raise InputError(f"profile_generate(): the model returned {type(output).__name__}, in which there are no logits (batch, tokens, vocabulary)")
+    return found
+
+
+def tensors_kept(kept: object) -> Iterator[Tensor]:
+    """The tensors in a cache: in its attributes, their containers and objects."""
+    seen: set[int] = set()
+
+    def walk(value: object, depth: int) -> Iterator[Tensor]:
+        if isinstance(value, Tensor):
+            yield value
+        elif depth and id(value) not in seen and not isinstance(value, (type, nn.Module, str)):
+            seen.add(id(value))
+            inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else vars(value).values() \
+                if hasattr(value, "__dict__") else ()
+            for item in inner:
+                yield from walk(item, depth - 1)
+
+    yield from walk(kept, _CACHE_DEPTH)

@@ -1,0 +1,206 @@
+"""The cost of generating tokens as plain data, and its tables."""
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from analyzer.errors import InputError, ProfileFormatError
+from analyzer.profile_data import Profile
+from analyzer.report.column import Column, check_layout, format_quantity, print_rows
+from analyzer.report.json_format import decoder_of, encode, load_text
+
+FORMAT = "analyzer.generation"
+FORMAT_VERSION = 1
+COLUMNS = (
+    Column("tokens", "Tokens", "text"),
+    Column("context_tokens", "Context", "text"),
+    Column("cache_bytes", "Cache", "bytes"),
+    Column("flops", "FLOPs", "count"),
+    Column("macs", "MACs", "count"),
+    Column("read_bytes", "Read", "bytes"),
+    Column("seconds", "Time", "seconds"),
+    Column("allocated_bytes", "Allocated at end", "bytes"),
+    Column("peak_allocated_bytes", "Peak allocated", "bytes"),
+    Column("peak_reserved_bytes", "Peak reserved", "bytes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStep:
+    """One forward pass of a generation: the prompt's (``index`` 0), or one token's."""
+
+    index: int
+    tokens: int                              #: of each sequence that this pass reads
+    context_tokens: int                      #: of each sequence that have been read after it
+    cache_bytes: int | None = None           #: keys, values and states kept after it
+    flops: int | None = None
+    macs: int | None = None
+    read_bytes: int | None = None            #: by all operators, from memory
+    written_bytes: int | None = None
+    seconds: float | None = None
+    allocated_bytes: int | None = None       #: at its end
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    interpolated: bool = False               #: not run: between two passes that were, on a straight line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationProfile:
+    """What it costs to read a prompt and to generate tokens after it, greedily, a batch at a time.
+
+    ``prefill`` and ``decode`` are profiles of the first and of the last pass with their trees of modules; their peaks are those of the whole
+    run. Reading the prompt gives the first token, so ``steps`` has one row for each new token.
+    """
+
+    name: str
+    device: str | None
+    cache: str                               #: "dynamic" grows with each token, "static" is made for all, "none" reads everything again
+    batch_size: int
+    prompt_tokens: int
+    new_tokens: int
+    steps: tuple[GenerationStep, ...]
+    prefill: Profile
+    decode: Profile | None = None            #: None where there is but one new token
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def prefill_seconds(self) -> float | None:
+        """Time to the first token."""
+        return self.steps[0].seconds
+
+    @property
+    def decode_seconds(self) -> float | None:
+        """Of all tokens after the first."""
+        return _total([step.seconds for step in self.steps[1:]])
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the whole generation."""
+        return _total([step.seconds for step in self.steps])
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """New tokens of all sequences in a second of the whole generation."""
+        return self.batch_size * self.new_tokens / self.seconds if self.seconds else None
+
+    @property
+    def flops(self) -> int | None:
+        known = [step.flops for step in self.steps if step.flops is not None]
+        return sum(known) if len(known) == len(self.steps) else None
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Of the cache at the end."""
+        return self.steps[-1].cache_bytes
+
+    @property
+    def peak_allocated_bytes(self) -> int | None:
+        return max((step.peak_allocated_bytes for step in self.steps if step.peak_allocated_bytes is not None), default=None)
+
+    @property
+    def peak_reserved_bytes(self) -> int | None:
+        return max((step.peak_reserved_bytes for step in self.steps if step.peak_reserved_bytes is not None), default=None)
+
+    def table(self, rows: int | None = 20, fmt: str = "text") -> str:
+        """A row a pass; of more than ``rows`` passes, that many spread evenly, the first and the last among them (None: all).
+
+        ``fmt`` is ``"text"``, ``"markdown"``, ``"csv"``, ``"latex"``, ``"html"`` or a format of tabulate.
+        """
+        check_layout(None, 0, fmt, "GenerationProfile.table()")
+        if rows is not None and rows < 1:
+            raise InputError(f"GenerationProfile.table(rows={rows!r}): at least one, or None for all")
+        shown = self.steps if rows is None else [self.steps[i] for i in spread(len(self.steps), rows)]
+        cells = [["prefill" if step.index == 0 else f"token {step.index + 1}{' ~' if step.interpolated else ''}",
+                  *(column.format(getattr(step, column.field)) for column in COLUMNS)] for step in shown]
+        return print_rows(["Pass", *(column.header for column in COLUMNS)], cells, fmt=fmt)
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """All of it as JSON text, also written to ``path`` if one is given."""
+        text = json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **encode(self)}, separators=(",", ":"), allow_nan=False)
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+    @classmethod
+    def from_json(cls, source: str | Path) -> GenerationProfile:
+        """Read what `to_json` wrote, from text or from a file. Raises ProfileFormatError for anything else."""
+        origin, text = load_text(source)
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ProfileFormatError(f"{origin}: damaged: {error}; write it again") from error
+        head = (data.pop("format", None), data.pop("version", None)) if isinstance(data, dict) else (None, None)
+        if head != (FORMAT, FORMAT_VERSION):
+            raise ProfileFormatError(f"{origin}: not a saved generation of version {FORMAT_VERSION}, but {head[0]!r} of version {head[1]!r}")
+        found: GenerationProfile = decoder_of(GenerationProfile)(data, "")
+        return found
+
+    def summary(self, rows: int | None = 20) -> str:
+        """The figures of the whole generation, and the table."""
+        run = f"{self.name}: {self.prompt_tokens} + {self.new_tokens} tokens of {self.batch_size} sequences, {self.cache} cache"
+        figures = [("time to first token (prefill)", format_quantity(self.prefill_seconds, "seconds")),
+                ("decode", format_quantity(self.decode_seconds, "seconds")),
+                ("decode, a token", format_quantity(_mean(self.decode_seconds, len(self.steps) - 1), "seconds")),
+                ("whole", format_quantity(self.seconds, "seconds")),
+                ("new tokens a second", format_quantity(self.tokens_per_second, "count")),
+                ("FLOPs", format_quantity(self.flops, "count")),
+                ("parameters", format_quantity(self.prefill.param_bytes, "bytes")),
+                ("cache at the end", format_quantity(self.cache_bytes, "bytes")),
+                ("peak allocated", format_quantity(self.peak_allocated_bytes, "bytes")),
+                ("peak reserved", format_quantity(self.peak_reserved_bytes, "bytes"))]
+        lines = [run + (f", on {self.device}" if self.device else ""), f"seconds: {self.prefill.seconds_method}", "",
+                 print_rows(("", "Figure"), figures), "", self.table(rows)]
+        if any(step.interpolated for step in self.steps):
+            lines.append("~ between two passes that were run, on a straight line")
+        return "\n".join([*lines, *(f"- {line}" for line in self.assumptions)])
+
+
+def spread(length: int, count: int) -> list[int]:
+    """Up to ``count`` indices below ``length``, evenly spread, the first and the last among them.
+
+    >>> spread(10, 4), spread(3, 10), spread(5, 1)
+    ([0, 3, 6, 9], [0, 1, 2], [4])
+    """
+    if count >= length:
+        return list(range(length))
+    return [length - 1] if count == 1 else sorted({round(i * (length - 1) / (count - 1)) for i in range(count)})
+
+
+def fill_in(steps: Sequence[GenerationStep], count: int) -> Iterator[GenerationStep]:
+    """All ``count`` steps from those that were run (the first and the last among them), the others on straight lines between two of them.
+
+    What attention reads and computes grows by the same amount with each token, so the lines are exact but where a window closes.
+
+    >>> run = [GenerationStep(0, 1, 10, flops=100), GenerationStep(4, 1, 14, flops=140)]
+    >>> [(step.context_tokens, step.flops, step.interpolated) for step in fill_in(run, 5)][1:3]
+    [(11, 110, True), (12, 120, True)]
+    """
+    rest = iter(steps)
+    before = after = next(rest)
+    for index in range(count):
+        while after.index < index:
+            before, after = after, next(rest)
+        if index == after.index:
+            yield after
+            continue
+        amounts = {}
+        for field in dataclasses.fields(GenerationStep):
+            low, high = getattr(before, field.name), getattr(after, field.name)
+            if field.name == "interpolated" or low is None or high is None:
+                continue
+            rise = (high - low) * (index - before.index)
+            span = after.index - before.index
+            amounts[field.name] = low + (rise / span if isinstance(high, float) else rise // span)
+        yield GenerationStep(**amounts, interpolated=True)
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known, 0.0) if len(known) == len(values) else None
+
+
+def _mean(total: float | None, count: int) -> float | None:
+    return total / count if total is not None and count else None

@@ -1,0 +1,173 @@
+"""`profile_generate`: what reading a prompt and generating tokens after it costs."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from analyzer.errors import InputError
+from analyzer.fx.leaf_module import find_leaf_impl, is_leaf
+from analyzer.fx.module_borrow import borrow_module, uncompiled
+from analyzer.hardware import DeviceSpec, find_device
+from analyzer.meta.claimed_device_spec import claiming
+from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.stand_in import stand_in_arguments
+from analyzer.profile import ProfileOptions, build_model, check_arguments, default_profilers, limit_memory, register_inputs
+from analyzer.profile_build import build_profile
+from analyzer.profile_data import Profile
+from analyzer.profilers.annotation import Annotation
+from analyzer.record.collector import frozen_collector
+from analyzer.record.recorder import Recorder
+
+from .decoder import Decoder, make_decoder, tensors_kept
+from .generation_profile import GenerationProfile, GenerationStep, fill_in, spread
+
+_SKIPPED = "zero_grad"  # the phase in which the cache grows by tokens that are not run: inference has no gradients to zero
+
+# Fields of a step that are fields of a phase.
+_AMOUNTS = (
+    "flops", "macs", "read_bytes", "written_bytes", "seconds", "allocated_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
+
+
+def profile_generate(
+    model: nn.Module | Callable[[], nn.Module],
+    prompt_tokens: int = 512,
+    new_tokens: int = 128,
+    *,
+    batch_size: int = 1,
+    cache: str = "dynamic",
+    prompt: Tensor | None = None,
+    autocast: torch.dtype | None = None,
+    device: str | DeviceSpec = "h200",
+    options: ProfileOptions | None = None,
+    samples: int | None = 16,
+) -> GenerationProfile:
+    """Predict what it costs to read a prompt and to generate ``new_tokens`` after it, greedily, without running it on data.
+
+    ``model`` is a language model of transformers (decoder-only or encoder-decoder, called as its ``generate()`` does), one of this package, or
+    any that gives logits (batch, tokens, vocabulary) for token indices (batch, tokens), or a callable of no arguments that builds one.
+    It is put in evaluation mode and is as it was afterwards. ``cache`` is ``"dynamic"``, which grows with each token, or ``"static"``, which is
+    made for all tokens at once; a model that takes none reads all tokens again each time. ``prompt`` is what it reads first in place of
+    (``batch_size``, ``prompt_tokens``) token indices, e.g. the spectrogram of a speech model.
+
+    Of the passes after the first, ``samples`` are run, evenly spread, and what is between them is on straight lines (None runs all).
+    Raises InputError for arguments that cannot be used, and whatever the model raises.
+
+    A layer keeps the keys and values of each token, here 2 layers of 64 channels in 4 bytes:
+
+    >>> from analyzer.zoo.gpt2 import GPT2
+    >>> p = profile_generate(lambda: GPT2(vocabulary=100, positions=64, hidden=64, layers=2, heads=4), prompt_tokens=10, new_tokens=4)
+    >>> [step.cache_bytes for step in p.steps] == [2 * 2 * 64 * 4 * tokens for tokens in (10, 11, 12, 13)]
+    True
+    """
+    if prompt_tokens < 1 or new_tokens < 1 or batch_size < 1 or (samples is not None and samples < 1):
+        raise InputError(f"profile_generate(prompt_tokens={prompt_tokens!r}, new_tokens={new_tokens!r}, batch_size={batch_size!r}, "
+                         f"samples={samples!r}): each must be 1 or more")
+    options = options or ProfileOptions()
+    check_arguments("infer", autocast, options)
+    spec = find_device(device)
+    module = model if isinstance(model, nn.Module) else build_model(model)
+    if prompt is None:
+        prompt = torch.ones((batch_size, prompt_tokens), dtype=torch.int64)
+    run = _Run(module, prompt, new_tokens, cache, autocast, spec, options)
+    training = {m: m.training for m in module.modules()}
+    module.eval()
+    try:
+        return run.run(samples)
+    finally:
+        for m, flag in training.items():
+            m.training = flag
+
+
+class _Run:
+    """One generation under one recorder: each pass that is run is a step of its log."""
+
+    def __init__(self, module: nn.Module, prompt: Tensor, new_tokens: int, cache: str, autocast: torch.dtype | None, spec: DeviceSpec,
+                 options: ProfileOptions) -> None:
+        self.module, self.prompt, self.new_tokens, self.cache, self.autocast, self.spec = module, prompt, new_tokens, cache, autocast, spec
+        self.options, self.remark = limit_memory(options, spec)
+        self.claim = torch.device("cpu") if spec.kind == "cpu" else torch.device(spec.kind, 0)
+        self.facts: dict[str, Any] = {"name": type(uncompiled(module)).__name__, "mode": "infer", "device": spec.name,
+                                      "autocast": None if autocast is None else str(autocast).removeprefix("torch.")}
+        self.read_tokens: list[int] = []   # of each pass that was run
+        self.context: list[int] = []
+        self.cache_bytes: list[int] = []
+
+    def run(self, samples: int | None) -> GenerationProfile:
+        mode = MetaTensorMode(self.options, adopted_claim=self.claim)
+        with frozen_collector(), mode, claiming(self.spec), borrow_module(self.module, self.claim) as borrowed:
+            if self.remark:
+                mode.state.assume(self.remark)
+            root = borrowed.root
+            recorder = Recorder(mode, root, self.claim, is_leaf, find_leaf_impl)
+            with recorder.recording():
+                (tokens,) = stand_in_arguments(mode.state, (self.prompt,), self.claim)
+                register_inputs(recorder, root, borrowed, (tokens,), {}, ["prompt"])
+                context = self.prompt.shape[1]
+                decoder = make_decoder(root, self.cache, context + self.new_tokens)
+                tokens = self._pass(recorder, decoder, tokens, 0, context)
+                passes = self._choose_passes(samples, [bend - context for bend in decoder.bends()])
+            prefill = self._build(recorder, root)
+            with recorder.recording():
+                for step, index in enumerate(passes[1:], 1):
+                    if (skipped := index - passes[step - 1] - 1) > 0:
+                        with recorder.during(_SKIPPED), torch.no_grad():
+                            decoder.skip(skipped)
+                    if index == passes[-1]:
+                        recorder.describe_step(step)
+                    tokens = self._pass(recorder, decoder, tokens, step, context + index)
+            decode = self._build(recorder, root) if len(passes) > 1 else None
+            with torch._C.DisableTorchFunction():
+                steps = self._list_steps(recorder, passes)
+            assumptions = tuple(mode.state.assumptions)
+        return GenerationProfile(
+            name=self.facts["name"], device=self.spec.name, cache=decoder.cache_kind, batch_size=self.prompt.shape[0], prompt_tokens=context,
+            new_tokens=self.new_tokens, steps=tuple(fill_in(steps, self.new_tokens)), prefill=prefill, decode=decode, assumptions=assumptions)
+
+    def _choose_passes(self, samples: int | None, bends: list[int]) -> list[int]:
+        """The passes to run: evenly spread, and those beside which a straight line ends."""
+        last = self.new_tokens - 1
+        if samples is None:
+            return list(range(last + 1))
+        beside = {index for bend in bends for index in range(bend - 1, bend + 3) if 0 < index < last}
+        return sorted({0, *(1 + i for i in spread(last, max(2, samples))), *beside})
+
+    def _pass(self, recorder: Recorder, decoder: Decoder, tokens: Tensor, step: int, context: int) -> Tensor:
+        """One pass, and the choice of the next token, (batch, 1): the largest of the last logits in float32, as `generate` has it."""
+        recorder.start_step(step, placeholders=step == 0)
+        recorder.begin("forward")
+        casting = contextlib.nullcontext() if self.autocast is None else torch.autocast(self.claim.type, dtype=self.autocast)
+        with torch.no_grad(), casting:
+            logits = decoder.read(tokens)
+            chosen = logits[:, -1, :].to(torch.float32, copy=True).argmax(dim=-1, keepdim=True)
+        del logits
+        recorder.end()
+        kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_kept(decoder.kept())}
+        recorder.mark(tensors_kept(decoder.kept()), "cache")
+        self.read_tokens.append(int(tokens.shape[1]) if decoder.cache_kind != "none" else context)
+        self.context.append(context)
+        self.cache_bytes.append(sum(kept.values()))
+        return chosen
+
+    def _annotate(self, recorder: Recorder) -> list[Annotation]:
+        with torch._C.DisableTorchFunction():
+            return [profiler(recorder.log) for profiler in default_profilers(self.spec).values()]
+
+    def _build(self, recorder: Recorder, root: nn.Module) -> Profile:
+        with torch._C.DisableTorchFunction():
+            return build_profile(recorder.log, root, self._annotate(recorder), **self.facts)
+
+    def _list_steps(self, recorder: Recorder, passes: list[int]) -> list[GenerationStep]:
+        rows: dict[int, dict[str, Any]] = {}
+        for annotation in self._annotate(recorder):
+            for (step, phase), row in annotation.phases.items():
+                if phase == "forward":
+                    rows.setdefault(step, {}).update(row)
+        steps = []
+        for step, index in enumerate(passes):
+            amounts: dict[str, Any] = {name: rows.get(step, {}).get(name) for name in _AMOUNTS}
+            steps.append(GenerationStep(index, self.read_tokens[step], self.context[step], self.cache_bytes[step], **amounts))
+        return steps
