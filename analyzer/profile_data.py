@@ -394,6 +394,11 @@ class Profile:
         from analyzer.report.graph import to_networkx
         return to_networkx(self)
 
+    def to_module_info(self) -> dict[str, Any]:
+        """Memory, time and trade-offs by module, as PyTorch's ``sac_milp`` reads them; see `analyzer.report.sac_milp.to_module_info`."""
+        from analyzer.report.sac_milp import to_module_info
+        return to_module_info(self)
+
     def to_html(self, path: str | Path | None = None) -> str:
         """One HTML page that needs nothing else: summary, memory timeline, modules, nodes."""
         from analyzer.report.html import to_html

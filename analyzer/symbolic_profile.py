@@ -66,7 +66,8 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     found = expect_values(run, ProfileOptions(steps=1))
     first = min(rows.values(), default=0)
     for node, row in rows.items():
-        node.meta["info"] = found.nodes[row - first]
+        info = node.meta["info"] = found.nodes[row - first]
+        info.saved, info.sharding = node.meta.get("saved"), node.meta.get("sharding")
     gm.meta["profile"] = found
     if verbose:
         print(found.table())

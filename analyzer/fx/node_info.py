@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 Scalar = str | int | float | bool | None
 
@@ -48,6 +49,9 @@ class NodeInfo:
     True
     """
 
+    #: Of the fields below, whose meaning docs/node_info.md gives; a change of any raises it.
+    schema_version: ClassVar[int] = 1
+
     op: str                                #: kind of node: placeholder, call_module, call_function, ...
     name: str                              #: unique in its graph
     target: str = ""
@@ -72,9 +76,12 @@ class NodeInfo:
     fwd_comm_bytes: int | None = None
     bwd_comm_bytes: int | None = None
     fwd_seconds: float | None = None
-    bwd_seconds: float | None = None
+    bwd_seconds: float | None = None       #: recompute_seconds included
+    recompute_seconds: float | None = None #: of what is run again in backward
     inputs: tuple[str, ...] = ()           #: names of the nodes it reads
     outputs: tuple[TensorInfo, ...] = ()
     aliases: tuple[str, ...] = ()          #: names of the nodes whose storage its output shares
     region: tuple[Region, ...] = ()        #: checkpoint, autocast and no_grad regions around it, outermost first
+    saved: str | None = None               #: "keep" or "offload" where `set_saved` chose it
+    sharding: tuple[str, ...] | None = None #: for solvers to fill: a placement for each mesh dimension, such as "Shard(0)"
     extra: dict[str, Scalar] = field(default_factory=dict)  #: quantities of profilers that the user added

@@ -50,7 +50,7 @@ def make_latency_profiler(device: DeviceSpec, world_size: int = 1) -> Callable[[
         alike: dict[Signature, float | None] = {}  # calls of one signature take the same time
         for i, node in enumerate(log.nodes):
             if node.step == last:
-                out.nodes[i].update(fwd_seconds=0.0, bwd_seconds=0.0)
+                out.nodes[i].update(fwd_seconds=0.0, bwd_seconds=0.0, recompute_seconds=0.0)
         for i in range(len(log.modules)):
             out.modules[i].update(fwd_seconds=0.0, bwd_seconds=0.0)
         for record in log.phases:
@@ -74,6 +74,8 @@ def make_latency_profiler(device: DeviceSpec, world_size: int = 1) -> Callable[[
             out.add(out.modules, call.module, name, seconds)
             if call.node >= 0:
                 out.add(out.nodes, call.node, name, seconds)
+                if call.recomputed:
+                    out.add(out.nodes, call.node, "recompute_seconds", seconds)
         if not known:
             return Annotation()  # nothing is better than a part: unknown stays None
         for row in out.phases.values():

@@ -5,6 +5,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError
+from analyzer.fx.node_info import NodeInfo
 from analyzer.profile_data import Profile
 
 if TYPE_CHECKING:
@@ -14,11 +15,14 @@ if TYPE_CHECKING:
 def to_networkx(profile: Profile) -> networkx.DiGraph[str]:
     """Nodes by name with every field as an attribute; an edge from each input, with the ``bytes`` of its outputs.
 
+    ``graph.graph`` holds the ``name``, ``mode`` and ``device`` of the profile and the ``schema_version`` of the attributes (docs/node_info.md).
+
     Raises InputError where two nodes have one name or an input is no node.
     """
     import networkx
 
-    graph: networkx.DiGraph[str] = networkx.DiGraph(name=profile.name)
+    graph: networkx.DiGraph[str] = networkx.DiGraph(name=profile.name, mode=profile.mode, device=profile.device,
+                                                    schema_version=NodeInfo.schema_version)
     for node in profile.nodes:
         if node.name in graph:
             raise InputError(f"to_networkx(): two nodes are named {node.name!r}; names must be unique")
