@@ -92,7 +92,7 @@ def _gradient_of(score_mod: Any) -> Any:
     """Gradients of a score function with respect to its arguments, as ``sdpa_dense_backward`` asks for them."""
 
     def joint(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor, grad: Tensor, *buffers: Any) -> Any:
-        _, pull_back = torch.func.vjp(lambda score, *buffers: score_mod(score, b, h, m, n, *buffers), score, *buffers)
+        pull_back = torch.func.vjp(lambda score, *buffers: score_mod(score, b, h, m, n, *buffers), score, *buffers)[1]
         for_score, *for_buffers = pull_back(grad)
         return [for_score, None, None, None, None, *for_buffers]
 
