@@ -173,14 +173,23 @@ def recurrent_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf
     if proj_size:
         return NO_FLOPS
     per_layer = weight_stride0 * (2 if bidirectional else 1)
-    elementwise = {0: 1, 1: 1, 2: 10, 3: 7}[mode]  # RNN: one sum; LSTM: 4 + 3 + 3; GRU: 1 + 3 + 3
-    flops = 0
-    for layer in range(num_layers):
-        own = weight[layer * per_layer:layer * per_layer + weight_stride0]  # of the forward direction, doubled below
-        matrices = [w for w in own if len(w) == 2]
-        flops += sum(2 * w.numel - GATES[mode] * hidden_size for w in matrices) + sum(w.numel for w in own if len(w) == 1)
-        flops += elementwise * hidden_size
+    # of the forward direction, doubled below
+    layers = [weight[layer * per_layer:layer * per_layer + weight_stride0] for layer in range(num_layers)]
+    flops = sum(one_layer_flops(own, mode, hidden_size) for own in layers)
     return FlopCount(flops * prod(x[:-1]) * (2 if bidirectional else 1))
+
+
+def one_layer_flops(weight: list[Spec], mode: int, hidden_size: int) -> int:
+    """Of one row of the sequence, in one direction."""
+    elementwise = {0: 1, 1: 1, 2: 10, 3: 7}[mode]  # RNN: one sum; LSTM: 4 + 3 + 3; GRU: 1 + 3 + 3
+    products = sum(2 * w.numel - GATES[mode] * hidden_size for w in weight if len(w) == 2)
+    return products + sum(w.numel for w in weight if len(w) == 1) + elementwise * hidden_size
+
+
+def host_recurrent_flops(x: Spec, w_ih: Spec, w_hh: Spec, b_ih: Spec, b_hh: Spec, hx: Spec, cx: Spec, reverse: bool, batch_sizes: Any, mode: int,
+                         hidden_size: int, num_layers: int, has_biases: bool, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """The same, which an LSTM runs on a CPU for each layer and direction."""
+    return FlopCount(prod(x[:-1]) * one_layer_flops([w_ih, w_hh, b_ih, b_hh] if has_biases else [w_ih, w_hh], mode, hidden_size))
 
 
 DEEPSPEED: dict[str, Formula] = {
@@ -195,6 +204,7 @@ DEEPSPEED: dict[str, Formula] = {
            "upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d "
            "_upsample_nearest_exact3d", interpolation_flops),
     **aten("_cudnn_rnn", recurrent_flops),
+    **aten("mkldnn_rnn_layer", host_recurrent_flops),
 }
 
 

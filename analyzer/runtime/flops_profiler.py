@@ -12,6 +12,7 @@ from analyzer.errors import InputError
 from analyzer.profile_data import ModuleInfo, Profile
 
 from .clock import Clock, choose_clock
+from .generate import split_generation
 from .measure import check_device, make_profile
 from .number import duration_to_string, macs_to_string, number_to_string, params_to_string
 from .recorder import RuntimeRecorder
@@ -174,6 +175,23 @@ class FlopsProfiler:
         if not output_file:
             print(text)
 
+    def print_generation(self, output_file: str | Path | None = None) -> None:
+        """Where the model was called more than once, as ``generate()`` does: print prefill and decoding, or add them to ``output_file``.
+
+        It ends the recording.
+        """
+        self.stop_profile()
+        recorder = self._recorder
+        if recorder is None or len(recorder.root_calls) < 2:
+            return
+        text = split_generation(recorder, self.convention).summary()
+        self._recorder = self._made = None
+        if output_file:
+            with Path(output_file).open("a", encoding="utf-8") as file:
+                file.write(f"\n{text}\n")
+        else:
+            print(f"\n{text}")
+
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print the classes of modules that cost most at each depth."""
         from analyzer.report.deepspeed_report import aggregate
@@ -220,6 +238,7 @@ def get_model_profile(
         flops, macs, params = prof.get_total_flops(), prof.get_total_macs(), prof.get_total_params()
         if print_profile:
             prof.print_model_profile(warm_up, module_depth, top_modules, detailed, output_file)
+            prof.print_generation(output_file)
     finally:
         prof.end_profile()
         for module, flag in flags:
@@ -232,8 +251,6 @@ def get_model_profile(
 def make_call(model: torch.nn.Module, name: str, input_shape: tuple[int, ...] | None, args: Any,
               kwargs: dict[str, Any] | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """What to call and with what. Raises InputError where nothing says what the model takes, or it has no such method."""
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"get_model_profile({type(model).__name__}): must be a torch.nn.Module")
     device = check_device(model)
     run = model if name == "forward" else getattr(model, name, None)
     if not callable(run):

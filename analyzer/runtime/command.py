@@ -1,0 +1,153 @@
+"""``analyzer measure``: the command line of `measure`."""
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analyzer.errors import AnalyzerError, InputError
+from analyzer.report.choice import add_report_options, print_report, read_report_options
+
+if TYPE_CHECKING:
+    import torch
+
+    from analyzer.input_spec import InputSpec
+    from analyzer.profile_data import Profile
+
+_HELP = """\
+Runs steps of a model on the device at hand, with random weights and inputs, and tells what each module and operator took.
+TARGET is as for `analyzer profile`.
+"""
+
+_EXAMPLES = """\
+examples:
+  analyzer measure resnet50 --input 4x3x224x224 --optimizer sgd --steps 5
+  analyzer measure hf:BertConfig --input input_ids=int64:1x128 --mode infer --convention deepspeed --report deepspeed
+  analyzer measure torchvision:resnet18 --device cuda --against predicted
+
+exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be used
+"""
+
+COMPARED = ("fwd_flops", "activation_bytes", "fwd_seconds", "bwd_seconds")
+_AUTOCAST = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
+
+
+def add_measure_command(commands: Any) -> None:
+    """Add ``measure`` to the subparsers of the command line."""
+    run = commands.add_parser("measure", help="measure a step of a model on the device at hand", description=_HELP, epilog=_EXAMPLES,
+                              formatter_class=argparse.RawDescriptionHelpFormatter)
+    run.add_argument("target", metavar="TARGET", help="the model")
+    run.add_argument("--input", action="append", default=[], metavar="SPEC", help="an input, as for `analyzer profile`; may be repeated")
+    run.add_argument("--mode", choices=("train", "infer"), default="train",
+                     help="train: forward, loss, backward, optimizer (default); infer: forward")
+    run.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"), help="default: none, gradients only")
+    run.add_argument("--autocast", choices=tuple(_AUTOCAST), help="run the forward pass under torch.autocast with this dtype")
+    run.add_argument("--device", default="cpu", help="where to run: cpu (default), cuda, cuda:1, ...")
+    run.add_argument("--steps", type=int, default=3, metavar="N", help="how many steps the times are the mean of (default 3)")
+    run.add_argument("--warm-up", type=int, default=1, metavar="N", help="how many steps go before them (default 1)")
+    run.add_argument("--convention", choices=("own", "deepspeed", "fvcore"), default="own", help="whose way of counting FLOPs")
+    run.add_argument("--against", choices=("predicted",), help="print the modules beside those of a prediction instead of a report")
+    run.add_argument("--predicted-device", metavar="DEVICE", help="whose speed to predict (default: the device it runs on, where the catalogue has it)")
+    run.add_argument("--json", type=Path, metavar="FILE", help="save the whole profile (read it with Profile.from_json)")
+    run.add_argument("--html", type=Path, metavar="FILE", help="save the profile as one HTML page")
+    add_report_options(run)
+
+
+def run_measure(arguments: argparse.Namespace) -> int:
+    """``analyzer measure``; the result is the exit code."""
+    if arguments.report is None and arguments.against is None:
+        arguments.report = "summary"
+    for path in (arguments.json, arguments.html, arguments.output):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InputError(f"{path}: the folder {path.absolute().parent} does not exist")
+    read_report_options(arguments)
+
+    import torch
+
+    from analyzer.input_spec import parse_inputs
+    from analyzer.target import load_target
+
+    from .measure import measure
+
+    device = find_torch_device(arguments.device)
+    train = arguments.mode == "train"
+    target = load_target(arguments.target)
+    inputs = target.choose_inputs(parse_inputs(arguments.input), train=train)
+    if inputs is None:
+        raise InputError(f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input x=int64:8x512")
+    autocast = None if arguments.autocast is None else getattr(torch, _AUTOCAST[arguments.autocast])
+    try:
+        with torch.device(device):
+            model = target.build().train(train)
+        args, kwargs = make_tensors(inputs, device)
+        found = measure(model, args, kwargs, mode=arguments.mode, optimizer=arguments.optimizer, autocast=autocast, steps=arguments.steps,
+                        warm_up=arguments.warm_up, convention=arguments.convention)
+        predicted = None if arguments.against is None else predict(found, model, args, kwargs, autocast, arguments)
+    except AnalyzerError:
+        raise
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        print(f"analyzer: {arguments.target} failed: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    if predicted is not None:
+        from analyzer.report.module_comparison import compare_modules
+
+        print(compare_modules(predicted, found, arguments.columns or COMPARED, depth=arguments.depth, fmt=arguments.format or "text"))
+    else:
+        print_report(found, arguments)
+    if arguments.json is not None:
+        found.to_json(arguments.json)
+    if arguments.html is not None:
+        found.to_html(arguments.html)
+    return 0
+
+
+def find_torch_device(name: str) -> torch.device:
+    """The device of that name. Raises InputError where torch has none such."""
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name}: no device of torch; write cpu, cuda or cuda:1") from None
+    if device.type != "cpu":
+        there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        if there is None or there.type != device.type or (device.index or 0) >= torch.accelerator.device_count():
+            has = "none" if there is None else f"{torch.accelerator.device_count()} of type {there.type}"
+            raise InputError(f"--device {name}: is not here; accelerators that torch sees: {has}")
+    return device
+
+
+def make_tensors(inputs: Sequence[InputSpec], device: torch.device) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    """Positional and named tensors: random numbers; of integers and flags 1 in masks and else 0, which is a token and a class of any model."""
+    import torch
+
+    def make(spec: InputSpec) -> torch.Tensor:
+        if spec.dtype.is_floating_point or spec.dtype.is_complex:
+            return torch.randn(spec.shape, device=device).to(spec.dtype)
+        return torch.full(spec.shape, int("mask" in (spec.name or "")), dtype=spec.dtype, device=device)
+
+    return tuple(make(s) for s in inputs if s.name is None), {s.name: make(s) for s in inputs if s.name is not None}
+
+
+def predict(measured: Profile, model: torch.nn.Module, args: Any, kwargs: Any, autocast: torch.dtype | None,
+            arguments: argparse.Namespace) -> Profile:
+    """The same step, predicted."""
+    from analyzer.errors import UnknownDeviceError
+    from analyzer.hardware import DeviceSpec, find_device
+    from analyzer.profile import profile
+    from analyzer.profilers.flops import make_flops_profiler
+
+    if arguments.predicted_device is not None:
+        device = find_device(arguments.predicted_device)
+    else:
+        try:
+            device = find_device(measured.device or "")
+        except UnknownDeviceError:  # its speed is unknown, and so are the predicted seconds
+            device = DeviceSpec("this device", kind="cpu" if measured.device == "cpu" else "cuda")
+    return profile(model, args=args, kwargs=kwargs, mode=arguments.mode, optimizer=arguments.optimizer, autocast=autocast, device=device,
+                   profilers={"flops": make_flops_profiler(arguments.convention)})

@@ -1,0 +1,256 @@
+"""Scripts written for DeepSpeed's profiler, flops-profiler, TIDSProfiler and torchinfo run with their import changed."""
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer.errors import InputError
+from analyzer.runtime import ColumnSettings, FlopsProfiler, TIDSProfiler, get_model_profile, summary
+from analyzer.runtime.torchinfo import clear_cached_forward_pass
+from analyzer.zoo import MODELS
+from examples.deepspeed_inference import profile_alexnet, profile_bert
+from examples.flops_profiler_training import train
+from examples.pointnet import pointnet
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TINY_BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 100}
+LATENCY = re.compile(r"fwd latency: +([0-9.]+) (s|ms|us)")
+
+
+# ---- the documented scripts
+
+
+def test_deepspeeds_script_of_inference_runs(capsys):
+    assert profile_alexnet(batch_size=2) == ("2.86 G", "1.43 GMACs", "61.1 M")
+    printed = capsys.readouterr().out
+    assert LATENCY.search(printed) and "(classifier): Sequential(" in printed and "depth 2:" in printed
+    flops, macs, params = profile_bert(batch_size=2, seq_len=16, **TINY_BERT)
+    # two layers of 4·32² + 2·32·64 weights on 32 tokens, products of attention of 2·16²·32 in each of 2 sequences, pooler and classifier on 2
+    assert macs == f"{(2 * (32 * (4 * 32**2 + 2 * 32 * 64) + 2 * 2 * 16**2 * 32) + 2 * (32**2 + 32 * 2)) / 1e3:g} KMACs"
+
+
+def test_flops_profilers_script_of_training_runs(capsys):
+    conv, linear = 8 * 16 * 32 * 32 * 27, 8 * 1024 * 10
+    found = train()
+    assert (found["macs"], found["params"]) == (conv + linear, 16 * 28 + 10250)
+    assert "Profile Summary at step 2" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="compares with DeepSpeed itself")
+@pytest.mark.parametrize("script", ["deepspeed_inference", "flops_profiler_training"])
+def test_the_script_gives_what_it_gives_with_the_original_import(script):
+    text = (EXAMPLES / f"{script}.py").read_text()
+    changed, count = re.subn("from analyzer.runtime import", "from deepspeed.profiling.flops_profiler import", text)
+    assert count == 1
+    theirs: dict[str, object] = {"__name__": "theirs"}
+    exec(compile(changed, script, "exec"), theirs)
+    if script == "deepspeed_inference":
+        assert theirs["profile_alexnet"](batch_size=2) == profile_alexnet(batch_size=2)
+        assert theirs["profile_bert"](2, 16, **TINY_BERT)[1:] == profile_bert(2, 16, **TINY_BERT)[1:]
+    else:
+        assert theirs["train"]() == train()
+
+
+# ---- the published figures, measured here
+
+
+@pytest.mark.parametrize(("factory", "kwargs", "training", "figures"), [
+    (pointnet, {"x": (32, 3, 1024)}, True, ("29.04 G", "14.07 GMACs", "3.46 M")),  # measured in a training step: batch norm as in training
+    (MODELS["resnet18"].factory, {"x": (16, 3, 224, 224)}, False, ("58.18 G", "29.03 GMACs", "11.69 M")),
+])
+def test_published_figures_are_measured(factory, kwargs, training, figures):
+    model = factory().train(training)
+    x, = (torch.rand(shape) for shape in kwargs.values())
+    with FlopsProfiler(model) as prof, torch.no_grad():
+        model(x)
+    assert (prof.get_total_flops(True), prof.get_total_macs(True), prof.get_total_params(True)) == figures
+    seconds = prof.get_total_duration()
+    assert 0.01 < seconds < 600 and prof.profile.kernel_seconds < seconds
+    assert sum(child.fwd_seconds for child in prof.profile.modules.children) <= seconds
+
+
+def test_the_published_bert_is_measured():
+    transformers = pytest.importorskip("transformers")
+    model = transformers.BertModel(transformers.BertConfig())
+    inputs = {"input_ids": torch.ones(1, 128, dtype=torch.int64)}
+    assert get_model_profile(model, kwargs=inputs, print_profile=False, warm_up=0) == ("22.36 G", "11.17 GMACs", "109.48 M")
+
+
+# ---- arguments of get_model_profile and FlopsProfiler
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.drop = nn.Linear(4, 6), nn.Dropout()
+
+    def forward(self, x, scale=1.0):
+        return self.drop(self.layer(x)) * scale
+
+    def encode(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("arguments", [
+    {"input_shape": (3, 4)}, {"args": [torch.ones(3, 4)]}, {"args": (torch.ones(3, 4), 2.0)}, {"args": torch.ones(3, 4)},
+    {"kwargs": {"x": torch.ones(3, 4)}}, {"args": [torch.ones(3, 4)], "kwargs": {"scale": 2}}, {"input_shape": (3, 4), "args": [], "kwargs": {}},
+    {"input_shape": (3, 4), "func_name": "encode"}, {"input_shape": (3, 4), "mode": "forward"},
+])
+def test_the_ways_to_say_what_the_model_is_called_with(arguments):
+    model = Scaled()
+    model.drop.eval()
+    assert get_model_profile(model, print_profile=False, as_string=False, **arguments) == (2 * 3 * 4 * 6, 3 * 4 * 6, 30)
+    assert (model.training, model.layer.training, model.drop.training) == (True, True, False)
+
+
+def test_the_report_goes_to_a_file_and_not_to_stdout(tmp_path, capsys):
+    path = tmp_path / "new" / "report.txt"
+    get_model_profile(Scaled(), (3, 4), output_file=str(path), detailed=False, top_modules=3, module_depth=0)
+    assert capsys.readouterr().out == ""
+    text = path.read_text()
+    assert "fwd MACs per device" in text and "depth 0" in text and "depth 1" not in text and "(layer)" not in text
+
+
+def test_ignored_modules_are_left_out_of_the_report(capsys):
+    assert get_model_profile(Scaled(), (3, 4), ignore_modules=[nn.Linear], as_string=False)[:2] == (144, 72)
+    printed = capsys.readouterr().out
+    assert "Linear" not in printed and "(drop): Dropout" in printed
+
+
+def test_the_report_of_a_training_step_has_backward_optimizer_and_parallel_sizes(capsys):
+    class Engine:
+        world_size, dp_world_size, mp_world_size = 8, 4, 2
+
+        def train_micro_batch_size_per_gpu(self):
+            return 5
+
+    model = Scaled()
+    optimizer = torch.optim.AdamW(model.parameters())
+    prof = FlopsProfiler(model, ds_engine=Engine(), recompute_fwd_factor=1.0)
+    prof.start_profile()
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    prof.print_model_profile(profile_step=7)
+    prof.print_model_aggregated_profile(module_depth=1, top_modules=2)
+    prof.end_profile()
+    prof.print_model_profile()  # nothing after the end
+    printed = capsys.readouterr().out
+    lines = {line.partition(": ")[0]: line.partition(": ")[2].strip() for line in printed.splitlines()}
+    assert [lines[name] for name in ("world size", "data parallel size", "model parallel size", "batch size per device")] == ["8", "4", "2", "5"]
+    assert lines["params of model = params per device * mp_size"] == "60"
+    assert all(lines[name] not in ("", "-") for name in ("bwd latency", "step latency", "iter latency", "samples/second"))
+    assert "at step 7" in printed and printed.count("Flops Profiler") == 1 and printed.count("Top ") == 2
+    assert (prof.flops, prof.macs, prof.params) == (144, 72, 30)
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: get_model_profile(Scaled()), "give input_shape, args or kwargs"),
+    (lambda: get_model_profile(Scaled(), [3, 4]), r"input_shape=\[3, 4\]"),
+    (lambda: get_model_profile(Scaled(), (3, 4), func_name="generate"), "func_name='generate'.*Scaled has no such method"),
+    (lambda: get_model_profile("model", (3, 4)), r"FlopsProfiler\(str\)"),
+    (lambda: get_model_profile(Scaled().to("meta"), (3, 4)), "meta device.*to_empty"),
+    (lambda: FlopsProfiler(Scaled()).get_total_flops(), r"call start_profile\(\) first"),
+    (lambda: FlopsProfiler(Scaled(), start_step=3, end_step=2), "start_step=3, end_step=2"),
+    (lambda: FlopsProfiler(None), r"FlopsProfiler\(NoneType\)"),
+    (lambda: summary(Scaled(), (3, 4), torch.ones(3, 4)), "give one of them"),
+    (lambda: summary(Scaled(), (3, 0)), r"input_size=\(3, 0\)"),
+    (lambda: summary(Scaled(), col_names=["mult_adds"]), "mult_adds need input_size or input_data"),
+    (lambda: summary(Scaled(), (3, 4), mode="test"), "mode='test'"),
+    (lambda: summary(Scaled(), [(3, 4), (1,)], dtypes=[torch.float]), "2 inputs need as many dtypes"),
+])
+def test_errors_repeat_what_was_given(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_a_profiler_that_waits_for_its_first_step_says_so():
+    prof = FlopsProfiler(Scaled(), start_step=3)
+    prof.start_profile()
+    with pytest.raises(InputError, match="step 0 is before start_step=3"):
+        prof.get_total_flops()
+    prof.end_profile()
+
+
+# ---- TIDSProfiler and torchinfo
+
+
+def test_the_script_of_tidsprofiler_runs():
+    model = MODELS["resnet18"].factory()
+    inputs = torch.randn(2, 3, 64, 64)
+    prof = TIDSProfiler(model)
+    prof.start_profile()
+    model(inputs)
+    profile = prof.generate_profile()
+    lines = str(profile).splitlines()
+    prof.end_profile()
+    assert re.fullmatch(r"\(model\): ResNet, num_params 11689512, [\d.]+ms, 100.0% latency, input shape \[2, 3, 64, 64\], output shape \[2, 1000\]", lines[0])
+    assert re.match(r" +\(conv1\): Conv2d, num_params 9408, [\d.]+ms, [\d.]+% latency, input shape \[2, 3, 64, 64\], output shape \[2, 64, 32, 32\]", lines[1])
+    first = profile.children[0]
+    assert (first.name, first.depth, first.macs, first.input_elem_bytes) == ("conv1", 1, 2 * 64 * 32 * 32 * 147, 4)
+    assert sum(child.fwd_latency for child in profile.children) <= profile.fwd_latency
+    assert round(sum(child.num_params_pctg for child in profile.children), 6) == 100
+
+
+def test_torchinfos_published_totals():
+    stats = summary(MODELS["resnet18"].factory(), input_size=(16, 3, 224, 224), verbose=0)
+    assert (stats.total_params, stats.trainable_params, stats.total_mult_adds) == (11_689_512, 11_689_512, 29_025_343_104)
+    assert (stats.total_input, stats.total_output_bytes, stats.total_param_bytes) == (9_633_792, 635_958_272, 46_758_048)
+    lines = str(stats).splitlines()
+    assert lines[4].split() == ["├─Conv2d:", "1-1", "[16,", "64,", "112,", "112]", "9,408"]
+    assert lines[-6:-1] == ["=" * 90, "Input size (MB): 9.63", "Forward/backward pass size (MB): 635.96", "Params size (MB): 46.76",
+                            "Estimated Total Size (MB): 692.35"]
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.b = self.a
+        self.lone = nn.Parameter(torch.ones(7))
+
+    def forward(self, x, y=None):
+        return self.b(self.a(x)) + self.lone.sum()
+
+
+def test_torchinfos_table_of_a_shared_module(capsys):
+    model = Shared()
+    model.a.weight.requires_grad_(False)
+    stats = summary(model, input_data={"x": torch.rand(2, 4)}, col_names=("output_size", ColumnSettings.NUM_PARAMS, "trainable", "fwd_seconds"))
+    assert [(layer.class_name, layer.is_recursive, layer.num_params) for layer in stats.summary_list] == [
+        ("Shared", False, 27), ("Linear", False, 20), ("Linear", True, 20)]
+    assert (stats.total_params, stats.trainable_params, stats.total_param_bytes) == (27, 11, 108)
+    printed = capsys.readouterr().out
+    assert "(recursive)" in printed and "Partial" in printed and "Non-trainable params: 16" in printed
+
+
+def test_torchinfos_summary_without_input_runs_nothing(capsys):
+    model = Shared()
+    model.forward = None
+    stats = summary(model, verbose=2)
+    assert stats.total_params == 27 and "Mult-adds" not in capsys.readouterr().out
+    assert not any(layer.executed for layer in stats.summary_list)
+
+
+@pytest.mark.parametrize("arguments", [
+    {"input_size": [(3, 4), (3, 1)], "dtypes": [torch.float, torch.int64]}, {"input_data": [torch.ones(3, 4), torch.ones(3)]},
+    {"input_data": torch.ones(3, 4), "y": torch.ones(3)}, {"input_size": (4,), "batch_dim": 0}, {"input_size": (3, 4), "mode": "train"},
+])
+def test_torchinfos_ways_to_give_input(arguments):
+    model = Shared()
+    stats = summary(model, verbose=0, **arguments)
+    assert stats.summary_list[1].output_size == [1 if "batch_dim" in arguments else 3, 4]
+    assert model.training
+
+
+def test_torchinfos_summary_is_silent_and_cached_where_it_is_asked_to_be(capsys):
+    clear_cached_forward_pass()
+    first = summary(Shared(), (3, 4), verbose=0, cache_forward_pass=True)
+    again = summary(Shared(), (9, 4), verbose=0, cache_forward_pass=True)
+    assert first.profile is again.profile and capsys.readouterr().out == ""
+    clear_cached_forward_pass()
+    assert summary(Shared(), (9, 4), verbose=0).summary_list[0].output_size == [9, 4]
