@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ import torch.utils.checkpoint
 from torch import nn
 
 NAMES = {
-    "meta/mode_stack.py": ["torch._C._DisableTorchDispatch", "torch._C.DisableTorchFunction", "torch._C._EnableTorchFunction"],
+    "meta/mode_stack.py": ["torch._C._DisableTorchDispatch", "torch._C.DisableTorchFunction", "torch._C._EnableTorchFunction",
+                           "torch.utils._python_dispatch._get_current_dispatch_mode_stack"],
     "meta/tensor.py": ["torch._C.TensorBase.device", "torch._C.TensorBase.data", "torch._C.TensorBase.data_ptr",
                        "torch._C._disabled_torch_function_impl"],
     "meta/patch.py": ["torch.nn.functional.has_torch_function", "torch.nn.functional.has_torch_function_unary",
@@ -76,6 +78,31 @@ def test_a_storage_tells_when_it_dies_whoever_held_it_last():
     assert died == []
     del z
     assert died == [1]
+
+
+def test_a_storage_has_one_python_object_until_it_dies():
+    x = torch.rand(4, requires_grad=True)
+    y = x * 2
+    watch, address = weakref.ref(y.untyped_storage()), y.untyped_storage()._cdata
+    z = y.exp().sin() * y  # autograd saves y
+    view = y.view(2, 2)
+    del y
+    assert watch() is view.untyped_storage() and view.untyped_storage()._cdata == address
+    del view
+    assert watch() is not None
+    z.sum().backward()  # which frees what was saved
+    assert watch() is None
+
+
+def test_the_stack_of_dispatch_modes_is_that_of_the_thread():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from analyzer.meta.mode_stack import is_active
+
+    outer, inner = TorchDispatchMode(), TorchDispatchMode()
+    with outer:
+        assert is_active(outer) and not is_active(inner)
+    assert not is_active(outer)
 
 
 def test_optimizers_module_still_lists_the_types_of_its_foreach_path():

@@ -1,10 +1,11 @@
-"""Private torch API: run code as if no mode were active in this thread."""
+"""Private torch API: which dispatch modes are active in this thread, and code that runs as if none were."""
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 
 @contextmanager
@@ -16,3 +17,8 @@ def without_modes() -> Iterator[None]:
             yield
     finally:
         del guard
+
+
+def is_active(mode: TorchDispatchMode) -> bool:
+    """Whether ``mode`` sees what this thread runs, as one does that was active where a backward pass was asked for in the engine's threads."""
+    return any(one is mode for one in _get_current_dispatch_mode_stack())

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
 from analyzer.record.eager import EagerStep, OptimizerFactory, find_optimizer
 from analyzer.record.options import ProfileOptions
+from analyzer.units import format_seconds
 
 from .clock import Clock, choose_clock
 from .latency import add_call_seconds, make_measured_profiler
@@ -73,8 +75,14 @@ def measure(
                            autocast=autocast, step=step, device_type=device.type, options=options, reuse=False)
         with recorder.recording():
             driver.run()
-        return make_profile(recorder, measured, convention, mode=mode, optimizer=optimizer if isinstance(optimizer, str) else
-                            None if factory is None else "custom", autocast=None if autocast is None else str(autocast).removeprefix("torch."))
+        found = make_profile(recorder, measured, convention, mode=mode, optimizer=optimizer if isinstance(optimizer, str) else
+                             None if factory is None else "custom", autocast=None if autocast is None else str(autocast).removeprefix("torch."))
+        if not list_compiled(model):
+            return found
+        with torch.set_grad_enabled(mode == "train"), torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+            seconds = time_runs(lambda: model(*args, **kwargs), recorder.clock, steps)
+        *others, remark = found.assumptions
+        return replace(found, assumptions=(*others, f"{remark}; as compiled, a forward pass takes {format_seconds(seconds)}"))
 
 
 def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: str, **facts: Any) -> Profile:
@@ -83,7 +91,9 @@ def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: st
     log.steps = steps[-1] + 1
     recorder.describe_wrappers()
     device = device_of(model)
-    log.assumptions = [LIVE_TENSORS, *remark_compiled(model)]
+    log.assumptions = [LIVE_TENSORS]
+    if compiled := list_compiled(model):  # operators are watched one by one, which compiled code does not run
+        log.assumptions.append(f"compiled, measured as written: {', '.join(compiled)}")
     annotations = [f(log) for f in (make_flops_profiler(convention), profile_traffic, profile_memory, profile_communication,
                                     make_measured_profiler(recorder, steps))]
     facts = {"name": type(uncompiled(model)).__name__, "device": name_device(device), "measured_steps": len(steps), **facts,
@@ -117,11 +127,23 @@ def name_device(device: torch.device) -> str:
         return device.type if device.type == "cpu" else described
 
 
-def remark_compiled(model: torch.nn.Module) -> list[str]:
-    """A remark for the assumptions where parts of the model are compiled: operators are watched one by one, which compiled code does not run."""
-    found = [path or type(uncompiled(module)).__name__ for path, module in model.named_modules()
-             if uncompiled(module) is not module or module.__dict__.get("_compiled_call_impl") is not None]
-    return [f"compiled, measured as written: {', '.join(found)}"] if found else []
+def list_compiled(model: torch.nn.Module) -> list[str]:
+    """Paths of the compiled parts of a model, its class for the whole of it."""
+    return [path or type(uncompiled(module)).__name__ for path, module in model.named_modules()
+            if uncompiled(module) is not module or module.__dict__.get("_compiled_call_impl") is not None]
+
+
+def time_runs(run: Callable[[], Any], clock: Clock, count: int) -> float:
+    """The mean seconds of ``count`` runs, after one that is not measured."""
+    run()
+    start = clock.pause()
+    clock.go()
+    for _ in range(count):
+        run()
+    end = clock.pause()
+    clock.go()
+    clock.settle()
+    return clock.seconds(start, end) / count
 
 
 @contextlib.contextmanager

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from analyzer.errors import InputError
 from analyzer.fx.leaf_module import is_leaf
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.meta.address_space import HostMemory
+from analyzer.meta.mode_stack import is_active
 from analyzer.meta.signature import Signature
 from analyzer.profile import argument_names
 from analyzer.record.autograd_node import next_sequence_number
@@ -129,8 +129,7 @@ class RuntimeRecorder(Recorder):
     def hears(self) -> bool:
         if threading.get_ident() == self._thread:
             return True
-        # the engine's threads for other devices work under the modes of the thread that asked for the gradients
-        return self._thread >= 0 and self.phase == "backward" and self._mode in _get_current_dispatch_mode_stack()
+        return self._thread >= 0 and self.phase == "backward" and is_active(self._mode)  # in a thread of the engine, of another device
 
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
         if isinstance(module, self.ignored) or self._open and self._wrapped.get(self._open[-1][0]) == id(module):
@@ -194,7 +193,8 @@ class RuntimeRecorder(Recorder):
         if not self._runs():
             self.begin(self.phase)
             self.laps[-1] = None, start
-        read: list[Any] = [self.storage_of(t) or self.book.nowhere for t in inputs]
+        made_here = signature.op is torch.ops.aten.lift_fresh.default  # by torch.tensor(), which copies Python's numbers
+        read: list[Any] = [self.book.find(t)[0] if made_here else self.storage_of(t) or self.book.nowhere for t in inputs]
         written: list[Any] = [self.book.find(t)[0] for t in outputs]
         index = len(self.log.calls)
         self.called(signature, read, written)
