@@ -87,7 +87,7 @@ class _MaskedFlex(_Attention):
 @_feature("nested tensors (jagged)")
 class _Nested(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        nested = torch.nested.nested_tensor_from_jagged(self.linear(x), offsets=torch.tensor([0, 1, 4]))
+        nested = torch.nested.nested_tensor_from_jagged(self.linear(x), offsets=torch.tensor([0, 1, 4], device=x.device))
         return (nested * 2).values()
 
 

@@ -98,6 +98,8 @@ class Tape:
             return
         if not holds_tensor(result) and not writes(func, kwargs):
             return
+        if kwargs.get("device") is not None:  # where C++ made it: what it claims is where the graph will
+            kwargs = {**kwargs, "device": claim_of(next(tensors_of(result)))}
         node = self._create(NodeCall("call_function", func, _unwrap_numbers(args), _unwrap_numbers(kwargs)))
         if not writes(func, kwargs) and not describe_operator(func).is_random:
             self.optional.append(node)  # autograd's own, such as the detach of a saved result: nobody uses it

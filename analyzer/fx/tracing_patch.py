@@ -18,11 +18,13 @@ from torch.amp import autocast_mode
 from torch.nn.modules._functions import BackwardHookFunction
 
 from analyzer.meta.patch import SharedReplacements, Undo, replace
+from analyzer.meta.flex_attention import FlexAttention
 from analyzer.meta.opaque import Opaque, call_opaque
 from analyzer.meta.function import MoveDevice
 from analyzer.meta.shape_registry import register_shape_impl
 from analyzer.meta.state import current
 
+from . import flex_leaf  # noqa: F401  # registers it
 from .call_target import CallTarget
 from .leaf_module import find_leaf_impl
 from .outline import Site, outline_functions
@@ -138,6 +140,9 @@ def _apply_function(original: Any) -> Any:
                 tape.state.assume(f"backward hooks of the module {tape.where()!r} are not part of the graph")
             tape.follow(args, result)
             return result
+        if cls is FlexAttention:  # of a compiled function, which holds what is not replaced
+            operands = (*args[:7], args[8:], args[7])
+            return tape.run_leaf("call_function", CallTarget(torch.ops.higher_order.flex_attention), operands, {}, lambda a, k: real(*a[:7], a[8], *a[7]))
         return tape.run_function(cls, args, kwargs, lambda a, k: real(*a, **k))
 
     return apply

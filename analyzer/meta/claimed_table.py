@@ -11,6 +11,7 @@ from . import (  # noqa: F401
     claimed_inplace,
     claimed_loss,
     claimed_margin_loss,
+    claimed_nested,
     claimed_normalization,
     claimed_one_hot,
     claimed_packing,

@@ -57,6 +57,12 @@ class MetaDispatchMode(TorchDispatchMode):
         return False  # else torch wraps the method below in two more calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        for kind in types:
+            if _dispatches(kind):  # a tensor around tensors (nested, quantised): what it does with them comes here
+                from .mode import mode_in_force
+
+                with self, reopened(), mode_in_force():
+                    return kind.__torch_dispatch__(func, types, args, kwargs or {})
         if is_engines_sum(func, args):
             func = ADD_IN_PLACE
         with torch._C.DisableTorchFunction():  # backward calls this with the function mode still active
@@ -141,6 +147,10 @@ class MetaDispatchMode(TorchDispatchMode):
         if state.recorder is not None:
             state.recorder.called(signature, storages, [_storage(o) for o in outputs if isinstance(o, Tensor)])
         return result
+
+
+def _dispatches(kind: type) -> bool:
+    return getattr(kind, "__torch_dispatch__", None) is not torch._C._disabled_torch_dispatch_impl
 
 
 def _storage(tensor: Tensor) -> MetaStorage:

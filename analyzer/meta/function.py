@@ -33,9 +33,26 @@ class MetaFunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         state = self.state
         assert state is not None
+        call: Callable[..., Any] = call_function
+        if types and func not in _HANDLERS and torch._C._is_torch_function_enabled():
+            call = next((self._calling(kind, types) for kind in types if _overrides(kind)), call_function)
         if state.tape is not None:
-            return state.tape.run(func, args, kwargs or {}, call_function)
-        return call_function(func, args, kwargs or {})
+            return state.tape.run(func, args, kwargs or {}, call)
+        return call(func, args, kwargs or {})
+
+    def _calling(self, kind: Any, types: Any) -> Callable[..., Any]:
+        """Calls a function of a tensor class that overrides functions (nested tensors), with the mode in force inside."""
+
+        def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            with self:
+                return kind.__torch_function__(func, types, args, kwargs)
+
+        return call
+
+
+def _overrides(kind: type) -> bool:
+    return kind is not Tensor and kind is not torch.nn.Parameter and getattr(
+        kind, "__torch_function__", None) is not torch._C._disabled_torch_function_impl
 
 
 def call_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -33,12 +33,13 @@ def reopened() -> Iterator[None]:
 
 def replacements() -> Iterator[Undo]:
     """Register the kernels and follow the switches of autocast; each result undoes one step."""
-    from . import flex_attention  # which needs the dispatch mode
+    from . import claimed_nested, flex_attention  # which need the modes
 
     yield claimed.install()
     yield autocast.uninstall
     yield from higher_order.replacements(tuple(getattr(torch._C.DispatchKey, gate.key_name) for gate in (claimed.gate, autocast.gate)))
     yield from flex_attention.replacements()
+    yield from claimed_nested.replacements()
     yield from compiled_function.replacements()
     for name in ("set_autocast_enabled", "set_autocast_cpu_enabled"):
         yield replace(torch, name, _then(lambda: autocast.follow_switch(True)))

@@ -17,7 +17,7 @@ import torch.overrides
 import torch.utils._foreach_utils
 
 from .state import current
-from .tensor import MetaTensor, claim_of
+from .tensor import META, MetaTensor, claim_of
 
 Undo = Callable[[], None]
 
@@ -107,6 +107,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, MetaTensor)
 
 def _overrides(values: Any) -> bool:
     """Whether a value's class overrides torch functions; the mode itself does not count, as no mode runs on a real device."""
+    if not torch._C._is_torch_function_enabled():
+        return False
     for v in values:
         kind = type(v)
         if kind not in _PLAIN:
@@ -129,6 +131,7 @@ def _replacements() -> Iterator[Undo]:
     yield replace(torch._C, "_group_tensors_by_device_and_dtype", _group_by_claim)
     yield replace(torch.nn.init, "_no_grad_trunc_normal_", _fill_normal)
     yield replace(torch.autograd, "_engine_run_backward", _with_mode)
+    yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
     from . import cuda_facade, gates
 
     yield from gates.replacements()
@@ -159,6 +162,23 @@ def _with_mode(original: Any) -> Any:
             return original(*args, **kwargs)
 
     return run
+
+
+def _real_device(device: torch.device) -> torch.device:
+    return device if device.type in ("cpu", "meta") else META
+
+
+def _on_meta(original: Any) -> Any:
+    """A tensor around tensors is where they are: autograd ends the process for one that says it is on an accelerator that is not there."""
+
+    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if current() is not None:
+            args = tuple(_real_device(a) if isinstance(a, torch.device) else a for a in args)
+            if kwargs.get("device") is not None:
+                kwargs["device"] = _real_device(torch.device(kwargs["device"]))
+        return original(cls, *args, **kwargs)
+
+    return staticmethod(make)
 
 
 def _group_by_claim(original: Any) -> Any:

@@ -31,6 +31,8 @@ def claim_of(tensor: torch.Tensor) -> torch.device:
             return storage.claim
     elif (claim := tensor.__dict__.get("_claim")) is not None:  # sparse tensors have no storage
         return claim  # type: ignore[no-any-return]
+    if hasattr(tensor, "__tensor_flatten__"):  # a tensor around tensors
+        return claim_of(getattr(tensor, tensor.__tensor_flatten__()[0][0]))
     return torch._C.TensorBase.device.__get__(tensor)
 
 
