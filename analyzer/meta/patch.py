@@ -132,9 +132,10 @@ def _replacements() -> Iterator[Undo]:
     yield replace(torch.nn.init, "_no_grad_trunc_normal_", _fill_normal)
     yield replace(torch.autograd, "_engine_run_backward", _with_mode)
     yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
-    from . import cuda_facade, gates
+    from . import cuda_facade, data_parallel, gates
 
     yield from gates.replacements()
+    yield from data_parallel.replacements()
     yield from cuda_facade.replacements()
 
 
