@@ -1,0 +1,155 @@
+"""Reports that others published, figure by figure: the models of today, profiled without data, in the layouts of those tools.
+
+The golden files hold what was published, latencies left out (they are of other machines), and where.
+"""
+from __future__ import annotations
+
+import ast
+import json
+import re
+
+import pytest
+import torch
+
+from analyzer import profile
+from analyzer.profilers.flops import make_flops_profiler
+
+from .conftest import GOLDEN
+
+DEEPSPEED = {"flops": make_flops_profiler("deepspeed")}
+FIGURES = r"(?P<params>[\d.]+(?: [kM])?), (?P<params_share>[\d.]+%) Params, (?P<macs>[\d.]+ [KMG]?MACs), (?P<macs_share>[\d.]+%) MACs, "
+
+
+def load(name):
+    return json.loads((GOLDEN / name).read_text(encoding="utf-8"))
+
+
+def detailed(report):
+    """Path to the class and the text behind it, of each module of a detailed profile."""
+    lines = report.split("Detailed Profile per Device")[1].splitlines()
+    start = next(i for i, line in enumerate(lines) if line.endswith("(") and not line.startswith(" "))
+    found, holders = {}, []
+    rest = iter(lines[start:])
+    for line in rest:
+        text = line.strip()
+        if text == ")":
+            holders.pop()
+            continue
+        match = re.match(r"(?:\((?P<name>\w+)\): )?(?P<type>\w*)\((?P<told>.*)$", text)
+        if match is None or not (match["name"] or match["type"]):  # a rule, or a function
+            continue
+        path = ".".join(part for part in [*holders, match["name"]] if part)
+        if match["told"]:
+            found[path] = match["type"], match["told"].removesuffix(")")
+        else:
+            found[path] = match["type"], next(rest).strip()
+            holders.append(match["name"])
+    return found
+
+
+def largest(report):
+    """Depth to the rows of the aggregated profile."""
+    found, depth = {}, None
+    for line in report.split("Aggregated Profile per Device")[1].split("Detailed Profile")[0].splitlines():
+        if line.startswith("depth "):
+            depth = line.removeprefix("depth ").removesuffix(":")
+            found[depth] = {}
+        elif depth is not None and " - {" in line:
+            name, _, row = line.partition("- ")
+            found[depth][name.strip()] = ast.literal_eval(row)
+    return found
+
+
+def header(report):
+    """The figures of the summary by name."""
+    lines = report.split("Aggregated Profile per Device")[0].splitlines()
+    return {name: value.strip() for name, _, value in (line.rpartition(": ") for line in lines) if name}
+
+
+def arguments_of(told):
+    return re.split(r", (?![^(]*\))", told)
+
+
+@pytest.fixture(scope="module")
+def resnet18():
+    torchvision = pytest.importorskip("torchvision")
+    return profile(lambda: torchvision.models.resnet18().eval(), args=(torch.empty(16, 3, 224, 224, device="meta"),), mode="infer",
+                   profilers=DEEPSPEED)
+
+
+@pytest.fixture(scope="module")
+def bert_base():
+    transformers = pytest.importorskip("transformers")
+    # attention as transformers computed it when that report was made: two products and a softmax
+    return profile(lambda: transformers.BertModel(transformers.BertConfig(attn_implementation="eager")).eval(),
+                   kwargs={"input_ids": torch.ones(1, 128, dtype=torch.int64)}, mode="infer", profilers=DEEPSPEED)
+
+
+def test_resnet18_as_deepspeed_prints_it(resnet18):
+    published = load("published_resnet18.json")["deepspeed"]
+    report = resnet18.report("deepspeed")
+    figures = header(report)
+    expected = {re.sub("gpu|GPU", "device", name): value for name, value in published["figures"].items()}
+    assert expected.items() <= figures.items()
+    rows = largest(report)
+    for depth, row in published["largest"].items():
+        assert row.items() <= rows[depth].items()
+    modules = detailed(report)
+    for path, row in published["modules"].items():
+        kind, told = modules[path]
+        match = re.match(FIGURES, told)
+        assert (kind, match.groupdict()) == (row["type"], {name: row[name] for name in match.groupdict()}), path
+        assert set(arguments_of(row["arguments"])) - {""} <= set(arguments_of(told)), path
+    assert len(published["modules"]) == 68 == sum(not path.endswith(".own") for path in modules)
+
+
+def test_bert_base_as_flops_profiler_prints_it(bert_base):
+    published = load("published_bert_base.json")
+    report = bert_base.report("flops-profiler", top_modules=10)
+    assert published["figures"].items() <= header(report).items()
+    rows = largest(report)
+    for depth, row in published["largest"].items():
+        assert row.items() <= rows[depth].items()
+    modules = detailed(report)
+    for path, row in published["modules"].items():
+        kind, told = modules[path]
+        module, functions, _ = re.match(r"module = (\{.*?\}), functionals = (\{.*\}), functionals_duration = ([^,]*)", told).groups()
+        assert kind == row["type"]
+        assert row["module"].items() <= ast.literal_eval(module).items(), path
+        ours = ast.literal_eval(functions)
+        for name, figures in row["functionals"].items():
+            assert figures.items() <= ours[name].items(), (path, name)
+        assert set(arguments_of(row["arguments"])) - {""} <= set(arguments_of(told)), path
+    assert len(published["modules"]) == 30
+
+
+def test_resnet18_as_torchinfo_prints_it(resnet18):
+    published = load("published_resnet18.json")["torchinfo"]
+    *table, _ = resnet18.report("torchinfo").split("=" * 90)
+    rows = [re.split(r"\s{2,}", line.strip(" │├└─")) for line in table[2].strip().splitlines()]
+    assert rows == published["rows"]
+    totals = dict(line.split(": ") for part in table[3:] for line in part.strip().splitlines())
+    assert totals == published["totals"]
+
+
+def test_resnet18_as_tids_profiler_prints_it(resnet18):
+    found, holders = [], []
+    for line in resnet18.report("tids").splitlines():
+        match = re.match(r"(\s*)\((.+?)\): (\w+), num_params (\d+), [\d.]+ms, [\d.]+% latency, input shape (.*), output shape (.*)$", line)
+        if match is None:
+            assert "(own)" in line
+            continue
+        indent, name, kind, params, given, returned = match.groups()
+        holders = [*holders[:len(indent) // 8], name]
+        found.append([".".join(holders[1:]), kind, int(params), given, returned])
+    assert found == load("published_resnet18.json")["tids"]
+
+
+def test_pointnet_as_deepspeed_prints_it():
+    from examples.pointnet import pointnet
+
+    report = profile(pointnet, args=(torch.empty(32, 3, 1024),), mode="infer", profilers=DEEPSPEED).report("deepspeed")
+    figures = header(report)
+    assert [figures[f"{name} per device"] for name in ("params", "fwd MACs", "fwd flops")] == ["3.46 M", "14.07 GMACs", "29.04 G"]
+    transforms = [told for kind, told in detailed(report).values() if kind == "TransformNet"]
+    assert [re.match(FIGURES, told)["macs"] for told in transforms] == ["4.59 GMACs", "4.75 GMACs"]
