@@ -45,7 +45,7 @@ def remember(key: Any, entry: Entry) -> None:
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
     """The spec of a tensor that lives on meta; of a jagged one, that of its values."""
     if tensor.layout is torch.jagged:
-        return spec_of(tensor._values)  # type: ignore[operator]
+        return spec_of(tensor._values)  # type: ignore[arg-type]
     if tensor.layout is not torch.strided:
         return TensorSpec.of(tuple(tensor.shape), (), tensor.dtype, str(tensor.__dict__.get("_claim", "cpu")))
     storage = tensor.untyped_storage()
