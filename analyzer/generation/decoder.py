@@ -20,7 +20,7 @@ class Decoder:
 
     cache_kind = "none"
 
-    def __init__(self, model: nn.Module, cache: str, max_tokens: int) -> None:
+    def __init__(self, model: nn.Module, cache: str, prompt_tokens: int, new_tokens: int) -> None:
         self.model = model
         self.tokens: Tensor | None = None
 
@@ -46,10 +46,10 @@ class Decoder:
 class CachedDecoder(Decoder):
     """A model of this package, which takes its own cache."""
 
-    def __init__(self, model: nn.Module, cache: str, max_tokens: int) -> None:
-        super().__init__(model, cache, max_tokens)
+    def __init__(self, model: nn.Module, cache: str, prompt_tokens: int, new_tokens: int) -> None:
+        super().__init__(model, cache, prompt_tokens, new_tokens)
         self.cache_kind = cache
-        self.cache = KeyValueCache(max_tokens if cache == "static" else None)
+        self.cache = KeyValueCache(prompt_tokens + new_tokens if cache == "static" else None)
 
     def read(self, tokens: Tensor) -> Tensor:
         return find_logits(self.model(tokens, cache=self.cache))
@@ -66,10 +66,10 @@ class CachedDecoder(Decoder):
 class TransformersDecoder(Decoder):
     """A model of transformers, called as its ``generate()`` calls it when it decodes greedily and nothing is padded."""
 
-    def __init__(self, model: Any, cache: str, max_tokens: int) -> None:
+    def __init__(self, model: Any, cache: str, prompt_tokens: int, new_tokens: int) -> None:
         from transformers import DynamicCache, StaticCache
 
-        super().__init__(model, cache, max_tokens)
+        super().__init__(model, cache, prompt_tokens, new_tokens)
         self.cache_kind = cache
         parameters = inspect.signature(model.forward).parameters
         self.cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"
@@ -77,7 +77,8 @@ class TransformersDecoder(Decoder):
         if "logits_to_keep" in parameters:
             self.options["logits_to_keep"] = 1
         config = model.config.get_text_config(decoder=True)
-        self.cache: Any = DynamicCache(config=config) if cache == "dynamic" else StaticCache(config=config, max_cache_len=max_tokens)
+        self.cache: Any = DynamicCache(config=config) if cache == "dynamic" else StaticCache(
+            config=config, max_cache_len=prompt_tokens + new_tokens)
         self.own = self.cache
 
     def read(self, tokens: Tensor) -> Tensor:
@@ -104,10 +105,10 @@ class TransformersDecoder(Decoder):
 class EncoderDecoder(TransformersDecoder):
     """One with an encoder: it reads the prompt, and decoding begins with one token."""
 
-    def __init__(self, model: Any, cache: str, max_tokens: int) -> None:
+    def __init__(self, model: Any, cache: str, prompt_tokens: int, new_tokens: int) -> None:
         from transformers import DynamicCache, EncoderDecoderCache
 
-        super().__init__(model, cache, max_tokens)
+        super().__init__(model, cache, 1, new_tokens)
         self.model: Any = model
         self.cache = EncoderDecoderCache(self.own, DynamicCache(config=model.config.get_text_config(decoder=True)))
         self.encoded: Any = None
@@ -121,7 +122,7 @@ class EncoderDecoder(TransformersDecoder):
         return find_logits(output)
 
 
-def make_decoder(model: nn.Module, cache: str, max_tokens: int) -> Decoder:
+def make_decoder(model: nn.Module, cache: str, prompt_tokens: int, new_tokens: int) -> Decoder:
     """What reads tokens with ``model``. Raises InputError for an unknown cache and a model that cannot generate."""
     if cache not in CACHES:
         raise InputError(f"profile_generate(cache={cache!r}): must be one of {', '.join(map(repr, CACHES))}")
@@ -130,9 +131,9 @@ def make_decoder(model: nn.Module, cache: str, max_tokens: int) -> Decoder:
         if not can_generate():
             raise InputError(f"profile_generate(): {type(model).__name__} cannot generate; give a class with a language-model head, e.g. ...ForCausalLM")
         config: Any = model.config
-        return (EncoderDecoder if config.is_encoder_decoder else TransformersDecoder)(model, cache, max_tokens)
+        return (EncoderDecoder if config.is_encoder_decoder else TransformersDecoder)(model, cache, prompt_tokens, new_tokens)
     takes_cache = "cache" in inspect.signature(model.forward).parameters
-    return (CachedDecoder if takes_cache else Decoder)(model, cache, max_tokens)
+    return (CachedDecoder if takes_cache else Decoder)(model, cache, prompt_tokens, new_tokens)
 
 
 def find_logits(output: Any) -> Tensor:

@@ -72,6 +72,8 @@ def profile_generate(
     module = model if isinstance(model, nn.Module) else build_model(model)
     if prompt is None:
         prompt = torch.ones((batch_size, prompt_tokens), dtype=torch.int64)
+    if prompt.dim() < 2:
+        raise InputError(f"profile_generate(prompt of shape {tuple(prompt.shape)}): its first dimension is the batch, the next the tokens")
     run = _Run(module, prompt, new_tokens, cache, autocast, spec, options)
     training = {m: m.training for m in module.modules()}
     module.eval()
@@ -106,8 +108,8 @@ class _Run:
             with recorder.recording():
                 (tokens,) = stand_in_arguments(mode.state, (self.prompt,), self.claim)
                 register_inputs(recorder, root, borrowed, (tokens,), {}, ["prompt"])
-                context = self.prompt.shape[1]
-                decoder = make_decoder(root, self.cache, context + self.new_tokens)
+                context = self.prompt.shape[-1 if self.prompt.is_floating_point() else 1]  # of a spectrogram the time comes last
+                decoder = make_decoder(root, self.cache, context, self.new_tokens)
                 tokens = self._pass(recorder, decoder, tokens, 0, context)
                 passes = self._choose_passes(samples, [bend - context for bend in decoder.bends()])
             prefill = self._build(recorder, root)

@@ -46,7 +46,7 @@ def render_report(profile: Profile, kind: str, **options: Any) -> str:
     >>> from analyzer.profile_data import ModuleInfo
     >>> profile = Profile(name="Net", mode="infer", modules=ModuleInfo(path="", type="Net", params=3))
     >>> render_report(profile, "tids")
-    '(model): Net, num_params 3, -ms, - latency, input shape None, output shape None'
+    '(model): Net, num_params 3, -, - latency, input shape None, output shape None'
     """
     if kind not in REPORTS:
         raise InputError(f"report({kind!r}): must be one of {', '.join(map(repr, REPORTS))}")

@@ -126,7 +126,7 @@ def aggregate(root: ModuleInfo, module_depth: int = -1, top_modules: int = 1, fi
     deepest = len(sums) - 1 if module_depth == -1 else min(module_depth, len(sums) - 1)
     rows = (("params", "params", figures.params), ("flops", "fwd_flops", figures.flops), ("MACs", "fwd_macs", figures.macs),
             ("fwd latency", "fwd_seconds", figures.latency), ("bwd flops", "bwd_flops", figures.flops),
-            ("bwd latency", "bwd_seconds", figures.latency), ("step latency", "optimizer_seconds", figures.latency),
+            ("bwd latency", "bwd_seconds", figures.latency), ("step", "optimizer_seconds", figures.latency),
             ("activations", "activation_bytes", figures.bytes))
     lines = [f"Top {top_modules} modules in terms of params, flops, MACs, latency and activation bytes at different model depths:"]
     for depth, by_class in enumerate(sums[:deepest + 1]):

@@ -41,7 +41,7 @@ def _list_lines(module: ModuleInfo, root: ModuleInfo, name: str, depth: int | No
 
 def _tell_latency(seconds: float | None, whole: float | None) -> str:
     share = UNKNOWN if seconds is None or not whole else f"{round(100 * seconds / whole, 3)}%"
-    return f"{UNKNOWN if seconds is None else round(seconds * 1000, 3)}ms, {share} latency"
+    return f"{UNKNOWN if seconds is None else f'{round(seconds * 1000, 3)}ms'}, {share} latency"
 
 
 def _shape(tensors: Sequence[TensorInfo]) -> str:

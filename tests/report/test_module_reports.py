@@ -1,0 +1,292 @@
+"""The reports in the layouts of other tools: options, order, marks, errors, files, notebooks."""
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import profile
+from analyzer.errors import InputError
+from analyzer.profile_data import CostInfo, ModuleCall, ModuleInfo, OperatorInfo, Profile, TensorInfo
+from analyzer.report.choice import REPORTS
+from analyzer.report.functional import list_functions, name_function, sum_functions
+from analyzer.report.module_comparison import compare_modules, join_modules
+
+
+def test_goldens(mlp, check_golden):
+    check_golden("deepspeed_mlp.txt", mlp.report("deepspeed", top_modules=2))
+    check_golden("flops_profiler_mlp.txt", mlp.report("flops-profiler", module_depth=0))
+    columns = ("input_size", "output_size", "num_params", "params_percent", "kernel_size", "mult_adds", "trainable", "output_bytes", "fwd_seconds")
+    check_golden("torchinfo_mlp.txt", mlp.report("torchinfo", col_names=columns, row_settings=("depth", "var_names"), verbose=2, col_width=16))
+    check_golden("tids_mlp.txt", mlp.report("tids"))
+
+
+@pytest.mark.parametrize("kind", REPORTS)
+def test_reports_of_a_profile_without_modules(bare, kind):
+    if kind == "summary":
+        assert bare.report(kind) == bare.summary()
+    else:
+        with pytest.raises(InputError, match="has no module tree"):
+            bare.report(kind)
+
+
+@pytest.mark.parametrize(("kind", "options", "words"), [
+    ("deepsped", {}, ["'deepsped'", "'deepspeed'", "'torchinfo'"]),
+    ("tids", {"top_modules": 2}, ["top_modules", "depth"]),
+    ("deepspeed", {"top_modules": 0}, ["top_modules=0", "at least one"]),
+    ("deepspeed", {"module_depth": -2}, ["module_depth=-2"]),
+    ("deepspeed", {"ignore_modules": ["ReLu"]}, ["'ReLu'", "below Net"]),
+    ("deepspeed", {"ignore_modules": ["Net"]}, ["'Net'"]),
+    ("deepspeed", {"depth": -1}, ["depth=-1"]),
+    ("torchinfo", {"col_names": ["params"]}, ["'params'", "num_params"]),
+    ("torchinfo", {"row_settings": ["names"]}, ["'names'", "var_names"]),
+    ("torchinfo", {"verbose": 3}, ["verbose=3"]),
+    ("torchinfo", {"mult_adds": "flops"}, ["mult_adds='flops'"]),
+    ("torchinfo", {"fmt": "word"}, ["'word'", "markdown"]),
+    ("tree", {"columns": ["fwd_flop_share"]}, ["'fwd_flop_share'", "did you mean 'fwd_flops_share'"]),
+    ("tree", {"sort": "params_share"}, ["'params_share'"]),
+])
+def test_errors_say_what_and_how(mlp, kind, options, words):
+    with pytest.raises(InputError) as caught:
+        mlp.report(kind, **options)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+# ---- DeepSpeed's
+
+
+def test_ignored_modules_count_as_their_parents_own(mlp):
+    tree = mlp.module_tree(ignore_modules=[nn.ReLU], fmt="csv").splitlines()
+    assert [row.split(",")[0] for row in tree[1:]] == ["Net", "├─body", "│  └─0", "│  └─(own)", "├─fc2", "├─(own)"]
+    own = next(row for row in tree if "│  └─(own)" in row)
+    assert ",256," in own  # the FLOPs of the ReLU that is left out
+    report = mlp.report("deepspeed", ignore_modules=["body"])
+    assert "(body)" not in report and "'Sequential'" not in report and report.count("(fc2): Linear(132, 19.53% Params") == 1
+
+
+def test_report_is_written_to_a_file_whose_folder_is_made(mlp, tmp_path):
+    path = tmp_path / "new" / "report.txt"
+    text = mlp.report("deepspeed", output_file=path)
+    assert path.read_text(encoding="utf-8") == text + "\n"
+
+
+def test_depth_limits_the_tree_and_module_depth_the_largest(mlp):
+    report = mlp.report("deepspeed", depth=1, module_depth=1)
+    assert "  (body): Sequential(544, 80.47% Params" in report and "(0): Linear" not in report
+    assert "depth 1:" in report and "depth 2:" not in report
+    assert "Detailed Profile" not in mlp.report("deepspeed", detailed=False)
+
+
+def test_measured_profile_says_so(mlp):
+    measured = replace(mlp, seconds_method="measured on a CPU", profile_step=5, measured_steps=3)
+    assert "Profile Summary at step 5: Net, train, h200; latency: measured on a CPU, mean of 3 runs" in measured.report("deepspeed")
+
+
+def test_notation_under_deepspeeds_convention_takes_backward_for_twice_forward(mlp):
+    theirs = replace(mlp, flop_convention="deepspeed", bwd_flops=None, bwd_macs=None).report("deepspeed", detailed=False, as_string=False)
+    figures = dict(re.split(r": +", line) for line in theirs.splitlines() if "FLOPS per device" in line)
+    assert figures == {
+        "fwd FLOPS per device = fwd flops per device / fwd latency": str(10528 / 5e-6),
+        "bwd FLOPS per device = 2 * fwd flops per device / bwd latency": str(2 * 10528 / 9e-6),
+        "fwd+bwd FLOPS per device = fwd+bwd flops per device / (fwd+bwd latency)": str(3 * 10528 / (5e-6 + 9e-6)),
+        "FLOPS per device = fwd+bwd flops per device / iter latency": str(3 * 10528 / 15e-6)}
+
+
+def test_samples_per_second_counts_all_copies(mlp):
+    assert mlp.samples_per_second == 8 * 2 / 15e-6
+    assert replace(mlp, data_parallel_size=None).samples_per_second is None
+
+
+# ---- functions
+
+
+@pytest.mark.parametrize(("operator", "expected"), [
+    ("aten.native_layer_norm.default", "layer_norm"), ("aten._softmax.default", "softmax"), ("aten.bmm.default", "matmul"),
+    ("aten.cudnn_batch_norm.default", "batch_norm"), ("aten._native_batch_norm_legit_no_training.default", "batch_norm"),
+    ("aten.max_pool2d_with_indices.default", "max_pool2d"), ("aten._adaptive_avg_pool2d.default", "adaptive_avg_pool2d"),
+    ("aten._scaled_dot_product_cudnn_attention.default", "scaled_dot_product_attention"), ("aten.upsample_nearest2d.vec", "interpolate"),
+    ("aten.add_.Tensor", "add"), ("aten.mm.default", "matmul"), ("scaled_dot_product_attention", "scaled_dot_product_attention"),
+])
+def test_names_of_functions(operator, expected):
+    assert name_function(operator) == expected
+
+
+def test_a_product_is_a_linear_layer_where_there_is_a_matrix():
+    weight = {"weight": TensorInfo((3, 4), "float32", "cpu")}
+    assert name_function("aten.mm.default", ModuleInfo(path="fc", type="Linear", parameters=weight)) == "linear"
+    conv = ModuleInfo(path="c", type="ConvTranspose1d", kernel_size=(3,))
+    assert name_function("aten.convolution.default", conv) == "conv_transpose1d"
+
+
+def test_functions_add_up_by_name_and_unknown_stays_unknown():
+    rows = (OperatorInfo("aten.add.Tensor", 1, 10, 0, 1e-6), OperatorInfo("aten.add_.Tensor", 2, None, None, 2e-6),
+            OperatorInfo("aten.view.default", 5, 0, 0, 0.0), OperatorInfo("aten.mul.Tensor", 1, 7, 0, None, phase="backward"))
+    leaf = ModuleInfo(path="a", type="A", operators=(OperatorInfo("softmax", 1, 4, 0, 5e-6),))
+    root = ModuleInfo(path="", type="R", operators=rows, children=(leaf,))
+    assert {name: (f.calls, f.flops, f.seconds) for name, f in list_functions(root).items()} == {"add": (3, None, 3e-6)}
+    assert list(sum_functions(root)) == ["softmax", "add"]
+
+
+def test_every_operator_of_a_model_is_timed_where_it_runs():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return torch.softmax(self.fc(x) @ x.transpose(0, 1), -1)
+
+    p = profile(Net(), args=(torch.empty(4, 8),), mode="infer")
+    root = p.modules
+    assert set(list_functions(root)) == {"matmul", "softmax"} and set(list_functions(root.children[0])) == {"linear"}
+    assert sum(f.seconds for f in sum_functions(root).values()) == pytest.approx(p.fwd_seconds)
+
+
+# ---- torchinfo's
+
+
+class Shared(nn.Module):
+    """A layer in two places, a layer that does not run, a parameter of its own, containers that are not called."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        self.again = self.body[0]
+        self.scale = nn.Parameter(torch.zeros(3))
+        self.unused = nn.Linear(4, 4)
+        self.list = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(2))
+        self.body[0].bias.requires_grad = False
+
+    def forward(self, x):
+        x = self.list[0](self.body(x))
+        return self.body(self.list[1](self.again(x))) + self.scale.sum()
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return profile(Shared(), args=(torch.empty(2, 8),), mode="infer")
+
+
+def rows_of(text):
+    return [re.split(r"\s{2,}", line.strip(" │├└─")) for line in text.split("=\n")[2].splitlines() if line.strip("=")]
+
+
+def test_shared_modules_are_marked_and_counted_once(shared):
+    rows = rows_of(shared.report("torchinfo", row_settings=("var_names",), col_names=("num_params", "mult_adds", "trainable")))
+    linear = str(2 * 8 * 8)  # of each run; a row for each, in the order of the runs
+    assert rows == [
+        ["Shared (Shared)", "23", "--", "Partial"],  # its own 3, and the 20 of the layer that does not run
+        ["Sequential (body)", "--", "--", "Partial"], ["Linear (0)", "72", linear, "Partial"], ["ReLU (1)", "--", "--", "--"],
+        ["ModuleList (list)", "--", "--", "True"], ["Linear (0)", "64", linear, "True"],
+        ["Linear (again)", "(recursive)", linear, "Partial"],
+        ["ModuleList (list)", "(recursive)", "--", "True"], ["Linear (1)", "64", linear, "True"],
+        ["Sequential (body)", "(recursive)", "--", "Partial"], ["Linear (0)", "(recursive)", linear, "Partial"], ["ReLU (1)", "--", "--", "--"]]
+    totals = shared.report("torchinfo").split("=\n")[3]
+    assert "Total params: 223\nTrainable params: 215\nNon-trainable params: 8\n" in totals
+
+
+def test_recursive_rows_can_be_hidden_and_depth_sums_what_is_below(shared):
+    hidden = rows_of(shared.report("torchinfo", row_settings=("var_names", "hide_recursive_layers"), col_names=("num_params",)))
+    assert [row[0] for row in hidden] == ["Shared (Shared)", "Sequential (body)", "Linear (0)", "ReLU (1)", "ModuleList (list)", "Linear (0)", "Linear (1)"]
+    flat = rows_of(shared.report("torchinfo", depth=1, col_names=("num_params",)))
+    assert flat == [["Shared", "23"], ["Sequential: 1-1", "72"], ["ModuleList: 1-2", "128"], ["Linear: 1-3", "(recursive)"],
+                    ["ModuleList: 1-4", "(recursive)"], ["Sequential: 1-5", "(recursive)"]]
+
+
+def test_runs_of_other_shapes_count_in_the_first():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4, bias=False)
+
+        def forward(self, x):
+            return self.fc(self.fc(x)[:1])
+
+    p = profile(Twice(), args=(torch.empty(3, 4),), mode="infer")
+    rows = rows_of(p.report("torchinfo", col_names=("output_size", "mult_adds")))
+    assert [row[1:] for row in rows[1:]] == [["[3, 4]", "64"], ["[1, 4]", "--"]] and p.fwd_macs == 64
+    theirs = rows_of(p.report("torchinfo", col_names=("mult_adds",), mult_adds="torchinfo"))
+    assert [row[1] for row in theirs[1:]] == ["48", "16"]
+
+
+def test_ascii_and_other_formats(shared):
+    text = shared.report("torchinfo", row_settings=("ascii_only",))
+    assert text.isascii() and "|    + Linear" in text
+    assert shared.report("torchinfo", fmt="markdown").startswith("| Layer (type:depth-idx)")
+    assert shared.report("torchinfo", fmt="latex").startswith("\\begin{tabular}")
+    assert "<table>" in shared.report("torchinfo", fmt="html")
+
+
+def test_bert_under_torchinfos_way_of_counting():
+    """Published for BERT-base at 2×512 with a head of two classes (README of ruipeterpan/torch_profiler): 218.57 M, of each weight once a sample."""
+    transformers = pytest.importorskip("transformers")
+    p = profile(lambda: transformers.BertForSequenceClassification(transformers.BertConfig()).eval(),
+                kwargs={"input_ids": torch.ones(2, 512, dtype=torch.int64)}, mode="infer")
+    text = p.report("torchinfo", mult_adds="torchinfo")
+    assert "Total params: 109,483,778\n" in text and "Params size (MB): 437.94" in text
+    rows = {row[0]: row[1:] for row in rows_of(text)}
+    assert rows["ModuleList: 3-6"] == ["--", "85,054,464"] and rows["BertPooler: 2-3"] == ["[2, 768]", "--"]
+    # it sees the position embeddings once, as they are computed for one sample
+    assert "Total mult-adds (M): 218.57" in text
+
+
+def test_table_without_known_runs_is_the_tree(mlp):
+    rows = rows_of(replace(mlp, module_calls=()).report("torchinfo"))
+    assert [row[0] for row in rows] == ["Net", "Sequential: 1-1", "Linear: 2-1", "ReLU: 2-2", "Linear: 1-2"]
+
+
+def test_runs_of_modules_are_those_of_a_run_without_reuse():
+    from analyzer.zoo.gpt2 import GPT2
+
+    model = GPT2(vocabulary=50, positions=8, hidden=16, layers=6, heads=2)
+    played, run = (profile(model, args=(torch.ones(1, 8, dtype=torch.int64),), reuse=reuse).module_calls for reuse in (True, False))
+    assert played == run and len(run) == 7 + 6 * 12
+    attention = next(call for call in run if call.path == "transformer.h.3.attn")
+    assert run[attention.parent].path == "transformer.h.3" and attention.outputs == (TensorInfo((1, 8, 16), "float32", "cuda:0"),)
+
+
+# ---- side by side
+
+
+def test_comparison_joins_by_path_and_shows_what_one_has_alone(mlp, check_golden):
+    again = replace(mlp.modules, fwd_seconds=1e-5, children=mlp.modules.children[:1])
+    other = replace(mlp, device="a100", modules=again, seconds_method="measured on an A100")
+    check_golden("comparison_mlp.txt", compare_modules(mlp, other, columns=("fwd_seconds", "fwd_flops")))
+
+
+def test_wrappers_are_no_part_of_a_path():
+    def leaf(path, depth, seconds):
+        return ModuleInfo(path=path, type="Linear", depth=depth, fwd_seconds=seconds, own=CostInfo(fwd_seconds=seconds))
+
+    plain = ModuleInfo(path="", type="Net", fwd_seconds=2.0, children=(leaf("fc", 1, 2.0),), own=CostInfo(fwd_seconds=0.0))
+    inner = ModuleInfo(path="module", type="Net", depth=1, fwd_seconds=3.0, children=(leaf("module.fc", 2, 3.0),), own=CostInfo(fwd_seconds=0.0))
+    wrapped = ModuleInfo(path="", type="DistributedDataParallel", fwd_seconds=4.0, children=(inner,), own=CostInfo(fwd_seconds=1.0))
+    pairs = list(join_modules(Profile(name="a", mode="infer", modules=plain), Profile(name="b", mode="infer", modules=wrapped)))
+    assert [(p.path, p.type, p.is_own, p.predicted.fwd_seconds, p.measured.fwd_seconds) for p in pairs] == [
+        ("", "Net", False, 2.0, 4.0), ("fc", "Linear", False, 2.0, 3.0), ("", "", True, 0.0, 1.0)]
+
+
+@pytest.mark.parametrize(("options", "word"), [({"columns": ["seconds"]}, "'seconds'"), ({"fmt": "word"}, "'word'"), ({"depth": -1}, "depth=-1")])
+def test_comparison_errors(mlp, options, word):
+    with pytest.raises(InputError, match=re.escape(word)):
+        compare_modules(mlp, mlp, **options)
+
+
+# ---- notebooks
+
+
+def test_notebook_shows_figures_and_folds_modules(mlp, bare):
+    html = mlp._repr_html_()
+    assert html.count("<details") == 2 and "samples/second" in html and "<b>fc2</b> Linear" in html and "(own)" in html
+    assert "<script" not in html and "<details" not in bare._repr_html_()
+    nasty = replace(mlp, name="<b>", modules=replace(mlp.modules, type="<i>"))
+    assert "&lt;b&gt;" in nasty._repr_html_() and "&lt;i&gt;" in nasty._repr_html_()
+
+
+def test_calls_of_a_profile_are_rows_of_the_table():
+    call = ModuleCall("", None, (), (TensorInfo((1,), "float32", "cpu"),))
+    p = Profile(name="n", mode="infer", modules=ModuleInfo(path="", type="N"), module_calls=(call, call))
+    assert rows_of(p.report("torchinfo")) == [["N", "[1]", "--"], ["N", "[1]", "--"]]
