@@ -28,7 +28,8 @@ def test_the_summary_is_printed_and_files_are_saved(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("report", "text"), [
-    (("deepspeed", "--convention", "deepspeed", "--no-detail"), "fwd flops per device:"), (("torchinfo", "--columns", "mult_adds,fwd_seconds"), "Total mult-adds"),
+    (("deepspeed", "--convention", "deepspeed", "--no-detail"), "fwd flops per device:"), (("torchinfo", "--columns", "mult_adds,fwd_seconds"),
+     "Total mult-adds"),
     (("tree", "--depth", "1"), "├─layer4"), (("tids",), "(conv1): Conv2d, num_params 9408"),
 ])
 def test_reports(capsys, report, text):
