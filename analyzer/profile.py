@@ -118,9 +118,10 @@ def profile(
             with recorder.recording():
                 try:
                     run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)
-                    register_inputs(recorder, root, borrowed, run_args, run_kwargs, names)
-                    if plays:
-                        recorder.reuse = BlockReuse(recorder, root, borrow_module, is_leaf, excluded).run
+                    with torch._C.DisableTorchFunction():
+                        register_inputs(recorder, root, borrowed, run_args, run_kwargs, names)
+                        if plays:
+                            recorder.reuse = BlockReuse(recorder, root, borrow_module, is_leaf, excluded).run
                     EagerStep(recorder, root, run_args, run_kwargs, mode=mode, loss_fn=loss_fn,
                               optimizer=factory if mode == "train" else None, autocast=autocast, step=step, device_type=claim.type,
                               options=options, reuse=plays).run()
@@ -130,7 +131,7 @@ def profile(
                     recorder.end_short(error)
             with torch._C.DisableTorchFunction():
                 annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
-                return build_profile(recorder.log, root, annotations, **facts)
+                return build_profile(recorder.log, root, annotations, is_final=True, **facts)
 
     while True:
         try:

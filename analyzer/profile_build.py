@@ -1,6 +1,7 @@
 """Puts what the profilers said together into a `Profile`."""
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -12,11 +13,12 @@ import torch
 from analyzer.fx.node_info import NodeInfo, TensorInfo
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.memory.timeline import read_memory
+from analyzer.module_shape import ModuleShape
 from analyzer.profile_data import CostInfo, HolderInfo, ModuleCall, ModuleInfo, OperatorInfo, PhaseInfo, Profile, UncountedInfo
 from analyzer.profile_parallel import find_parallel_sizes
 from analyzer.profilers.annotation import Annotation, part_of
 from analyzer.profile_short import describe_placement, describe_shortage, forget_unfinished
-from analyzer.profilers.memory import alive_at, category_of, forward_ends
+from analyzer.profilers.memory import alive_at, category_of, forward_ends, peak_by_category
 from analyzer.record.log import Log, LogNode
 
 _NODE_FIELDS = {f.name for f in fields(NodeInfo)}
@@ -31,27 +33,63 @@ def tensor_info(spec: Any) -> TensorInfo:
     return TensorInfo(tuple(spec), str(spec.dtype).removeprefix("torch."), spec.device)
 
 
-def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotation], **facts: Any) -> Profile:
-    """The profile of one recorded run; where profilers give the same quantity, the last one counts."""
-    node_rows, module_rows, phase_rows, operator_rows, totals = _merge(annotations)
-    forget_unfinished(log, [*node_rows.values(), *module_rows.values(), totals], phase_rows)
+def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotation], *, is_final: bool = False, **facts: Any) -> Profile:
+    """The profile of one recorded run; where profilers give the same quantity, the last one counts.
+
+    Sums are made at once. Where the log is final (nobody will change it), rows (nodes, modules, operators, the timeline) are worked out when
+    they are read first.
+    """
     last = log.steps - 1
+    phase_rows, totals = _merge_sums(annotations)
+    shape = ModuleShape.of(root)
+    rows: Rows | None = None
+    if log.shortage is not None:
+        rows = Rows(log, shape, annotations, totals, phase_rows)
+        forget_unfinished(log, [*rows.nodes.values(), *rows.modules.values(), totals], phase_rows)
     ended_early = log.shortage is not None and log.shortage.step < 2  # before a second step was whole
-    timeline, events = read_memory(log)
-    params = sum(p.numel() for p in root.parameters())
     totals["uncounted"] = tuple(UncountedInfo(op, calls, nbytes) for op, calls, nbytes in totals.get("uncounted", ()))
     given = {k: v for k, v in totals.items() if k in _PROFILE_FIELDS}
     inputs = _inputs(log)
-    operators = _operators(log, operator_rows, {phase for _, phase in phase_rows})
-    modules = _module_tree(log, root, module_rows, operators, totals.get("optimizer_seconds"))
-    return Profile(
-        **{**find_parallel_sizes(root), **facts, **given}, params=params, inputs=inputs,
-        batch_size=next((t.shape[0] for t in inputs.values() if t.shape), None),
-        torch_version=str(torch.__version__), analyzer_version=package_version(),
-        first_step=_phases(phase_rows, 0), phases={} if ended_early else _phases(phase_rows, last), holders=_holders(log), timeline=timeline,
-        memory_events=events, out_of_memory=describe_shortage(log),
-        nodes=tuple(node_info(log, i, node_rows[i]) for i, node in enumerate(log.nodes) if node.step == last),
-        modules=modules, module_calls=_module_calls(log), operators=_sum_operators(operators), assumptions=tuple(log.assumptions))
+    sums = {**find_parallel_sizes(root), **facts, **given}
+    sums.update(params=sum(p.numel for p in shape.distinct_parameters().values()), inputs=inputs,
+                batch_size=next((t.shape[0] for t in inputs.values() if t.shape), None), torch_version=str(torch.__version__),
+                analyzer_version=package_version(), first_step=_phases(phase_rows, 0), phases={} if ended_early else _phases(phase_rows, last),
+                out_of_memory=describe_shortage(log), assumptions=tuple(log.assumptions))
+    rows = rows or Rows(log, shape, annotations, totals, phase_rows)
+    if log.shortage is not None or not is_final:
+        return Profile(**sums, **{name: value for make in (rows.of_nodes, rows.of_modules, rows.of_memory) for name, value in make().items()})
+    return Profile.deferred(sums, {rows.of_nodes: ("nodes",), rows.of_modules: ("modules", "module_calls", "operators"),
+                                   rows.of_memory: ("timeline", "memory_events", "holders", "peak_by_category")})
+
+
+class Rows:
+    """What a profile tells in rows, group by group."""
+
+    def __init__(self, log: Log, shape: ModuleShape, annotations: Sequence[Annotation], totals: dict[str, Any], phase_rows: Any) -> None:
+        self.log, self.shape, self.annotations, self.totals = log, shape, annotations, totals
+        self.phase_rows = phase_rows
+
+    @functools.cached_property
+    def nodes(self) -> defaultdict[int, dict[str, Any]]:
+        return _merge_rows(a.nodes for a in self.annotations)
+
+    @functools.cached_property
+    def modules(self) -> defaultdict[int, dict[str, Any]]:
+        return _merge_rows(a.modules for a in self.annotations)
+
+    def of_nodes(self) -> dict[str, Any]:
+        log, rows = self.log, self.nodes
+        return {"nodes": tuple(node_info(log, i, rows[i]) for i, node in enumerate(log.nodes) if node.step == log.steps - 1)}
+
+    def of_modules(self) -> dict[str, Any]:
+        log = self.log
+        operators = _operators(log, _merge_rows(a.operators for a in self.annotations), {phase for _, phase in self.phase_rows})
+        return {"modules": _module_tree(log, self.shape, self.modules, operators, self.totals.get("optimizer_seconds")),
+                "module_calls": _module_calls(log), "operators": _sum_operators(operators)}
+
+    def of_memory(self) -> dict[str, Any]:
+        timeline, events = read_memory(self.log)
+        return {"timeline": timeline, "memory_events": events, "holders": _holders(self.log), "peak_by_category": peak_by_category(self.log)}
 
 
 def build_unplaced_profile(root: torch.nn.Module, error: DeviceOutOfMemoryError, **facts: Any) -> Profile:
@@ -66,19 +104,22 @@ def package_version() -> str:
         return "source"
 
 
-def _merge(annotations: Iterable[Annotation]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-    nodes: defaultdict[int, dict[str, Any]] = defaultdict(dict)
-    modules: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+def _merge_sums(annotations: Iterable[Annotation]) -> tuple[Any, dict[str, Any]]:
     phases: defaultdict[tuple[int, str], dict[str, Any]] = defaultdict(dict)
-    operators: defaultdict[tuple[int, str, str], dict[str, Any]] = defaultdict(dict)
     totals: dict[str, Any] = {}
     for annotation in annotations:
-        for target, source in ((nodes, annotation.nodes), (modules, annotation.modules), (phases, annotation.phases),
-                               (operators, annotation.operators)):
-            for key, row in source.items():
-                target[key].update(row)  # type: ignore[index]
+        for key, row in annotation.phases.items():
+            phases[key].update(row)
         totals.update(annotation.totals)
-    return nodes, modules, phases, operators, totals
+    return phases, totals
+
+
+def _merge_rows(sources: Iterable[dict[Any, dict[str, Any]]]) -> defaultdict[Any, dict[str, Any]]:
+    merged: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
+    for source in sources:
+        for key, row in source.items():
+            merged[key].update(row)
+    return merged
 
 
 def node_info(log: Log, index: int, row: dict[str, Any]) -> NodeInfo:
@@ -103,7 +144,7 @@ def _aliases(log: Log, index: int, node: LogNode) -> tuple[str, ...]:
 
 
 def _inputs(log: Log) -> dict[str, TensorInfo]:
-    return {s.label: tensor_info(s.spec) for s in log.storages.values() if s.category == "input" and s.spec is not None}
+    return {s.label: tensor_info(s.spec) for s in log.storage_table.values() if s.category == "input" and s.spec is not None}
 
 
 def _phases(rows: dict[tuple[int, str], dict[str, Any]], step: int) -> dict[str, PhaseInfo]:
@@ -125,43 +166,40 @@ def _holders(log: Log, largest: int = 50) -> tuple[HolderInfo, ...]:
     return tuple(sorted(rows, key=lambda r: -r.bytes)[:largest])
 
 
-def _module_tree(log: Log, root: torch.nn.Module, rows: dict[int, dict[str, Any]], operators: dict[int, list[OperatorInfo]],
+def _module_tree(log: Log, root: ModuleShape, rows: dict[int, dict[str, Any]], operators: dict[int, list[OperatorInfo]],
                  optimizer_seconds: float | None) -> ModuleInfo:
     """The tree of modules: what each does itself from the log, sums upwards.
 
     The optimizer runs over all parameters at once; each module gets its share by elements, to which the work of elementwise updates is in proportion.
     """
-    trainable = sum(p.numel() for p in root.parameters() if p.requires_grad)
+    trainable = sum(p.numel for p in root.distinct_parameters().values() if p.requires_grad)
     index_of = {m.path: i for i, m in enumerate(log.modules)}
     first_path: dict[int, str] = {}
     counted: set[int] = set()
 
-    def build(module: torch.nn.Module, path: str, depth: int) -> ModuleInfo:
-        shared = first_path.get(id(module))
+    def build(module: ModuleShape, path: str, depth: int) -> ModuleInfo:
+        shared = first_path.get(module.key)
         if shared is not None:
             zero = CostInfo(**dict.fromkeys(_COST_FIELDS, 0))
-            return ModuleInfo(path=path, type=type(module).__name__, depth=depth, shared_with=shared, own=zero, **_costs(zero))
-        first_path[id(module)] = path
+            return ModuleInfo(path=path, type=module.type, depth=depth, shared_with=shared, own=zero, **_costs(zero))
+        first_path[module.key] = path
         index = index_of.get(path)
         own_row = dict(rows.get(index, {})) if index is not None else {}
-        direct = [(name, p) for name, p in module._parameters.items() if p is not None]
-        fresh = [p for _, p in direct if id(p) not in counted]
-        counted.update(id(p) for p in fresh)
-        own_row["params"] = sum(p.numel() for p in fresh)
-        own_row["trainable_params"] = sum(p.numel() for p in fresh if p.requires_grad)
+        fresh = [p for p in module.parameters if p.key not in counted]
+        counted.update(p.key for p in fresh)
+        own_row["params"] = sum(p.numel for p in fresh)
+        own_row["trainable_params"] = sum(p.numel for p in fresh if p.requires_grad)
         own_row["optimizer_seconds"] = optimizer_seconds and optimizer_seconds * own_row["trainable_params"] / max(1, trainable)
         own = CostInfo(**{k: v for k, v in own_row.items() if k in _COST_FIELDS})
-        children = tuple(build(child, f"{path}.{name}" if path else name, depth + 1)
-                         for name, child in module._modules.items() if child is not None)
+        children = tuple(build(child, f"{path}.{name}" if path else name, depth + 1) for name, child in module.children)
         total = own
         for child in children:
             total = total + child
         record = log.modules[index] if index is not None else None
         outputs = tuple(tensor_info(s) for s in record.outputs) if record else ()
         return ModuleInfo(
-            path=path, type=type(module).__name__, depth=depth, extra_repr=module.extra_repr(), training=module.training,
-            kernel_size=_kernel_size(module), calls=record.calls if record else None,
-            parameters={name: TensorInfo(tuple(p.shape), str(p.dtype).removeprefix("torch."), str(p.device)) for name, p in direct},
+            path=path, type=module.type, depth=depth, extra_repr=module.extra_repr, training=module.training,
+            kernel_size=module.kernel_size, calls=record.calls if record else None, parameters={p.name: p.describe() for p in module.parameters},
             inputs=tuple(tensor_info(s) for s in record.inputs) if record else (), outputs=outputs,
             output_bytes=sum(o.nbytes for o in outputs), own=own, operators=tuple(operators.get(index if index is not None else -1, ())),
             children=children, **_costs(total))
@@ -176,13 +214,6 @@ def _module_calls(log: Log) -> tuple[ModuleCall, ...]:
 
 def _costs(cost: CostInfo) -> dict[str, Any]:
     return {name: getattr(cost, name) for name in _COST_FIELDS}
-
-
-def _kernel_size(module: torch.nn.Module) -> tuple[int, ...] | None:
-    size = getattr(module, "kernel_size", None)
-    if isinstance(size, int):
-        return (size,)
-    return tuple(size) if isinstance(size, (tuple, list)) and all(isinstance(n, int) for n in size) else None
 
 
 def _operators(log: Log, rows: dict[tuple[int, str, str], dict[str, Any]], phases: set[str]) -> dict[int, list[OperatorInfo]]:

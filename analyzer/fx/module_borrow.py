@@ -1,6 +1,7 @@
 """Run a user's module without its data: every tensor it holds is swapped for a stand-in and put back afterwards."""
 from __future__ import annotations
 
+import operator
 import random
 import sys
 import weakref
@@ -174,7 +175,8 @@ class _Loan:
         before = dict(contents)
 
         def put_back() -> None:
-            same = len(contents) == len(before) and all(a is b and v is w for (a, v), (b, w) in zip(contents.items(), before.items()))
+            same = (len(contents) == len(before) and all(map(operator.is_, contents.values(), before.values()))
+                    and all(map(operator.is_, contents, before)))
             if not same:  # some mappings refuse to be changed
                 contents.clear()
                 contents.update(before)

@@ -171,7 +171,7 @@ class RecordingInterpreter(GraphInterpreter):
             row = self.recorder.add_node(n.op, n.name, str(n.target) if isinstance(n.target, str) else _target_name(n.target),
                                          paths.get(n.meta.get("module_path", ""), 0))
             self.rows[n] = row
-            record = self.recorder.log.nodes[row]
+            record = self.recorder.node_at(row)
             record.source = n.meta.get("source")
             record.region = tuple(r.describe() for r in n.meta.get("region", ()))
             record.inputs = [self.rows[i] for i in n.all_input_nodes]

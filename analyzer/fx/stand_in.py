@@ -65,10 +65,12 @@ class StandIns:
         self._adopted.clear()
 
     def _make(self, original: Tensor, readable: bool, constant: bool) -> Tensor:
-        if isinstance(original, (UninitializedParameter, UninitializedBuffer)):
-            return self._uninitialized(original)
-        if is_traceable_wrapper_subclass(original):
-            return self._wrapper(original, readable)
+        is_parameter = type(original) is nn.Parameter
+        if not is_parameter:
+            if isinstance(original, (UninitializedParameter, UninitializedBuffer)):
+                return self._uninitialized(original)
+            if is_traceable_wrapper_subclass(original):
+                return self._wrapper(original, readable)
         if original.layout is not torch.strided:
             return original  # sparse tensors are adopted by the operators that meet them
         out = self._strided(original, readable, constant)
@@ -76,7 +78,7 @@ class StandIns:
         attributes = original.__dict__
         if attributes:
             out.__dict__.update(attributes)
-        if isinstance(original, nn.Parameter):
+        if is_parameter or isinstance(original, nn.Parameter):
             out.__dict__["_is_param"] = True  # what isinstance(x, Parameter) asks: torch/nn/parameter.py
         if original.requires_grad:
             out.requires_grad_()

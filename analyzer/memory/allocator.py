@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from typing import Any
 
 from ..errors import AnalyzerError, InputError
 from .allocator_options import LARGE_ROUNDING_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorOptions
+from .allocator_play import Elsewhere, Takings, play_plainly
 from .allocator_segment import Pool, Segment, Span
 from .allocator_snapshot import SegmentSnapshot, snapshot_segments
 
@@ -122,6 +124,8 @@ class CachingAllocator:
         self._collects_garbage = self._allowed_bytes is not None and options.garbage_collection_threshold > 0.0
         self._rounds_to_divisions = options.divisions_by_interval is not None
         self._max_split_bytes = options.max_split_bytes
+        # Best fit, split and merge are all there is to it: what the loop of `play` knows.
+        self._is_plain = not (self._collects_garbage or options.expandable_segments) and self._max_split_bytes is None
         self._small_pools: dict[int, Pool] = {}
         self._large_pools: dict[int, Pool] = {}
         self._segments: dict[int, Segment] = {}
@@ -256,6 +260,133 @@ class CachingAllocator:
         span = self._merge_free_neighbours(span)
         span.freed_at = self._large_searches
         insort(pool.free, (span.size_bytes, span.address, span))
+
+    def rounded_bytes(self, nbytes: int) -> int:
+        """The size of the block that a request gets where none is left unsplit; 0 for an empty one."""
+        return self.options.rounded_bytes(nbytes) if nbytes else 0
+
+    def block_of(self, place: Block | Span, stream: int = 0) -> Block:
+        """The handle on what `play` left in a slot."""
+        if isinstance(place, Block):
+            return place
+        assert place.requested_bytes is not None
+        return Block(place.address, place.requested_bytes, place.size_bytes, stream, place)
+
+    def play(self, acts: list[Any], slots: list[Any], takings: Takings, elsewhere: Elsewhere, stream: int = 0) -> None:
+        """Repeat a sequence of `allocate` and `free` (see `allocator_play`); the same as these one by one.
+
+        A slot then holds what `block_of` takes. The observer hears of nothing: ``takings`` tell it all.
+        """
+        before, self.observer = self.observer, takings.observe
+        try:
+            if self._is_plain:
+                self._play(acts, slots, takings, elsewhere, stream)
+            else:
+                play_plainly(self, acts, slots, takings, elsewhere, stream)
+        finally:
+            self.observer = before
+
+    def _play(self, acts: list[Any], slots: list[Any], takings: Takings, elsewhere: Elsewhere, stream: int) -> None:
+        small = self._small_pools.get(stream) or self._make_pool(stream, 0)
+        large = self._large_pools.get(stream) or self._make_pool(stream, SMALL_BYTES + 1)
+        small_free, large_free, remainder_bytes = small.free, large.free, large.min_remainder_bytes
+        addresses, top_bytes = takings.addresses, takings.top_bytes
+        allocated, peak, requested, requested_peak = (
+            self._allocated_bytes, self._peak_allocated_bytes, self._requested_bytes, self._peak_requested_bytes)
+        for at, act in enumerate(acts):
+            if type(act) is int:  # free
+                span = slots[act]
+                size = span.size_bytes
+                allocated -= size
+                requested -= span.requested_bytes
+                span.requested_bytes = None
+                free = span.segment.pool.free
+                right, left = span.next, span.prev
+                if right is not None and right.requested_bytes is None:
+                    del free[bisect_left(free, (right.size_bytes, right.address))]
+                    size += right.size_bytes
+                    span.next = after = right.next
+                    if after is not None:
+                        after.prev = span
+                if left is not None and left.requested_bytes is None:
+                    del free[bisect_left(free, (left.size_bytes, left.address))]
+                    size += left.size_bytes
+                    left.next = after = span.next
+                    if after is not None:
+                        after.prev = left
+                    span = left
+                span.size_bytes = size
+                insort(free, (size, span.address, span))
+                continue
+            fields = len(act)
+            if fields == 3:  # allocate
+                slot, size, nbytes = act
+                if size <= SMALL_BYTES:
+                    free, least_bytes = small_free, MIN_BLOCK_BYTES
+                else:
+                    free, least_bytes = large_free, remainder_bytes
+                index = bisect_left(free, (size,))
+                if index < len(free):
+                    span = free.pop(index)[2]
+                else:
+                    self._allocated_bytes, self._requested_bytes = allocated, requested  # what an error tells
+                    span = self._take_new(small if free is small_free else large, size, nbytes)
+                rest = span.size_bytes - size
+                if rest >= least_bytes:
+                    address = span.address
+                    right = Span(address + size, rest, span.segment)
+                    right.prev = span
+                    right.next = after = span.next
+                    if after is not None:
+                        after.prev = right
+                    span.next = right
+                    span.size_bytes = size
+                    insort(free, (rest, address + size, right))
+                elif rest:
+                    takings.odd[len(addresses)] = size = span.size_bytes
+                span.requested_bytes = nbytes
+                slots[slot] = span
+                addresses.append(span.address)
+                allocated += size
+                requested += nbytes
+                if allocated > peak:
+                    peak = allocated
+                if requested > requested_peak:
+                    requested_peak = requested
+                if allocated > top_bytes:
+                    top_bytes, takings.top_at, takings.top_workspace_bytes = allocated, at, 0
+                continue
+            if fields == 2 or fields == 4 and act[1]:  # allocate and free: the block goes back to where it came from
+                size, nbytes = act if fields == 2 else act[1:3]
+                if size <= SMALL_BYTES:
+                    free, least_bytes = small_free, MIN_BLOCK_BYTES
+                else:
+                    free, least_bytes = large_free, remainder_bytes
+                index = bisect_left(free, (size,))
+                if index < len(free):
+                    found_bytes, address, _ = free[index]
+                    if found_bytes - size < least_bytes:
+                        size = found_bytes
+                    if size != act[0]:
+                        takings.odd[len(addresses)] = size
+                    addresses.append(address)
+                    if allocated + size > peak:
+                        peak = allocated + size
+                    if requested + nbytes > requested_peak:
+                        requested_peak = requested + nbytes
+                    if allocated + size > top_bytes:
+                        top_bytes, takings.top_at, takings.top_workspace_bytes = allocated + size, at, size if fields == 4 else 0
+                    continue
+            self._allocated_bytes, self._peak_allocated_bytes = allocated, peak
+            self._requested_bytes, self._peak_requested_bytes = requested, requested_peak
+            takings.top_bytes, top_at, takings.top_at = top_bytes, takings.top_at, -1
+            play_plainly(self, [act], slots, takings, elsewhere, stream)
+            takings.top_at = top_at if takings.top_at < 0 else at
+            allocated, peak, requested, requested_peak, top_bytes = (
+                self._allocated_bytes, self._peak_allocated_bytes, self._requested_bytes, self._peak_requested_bytes, takings.top_bytes)
+        self._allocated_bytes, self._peak_allocated_bytes = allocated, peak
+        self._requested_bytes, self._peak_requested_bytes = requested, requested_peak
+        takings.top_bytes = top_bytes
 
     def empty_cache(self) -> None:
         """Give every segment without a live block (of expandable ones, every such page) back to the device."""

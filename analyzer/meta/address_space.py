@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from analyzer.memory.allocator import AllocatorOptions, Block, CachingAllocator
+from analyzer.memory.allocator_play import Elsewhere, Takings, play_plainly
 
 if TYPE_CHECKING:
     from .storage import MetaStorage
@@ -59,6 +60,20 @@ class HostMemory:
         self.allocated_bytes -= region.bytes
         if self.observer is not None and region.bytes:
             self.observer("free", region.address, region.bytes)
+
+    def rounded_bytes(self, nbytes: int) -> int:
+        return nbytes
+
+    def block_of(self, place: Any, stream: int = 0) -> Any:
+        return place
+
+    def play(self, acts: list[Any], slots: list[Any], takings: Takings, elsewhere: Elsewhere, stream: int = 0) -> None:
+        """As `CachingAllocator.play`."""
+        before, self.observer = self.observer, None
+        try:
+            play_plainly(self, acts, slots, takings, elsewhere)
+        finally:
+            self.observer = before
 
     def reset_peaks(self) -> None:
         self.peak_allocated_bytes = self.allocated_bytes

@@ -123,9 +123,13 @@ class Call:
         args, kwargs = _substitute(self.args if args is None else args), _substitute(self.kwargs)
         if self.seed is None:
             return self.op(*args, **kwargs)
-        with torch.random.fork_rng(devices=()):  # random scalars have a seed of their own; the user's generator stays as it is
-            torch.manual_seed(self.seed)
+        generator = torch.default_generator  # random scalars have a seed of their own; the user's generator stays as it is
+        before = generator.get_state()
+        try:
+            generator.manual_seed(self.seed)
             return self.op(*args, **kwargs)
+        finally:
+            generator.set_state(before)
 
 
 class Result(Known):

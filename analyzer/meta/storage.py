@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from .known_value import Known
 
 next_number = itertools.count().__next__
+_next_range = itertools.count(1).__next__
+
+
+def take_numbers() -> int:
+    """The first of a range of 2^32 numbers that nobody else gets."""
+    return _next_range() << 32
 
 
 class MetaStorage(torch.UntypedStorage):
@@ -83,9 +89,16 @@ def attach(tensor: torch.Tensor, claim: torch.device, space: AddressSpace) -> Me
 def template(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the same specs on a storage of its own that is in nobody's books."""
     with without_modes():
-        storage = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
-        out = torch.empty(0, dtype=tensor.dtype, device="meta")
-        return out.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+        return _like(tensor)
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    nbytes = tensor.untyped_storage().nbytes()
+    if tensor.is_contiguous() and tensor.numel() * tensor.itemsize == nbytes:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+    storage = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
+    out = torch.empty(0, dtype=tensor.dtype, device="meta")
+    return out.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -96,13 +109,13 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def revive(like: torch.Tensor, claim: torch.device, number: int, region: Region, space: AddressSpace) -> torch.Tensor:
-    """A tensor like ``like`` on a storage that has its number and its place already."""
+    """A tensor like ``like`` on a storage that has its number and its place already. To be called without modes."""
     from .tensor import MetaTensor
 
-    out = template(like)
+    out = _like(like)
     storage = out.untyped_storage()
     storage.__class__ = MetaStorage
     assert isinstance(storage, MetaStorage)
-    storage.claim, storage.number, storage.region, storage.space = claim, number, region, space
+    storage.__dict__ = {"claim": claim, "number": number, "region": region, "space": space}
     out.__class__ = MetaTensor
     return out

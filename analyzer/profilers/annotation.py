@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from analyzer.record.log import Log
@@ -14,20 +13,43 @@ def _rows() -> defaultdict[Any, dict[str, Any]]:
     return defaultdict(dict)
 
 
-@dataclass
 class Annotation:
     """Named quantities, keyed by index in ``log.nodes``, index in ``log.modules``, (step, phase), and operators as given below.
 
     Names that are fields of `NodeInfo`, `ModuleInfo`, `PhaseInfo`, `OperatorInfo` or `Profile` fill those fields; others are kept
-    under ``extra`` of the node.
+    under ``extra`` of the node. ``fill``, where given, is called with the annotation when one of `nodes`, `modules` and `operators` is read
+    first, and fills them: what nobody reads need not be worked out.
     """
 
-    nodes: defaultdict[int, dict[str, Any]] = field(default_factory=_rows)
-    modules: defaultdict[int, dict[str, Any]] = field(default_factory=_rows)       #: what a module does outside its submodules
-    phases: defaultdict[tuple[int, str], dict[str, Any]] = field(default_factory=_rows)
-    operators: defaultdict[tuple[int, str, str], dict[str, Any]] = field(default_factory=_rows)
-    """By index of the module, part of the step (see `part_of`) and operator: what its calls in the last step do."""
-    totals: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, fill: Callable[[Annotation], None] | None = None) -> None:
+        self.phases: defaultdict[tuple[int, str], dict[str, Any]] = _rows()
+        self.totals: dict[str, Any] = {}
+        self._fill = fill
+        self._nodes: defaultdict[int, dict[str, Any]] = _rows()
+        self._modules: defaultdict[int, dict[str, Any]] = _rows()
+        self._operators: defaultdict[tuple[int, str, str], dict[str, Any]] = _rows()
+
+    def _complete(self) -> None:
+        fill, self._fill = self._fill, None
+        if fill is not None:
+            fill(self)
+
+    @property
+    def nodes(self) -> defaultdict[int, dict[str, Any]]:
+        self._complete()
+        return self._nodes
+
+    @property
+    def modules(self) -> defaultdict[int, dict[str, Any]]:
+        """What a module does outside its submodules."""
+        self._complete()
+        return self._modules
+
+    @property
+    def operators(self) -> defaultdict[tuple[int, str, str], dict[str, Any]]:
+        """By index of the module, part of the step (see `part_of`) and operator: what its calls in the last step do."""
+        self._complete()
+        return self._operators
 
     def add(self, rows: defaultdict[Any, dict[str, Any]], key: Any, name: str, value: float) -> None:
         """Add to a quantity that starts at nothing."""

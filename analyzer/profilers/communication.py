@@ -1,6 +1,8 @@
 """Bytes that collectives move, per node, module and phase."""
 from __future__ import annotations
 
+import functools
+
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 from analyzer.record.recorder import COLLECTIVE_NAMESPACES
@@ -49,24 +51,27 @@ def _nbytes(argument: object) -> int:
 
 def profile_communication(log: Log) -> Annotation:
     """Bytes of every collective of the last step, at the node and module that ran it; totals by phase of every step."""
-    out = Annotation()
+    out = Annotation(functools.partial(_fill_rows, log))
+    for record in log.phases:
+        out.phases[record.step, record.phase].setdefault("comm_bytes", 0)
+    for step, call, _, number in log.tallies():
+        if collective_of(call) is not None:
+            out.add(out.phases, (step, call.phase), "comm_bytes", number * message_bytes(call))
+    return out
+
+
+def _fill_rows(log: Log, out: Annotation) -> None:
     last = log.steps - 1
     for i, node in enumerate(log.nodes):
         if node.step == last:
             out.nodes[i].update(fwd_comm_bytes=0, bwd_comm_bytes=0)
     for i in range(len(log.modules)):
         out.modules[i].update(fwd_comm_bytes=0, bwd_comm_bytes=0)
-    for record in log.phases:
-        out.phases[record.step, record.phase].setdefault("comm_bytes", 0)
     for call in log.calls:
-        if collective_of(call) is None:
-            continue
-        nbytes = message_bytes(call)
-        out.add(out.phases, (call.step, call.phase), "comm_bytes", nbytes)
-        if call.step != last or call.phase not in ("forward", "backward"):
+        if call.step != last or call.phase not in ("forward", "backward") or collective_of(call) is None:
             continue
         name = "fwd_comm_bytes" if call.phase == "forward" else "bwd_comm_bytes"
+        nbytes = message_bytes(call)
         out.add(out.modules, call.module, name, nbytes)
         if call.node >= 0:
             out.add(out.nodes, call.node, name, nbytes)
-    return out

@@ -4,10 +4,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from analyzer.record.log import Log
+from analyzer.record.log import Log, Tally
+from analyzer.record.op_call import OpCall
 
 from .annotation import Annotation, part_of
 from .flop_convention import Convention, find_convention
+from .flop_formula.registration import FlopCount
 from .traffic import traffic_bytes
 
 _COLUMNS = ("fwd_flops", "bwd_flops", "fwd_macs", "bwd_macs")
@@ -45,84 +47,95 @@ def make_flops_profiler(convention: str = "own") -> Callable[[Log], Annotation]:
 
 
 class _Count:
-    """One walk over a log."""
+    """What the calls of a log count, by the formulas that are registered now."""
 
     def __init__(self, log: Log, convention: Convention) -> None:
         self.log, self.convention, self.last = log, convention, log.steps - 1
-        self.out = Annotation()
-        self.uncounted: dict[str, list[int]] = {}
-        self.totals: dict[str, Any] = dict.fromkeys((*_COLUMNS, "recompute_flops", "recompute_macs", "executed_flops", "optimizer_flops"), 0)
+        self.out = Annotation(self._fill)
+        self.counts: dict[Any, FlopCount | None] = {}
 
     def run(self) -> Annotation:
-        log, out = self.log, self.out
-        for i, node in enumerate(log.nodes):
-            if node.step == self.last:
-                out.nodes[i].update(dict.fromkeys((*_COLUMNS, "recompute_flops"), 0))
-        for i in range(len(log.modules)):
-            out.modules[i].update(dict.fromkeys((*_COLUMNS, "recompute_flops"), 0))
+        log, out, last = self.log, self.out, self.last
+        totals: dict[str, Any] = dict.fromkeys((*_COLUMNS, "recompute_flops", "recompute_macs", "executed_flops", "optimizer_flops"), 0)
+        uncounted: dict[str, list[int]] = {}
         for record in log.phases:
             out.phases[record.step, record.phase].update(flops=0, macs=0)
-        self._count_calls()
-        if self.convention.forward_only:
-            self._forget_all_but_forward()
-        listed = [(op, n, nbytes) for op, (n, nbytes) in sorted(self.uncounted.items())]
-        out.totals = {**self.totals, "uncounted": listed, "flop_convention": self.convention.name}
-        return out
-
-    def _count_calls(self) -> None:
-        out, last, totals, log = self.out, self.last, self.totals, self.log
-        count_of = self.convention.count
-        forward_only = self.convention.forward_only
-        for call in log.calls:
+        # Where the module decides what is seen, calls are alike only in modules of one class.
+        tallies = log.tallies() if not self.convention.hidden else (Tally(call.step, call, log.storages, 1) for call in log.calls)
+        for step, call, storages, number in tallies:
             phase = call.phase
-            if forward_only and phase != "forward":
+            if self.convention.forward_only and phase != "forward":
                 continue
-            count = count_of(call, log)
+            count = self._count(call)
             if count is None:
-                if call.step == last:
-                    self._leave_out(call)
+                if step == last:
+                    row = uncounted.setdefault(str(call.signature.op), [0, 0])
+                    row[0] += number
+                    row[1] += number * traffic_bytes(call, storages)
                 continue
-            flops, macs = count.flops, count.macs
-            if call.step == last:
-                row = out.operators[call.module, part_of(call), str(call.signature.op)]
-                if row.get("flops", 0) is not None:
-                    row["flops"], row["macs"] = row.get("flops", 0) + flops, row.get("macs", 0) + macs
-            if not flops:
+            if not count.flops:
                 continue
-            row = out.phases[call.step, phase]
-            row["flops"] += flops
-            row["macs"] += macs
-            if call.step != last:
+            flops, macs = number * count.flops, number * count.macs
+            row_of_phase = out.phases[step, phase]
+            row_of_phase["flops"] += flops
+            row_of_phase["macs"] += macs
+            if step != last:
                 continue
             if phase not in ("forward", "backward"):
                 totals["optimizer_flops"] += flops
                 continue
-            totals["executed_flops"] += count.executed
+            totals["executed_flops"] += number * count.executed
+            way = "recompute" if call.recomputed else "fwd" if phase == "forward" else "bwd"
+            totals[f"{way}_flops"] += flops
+            totals[f"{way}_macs"] += macs
+        if self.convention.forward_only:
+            for (_, phase), row_of_phase in out.phases.items():
+                if phase != "forward":
+                    row_of_phase.update(flops=None, macs=None)
+            totals.update(dict.fromkeys(("bwd_flops", "bwd_macs", "recompute_flops", "recompute_macs", "executed_flops", "optimizer_flops")))
+        listed = [(op, n, nbytes) for op, (n, nbytes) in sorted(uncounted.items())]
+        out.totals = {**totals, "uncounted": listed, "flop_convention": self.convention.name}
+        return out
+
+    def _count(self, call: OpCall) -> FlopCount | None:
+        key = (call.signature, self.log.modules[call.module].type) if self.convention.hidden else call.signature
+        if key not in self.counts:
+            self.counts[key] = self.convention.count(call, self.log)
+        return self.counts[key]
+
+    def _fill(self, out: Annotation) -> None:
+        """The rows of nodes, modules and operators."""
+        log, last = self.log, self.last
+        forward_only = self.convention.forward_only
+        for i, node in enumerate(log.nodes):
+            if node.step == last:
+                out.nodes[i].update(dict.fromkeys((*_COLUMNS, "recompute_flops"), 0))
+        for i in range(len(log.modules)):
+            out.modules[i].update(dict.fromkeys((*_COLUMNS, "recompute_flops"), 0))
+        for call in log.calls:
+            phase = call.phase
+            if call.step != last or forward_only and phase != "forward":
+                continue
+            count = self._count(call)
+            row = out.operators[call.module, part_of(call), str(call.signature.op)]
+            if count is None:
+                row.update(flops=None, macs=None)
+                continue
+            flops, macs = count.flops, count.macs
+            if row.get("flops", 0) is not None:
+                row["flops"], row["macs"] = row.get("flops", 0) + flops, row.get("macs", 0) + macs
+            if not flops or phase not in ("forward", "backward"):
+                continue
             if call.recomputed:
                 costs = {"recompute_flops": flops}
-                totals["recompute_macs"] += macs
             else:
                 way = "fwd" if phase == "forward" else "bwd"
                 costs = {f"{way}_flops": flops, f"{way}_macs": macs}
             for name, value in costs.items():
-                totals[name] += value
                 out.modules[call.module][name] += value
                 if call.node >= 0:
                     out.nodes[call.node][name] += value
-
-    def _leave_out(self, call: Any) -> None:
-        row = self.uncounted.setdefault(str(call.signature.op), [0, 0])
-        row[0] += 1
-        row[1] += traffic_bytes(call, self.log.storages)
-        self.out.operators[call.module, part_of(call), str(call.signature.op)].update(flops=None, macs=None)
-
-    def _forget_all_but_forward(self) -> None:
-        """What the convention says nothing of is unknown, not zero."""
-        unknown = ("bwd_flops", "bwd_macs", "recompute_flops")
-        for rows in (self.out.nodes, self.out.modules):
-            for row in rows.values():
-                row.update(dict.fromkeys(unknown))
-        for (_, phase), row in self.out.phases.items():
-            if phase != "forward":
-                row.update(flops=None, macs=None)
-        self.totals.update(dict.fromkeys((*unknown, "recompute_macs", "executed_flops", "optimizer_flops")))
+        if forward_only:  # what the convention says nothing of is unknown, not zero
+            for rows in (out.nodes, out.modules):
+                for row in rows.values():
+                    row.update(dict.fromkeys(("bwd_flops", "bwd_macs", "recompute_flops")))

@@ -1,7 +1,9 @@
 """Seconds by a plain roofline: the longer of arithmetic at peak rate and memory at peak bandwidth. Not calibrated."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from fractions import Fraction
 
 import torch
 
@@ -36,6 +38,7 @@ def call_seconds(call: OpCall, device: DeviceSpec, world_size: int = 1) -> float
 
 # The arithmetic of complex numbers is that of their parts.
 _REAL: dict[torch.dtype | None, torch.dtype] = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+_NOTHING = Fraction(0)
 _RING = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all", "gather": "all_gather", "scatter": "broadcast",
          "recv": "send"}
 
@@ -44,42 +47,19 @@ def make_latency_profiler(device: DeviceSpec, world_size: int = 1) -> Callable[[
     """A profiler of seconds on ``device``: per node, module and phase of the last step."""
 
     def profile_latency(log: Log) -> Annotation:
-        out = Annotation()
         last = log.steps - 1
-        known = True
-        alike: dict[Signature, float | None] = {}  # calls of one signature take the same time
-        for i, node in enumerate(log.nodes):
-            if node.step == last:
-                out.nodes[i].update(fwd_seconds=0.0, bwd_seconds=0.0, recompute_seconds=0.0)
-        for i in range(len(log.modules)):
-            out.modules[i].update(fwd_seconds=0.0, bwd_seconds=0.0)
-        for record in log.phases:
-            out.phases[record.step, record.phase].setdefault("seconds", 0.0)
-        for call in log.calls:
-            if call.signature in alike:
-                seconds = alike[call.signature]
-            else:
-                seconds = alike[call.signature] = call_seconds(call, device, world_size)
-            if seconds is None:
-                known = False
-                break
-            if call.step == last:
-                out.add(out.operators, (call.module, part_of(call), str(call.signature.op)), "seconds", seconds)
-            if not seconds:
-                continue
-            out.add(out.phases, (call.step, call.phase), "seconds", seconds)
-            if call.step != last or call.phase not in ("forward", "backward"):
-                continue
-            name = "fwd_seconds" if call.phase == "forward" else "bwd_seconds"
-            out.add(out.modules, call.module, name, seconds)
-            if call.node >= 0:
-                out.add(out.nodes, call.node, name, seconds)
-                if call.recomputed:
-                    out.add(out.nodes, call.node, "recompute_seconds", seconds)
-        if not known:
-            return Annotation()  # nothing is better than a part: unknown stays None
-        for row in out.phases.values():
-            row["kernel_seconds"] = row["seconds"]
+        alike: dict[Signature, float] = {}  # calls of one signature take the same time
+        parts = {(record.step, record.phase): Fraction(0) for record in log.phases}  # exact: the order and grouping of calls change nothing
+        for step, call, _, number in log.tallies():
+            if call.signature not in alike:
+                seconds = call_seconds(call, device, world_size)
+                if seconds is None:
+                    return Annotation()  # nothing is better than a part: unknown stays None
+                alike[call.signature] = seconds
+            parts[step, call.phase] = parts.get((step, call.phase), _NOTHING) + number * Fraction(alike[call.signature])
+        out = Annotation(functools.partial(_fill_rows, log, alike))
+        for key, exact in parts.items():
+            out.phases[key].update(dict.fromkeys(("seconds", "kernel_seconds"), float(exact)))
         steady = {phase: row["seconds"] for (step, phase), row in out.phases.items() if step == last}
         out.totals = {"fwd_seconds": steady.get("forward"), "bwd_seconds": steady.get("backward"),
                       "optimizer_seconds": steady.get("optimizer"), "step_seconds": sum(steady.values()),
@@ -87,3 +67,25 @@ def make_latency_profiler(device: DeviceSpec, world_size: int = 1) -> Callable[[
         return out
 
     return profile_latency
+
+
+def _fill_rows(log: Log, alike: dict[Signature, float], out: Annotation) -> None:
+    last = log.steps - 1
+    for i, node in enumerate(log.nodes):
+        if node.step == last:
+            out.nodes[i].update(fwd_seconds=0.0, bwd_seconds=0.0, recompute_seconds=0.0)
+    for i in range(len(log.modules)):
+        out.modules[i].update(fwd_seconds=0.0, bwd_seconds=0.0)
+    for call in log.calls:
+        if call.step != last:
+            continue
+        seconds = alike[call.signature]
+        out.add(out.operators, (call.module, part_of(call), str(call.signature.op)), "seconds", seconds)
+        if not seconds or call.phase not in ("forward", "backward"):
+            continue
+        name = "fwd_seconds" if call.phase == "forward" else "bwd_seconds"
+        out.add(out.modules, call.module, name, seconds)
+        if call.node >= 0:
+            out.add(out.nodes, call.node, name, seconds)
+            if call.recomputed:
+                out.add(out.nodes, call.node, "recompute_seconds", seconds)

@@ -1,6 +1,8 @@
 """Memory per node, module and phase, from the lives of storages."""
 from __future__ import annotations
 
+import functools
+
 from analyzer.record.log import Log, StorageLife
 
 from .annotation import Annotation
@@ -14,7 +16,22 @@ def profile_memory(log: Log) -> Annotation:
     A storage that a forward operator made and that is still alive when backward begins is saved for backward, by whatever means
     (autograd, a checkpoint's arguments, a tensor kept on the context); it counts once, at the node that made it.
     """
-    out = Annotation()
+    out = Annotation(functools.partial(_fill_rows, log))
+    for record in log.phases:
+        row = out.phases[record.step, record.phase]
+        row["allocated_bytes"], row["reserved_bytes"] = record.allocated_bytes, record.reserved_bytes
+        row["peak_allocated_bytes"] = max(row.get("peak_allocated_bytes", 0), record.peak_allocated_bytes)
+        if record.peak_reserved_bytes is not None:
+            row["peak_reserved_bytes"] = max(row.get("peak_reserved_bytes", 0), record.peak_reserved_bytes)
+    out.totals = {
+        "peak_allocated_bytes": log.peak_bytes,
+        "peak_reserved_bytes": max((r.peak_reserved_bytes for r in log.phases if r.peak_reserved_bytes is not None), default=None),
+        "param_bytes": _held(log, "parameter"), "buffer_bytes": _held(log, "buffer"), "optimizer_bytes": _held(log, "optimizer state"),
+    }
+    return out
+
+
+def _fill_rows(log: Log, out: Annotation) -> None:
     last = log.steps - 1
     forward_end = end_of_forward(log, last)
     trains = any(r.phase == "backward" for r in log.phases)
@@ -48,24 +65,9 @@ def profile_memory(log: Log) -> Annotation:
             out.add(out.nodes, life.node, "incremental_bytes", life.nbytes)
     _describe_nodes(log, last, out, saved_at, trains)
 
-    for record in log.phases:
-        row = out.phases[record.step, record.phase]
-        row["allocated_bytes"], row["reserved_bytes"] = record.allocated_bytes, record.reserved_bytes
-        row["peak_allocated_bytes"] = max(row.get("peak_allocated_bytes", 0), record.peak_allocated_bytes)
-        if record.peak_reserved_bytes is not None:
-            row["peak_reserved_bytes"] = max(row.get("peak_reserved_bytes", 0), record.peak_reserved_bytes)
-    out.totals = {
-        "peak_allocated_bytes": log.peak_bytes,
-        "peak_reserved_bytes": max((r.peak_reserved_bytes for r in log.phases if r.peak_reserved_bytes is not None), default=None),
-        "peak_by_category": peak_by_category(log),
-        "param_bytes": _held(log, "parameter"), "buffer_bytes": _held(log, "buffer"),
-        "optimizer_bytes": sum(s.nbytes for s in log.storages.values() if s.category == "optimizer state"),
-    }
-    return out
-
 
 def _held(log: Log, category: str) -> int:
-    return sum(s.nbytes for s in log.storages.values() if s.category == category)
+    return sum(s.nbytes for s in log.storage_table.values() if s.category == category)  # nothing of that is ever played
 
 
 def forward_ends(log: Log) -> dict[int, int]:

@@ -6,6 +6,7 @@ readings and workspaces are left out, so this is the least traffic, as arithmeti
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
@@ -283,7 +284,19 @@ def accumulates(call: Call) -> bool:
 
 def profile_traffic(log: Log) -> Annotation:
     """Bytes read and written, of the last step by node, module and operator; by phase of every step."""
-    out = Annotation()
+    out = Annotation(functools.partial(_fill_rows, log))
+    for record in log.phases:
+        out.phases[record.step, record.phase].update(read_bytes=0, written_bytes=0)
+    for step, call, storages, number in log.tallies():
+        read, written = call_traffic(call, storages)
+        if read or written:
+            row = out.phases[step, call.phase]
+            row["read_bytes"] += number * read
+            row["written_bytes"] += number * written
+    return out
+
+
+def _fill_rows(log: Log, out: Annotation) -> None:
     last = log.steps - 1
     names = ("fwd_read_bytes", "fwd_written_bytes", "bwd_read_bytes", "bwd_written_bytes")
     for i, node in enumerate(log.nodes):
@@ -291,16 +304,11 @@ def profile_traffic(log: Log) -> Annotation:
             out.nodes[i].update(dict.fromkeys(names, 0))
     for i in range(len(log.modules)):
         out.modules[i].update(dict.fromkeys(names, 0))
-    for record in log.phases:
-        out.phases[record.step, record.phase].update(read_bytes=0, written_bytes=0)
     for call in log.calls:
+        if call.step != last:
+            continue
         read, written = call_traffic(call, log.storages)
         if not read and not written:
-            continue
-        row = out.phases[call.step, call.phase]
-        row["read_bytes"] += read
-        row["written_bytes"] += written
-        if call.step != last:
             continue
         of_operator = out.operators[call.module, part_of(call), str(call.signature.op)]
         of_operator["read_bytes"] = of_operator.get("read_bytes", 0) + read
@@ -312,4 +320,3 @@ def profile_traffic(log: Log) -> Annotation:
                     row = rows[key]
                     row[f"{way}_read_bytes"] += read
                     row[f"{way}_written_bytes"] += written
-    return out

@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import types
-from collections.abc import Hashable, Iterator
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,29 +88,54 @@ class ReadValues:
     def __init__(self, root: nn.Module, reads: set[tuple[str, str]]) -> None:
         self.root = root
         self.positions = positions(root)
-        self.reads: list[tuple[str, str]] = []
         modules = dict(root.named_modules())
+        index_of = {path: i for i, path in enumerate(modules)}
+        self.count = len(modules)
+        self.values: list[tuple[int, str, Any]] = []   # place of a module, name of an attribute of its own, its value
+        self.fixed: list[tuple[int, str]] = []         # what its class gives, unless an attribute hides it
+        self.computed: list[tuple[int, str, Any]] = []
         for path, name in sorted(reads):
-            module = modules[path]
-            names = list(module.__dict__) if name == "*" else [name]
-            self.reads.extend((path, n) for n in names if n not in module._parameters and n not in module._buffers)
+            module, i = modules[path], index_of[path]
+            for n in list(module.__dict__) if name == "*" else [name]:
+                if n in _REGISTERED or n in module._parameters or n in module._buffers or n in module._modules:
+                    continue  # the same by structure
+                if n in module.__dict__:
+                    self.values.append((i, n, module.__dict__[n]))
+                elif isinstance(inspect.getattr_static(type(module), n, None), (types.FunctionType, staticmethod, classmethod)):
+                    self.fixed.append((i, n))
+                else:
+                    self.computed.append((i, n, getattr(module, n, _MISSING)))
 
-    def hold_for(self, other: nn.Module) -> bool:
-        """Whether ``other``, of the same structure, would have given the same values."""
+    def hold_for(self, other: nn.Module, its: Sequence[nn.Module]) -> bool:
+        """Whether ``other``, of the same structure, would have given the same values; ``its`` are the modules in it, itself first."""
         if other is self.root:
             return True
-        mine, its = dict(self.root.named_modules()), dict(other.named_modules())
-        where = positions(other)
-        for path, name in self.reads:
-            try:
-                a, b = getattr(mine[path], name), getattr(its[path], name)
-            except AttributeError:
-                if hasattr(mine[path], name) != hasattr(its[path], name):
-                    return False
+        if len(its) != self.count:
+            return False  # one of them holds a module twice
+        contents = [m.__dict__ for m in its]
+        for i, name in self.fixed:
+            if name in contents[i]:
+                return False
+        where: dict[int, str] | None = None
+        for i, name, mine in self.values:
+            theirs = contents[i].get(name, _MISSING)
+            if mine is theirs or type(mine) is type(theirs) and (
+                    mine == theirs if isinstance(mine, _VALUES) else type(mine) in _CONTAINERS and not mine and not theirs):
                 continue
-            if not _same(a, b, self.positions, where):
+            where = where or positions(other)
+            if not _same(mine, theirs, self.positions, where):
+                return False
+        for i, name, mine in self.computed:
+            theirs = getattr(its[i], name, _MISSING)
+            where = where or positions(other)
+            if not _same(mine, theirs, self.positions, where):
                 return False
         return True
+
+
+_MISSING = object()
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+_CONTAINERS = (dict, OrderedDict, list, tuple, set)
 
 
 def positions(root: nn.Module) -> dict[int, str]:

@@ -3,24 +3,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from analyzer.meta.address_space import Region
-from analyzer.meta.library_workspace import library_needs, take_library_workspaces
-from analyzer.meta.storage import MetaStorage, alias, next_number, revive
-from analyzer.meta.transient import hold_blocks
+from analyzer.meta.mode_stack import without_modes
+from analyzer.meta.storage import MetaStorage, alias, revive, take_numbers
 
 from .autograd_node import saves_are_hooked
 from .block_key import ReadValues, structure_key
+from .block_place import BlockPlace
 from .block_trial import Arguments, Backward, Borrow, GradSpec, PassedOn, Refused, Segment, Trial, number_of
 from .hold import is_autograds_alone
-from .log import Log, StorageLife
-from .op_call import OpCall
-from .recorder import BORN, CALLED, DIED, OUTSIDE, Event, Recorder
+from .recorder import Recorder
+from .reel import Reel, Take, play
 
 # When a trial pays. It costs about one and a half runs of the block and, in setting up, as much as two dozen leaf modules (section "where" of
 # benchmarks/speed.py). So a kind needs three blocks, and those beyond the second must hold more leaves than that.
@@ -46,28 +44,26 @@ class BlockReuse:
     def __init__(self, recorder: Recorder, root: nn.Module, borrow: Borrow, is_leaf: Callable[[nn.Module], bool],
                  excluded: Collection[type[nn.Module]] = ()) -> None:
         self.recorder, self.borrow = recorder, borrow
+        contents: dict[int, _Contents] = {}
+        modules = list(root.modules())
+        for module in modules:
+            _survey(module, contents)
+        parents = Counter(id(child) for module in modules for child in module._modules.values() if child is not None)
+        owners: Counter[int] = Counter()  # how many places hold a parameter: a tied one is no block's own
+        for module in modules:
+            if parents[id(module)] > 1:
+                owners.update(map(id, contents[id(module)].tensors))
+            owners.update(id(t) for held in (module._parameters, module._buffers) for t in held.values() if t is not None)
+        self._tied = {i for i, n in owners.items() if n > 1}
         memo: dict[int, int | None] = {}
         numbers: dict[Hashable, int] = {}
-        keys: dict[int, int | None] = {}
-        owners: Counter[int] = Counter()  # how many places hold a parameter: a tied one is no block's own
-        parents = Counter(id(child) for module in root.modules() for child in module._modules.values() if child is not None)
-        for module in root.modules():
-            if parents[id(module)] > 1:
-                owners.update(id(t) for t in (*module.parameters(), *module.buffers()))
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if tensor is not None:
-                    owners[id(tensor)] += 1
-        for module in root.modules():
-            if module is not root and type(module) not in excluded and not is_leaf(module) and len(module._modules) > 1:
-                keys[id(module)] = structure_key(module, memo, numbers)
+        keys = {id(module): structure_key(module, memo, numbers) for module in modules
+                if module is not root and type(module) not in excluded and len(module._modules) > 1 and not is_leaf(module)}
         counts = Counter(k for k in keys.values() if k is not None)
-        worth = {id(m) for m in root.modules() if (key := keys.get(id(m))) is not None and counts[key] >= _FEWEST
-                 and (counts[key] - 2) * sum(not c._modules for c in m.modules()) > LEAST_LEAVES_SAVED}
-        tied = {i for i, n in owners.items() if n > 1}
-        self.keys = {i: k for i, k in keys.items() if i in worth}
-        self._tied = tied
+        self.keys = {i: k for i, k in keys.items() if k is not None and counts[k] >= _FEWEST
+                     and (counts[k] - 2) * contents[i].leaves > LEAST_LEAVES_SAVED}
+        self._contents = {i: contents[i]._replace(modules=list(dict.fromkeys(contents[i].modules))) for i in self.keys}
         self._known: dict[Hashable, list[tuple[ReadValues, Segment | None]]] = {}
-        self._has_tied: dict[int, bool] = {}
         self._played: dict[int, nn.Module] = {}  # each module of a played block, by id, and the block
         self._plays: Counter[Hashable] = Counter()  # of another block's record, by structure
         self.refusals: Counter[str] = Counter()  #: why blocks were run, by reason
@@ -92,7 +88,7 @@ class BlockReuse:
         kind = (key, structure, inputs, torch.is_grad_enabled())
         variants = self._known.setdefault(kind, [])
         for values, segment in variants:
-            if values.hold_for(module):
+            if values.hold_for(module, self._contents[id(module)].modules):
                 self._plays[key] += 1
                 return NotImplemented if segment is None else self._play(segment, module, leaves)
         if len(variants) > self._plays[key]:  # what was tried was of no use to another: trials of more would not pay
@@ -101,10 +97,8 @@ class BlockReuse:
         return NotImplemented if segment is None else self._play(segment, module, leaves)
 
     def _ties(self, module: nn.Module) -> bool:
-        found = self._has_tied.get(id(module))
-        if found is None:
-            found = self._has_tied[id(module)] = any(id(p) in self._tied or p.grad is not None for p in module.parameters())
-        return found
+        tied = self._tied
+        return any(id(t) in tied or t.grad is not None for t in self._contents[id(module)].tensors)
 
     def _try(self, module: nn.Module, arguments: Arguments, variants: list[tuple[ReadValues, Segment | None]]) -> Segment | None:
         segment: Segment | None = None
@@ -120,18 +114,44 @@ class BlockReuse:
 
     def _play(self, segment: Segment, module: nn.Module, leaves: list[Any]) -> Any:
         if torch.is_grad_enabled():
-            self._played.update((id(m), module) for m in module.modules())
+            self._played.update(dict.fromkeys(map(id, self._contents[id(module)].modules), module))
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         run = _Run(self, segment, module)
         if torch.is_grad_enabled() and segment.differentiable:
             with torch._C.DisableTorchFunction():
                 made = list(_Block.apply(run, _token(), *tensors))  # type: ignore[no-untyped-call]
-            self.recorder.skip_sequence(run.first_call())
+            self.recorder.skip_sequence(run.stands_for())
         else:
             made = run.forward(tensors)
         rest = iter(made)
         outputs = [next(rest) if isinstance(o, tuple) else tensors[o.index] if isinstance(o, PassedOn) else o for o in segment.outputs]
         return pytree.tree_unflatten(outputs, segment.structure)
+
+
+class _Contents(NamedTuple):
+    """What is in a module: the modules, itself first, how many of them are leaves, and the tensors."""
+
+    modules: list[nn.Module]
+    leaves: int
+    tensors: list[torch.Tensor]
+
+
+def _survey(module: nn.Module, found: dict[int, _Contents]) -> _Contents:
+    """The contents of a module and of all below it, by id."""
+    known = found.get(id(module))
+    if known is not None:
+        return known
+    found[id(module)] = _Contents([], 0, [])  # a module that holds itself
+    modules, leaves = [module], 0 if module._modules else 1
+    tensors = [t for held in (module._parameters, module._buffers) for t in held.values() if t is not None]
+    for child in module._modules.values():
+        if child is not None:
+            below = _survey(child, found)
+            modules += below.modules
+            leaves += below.leaves
+            tensors += below.tensors
+    contents = found[id(module)] = _Contents(modules, leaves, tensors)
+    return contents
 
 
 _tokens: list[torch.Tensor] = []
@@ -177,94 +197,103 @@ class _Run:
 
     def __init__(self, reuse: BlockReuse, segment: Segment, module: nn.Module) -> None:
         self.reuse, self.segment, self.module = reuse, segment, module
-        self.recorder = reuse.recorder
-        self.numbers: dict[int, int] = {}
-        self.regions: dict[int, Region] = {}
-        self.holds: dict[int, torch.Tensor] = {}  # inputs and outputs that autograd saved: they die with the last reference
-        self.node_offset = 0
-        self.call_offset = 0
+        self.recorder, self.space = reuse.recorder, reuse.recorder.space
+        self.slots: list[Any] = []             # what the allocator gave for each slot
+        self.takes: list[Take] = []
+        self.holds: dict[int, torch.Tensor] = {}  # inputs and outputs that autograd saved, by slot: they die with the last reference
+        self.incoming: dict[int, torch.Tensor] = {}
 
     def forward(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Play the forward pass; the tensors that it returns."""
         segment, recorder = self.segment, self.recorder
-        path = recorder.path_of(self.module)
-        log, local = recorder.log, segment.log
-        modules = self.modules = [recorder.index_of_path(f"{path}.{m.path}" if m.path else path) for m in local.modules]
-        for number, own in segment.held.items():
-            self.numbers[number] = recorder.number_of_label(f"{path}.{own}")
-        for number, tensor in zip(segment.inputs, tensors):
-            self.numbers[number] = number_of(tensor)
-        for i, theirs in zip(modules, local.modules):
-            mine = log.modules[i]
-            if theirs.path:  # the block's own call is counted by whoever calls it
-                mine.calls += theirs.calls
-            mine.inputs, mine.outputs = mine.inputs or theirs.inputs, mine.outputs or theirs.outputs
-        recorder.copy_module_calls(local, modules)
-        first, last = segment.nodes
-        self.node_offset = len(log.nodes) - first
-        placeholders = {i for i in range(first, last) if local.nodes[i].op == "placeholder"}
-        self.rows: dict[int, int] = {OUTSIDE: OUTSIDE}
-        for i in range(first, last):
-            if i not in placeholders:
-                self.rows[i] = len(log.nodes) + len(self.rows) - 1
-        self._play(segment.log, segment.forward)
-        inputs = {node: number for node, number in zip(sorted(placeholders), dict.fromkeys(segment.inputs))}
-        recorder.copy_nodes(local, [i for i in range(first, last) if i not in placeholders], self.rows, self.numbers, modules, inputs, path)
-        made = []
-        for output in segment.outputs:
-            if isinstance(output, tuple):
-                number, like, _ = output
-                tensor = revive(like, _claim(local, number), self.numbers[number], self.regions.pop(number), recorder.space)
-                made.append(tensor)
-        return made
+        log, reel, path = recorder.log, segment.reel, recorder.path_of(self.module)
+        given = [number_of(tensor) for tensor in tensors]
+        first = take_numbers()
+        numbers = [*given, *segment.held, *range(first, first + reel.births)]
+        self.slots = [None] * len(numbers)
+        producers = {row: recorder.producer_of(given[slot]) for row, slot in segment.placeholders}
+        place = self.place = BlockPlace(segment, path, numbers, producers, log, recorder.step, recorder.running_call())
+        log.pending.append(place)
+        self.takes = play(recorder, reel, place, self.slots, self._let_go)
+        log.node_slots.extend([None] * len(segment.rows))
+        log.module_call_slots.extend([None] * (len(segment.log.module_call_slots) - 1))
+        for slot, row in segment.writers:
+            number = numbers[slot]
+            recorder.set_producer(number if isinstance(number, int) else log.number_of_label[f"{path}.{number}"], place.rows[row])
+        with without_modes():
+            return [self._revive(reel, o[0], o[1]) for o in segment.outputs if isinstance(o, tuple)]
 
-    def first_call(self) -> int | None:
+    def _survive(self, reel: Reel, slot: int, like: torch.Tensor, category: str = "") -> tuple[int, torch.device, Any]:
+        """Take note of a storage that was played and lives on: its number, claim and block."""
+        number, space, claim = self.place.numbers[slot], self.space, reel.claim_of(slot)
+        self.recorder.log.expect(number, like.untyped_storage().nbytes(), str(claim), category)
+        for take in self.takes:
+            if take.start.birth <= slot - reel.first_slot < take.stop.birth:
+                take.survivors.append((slot, number))
+        return number, claim, self.recorder.memory.block_of(self.slots[slot], space.stream)
+
+    def _revive(self, reel: Reel, slot: int, like: torch.Tensor) -> torch.Tensor:
+        """A tensor of the user's on a storage that was played. Without modes."""
+        number, claim, block = self._survive(reel, slot, like)
+        return revive(like, claim, number, block, self.space)
+
+    def stands_for(self) -> tuple[int, int, int] | None:
         """The forward call whose gradient is the last that the block computes: what autograd does with its result belongs there."""
-        for backward in self.segment.backwards.values():
-            for kind, what in reversed(backward.events):
-                if kind == CALLED and (forward := backward.log.calls[what].forward) is not None:
-                    return forward + self.call_offset
-        return None
+        found = self.segment.stands_for
+        if found is None:
+            return None
+        call, module, row = found
+        return call + self.place.call_offset, self.place.module_of(module), self.place.rows[row]
 
     def hold(self, tensors: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """Keep what autograd saved of the inputs and outputs until the event at which it lets them go."""
-        dying = {backward.forward[what] for backward in self.segment.backwards.values() for kind, what in backward.events
-                 if kind == DIED and what in backward.forward}
+        dying = set().union(*(backward.dying for backward in self.segment.backwards.values()))
         outputs = [o[0] for o in self.segment.outputs if isinstance(o, tuple)]
-        for number, tensor in (*zip(self.segment.inputs, tensors), *zip(outputs, made)):
-            if number in dying:
-                self.holds[number] = alias(tensor)
+        for slot, tensor in (*enumerate(tensors), *zip(outputs, made)):
+            if slot in dying:
+                self.holds[slot] = alias(tensor)
 
     def backward(self, grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
         """Play the backward pass; the gradients of the inputs."""
-        segment, recorder = self.segment, self.recorder
+        segment, place = self.segment, self.place
         differentiable = [o[2] for o in segment.outputs if isinstance(o, tuple)]
         given = [g for g, d in zip(grads, differentiable) if d]
         specs: tuple[GradSpec, ...] = tuple(None if g is None else (tuple(g.shape), g.stride(), g.dtype, is_autograds_alone(g)) for g in given)
         backward = self._backward_for(specs)
-        incoming = self._incoming = {n: g for n, g in zip(backward.incoming, given) if n is not None and g is not None}
-        there = {ours: theirs for theirs, ours in backward.forward.items()}
-        self.numbers = {there[n]: number for n, number in self.numbers.items() if n in there}
-        self.regions = {there[n]: region for n, region in self.regions.items()}
-        self.holds = {there[n]: storage for n, storage in self.holds.items()}
-        for number, grad in incoming.items():
-            self.numbers[number] = number_of(grad)
-        self._play(backward.log, backward.events)
-        parameters = dict(self.module.named_parameters())
-        for path, number, like in backward.parameters:
-            parameters[path].grad = revive(
-                like, _claim(backward.log, number), self.numbers[number], self.regions.pop(number), recorder.space)
-        out: list[torch.Tensor | None] = []
-        for item in backward.returned:
-            if item is None:
-                out.append(None)
-            elif item[0] in incoming:
-                out.append(incoming[item[0]].as_strided(item[1].size(), item[1].stride(), item[1].storage_offset())
-                           if incoming[item[0]].shape != item[1].shape else incoming[item[0]])
-            else:
-                out.append(revive(
-                    item[1], _claim(backward.log, item[0]), self.numbers[item[0]], self.regions.pop(item[0]), recorder.space))
-        return out
+        reel = backward.reel
+        first = len(place.numbers)
+        self.incoming = {first + i: g for i, (takes, g) in enumerate(zip(backward.incoming, given)) if takes and g is not None}
+        place.numbers += [number_of(g) if first + i in self.incoming else None for i, g in enumerate(given)]  # type: ignore[arg-type]
+        born = take_numbers()
+        place.numbers += range(born, born + reel.births)
+        self.slots += [None] * (len(place.numbers) - len(self.slots))
+        self.takes = play(self.recorder, reel, place, self.slots, self._let_go)
+        unseen = self.recorder.unseen_gradients
+        with without_modes():
+            for path, slot, like in backward.parameters:
+                parameter = find_parameter(self.module, path)
+                if unseen is None:
+                    parameter.grad = self._revive(reel, slot, like)
+                else:
+                    unseen[id(parameter)] = self._survive(reel, slot, like, "gradient")
+            return [self._give(reel, item) for item in backward.returned]
+
+    def _give(self, reel: Reel, item: tuple[int, torch.Tensor] | None) -> torch.Tensor | None:
+        """The gradient of an input."""
+        if item is None:
+            return None
+        slot, like = item
+        grad = self.incoming.get(slot)
+        if grad is None:
+            return self._revive(reel, slot, like)
+        return grad if grad.shape == like.shape else grad.as_strided(like.size(), like.stride(), like.storage_offset())
+
+    def _let_go(self, slot: int) -> None:
+        """The block's backward pass is done with a storage that others may hold."""
+        if slot in self.holds:
+            del self.holds[slot]
+        elif slot in self.incoming:
+            self.incoming[slot].untyped_storage().give_back_early()  # type: ignore[attr-defined]
 
     def _backward_for(self, specs: tuple[GradSpec, ...]) -> Backward:
         """What the block does for gradients of these specs; found out by another trial where they are new."""
@@ -273,73 +302,21 @@ class _Run:
         if found is None:
             assert segment.arguments is not None
             again = Trial(self.recorder, self.module, segment.arguments, self.reuse.borrow, specs).run()
-            found = again.backwards[specs]
-            assert len(again.born) == len(segment.born)
-            found.forward = dict(zip(again.born, segment.born))
-            segment.backwards[specs] = found
+            assert again.reel.births == segment.reel.births
+            found = segment.backwards[specs] = again.backwards[specs]
         return found
 
-    def _play(self, local: Log, events: list[Event]) -> None:
-        recorder = self.recorder
-        log, space, numbers, regions = recorder.log, recorder.space, self.numbers, self.regions
-        state = recorder.mode.state
-        claims: dict[str, torch.device] = {}
-        rows, modules = self.rows, self.modules
-        tape = recorder.events
-        for kind, what in events:
-            if kind == CALLED:
-                theirs = local.calls[what]
-                if needs := library_needs(theirs.signature):
-                    take_library_workspaces(state, theirs.signature, needs)
-                index = len(log.calls)
-                if theirs.phase == "forward":
-                    self.call_offset = index - what
-                if tape is not None:
-                    tape.append((CALLED, index))
-                log.calls.append(OpCall(
-                    theirs.signature, tuple([numbers[n] for n in theirs.inputs]), tuple([numbers[n] for n in theirs.outputs]), recorder.step,
-                    theirs.phase, modules[theirs.module], rows[theirs.node], None if theirs.forward is None else theirs.forward + self.call_offset,
-                    theirs.recomputed))
-            elif kind == BORN:
-                life = local.storages[what]
-                claim = claims.get(life.device)
-                if claim is None:
-                    claim = claims[life.device] = torch.device(life.device)
-                region = regions[what] = space.reserve(claim, life.nbytes)
-                number = numbers[what] = next_number()
-                log.events += 1
-                if tape is not None:
-                    tape.append((BORN, number))
-                copy = log.storages[number] = StorageLife(
-                    number, life.nbytes, region.bytes, region.address, life.device, log.events, len(log.calls), life.phase, recorder.step,
-                    rows[life.node], modules[life.module])
-                copy.requires_grad = life.requires_grad
-                recorder.watch_peak(0)
-            elif kind == DIED:
-                if what in regions:
-                    self._end(numbers[what])
-                    life = local.storages[what]
-                    space.give_back(torch.device(life.device), regions.pop(what))
-                elif what in self.holds:
-                    del self.holds[what]
-                elif what in self._incoming:
-                    self._incoming[what].untyped_storage().give_back_early()  # type: ignore[attr-defined]
-            else:
-                hold_blocks(state, *what)
 
-    _incoming: dict[int, torch.Tensor] = {}
-
-    def _end(self, number: int) -> None:
-        log = self.recorder.log
-        log.events += 1
-        if self.recorder.events is not None:
-            self.recorder.events.append((DIED, number))
-        life = log.storages[number]
-        life.died, life.died_call = log.events, len(log.calls)
-
-
-def _claim(log: Log, number: int) -> torch.device:
-    return torch.device(log.storages[number].device)
+def find_parameter(module: nn.Module, path: str) -> nn.Parameter:
+    """The parameter at a path below ``module``."""
+    *owners, name = path.split(".")
+    for owner in owners:
+        child = module._modules[owner]
+        assert child is not None
+        module = child
+    parameter = module._parameters[name]
+    assert parameter is not None
+    return parameter
 
 
 class _Block(torch.autograd.Function):

@@ -17,8 +17,10 @@ from analyzer.meta.storage import MetaStorage, attach, template
 from analyzer.meta.tensor import META, MetaTensor
 
 from .block_key import watch_reads
-from .log import Log
-from .recorder import BORN, CALLED, DIED, Event, Recorder
+from .event import BORN, CALLED, DIED, Event
+from .log import Log, LogNode
+from .recorder import Recorder
+from .reel import Reel
 from .step_replay import Footprint
 
 Borrow = Callable[[nn.Module, torch.device], AbstractContextManager[Any]]
@@ -69,30 +71,32 @@ class PassedOn:
 
 @dataclass
 class Backward:
-    """The backward pass of a block for gradients of certain specs, in storage numbers of the trial that showed it."""
+    """The backward pass of a block for gradients of certain specs."""
 
-    log: Log
-    forward: dict[int, int]                           #: its numbers of what the forward pass made -> those of the segment
-    events: list[Event]
-    incoming: list[int | None]                        #: storage numbers of the gradients of its differentiable outputs
-    returned: list[tuple[int, torch.Tensor] | None]   #: per tensor input: storage number and a tensor like its gradient
-    parameters: list[tuple[str, int, torch.Tensor]]   #: path, storage number and a tensor like its gradient
+    reel: Reel
+    incoming: list[bool]                              #: for each differentiable output, whether a gradient of it takes a slot
+    returned: list[tuple[int, torch.Tensor] | None]   #: per tensor input: slot and a tensor like its gradient
+    parameters: list[tuple[str, int, torch.Tensor]]   #: path, slot and a tensor like its gradient
+    dying: set[int]                                   #: slots of inputs and outputs that autograd lets go of
 
 
 @dataclass
 class Segment:
-    """What a block does, in storage numbers of its trial."""
+    """What a block does. Slots number its storages: inputs, what it holds, what its forward pass makes, then those of a backward pass."""
 
     log: Log
-    forward: list[Event]
-    inputs: list[int]                                 #: storage numbers of the tensor inputs
-    held: dict[int, str]                              #: numbers of parameters and buffers -> their paths
-    outputs: list[Any]                                #: leaves: (number, tensor like it, requires_grad), PassedOn, or a plain value
+    reel: Reel                                        #: of the forward pass
+    inputs: int                                       #: how many tensors go in
+    held: list[str]                                   #: paths of parameters and buffers, in order of their slots
+    outputs: list[Any]                                #: leaves: (slot, tensor like it, requires_grad), PassedOn, or a plain value
     structure: pytree.TreeSpec
-    nodes: tuple[int, int]                            #: the rows of the forward pass in log.nodes
-    born: list[int]                                   #: numbers of all that the forward pass used, in an order that every trial keeps
+    rows: list[int]                                   #: of log.nodes, those that the block adds to the table
+    placeholders: list[tuple[int, int]]               #: the other rows: their index, and the slot of the input that each stands for
+    writers: list[tuple[int, int]]                    #: slot of an input, output or parameter, and the row that wrote it last
+    first_call: int                                   #: of log.calls, of the forward pass
     arguments: Arguments | None = None
     backwards: dict[tuple[GradSpec, ...], Backward] = field(default_factory=dict)
+    stands_for: tuple[int, int, int] | None = None    #: call, module and row that the block's own autograd node goes for
 
     @property
     def differentiable(self) -> list[int]:
@@ -162,8 +166,9 @@ class Trial:
             with self.borrow(self.block, self.claim) as borrowed, torch.set_grad_enabled(self.arguments.trains):
                 recorder = self.recorder = Recorder(mode, self.block, self.claim, self.main.is_leaf, self.main.find_leaf_impl)
                 with recorder.recording():
-                    recorder.register_existing([s for triples in (borrowed.parameters, borrowed.buffers) for _, s, _ in triples])
-                    recorder.own_parameters(self.block)
+                    with torch._C.DisableTorchFunction():
+                        recorder.register_existing([s for triples in (borrowed.parameters, borrowed.buffers) for _, s, _ in triples])
+                        recorder.own_parameters(self.block)
                     return self._run(mode.state)
 
     def _run(self, state: MetaState) -> Segment:
@@ -213,9 +218,13 @@ class Trial:
         del result
         outputs = self._describe_outputs(out_leaves, known_alive, places)
         del args, kwargs
-        born = [*numbers, *held, *(what for kind, what in forward if kind == BORN)]
-        segment = Segment(log, [e for e in forward if e[0] < 4], numbers, held, outputs, structure, (first_node, len(log.nodes)), born)
-        self._check(forward, segment)
+        self._check(forward, set(numbers), set(held))
+        slot_of = {number: slot for slot, number in enumerate((*numbers, *held))}
+        reel = Reel(log, [e for e in forward if e[0] < 4], slot_of, len(numbers) + len(held), set(), {}, self.main.memory)
+        outputs = [(slot_of[o[0]], *o[1:]) if isinstance(o, tuple) else o for o in outputs]
+        first_call = next((what for kind, what in forward if kind == CALLED), len(log.calls))
+        segment = Segment(log, reel, len(numbers), list(held.values()), outputs, structure, *_divide(log, first_node, slot_of, numbers, reel, outputs),
+                          first_call)
         if not trains or not segment.differentiable:
             return segment
         self.grad_specs = self.given_grad_specs or tuple(
@@ -231,7 +240,11 @@ class Trial:
         recorder.events = None
         del end
         segment.arguments = self.arguments
-        segment.backwards[self.grad_specs] = self._finish(segment)
+        backward = segment.backwards[self.grad_specs] = self._finish(segment, forward)
+        for kind, what in reversed(backward.reel.events):
+            if kind == CALLED and (of := log.calls[what].forward) is not None:
+                segment.stands_for = of, log.calls[of].module, log.calls[of].node
+                break
         return segment
 
     def start_backward(self) -> None:
@@ -259,23 +272,23 @@ class Trial:
             outputs.append((number, template(x), x.requires_grad))
         return outputs
 
-    def _check(self, forward: list[Event], segment: Segment) -> None:
+    def _check(self, forward: list[Event], inputs: set[int], held: set[int]) -> None:
         """Refuse a block that touches what is not its own."""
         log = self.recorder.log
         born = {what for kind, what in forward if kind == BORN}
-        local = born | set(segment.inputs) | set(segment.held)
+        local = born | inputs | held
         for kind, what in forward:
             if kind == CALLED:
                 call = log.calls[what]
                 if not local.issuperset(call.inputs) or not local.issuperset(call.outputs):
                     raise Refused("it reads a tensor that is neither an input nor its own")
                 for number in _written(call):
-                    if number in segment.inputs:
+                    if number in inputs:
                         raise Refused("it writes to an input")
             elif kind == DIED and what not in born:
                 raise Refused("something older dies in it")
 
-    def _finish(self, segment: Segment) -> Backward:
+    def _finish(self, segment: Segment, forward: list[Event]) -> Backward:
         log = self.recorder.log
         events = [e for e in self._backward if e[0] < 4]
         returned: list[tuple[int, torch.Tensor] | None] = []
@@ -293,14 +306,35 @@ class Trial:
         self.kept.clear()
         ours = {n for n, life in log.storages.items()
                 if life.died is None and n >= 0 and life.nbytes and life.category not in ("parameter", "buffer")}
-        started = {what for kind, what in segment.forward + events if kind == BORN} | {n for n in self.incoming if n is not None}
+        started = {what for kind, what in forward + events if kind == BORN} | {n for n in self.incoming if n is not None}
         left = (ours & started) - kept
         if left:
             raise Refused(f"{len(left)} tensors outlive its backward pass")
         born = {what for kind, what in events if kind == BORN}
         if not {n for _, n, _ in parameters} <= born or not kept <= born | {n for n in self.incoming if n is not None}:
             raise Refused("a gradient was not made in its backward pass")
-        return Backward(log, {n: n for n in segment.born}, events, self.incoming, returned, parameters)
+        slot_of = dict(segment.reel.slot_of)
+        outputs = {o[0] for o in segment.outputs if isinstance(o, tuple)}
+        made = segment.reel.first_slot
+        inner = {n for n, slot in slot_of.items() if slot >= made and slot not in outputs}
+        first = made + segment.reel.births
+        slot_of.update((n, first + i) for i, n in enumerate(self.incoming) if n is not None)
+        reel = Reel(log, events, slot_of, first + len(self.incoming), inner, dict(segment.reel.elsewhere), self.main.memory)
+        dying = {stop.slot for stop in reel.stops if 0 <= stop.slot < first}
+        return Backward(reel, [n is not None for n in self.incoming], [None if r is None else (slot_of[r[0]], r[1]) for r in returned],
+                        [(path, slot_of[n], like) for path, n, like in parameters], dying)
+
+
+def _divide(log: Log, first_node: int, slot_of: dict[int, int], inputs: list[int], reel: Reel,
+            outputs: list[Any]) -> tuple[list[int], list[tuple[int, int]], list[tuple[int, int]]]:
+    """The rows of a forward pass that are its own, those that stand for inputs, and who wrote last what others can see."""
+    nodes: list[LogNode] = log.nodes
+    rows = [i for i in range(first_node, len(nodes)) if nodes[i].op != "placeholder"]
+    placeholders = [i for i in range(first_node, len(nodes)) if nodes[i].op == "placeholder"]
+    seen = {o[0] for o in outputs if isinstance(o, tuple)}
+    writers = {slot: row for row in rows for number, _ in nodes[row].outputs
+               if (slot := slot_of.get(number, -1)) >= 0 and (slot < reel.first_slot or slot in seen)}
+    return rows, [(row, slot_of[number]) for row, number in zip(placeholders, dict.fromkeys(inputs))], list(writers.items())
 
 
 def number_of(tensor: torch.Tensor) -> int:

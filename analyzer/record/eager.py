@@ -13,7 +13,8 @@ from analyzer.errors import InputError
 
 from .hold import Hold
 from .options import ProfileOptions
-from .recorder import Event, Recorder, tensors_in
+from .event import Event
+from .recorder import Recorder, tensors_in
 from .step_replay import Footprint, StepReplay
 
 _PLAIN = (torch.Tensor, str, int, float, bool, complex, type(None), torch.dtype, torch.device)  # arguments that a forward pass cannot change
@@ -72,20 +73,22 @@ class EagerStep:
         """All steps; the first makes states, the last is the steady state."""
         self.recorder.planned_calls = self.options.steps * len(self.recorder.log.modules)
         replay: StepReplay | None = None
-        for index in range(self.options.steps):
-            self.recorder.start_step(index, placeholders=replay is None)
-            self.recorder.mode.state.random_seed = 0  # random control flow takes the same path in every step
-            if replay is not None:
-                replay.play()
-            elif self.mode == "train" and self.step is not None:
-                self._custom()
-            elif index == 0 and self.reuse and self.options.steps > 1:
-                replay = self._run_watched()
-            else:
-                self._run_model()
-            if self.mode == "train" and self.step is None:
-                self._update()
-        self.recorder.end()
+        with torch._C.DisableTorchFunction():  # what is read of tensors here is no call of the user's
+            for index in range(self.options.steps):
+                self.recorder.start_step(index, placeholders=replay is None)
+                self.recorder.mode.state.random_seed = 0  # random control flow takes the same path in every step
+                if replay is not None:
+                    replay.play()
+                elif self.mode == "train" and self.step is not None:
+                    self._custom()
+                elif index == 0 and self.reuse and self.options.steps > 1:
+                    replay = self._run_watched()
+                else:
+                    self._run_model()
+                    self._drop_gradients()
+                if self.mode == "train" and self.step is None and self.optimizer is not None:
+                    self._update()
+            self.recorder.end()
 
     def _run_model(self) -> None:
         if self.mode == "infer":
@@ -99,11 +102,13 @@ class EagerStep:
         before = Footprint(modules)
         events: list[Event] = []
         recorder.events = events
+        recorder.unseen_gradients = {} if self._drops_gradients() else None
         try:
             self._run_model()
+            self._drop_gradients()
             recorder.end()
         finally:
-            recorder.events = None
+            recorder.events = recorder.unseen_gradients = None
         replay = StepReplay(recorder, events, first_node=recorder.first_node)
         for parameter in self.parameters:
             if parameter.grad is not None:
@@ -112,6 +117,23 @@ class EagerStep:
         same = plain and replay.is_whole() and Footprint(modules).is_like(before)
         return replay if same else None
 
+    def _drops_gradients(self) -> bool:
+        """Whether nobody looks at gradients before they are dropped."""
+        return self.optimizer is None and self.options.set_to_none and type(self.model).zero_grad is torch.nn.Module.zero_grad
+
+    def _drop_gradients(self) -> None:
+        """What ends a step that has no optimizer."""
+        if self.mode != "train" or self.optimizer is not None:
+            return
+        with self.recorder.during("zero_grad"):
+            if self._drops_gradients():
+                for parameter in self.parameters:
+                    parameter.grad = None
+                    self.recorder.drop_unseen(parameter)
+            else:
+                with torch._C._EnableTorchFunction():
+                    self.model.zero_grad(set_to_none=self.options.set_to_none)
+
     def _casting(self) -> contextlib.AbstractContextManager[Any]:
         if self.autocast is None:
             return contextlib.nullcontext()
@@ -119,7 +141,7 @@ class EagerStep:
 
     def _infer(self) -> None:
         self.recorder.begin("forward")
-        with torch.no_grad(), self._casting():
+        with torch._C._EnableTorchFunction(), torch.no_grad(), self._casting():
             output = self.model(*self.args, **self.kwargs)
         self.recorder.end()
         del output
@@ -127,7 +149,7 @@ class EagerStep:
     def _train(self) -> None:
         recorder = self.recorder
         recorder.begin("forward")
-        with self._casting():
+        with torch._C._EnableTorchFunction(), self._casting():
             output = self.model(*self.args, **self.kwargs)
             recorder.forward_returned(output)
             with recorder.computing_loss(self.loss_fn):
@@ -138,23 +160,23 @@ class EagerStep:
         del output
         recorder.mark([loss], "loss")
         self._note_saved_inputs()
-        loss.backward()
+        with torch._C._EnableTorchFunction():
+            loss.backward()
         del loss
         recorder.mark(self._gradients(), "gradient")
 
     def _update(self) -> None:
-        if self.optimizer is not None:
+        assert self.optimizer is not None
+        with torch._C._EnableTorchFunction():
             self.optimizer.step()
-            self._mark_states()
+        self._mark_states()
+        with torch._C._EnableTorchFunction():
             self.optimizer.zero_grad(set_to_none=self.options.set_to_none)
-        else:
-            with self.recorder.during("zero_grad"):
-                self.model.zero_grad(set_to_none=self.options.set_to_none)
 
     def _custom(self) -> None:
         assert self.step is not None
         self.recorder.begin("forward")
-        with self._casting():
+        with torch._C._EnableTorchFunction(), self._casting():
             self.step(self.model, self.optimizer, *self.args, **self.kwargs)
         self.recorder.mark(self._gradients(), "gradient")
         self._mark_states()

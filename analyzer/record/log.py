@@ -1,7 +1,10 @@
 """The one log that everything reported comes from: operator calls, and the lives of storages between them."""
 from __future__ import annotations
 
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from .op_call import OpCall
 
@@ -112,15 +115,46 @@ Act = tuple[str, int, int, int]
 """One act of the allocator: action, address, bytes, and the index of the operator call in or before which it happened."""
 
 
+class Pending(Protocol):
+    """Something that was played and is not written into the log yet."""
+
+    def expand(self, log: Log) -> None: ...
+    def parts_played(self) -> Iterable[tuple[int, Any, int, int]]: ...
+    """The stretches of reels that it is: (step, reel, first event, end)."""
+
+
+class Tally(NamedTuple):
+    """Calls of one kind: the step, one of them with the storages that its numbers are in, and how many there are."""
+
+    step: int
+    call: OpCall
+    storages: Mapping[int, StorageLife]
+    number: int
+
+
+def kind_of(call: OpCall, storages: Mapping[int, StorageLife]) -> Any:
+    """What calls have in common that a sum over calls could tell apart."""
+    numbers = call.inputs + call.outputs
+    shared: Any = None
+    if len(set(numbers)) < len(numbers):
+        first = {n: i for i, n in reversed(list(enumerate(numbers)))}
+        shared = tuple([first[n] for n in numbers]), tuple([storages[n].nbytes for n in call.inputs if n in storages])
+    return call.signature, call.step, call.phase, call.recomputed, shared
+
+
 @dataclass
 class Log:
-    """Everything one recorded run did."""
+    """Everything one recorded run did.
 
-    calls: list[OpCall] = field(default_factory=list)
-    storages: dict[int, StorageLife] = field(default_factory=dict)
+    Read `calls`, `storages`, `nodes` and `acts`: what was played from a record is written out at the first reading. Who writes while a run is
+    being recorded uses the fields behind them, in which places are left for what was played.
+    """
+
+    call_slots: list[OpCall | None] = field(default_factory=list)
+    storage_table: dict[int, StorageLife] = field(default_factory=dict)
     modules: list[LogModule] = field(default_factory=list)
-    module_calls: list[LogModuleCall] = field(default_factory=list)  #: of the first step's forward pass
-    nodes: list[LogNode] = field(default_factory=list)
+    module_call_slots: list[LogModuleCall | None] = field(default_factory=list)
+    node_slots: list[LogNode | None] = field(default_factory=list)
     phases: list[PhaseRecord] = field(default_factory=list)
     events: int = 0                          #: births, deaths and workspaces so far
     peak_bytes: int = 0                      #: largest allocated_bytes seen
@@ -131,5 +165,97 @@ class Log:
     steps: int = 0
     device: str = ""                         #: the claim whose memory is watched
     assumptions: list[str] = field(default_factory=list)
-    acts: list[Act] = field(default_factory=list)  #: of the watched device's allocator, what was there at the start first; empty if not kept
+    act_slots: list[Act | None] = field(default_factory=list)
+    keeps_acts: bool = False
     shortage: Shortage | None = None         #: where the run ended for want of memory
+    index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
+    number_of_label: dict[str, int] = field(default_factory=dict)  #: storages of parameters and buffers
+    pending: deque[Pending] = field(default_factory=deque)
+    _named: int = 0
+    _names: dict[str, int] = field(default_factory=dict)
+
+    def expect(self, number: int, nbytes: int, claim: str, category: str = "") -> None:
+        """Take note of a storage that was played and outlives the playing: its birth is written out later, its death may come before."""
+        life = self.storage_table[number] = StorageLife(number, nbytes, nbytes, 0, claim, 0, -1, "", -1, -1, 0)
+        life.category = category
+
+    def add_life(self, life: StorageLife) -> None:
+        """Write out the birth of a storage that was played."""
+        known = self.storage_table.get(life.number)
+        if known is not None:
+            life.died, life.died_call = known.died, known.died_call
+            if known.category:
+                life.category, life.label, life.requires_grad, life.spec = known.category, known.label, known.requires_grad, known.spec
+        self.storage_table[life.number] = life
+
+    @property
+    def calls(self) -> list[OpCall]:
+        """Every operator call, in order."""
+        self.write_out()
+        return self.call_slots  # type: ignore[return-value]
+
+    @property
+    def storages(self) -> dict[int, StorageLife]:
+        """Every storage, by number."""
+        self.write_out()
+        return self.storage_table
+
+    @property
+    def nodes(self) -> list[LogNode]:
+        """The rows of the node tables of all steps."""
+        self.write_out()
+        self._name_nodes()
+        return self.node_slots  # type: ignore[return-value]
+
+    @property
+    def module_calls(self) -> list[LogModuleCall]:
+        """Runs of modules in the first step's forward pass."""
+        self.write_out()
+        return self.module_call_slots  # type: ignore[return-value]
+
+    @property
+    def acts(self) -> list[Act]:
+        """What the watched device's allocator did, what was there at the start first; empty where it is not kept."""
+        self.write_out()
+        return self.act_slots  # type: ignore[return-value]
+
+    def tallies(self) -> Iterator[Tally]:
+        """Calls that are alike, with how many there are of each: enough for sums, without writing out what was played."""
+        alike: dict[Any, list[Any]] = {}
+        for call in self.call_slots:
+            if call is not None:
+                found = alike.get(key := kind_of(call, self.storage_table))
+                if found is None:
+                    alike[key] = [call.step, call, self.storage_table, 1]
+                else:
+                    found[3] += 1
+        parts = Counter(part for pending in self.pending for part in pending.parts_played())
+        for (step, reel, start, stop), number in parts.items():
+            for call, count in reel.tally(start, stop):
+                yield Tally(step, call, reel.log.storage_table, number * count)
+        for step, call, storages, count in alike.values():
+            yield Tally(step, call, storages, count)
+
+    def write_out(self) -> None:
+        """Write what was played into the places that were left for it."""
+        if not self.pending:
+            return
+        while self.pending:
+            self.pending.popleft().expand(self)
+        table = self.storage_table
+        ordered = sorted(table.values(), key=lambda life: life.born)
+        table.clear()
+        table.update((life.number, life) for life in ordered)
+
+    def _name_nodes(self) -> None:
+        """Make the names of each step's nodes unique, as torch.fx does."""
+        nodes, names = self.node_slots, self._names
+        for i in range(self._named, len(nodes)):
+            node = nodes[i]
+            assert node is not None
+            if i and node.step != nodes[i - 1].step:  # type: ignore[union-attr]
+                names.clear()
+            count = names.get(node.base, 0)
+            names[node.base] = count + 1
+            node.name = f"{node.base}_{count}" if count else node.base
+        self._named = len(nodes)

@@ -1,7 +1,6 @@
 """Fills a log while a model runs under the mode."""
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,17 +18,14 @@ from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage
 
 from .autograd_node import current_backward_node, next_sequence_number
+from .event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, Event
 from .log import Log, LogModule, LogModuleCall, LogNode, PhaseRecord, Shortage, StorageLife
 from .op_call import OpCall
 from .progress import report_progress
+from .row_name import identifier
 
 _ROOT = 0
-BORN, DIED, CALLED, HELD, BEGAN, ENDED = range(6)
-Event = tuple[int, Any]
-"""One thing that happened: BORN or DIED with the storage's number, CALLED with the call's index, HELD with (claim, block sizes), BEGAN with
-the phase, or ENDED."""
 COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
-OUTSIDE = -1  #: no node: what runs outside the model (loss, optimizer)
 FAILED = object()  #: what a module's call gave that ended with an exception
 
 
@@ -52,20 +48,20 @@ class Recorder:
         self.step = 0
         self.phase = "forward"
         self._module_index: dict[int, int] = {}
-        self._index_of_path: dict[str, int] = {}
-        self._number_of_label: dict[str, int] = {}
         self.reuse: Callable[[torch.nn.Module, Any, Any], Any] | None = None  #: plays a block's record instead of running it, where it can
         self._stack: list[int] = []
         self._open_calls: list[int | None] = []  #: beside the stack: index in `Log.module_calls`
         self._leaf_depth = 0
         self._call_of_sequence: dict[int, int] = {}
+        self._place_of_call: dict[int, tuple[int, int]] = {}  # module and node of calls that stand for a played block
         self._collective_of_sequence: dict[int, int] = {}
         self._last_sequence = -1
         self._parameter_owner: dict[int, int] = {}
-        self._names: dict[str, int] = {}
         self._producer: dict[int, int] = {}  # storage number -> node that wrote it last
         self.events: list[Event] | None = None  #: collected while somebody wants to play them again
         self.first_node = 0  #: of the present step
+        #: block of each parameter's gradient that was played and that nobody will look at, as (number, claim, block); None where they may be
+        self.unseen_gradients: dict[int, tuple[int, torch.device, Any]] | None = None
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
         self.creates_graph = False  #: the running backward pass is itself differentiated
         self.shortage: Shortage | None = None  #: the last time that memory ran out
@@ -85,20 +81,19 @@ class Recorder:
         """Another step begins: its nodes are named afresh, the first of them the inputs (unless the driver has its own)."""
         self.end()
         self.step, self.log.steps = step, step + 1
-        self.first_node = len(self.log.nodes)
-        self._names.clear()
+        self.first_node = len(self.log.node_slots)
         self._producer.clear()
         self.node = OUTSIDE
-        for number, life in self.log.storages.items():
+        for number, life in self.log.storage_table.items():
             if placeholders and life.category == "input":
                 node = self.add_node("placeholder", life.label or "input", life.label or "input", _ROOT)
-                self.log.nodes[node].outputs.append((number, life.spec))
+                self.node_at(node).outputs.append((number, life.spec))
                 self._producer[number] = node
 
     def describe_step(self, step: int) -> None:
         """Write down the calls of modules of this step, and forget those of an earlier one."""
         self.described_step = step
-        self.log.module_calls.clear()
+        self.log.module_call_slots.clear()
         for module in self.log.modules:
             module.calls, module.inputs, module.outputs = 0, (), ()
 
@@ -122,7 +117,7 @@ class Recorder:
     # ---- modules
 
     def _collect_modules(self, root: torch.nn.Module, prefix: str = "") -> None:
-        index_of_path = self._index_of_path
+        index_of_path = self.log.index_of_path
         for path, module in root.named_modules(prefix=prefix):
             parent = None if path == "" else index_of_path[path.rpartition(".")[0]]
             index_of_path[path] = self._module_index[id(module)] = len(self.log.modules)
@@ -132,66 +127,45 @@ class Recorder:
         """The path of the module that runs, for messages."""
         return self.log.modules[self._stack[-1]].path if self._stack else ""
 
-    def skip_sequence(self, stands_for: int | None = None) -> None:
-        """Autograd nodes were made that no call of the log made; the last of them stands for the call ``stands_for``."""
+    def skip_sequence(self, stands_for: tuple[int, int, int] | None = None) -> None:
+        """Autograd nodes were made that no call of the log made; the last of them stands for a call (its index, module and node)."""
         self._last_sequence = next_sequence_number()
         if stands_for is not None:
-            self._call_of_sequence[self._last_sequence - 1] = stands_for
+            self._call_of_sequence[self._last_sequence - 1] = stands_for[0]
+            self._place_of_call[stands_for[0]] = stands_for[1:]
+
+    def place_of_call(self, index: int) -> tuple[int, int]:
+        """The module and the node of a call."""
+        call = self.log.call_slots[index]
+        return self._place_of_call[index] if call is None else (call.module, call.node)
+
+    def node_at(self, index: int) -> LogNode:
+        """A row that was not played."""
+        node = self.log.node_slots[index]
+        assert node is not None
+        return node
+
+    def producer_of(self, number: int) -> int | None:
+        """The node that wrote a storage last."""
+        return self._producer.get(number)
+
+    def set_producer(self, number: int, node: int) -> None:
+        self._producer[number] = node
+
+    def running_call(self) -> int | None:
+        """The index in `Log.module_calls` of the innermost call of a module of the model's."""
+        return self._open_calls[-1]
 
     def path_of(self, module: torch.nn.Module) -> str:
         """The path of a module of the model's."""
         return self.log.modules[self._module_index[id(module)]].path
-
-    def index_of_path(self, path: str) -> int:
-        """The index in `Log.modules` of the module at ``path``."""
-        return self._index_of_path[path]
-
-    def number_of_label(self, label: str) -> int:
-        """The storage of the parameter or buffer at a path."""
-        return self._number_of_label[label]
-
-    def copy_module_calls(self, source: Log, modules: list[int]) -> None:
-        """Add what another log's root called, as if the running module had; ``modules`` tells what its modules are here."""
-        calls, first = self.log.module_calls, len(self.log.module_calls) - 1
-        running = self._open_calls[-1]
-        for call in source.module_calls[1:]:  # the first is the root's own
-            parent = running if not call.parent else first + call.parent
-            calls.append(LogModuleCall(modules[call.module], parent, call.inputs, call.outputs))
-
-    def copy_nodes(self, source: Log, rows: list[int], place: dict[int, int], numbers: dict[int, int], modules: list[int],
-                   inputs: dict[int, int], path: str) -> None:
-        """Add copies of ``rows`` of another log's nodes, which a block under ``path`` would have made here.
-
-        ``place``, ``numbers`` and ``modules`` tell what its nodes, storages and modules are here; ``inputs`` which storage of its own
-        each of its placeholders stands for.
-        """
-        nodes = self.log.nodes
-        for i in rows:
-            theirs = source.nodes[i]
-            name = theirs.target if theirs.op == "call_module" else theirs.base
-            target = theirs.target
-            if theirs.op == "call_module":
-                name = target = f"{path}.{theirs.target}"
-            index = self.add_node(theirs.op, name, target, modules[theirs.module])
-            assert index == place[i]
-            mine = nodes[index]
-            mine.source, mine.region = theirs.source, theirs.region
-            mine.reads = list(dict.fromkeys(numbers[n] for n in theirs.reads))
-            for j in theirs.inputs:
-                producer = self._producer.get(numbers[inputs[j]]) if j in inputs else place[j]
-                if producer is not None and producer not in mine.inputs:
-                    mine.inputs.append(producer)
-            mine.outputs = [(numbers[n], spec) for n, spec in theirs.outputs]
-        for i in rows:
-            for number, _ in nodes[place[i]].outputs:
-                self._producer[number] = place[i]
 
     def register_existing(self, tensors: Iterable[torch.Tensor]) -> None:
         """Take note of storages that were made before the recording began."""
         for tensor in tensors:
             if tensor.layout is torch.strided and not is_lazy(tensor):
                 storage = self.storage_of(tensor)
-                if storage is not None and storage.number not in self.log.storages:
+                if storage is not None and storage.number not in self.log.storage_table:
                     self.born(storage)
         if self.log.peak_bytes == self.memory.allocated_bytes:
             self.log.peak_event = self.log.events  # now that all of it is in the log
@@ -209,7 +183,7 @@ class Recorder:
                     if life is not None and not life.category:
                         life.category, life.module, life.label = category, index, f"{path}.{name}".lstrip(".")
                     if life is not None:
-                        self._number_of_label[f"{path}.{name}".lstrip(".")] = life.number
+                        self.log.number_of_label[f"{path}.{name}".lstrip(".")] = life.number
                         life.requires_grad = tensor.requires_grad
 
     def mark(self, tensors: Any, category: str, label: str = "") -> None:
@@ -220,7 +194,7 @@ class Recorder:
                 if life is not None and not life.category:
                     life.category, life.label = category, label
                     life.requires_grad = tensor.requires_grad
-                    life.spec = describe(tensor)
+                    life.spec = describe(tensor) if category == "input" else None
 
     def storage_of(self, tensor: torch.Tensor) -> MetaStorage | None:
         """The storage of a strided tensor; None for one that is not in the books."""
@@ -229,7 +203,7 @@ class Recorder:
 
     def _life(self, tensor: torch.Tensor) -> StorageLife | None:
         storage = self.storage_of(tensor)
-        return None if storage is None else self.log.storages.get(storage.number)
+        return None if storage is None else self.log.storage_table.get(storage.number)
 
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
         """A module's call begins; the result is what `leave_module` needs."""
@@ -249,8 +223,8 @@ class Recorder:
             inputs = tuple(describe_tensors((args, kwargs)))
         record.inputs = record.inputs or inputs
         if own is not None and self.step == self.described_step:
-            self.log.module_calls.append(LogModuleCall(own, self._open_calls[-1], inputs))
-            self._open_calls[-1] = len(self.log.module_calls) - 1
+            self.log.module_call_slots.append(LogModuleCall(own, self._open_calls[-1], inputs))
+            self._open_calls[-1] = len(self.log.module_call_slots) - 1
         if self._leaf_depth:
             self._leaf_depth += 1
             return -1
@@ -270,8 +244,10 @@ class Recorder:
         if self.step == self.described_step or not outputs:
             outputs = tuple(describe_tensors(result))
         record.outputs = record.outputs or outputs
-        if call is not None and self.step == self.described_step and self.log.module_calls[call].module == self._module_index.get(id(module)):
-            self.log.module_calls[call].outputs = outputs
+        if call is not None and self.step == self.described_step:
+            open_call = self.log.module_call_slots[call]
+            if open_call is not None and open_call.module == self._module_index.get(id(module)):
+                open_call.outputs = outputs
         if self._leaf_depth:
             self._leaf_depth -= 1
         if token >= 0:
@@ -281,17 +257,13 @@ class Recorder:
     # ---- nodes
 
     def add_node(self, op: str, name: str, target: str, module: int) -> int:
-        """A new row of the node table; ``name`` is made an identifier and unique as torch.fx does."""
-        if not name.isidentifier():
-            name = re.sub(r"\W", "_", name)
-            name = f"_{name}" if name[:1].isdigit() else name or "_"
-        count = self._names.get(name, 0)
-        self._names[name] = count + 1
-        self.log.nodes.append(LogNode(op, name if not count else f"{name}_{count}", target, module, base=name, step=self.step))
-        return len(self.log.nodes) - 1
+        """A new row of the node table; ``name`` is made an identifier, and by the log unique, as torch.fx does."""
+        nodes = self.log.node_slots
+        nodes.append(LogNode(op, "", target, module, base=identifier(name), step=self.step))
+        return len(nodes) - 1
 
     def set_outputs(self, node: int, result: Any) -> None:
-        outputs = self.log.nodes[node].outputs
+        outputs = self.node_at(node).outputs
         for tensor in tensors_in(result):
             if tensor.layout is torch.strided:
                 storage = self.storage_of(tensor)
@@ -300,18 +272,18 @@ class Recorder:
                     self._producer[storage.number] = node
 
     def read(self, node: int, tensors: Any) -> None:
-        record = self.log.nodes[node]
+        record = self.node_at(node)
         for tensor in tensors:
             if tensor.layout is torch.strided:
                 storage = self.storage_of(tensor)
                 if storage is not None:
-                    self._read_storage(record, storage.number)
+                    self._read_storage(record, node, storage.number)
 
-    def _read_storage(self, record: LogNode, number: int) -> None:
+    def _read_storage(self, record: LogNode, node: int, number: int) -> None:
         if number not in record.reads:
             record.reads.append(number)
         producer = self._producer.get(number)
-        if producer is not None and producer not in record.inputs and self.log.nodes[producer] is not record:
+        if producer is not None and producer != node and producer not in record.inputs:
             record.inputs.append(producer)
 
     # ---- calls (CallListener)
@@ -324,7 +296,7 @@ class Recorder:
         recomputed = False
         module = self._stack[-1] if self._stack else _ROOT
         node = self.node
-        index = len(log.calls)
+        index = len(log.call_slots)
         if phase == "backward":
             recomputed = self._recomputes()
             if not recomputed:
@@ -345,14 +317,14 @@ class Recorder:
             elif recomputed and node == OUTSIDE:
                 backward = current_backward_node()
                 found = self._call_of_sequence.get(backward[0]) if backward else None
-                node = log.calls[found].node if found is not None and found < index else OUTSIDE
+                node = self.place_of_call(found)[1] if found is not None and found < index else OUTSIDE
         in_numbers = tuple([s.number for s in inputs])
         out_numbers = tuple([s.number for s in outputs])
         if self.events is not None:
             self.events.append((CALLED, index))
-        log.calls.append(OpCall(signature, in_numbers, out_numbers, self.step, phase, module, node, forward, recomputed))
+        log.call_slots.append(OpCall(signature, in_numbers, out_numbers, self.step, phase, module, node, forward, recomputed))
         for number in out_numbers:
-            life = log.storages.get(number)
+            life = log.storage_table.get(number)
             if life is not None and life.born_call == index and not life.category:
                 life.module, life.node = module, node
                 life.requires_grad = made_grad
@@ -371,9 +343,9 @@ class Recorder:
         op = signature.op
         name = op.__name__ if not isinstance(op, torch._ops.OpOverload) else op._schema.name.rpartition("::")[2]
         node = self.add_node("call_function", name, str(op), module)
-        record = self.log.nodes[node]
+        record = self.node_at(node)
         for storage in inputs:
-            self._read_storage(record, storage.number)
+            self._read_storage(record, node, storage.number)
         for storage, spec in zip(outputs, signature.outputs):
             record.outputs.append((storage.number, spec))
             self._producer[storage.number] = node
@@ -392,8 +364,7 @@ class Recorder:
             forward = self._call_of_sequence.get(sequence)
         if forward is None:
             return None, module, OUTSIDE
-        call = self.log.calls[forward]
-        return forward, call.module, call.node
+        return forward, *self.place_of_call(forward)
 
     def took_workspace(self, nbytes: int, claim: torch.device, blocks: tuple[int, ...]) -> None:
         """The allocator just gave a workspace of ``nbytes`` for ``blocks``, which its kernel gives back at once."""
@@ -407,7 +378,7 @@ class Recorder:
         log = self.log
         log.events += 1
         number = -1 - len(self.space.library_workspaces)  # storages count from 0
-        life = log.storages[number] = StorageLife(number, nbytes, region.bytes, region.address, str(claim), log.events, len(log.calls),
+        life = log.storage_table[number] = StorageLife(number, nbytes, region.bytes, region.address, str(claim), log.events, len(log.call_slots),
                                                   self.phase, self.step, OUTSIDE, _ROOT)
         life.category, life.label = "workspace", label
         self.watch_peak(0)
@@ -423,7 +394,7 @@ class Recorder:
             _, module, node = self._forward_of_gradient(module, False)
         self.end()
         self._shortage_cause = weakref.ref(error)  # weak: its traceback holds tensors
-        self.shortage = Shortage(operator, self.phase, self.step, module, node, self.log.events, len(self.log.acts), error.requested_bytes,
+        self.shortage = Shortage(operator, self.phase, self.step, module, node, self.log.events, len(self.log.act_slots), error.requested_bytes,
                                  error.short_bytes, error.allocated_bytes, error.reserved_bytes, error.capacity_bytes)
 
     def end_short(self, error: DeviceOutOfMemoryError) -> None:
@@ -442,20 +413,31 @@ class Recorder:
         if self.events is not None:
             self.events.append((BORN, storage.number))
         region = storage.region
-        log.storages[storage.number] = StorageLife(
-            storage.number, storage.nbytes(), region.bytes, region.address, str(storage.claim), log.events, len(log.calls), self.phase,
+        log.storage_table[storage.number] = StorageLife(
+            storage.number, storage.nbytes(), region.bytes, region.address, str(storage.claim), log.events, len(log.call_slots), self.phase,
             self.step, self.node, self._stack[-1] if self._stack else _ROOT)
         self.watch_peak(0)
 
     def died(self, storage: MetaStorage) -> None:
+        self._note_death(storage.number)
+
+    def _note_death(self, number: int) -> None:
         log = self.log
         log.events += 1
         if self.events is not None:
-            self.events.append((DIED, storage.number))
-        life = log.storages.get(storage.number)
+            self.events.append((DIED, number))
+        life = log.storage_table.get(number)
         if life is not None:
             life.died = log.events
-            life.died_call = len(log.calls)
+            life.died_call = len(log.call_slots)
+
+    def drop_unseen(self, parameter: torch.Tensor) -> None:
+        """The gradient of ``parameter``, if one was played that nobody looks at, is freed."""
+        found = None if self.unseen_gradients is None else self.unseen_gradients.pop(id(parameter), None)
+        if found is not None:
+            number, claim, block = found
+            self._note_death(number)
+            self.space.give_back(claim, block)
 
     def watch_peak(self, workspace_bytes: int) -> None:
         """Note the highest use so far, and the workspace that is part of it."""
@@ -473,7 +455,7 @@ class Recorder:
             self.events.append((BEGAN, phase))
         self.phase = phase
         self.memory.begin_lap()
-        self.log.phases.append(PhaseRecord(self.step, phase, len(self.log.calls), last_call=-1))
+        self.log.phases.append(PhaseRecord(self.step, phase, len(self.log.call_slots), last_call=-1))
 
     def end(self) -> None:
         """The running stretch ends: note what the allocator says."""
@@ -482,8 +464,8 @@ class Recorder:
         if self.events is not None:
             self.events.append((ENDED, None))
         record, memory = self.log.phases[-1], self.memory
-        record.last_call = len(self.log.calls)
-        record.end_event, record.end_act = self.log.events, len(self.log.acts)
+        record.last_call = len(self.log.call_slots)
+        record.end_event, record.end_act = self.log.events, len(self.log.act_slots)
         record.allocated_bytes, record.requested_bytes, record.reserved_bytes = memory.allocated_bytes, memory.requested_bytes, memory.reserved_bytes
         record.peak_allocated_bytes, record.peak_requested_bytes, record.peak_reserved_bytes = memory.lap_peaks()
 
@@ -510,7 +492,7 @@ class Recorder:
         """Attribute what a block runs to ``node`` and to the module at ``path`` (graph runs)."""
         before = self.node
         self.node = node
-        self._stack.append(self._index_of_path.get(path, _ROOT))
+        self._stack.append(self.log.index_of_path.get(path, _ROOT))
         try:
             yield
         finally:
@@ -518,7 +500,8 @@ class Recorder:
             self.node = before
 
     def _observe_memory(self) -> None:
-        acts, calls = self.log.acts, self.log.calls
+        acts, calls = self.log.act_slots, self.log.call_slots
+        self.log.keeps_acts = True
         if isinstance(self.memory, CachingAllocator):
             for segment in self.memory.snapshot():
                 acts.append(("segment_map" if segment["is_expandable"] else "segment_alloc", segment["address"], segment["total_size"], 0))

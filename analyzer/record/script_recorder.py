@@ -13,7 +13,8 @@ from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage
 
-from .recorder import OUTSIDE, Recorder, tensors_in
+from .event import OUTSIDE
+from .recorder import Recorder, tensors_in
 
 SETUP = "setup"  #: the phase before the first model is called
 HELD = "held by the script"

@@ -5,40 +5,44 @@ not run the model's code: its events are repeated on the simulated allocator, se
 """
 from __future__ import annotations
 
+import operator
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from analyzer.meta.address_space import Region
-from analyzer.meta.storage import MetaStorage, next_number, revive, template
-from analyzer.meta.transient import hold_blocks
+from analyzer.memory.allocator_play import Takings
+from analyzer.meta.mode_stack import without_modes
+from analyzer.meta.storage import MetaStorage, revive, take_numbers, template
 
-from .log import LogNode, StorageLife
+from .event import BEGAN, BORN, CALLED, DIED, ENDED, OUTSIDE, TAKEN, Event
+from .log import Log, LogNode, StorageLife
 from .op_call import OpCall
-from .recorder import BEGAN, BORN, CALLED, DIED, HELD, OUTSIDE, Event, Recorder
-
-
-# What nn.Module itself keeps in every module: hooks and flags that a forward pass does not use to remember anything.
-_OF_EVERY_MODULE = frozenset(nn.Module().__dict__) - {"training", "_parameters", "_buffers", "_modules"}
+from .recorder import Recorder
+from .reel import START, ActWriter, Reel, act_on
 
 
 class Footprint:
     """What a forward pass could change that a later step would see; two that differ mean that the next step may differ."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._attributes = {(i, name): (value, len(value) if isinstance(value, (list, dict, set)) else None)
-                            for i, m in enumerate(modules) for name, value in m.__dict__.items() if name not in _OF_EVERY_MODULE}
+        self._attributes: list[tuple[list[str], list[Any]]] = []
+        self._sizes: list[int] = []
+        for module in modules:
+            values = list(module.__dict__.values())
+            self._attributes.append((list(module.__dict__), values))
+            self._sizes += [len(value) for value in values if isinstance(value, (list, dict, set))]
         self._random = random.getstate()
 
     def is_like(self, other: Footprint) -> bool:
         """Whether nothing that is looked at changed: attributes of modules, sizes of their containers, Python's generator."""
-        if self._random != other._random or self._attributes.keys() != other._attributes.keys():
+        if self._random != other._random or self._sizes != other._sizes or len(self._attributes) != len(other._attributes):
             return False
-        return all(value is other._attributes[key][0] and size == other._attributes[key][1]
-                   for key, (value, size) in self._attributes.items())
+        return all(names == other_names and all(map(operator.is_, values, other_values))
+                   for (names, values), (other_names, other_values) in zip(self._attributes, other._attributes))
 
 
 class StepReplay:
@@ -50,12 +54,15 @@ class StepReplay:
     def __init__(self, recorder: Recorder, events: list[Event], first_node: int) -> None:
         self.recorder = recorder
         self.events = events
-        self.nodes = recorder.log.nodes[first_node:]
-        self.first_node = first_node
+        self.nodes = range(first_node, len(recorder.log.node_slots))
         self._left: dict[int, tuple[torch.Tensor, Callable[[torch.Tensor], None]]] = {}
         self._shared = False
         self._survivors: set[int] = set()
         self._closed = True  # nothing that was there before died
+        self._parts: list[Part] | None = None
+        self._slot_of: dict[int, int] = {}
+        self._claims: dict[int, torch.device] = {}
+        self._slot_count = 0
         for kind, what in events:
             if kind == BORN:
                 self._survivors.add(what)
@@ -63,6 +70,8 @@ class StepReplay:
                 if what not in self._survivors:
                     self._closed = False
                 self._survivors.discard(what)
+            elif kind == TAKEN:
+                self._survivors.update(number for _, number in what.survivors)
 
     def leave(self, tensor: torch.Tensor, receive: Callable[[torch.Tensor], None]) -> None:
         """Say that the stretch leaves ``tensor`` behind; when it is played again, ``receive`` gets its like."""
@@ -81,48 +90,157 @@ class StepReplay:
     def play(self) -> None:
         """Repeat the stretch as the recorder's present step."""
         recorder, log, space = self.recorder, self.recorder.log, self.recorder.space
-        step, storages, calls, offset = recorder.step, log.storages, log.calls, len(log.nodes) - self.first_node
+        if self._parts is None:
+            self._parts = self._compile()
+        again = Repetition(self._parts, self.nodes, log, recorder.step, take_numbers())
+        log.pending.append(again)
+        log.node_slots.extend([None] * len(self.nodes))
+        slots: list[Any] = [None] * self._slot_count
+        blocks: dict[int, list[Any]] = {}  # of each played block's place
         numbers: dict[int, int] = {}
-        regions: dict[int, Region] = {}
-        claims: dict[str, torch.device] = {}
-        for kind, what in self.events:
-            if kind == CALLED:
-                old = calls[what]
-                call_offset = len(calls) - what
-                calls.append(OpCall(
-                    old.signature, tuple([numbers.get(n, n) for n in old.inputs]), tuple([numbers.get(n, n) for n in old.outputs]), step,
-                    old.phase, old.module, old.node if old.node == OUTSIDE else old.node + offset,
-                    None if old.forward is None else old.forward + call_offset, old.recomputed))
-            elif kind == BORN:
-                life = storages[what]
-                claim = claims.get(life.device)
-                if claim is None:
-                    claim = claims[life.device] = torch.device(life.device)
-                region = space.reserve(claim, life.nbytes)
-                fresh = numbers[what] = next_number()
-                regions[what] = region
-                log.events += 1
-                storages[fresh] = _copy_life(life, fresh, region, log.events, len(calls), step, offset)
-                recorder.watch_peak(0)
-            elif kind == DIED:
-                life = storages[numbers[what]]
-                log.events += 1
-                life.died, life.died_call = log.events, len(calls)
-                space.give_back(claims[life.device], regions.pop(what))
-            elif kind == HELD:
-                hold_blocks(recorder.mode.state, *what)
-            elif kind == BEGAN:
-                recorder.begin(what)
-            else:
+        births = 0
+        for part in self._parts:
+            if part.kind == BEGAN:
+                recorder.begin(part.what)
+                continue
+            if part.kind == ENDED:
                 recorder.end()
-        for node in self.nodes:
-            log.nodes.append(_copy_node(node, numbers, offset, step))
-        for number, (like, receive) in self._left.items():
-            receive(revive(like, claims[storages[number].device], numbers[number], regions[number], space))
+                continue
+            takings = Takings(log.peak_bytes)
+            again.takings.append(takings)
+            if part.kind == TAKEN:
+                take = part.what
+                reel, start, stop = take.reel, take.start, take.stop
+                mine = blocks.get(id(take.place))
+                if mine is None:
+                    mine = blocks[id(take.place)] = [None] * len(take.place.numbers)
+            else:
+                reel, mine = part.what, slots
+                start, stop = START, reel.end
+            if stop.act > start.act:
+                act_on(recorder, reel, start.act, stop.act, mine, takings)
+            log.call_slots.extend([None] * (stop.call - start.call))
+            first = again.first_number + births - start.birth - reel.first_slot
+            for slot, number, place in part.survivors:
+                numbers[number] = first + slot
+                slots[place] = mine[slot]
+            births += stop.birth - start.birth
+        with without_modes():
+            for number, (like, receive) in self._left.items():
+                place, claim = self._slot_of[number], self._claims[number]
+                log.expect(numbers[number], like.untyped_storage().nbytes(), str(claim))
+                receive(revive(like, claim, numbers[number], recorder.memory.block_of(slots[place], space.stream), space))
+
+    def _compile(self) -> list[Part]:
+        """The events as what the allocator can play: stretches of live ones, and blocks that were played."""
+        log, memory = self.recorder.log, self.recorder.memory
+        slot_of, claims = self._slot_of, self._claims
+        elsewhere: dict[int, torch.device] = {}
+        parts: list[Part] = []
+        live: list[Event] = []
+        own: set[int] = set()
+
+        def close() -> None:
+            if live:
+                reel = Reel(log, live.copy(), slot_of, len(slot_of), own, elsewhere, memory, takes_workspaces=False)
+                left = [what for kind, what in live if kind == BORN and what in self._left]
+                claims.update((number, reel.claim_of(slot_of[number])) for number in left)
+                parts.append(Part(CALLED, reel, [(slot_of[number], number, slot_of[number]) for number in left]))
+                live.clear()
+
+        for kind, what in self.events:
+            if kind not in (BEGAN, ENDED, TAKEN):
+                live.append((kind, what))
+                continue
+            close()
+            survivors = []
+            for slot, number in what.survivors if kind == TAKEN else ():
+                own.add(number)
+                place = slot_of[number] = len(slot_of)
+                claims[number] = what.reel.claim_of(slot)
+                if slot in what.reel.elsewhere:
+                    elsewhere[place] = claims[number]
+                survivors.append((slot, number, place))
+            parts.append(Part(kind, what, survivors))
+        close()
+        self._slot_count = len(slot_of)
+        return parts
 
 
-def _copy_life(life: StorageLife, number: int, region: Region, event: int, call: int, step: int, offset: int) -> StorageLife:
-    copy = StorageLife(number, life.nbytes, region.bytes, region.address, life.device, event, call, life.phase, step,
+class Part(NamedTuple):
+    """A piece of a step: a reel of live events, a `Take` of a played block, or the begin or end of a phase.
+
+    ``survivors`` are those born in it that outlive the playing: slot, number in the first step, slot among the live storages.
+    """
+
+    kind: int
+    what: Any
+    survivors: list[tuple[int, int, int]]
+
+
+class Repetition:
+    """One playing of a step, to be written into the log."""
+
+    def __init__(self, parts: list[Part], nodes: range, log: Log, step: int, first_number: int) -> None:
+        self.parts, self.nodes, self.step, self.first_number = parts, nodes, step, first_number
+        self.takings: list[Takings] = []
+        self.call, self.event, self.act, self.node = len(log.call_slots), log.events, len(log.act_slots), len(log.node_slots)
+
+    def parts_played(self) -> Iterator[tuple[int, Reel, int, int]]:
+        for part in self.parts:
+            if part.kind == TAKEN:
+                yield self.step, part.what.reel, part.what.start.event, part.what.stop.event
+            elif part.kind == CALLED:
+                yield self.step, part.what, 0, part.what.end.event
+
+    def expand(self, log: Log) -> None:
+        calls, storages, step, call, event, act = log.call_slots, log.storage_table, self.step, self.call, self.event, self.act
+        offset = self.node - self.nodes.start
+        numbers: dict[int, int] = {}
+        number = self.first_number
+        takings = iter(self.takings)
+        for part in self.parts:
+            if part.kind == TAKEN:
+                take = part.what
+                events, sizes = take.flat, iter(take.reel.sizes[take.start.birth:take.stop.birth])
+            elif part.kind == CALLED:
+                events, sizes = part.what.events, iter(part.what.sizes)
+            else:
+                continue
+            writer = ActWriter(log, next(takings), act)
+            for kind, what in events:
+                if kind == CALLED:
+                    old = calls[what]
+                    assert old is not None
+                    calls[call] = OpCall(
+                        old.signature, tuple([numbers.get(n, n) for n in old.inputs]), tuple([numbers.get(n, n) for n in old.outputs]), step,
+                        old.phase, old.module, old.node if old.node == OUTSIDE else old.node + offset,
+                        None if old.forward is None else old.forward + call - what, old.recomputed)
+                    call += 1
+                    continue
+                event += 1
+                if kind == BORN:
+                    life = storages[what]
+                    address, nbytes = writer.born(life.device, next(sizes), call)
+                    log.add_life(_copy_life(life, number, address, nbytes, event, call, step, offset))
+                    numbers[what] = number
+                    number += 1
+                elif kind == DIED:
+                    life = storages[numbers[what]]
+                    life.died, life.died_call = event, call
+                    writer.died(life, call)
+                else:
+                    writer.held(what, call)
+            writer.finish(call)
+            act = writer.act
+        for i, row in enumerate(self.nodes):
+            node = log.node_slots[row]
+            assert node is not None
+            log.node_slots[self.node + i] = _copy_node(node, numbers, offset, step)
+
+
+def _copy_life(life: StorageLife, number: int, address: int, nbytes: int, event: int, call: int, step: int, offset: int) -> StorageLife:
+    copy = StorageLife(number, life.nbytes, nbytes, address, life.device, event, call, life.phase, step,
                        life.node if life.node == OUTSIDE else life.node + offset, life.module)
     copy.category, copy.label, copy.requires_grad, copy.spec = life.category, life.label, life.requires_grad, life.spec
     return copy
@@ -131,4 +249,3 @@ def _copy_life(life: StorageLife, number: int, region: Region, event: int, call:
 def _copy_node(node: LogNode, numbers: dict[int, int], offset: int, step: int) -> LogNode:
     return replace(node, step=step, inputs=[i + offset for i in node.inputs], reads=[numbers.get(n, n) for n in node.reads],
                    outputs=[(numbers.get(n, n), spec) for n, spec in node.outputs])
-

@@ -87,7 +87,7 @@ class RuntimeRecorder(Recorder):
     def storage_of(self, tensor: torch.Tensor) -> Any:
         storage, is_new = self.book.find(tensor)
         if is_new:  # nobody saw it made: it was there before
-            self.log.storages[storage.number].step = -1
+            self.log.storage_table[storage.number].step = -1
         return None if storage is self.book.nowhere else storage
 
     def _was_born(self, storage: RealStorage) -> None:
@@ -146,7 +146,7 @@ class RuntimeRecorder(Recorder):
                 with suppress(InputError):  # where the call does not fit, the model itself will say so
                     mark_inputs(self, module, args, kwargs)
             log = self.log
-            self.root_calls.append(Position(len(log.calls), len(self.laps) - 1, len(log.nodes), len(log.phases) - 1, log.events))
+            self.root_calls.append(Position(len(log.call_slots), len(self.laps) - 1, len(log.node_slots), len(log.phases) - 1, log.events))
         span = None
         if index is not None and self.phase == "forward":
             span = [mark, None]
@@ -196,7 +196,7 @@ class RuntimeRecorder(Recorder):
         made_here = signature.op is torch.ops.aten.lift_fresh.default  # by torch.tensor(), which copies Python's numbers
         read: list[Any] = [self.book.find(t)[0] if made_here else self.storage_of(t) or self.book.nowhere for t in inputs]
         written: list[Any] = [self.book.find(t)[0] for t in outputs]
-        index = len(self.log.calls)
+        index = len(self.log.call_slots)
         self.called(signature, read, written)
         self.spans[index] = start, end
         if self.phase == "backward":
