@@ -18,6 +18,7 @@ from .source_line import asked_by
 from .state import MetaState
 from .storage import MetaStorage, attach
 from .tensor import META, MetaTensor, kernel
+from .unknown_scalar import expected_scalar, going_on
 from .validity_check import passing_value
 
 Tensor = torch.Tensor
@@ -44,7 +45,10 @@ def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwarg
     if name == "index":
         return _index_with_mask(state, args[0], args[1])
     if name == "repeat_interleave" and kwargs.get("output_size") is None:
-        raise _unknown(state, "aten.repeat_interleave", "pass output_size=")
+        total = None if state.tape is not None or read_known(args[0]) is not None else _expected_sum(state, args[0])
+        if total is None:
+            raise _unknown(state, "aten.repeat_interleave", "pass output_size=")
+        return _new(state, args[0], (total,), torch.int64)
     if name == "masked_select":
         count = _count(state, "masked_select", args[1])
         return _keep_origin(_new(state, tensors[0], (count,), tensors[0].dtype), args[0])
@@ -86,12 +90,16 @@ def _scalar(state: MetaState, tensor: Tensor) -> Any:
     if tensor.dtype is torch.bool and (passing := passing_value()) is not None:
         state.assume(f"data is taken to pass the model's own check {state.where()}")
         return passing
+    if (answer := going_on(state, tensor)) is not None:
+        return answer
     value = read_known(tensor, assumed=True) if state.expects_contents else None
     if value is not None and (not tensor.dtype.is_floating_point or bool(value.isfinite())):
         number = value.item()
         state.assume(f"an unknown scalar ({tensor.dtype}) was taken as {number:.4g}, its value where what the layers compute is zero {state.where()}")
         state.unknown_sizes += 1
         return number
+    if (expected := expected_scalar(state, tensor)) is not None:
+        return expected
     # What an optimizer of torch asks for only scales its update: no size and no path depends on it.
     if state.options.unknown_value == "placeholder" or asked_by(_OPTIMIZERS):
         state.assume(f"an unknown scalar ({tensor.dtype}) was taken as {state.placeholder} {state.where()}")
@@ -100,7 +108,7 @@ def _scalar(state: MetaState, tensor: Tensor) -> Any:
             return float(state.placeholder) if tensor.dtype.is_floating_point else bool(state.placeholder) if tensor.dtype is torch.bool else state.placeholder
     raise _unknown(state, "aten.item (also bool(), int(), float(), if tensor:)",
                    "compute the value from shapes or Python numbers, pass the tensor with its values (a small integer or boolean tensor keeps "
-                   "them), or choose ProfileOptions(unknown_value='placeholder')")
+                   "them), or choose ProfileOptions(unknown_value='placeholder') or, for a condition, unknown_condition='false'")
 
 
 def _compare(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -137,6 +145,16 @@ def _count(state: MetaState, operator: str, mask: Tensor) -> int:
         return count
     state.assume(f"{operator}: all {total} elements taken as nonzero (worst case) {state.where()}")
     return total
+
+
+def _expected_sum(state: MetaState, repeats: Tensor) -> int | None:
+    """What unknown counts, such as durations, add up to: see `density.expected_density`; a number given bounds it."""
+    storage, policy = repeats.untyped_storage(), state.options.unknown_size
+    if policy == "error" or not isinstance(storage, MetaStorage) or storage.density is None:
+        return None
+    total = round(storage.density * repeats.numel())
+    state.assume(f"repeat_interleave: {total} rows, 1 per element {state.where()}")
+    return min(total, policy) if isinstance(policy, int) else total
 
 
 def _new(state: MetaState, like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -72,6 +72,8 @@ def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float
     if len(storages) == 2 and (storages[0].known is None) != (storages[1].known is None):
         known = args[1] if storages[0].known is None else args[0]
         return 1 / known.numel() if known.numel() > 1 else None
+    if first is not None and len(storages) == 1 and isinstance(args[1], (int, float)) and args[0].numel() == 1:
+        return float(first == args[1])  # one expected count
     return None
 
 
@@ -107,4 +109,22 @@ def _not_equal(args: Any, storages: list[MetaStorage], first: float | None) -> f
     return None if first is None or isinstance(args[1], torch.Tensor) or args[1] != 0 else min(1.0, first)
 
 
-_RULES: dict[str, Rule] = {"eq": _equal, "sum": _sum, "gt": _greater, "ge": _greater, "scatter": _scatter, "any": _any, "ne": _not_equal}
+def _rounded(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    """Floating data made whole counts something, as predicted durations do: 1 is expected where nothing else is."""
+    return 1.0 if first is None else first
+
+
+def _clamped(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    low = args[1] if len(args) > 1 else None
+    if first is None or isinstance(low, torch.Tensor):
+        return None
+    return first if low is None else max(first, float(low))
+
+
+def _largest(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    return first
+
+
+_RULES: dict[str, Rule] = {"eq": _equal, "sum": _sum, "gt": _greater, "ge": _greater, "scatter": _scatter, "any": _any, "ne": _not_equal,
+                           "ceil": _rounded, "round": _rounded, "floor": _rounded, "clamp": _clamped, "clamp_min": _clamped,
+                           "max": _largest, "amax": _largest, "select": _largest, "squeeze": _largest, "masked_fill": _largest}

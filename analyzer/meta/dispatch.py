@@ -130,11 +130,11 @@ class MetaDispatchMode(TorchDispatchMode):
             _assume_finite(state, info, args, outputs[0], born[0])
         if storages and born and born[0] is not None and not _is_exact(born[0]) and not outputs[0].dtype.is_floating_point:
             born[0].drawn_from = drawn_contents(info.name, storages)
-        if state.options.unknown_size == "balanced":
+        if state.options.unknown_size != "error":
             density = expected_density(info.name, args, storages)
             if density is not None and born and born[0] is not None:
                 born[0].density = density
-            counts = expected_counts(info.name, args, kwargs or {})
+            counts = expected_counts(info.name, args, kwargs or {}) if state.options.unknown_size == "balanced" else None
             if counts is not None and born[0] is not None and born[0].known is None and state.expects_contents:
                 state.assume(f"{info.name}: unknown elements are taken to fall evenly into {len(counts)} bins (balanced) {state.where()}")
                 with without_modes():

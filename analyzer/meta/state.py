@@ -49,6 +49,7 @@ class MetaState:
     assumptions: dict[str, None] = field(default_factory=dict)
     stand_ins: dict[int, tuple[Any, torch.Tensor]] = field(default_factory=dict)
     random_seed: int = 0
+    conditions: dict[tuple[str, int], int] = field(default_factory=dict)  #: how often unknown data was asked whether a loop ends, by line
     unknown_sizes: int = 0        #: how often a size or a value that only data could give was answered by a policy
     placeholder: int = 1          #: what an unknown scalar is taken as, where it is
     expects_contents: bool = True #: whether contents that a policy expects may be read as if they were known

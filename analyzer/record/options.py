@@ -13,6 +13,7 @@ class ProfileOptions(MetaOptions):
     """Settings of `profile`: those of `MetaOptions` and the step's own.
 
     Unknown scalars are ``"expected"`` unless ``unknown_value`` says otherwise; one that follows from nothing known raises DataDependentError.
+    ``unknown_condition`` is ``"false"`` here: a profile says what it took for granted, and goes on.
     ``steps`` training steps are run; the first makes gradients and optimizer states, the last is the steady state.
     ``set_to_none`` is what ``zero_grad`` gets. ``keep_events`` keeps the memory timeline and the allocator's acts.
     With ``capacity_bytes`` the device has that much for the allocator, with ``limit_to_device`` what the profiled device has (less what is
@@ -22,6 +23,7 @@ class ProfileOptions(MetaOptions):
     """
 
     unknown_value: Literal["error", "expected", "placeholder"] = "expected"
+    unknown_condition: Literal["false", "true", "error"] = "false"
     steps: int = 2
     set_to_none: bool = True
     keep_events: bool = True

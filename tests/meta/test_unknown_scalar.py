@@ -1,0 +1,145 @@
+"""Conditions and counts that only data could give: the stated rule, its trace in the assumptions, and where there is none."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import MetaTensorMode, profile, symbolic_trace
+from analyzer.errors import DataDependentError, InputError
+from analyzer.meta import unknown_scalar
+from analyzer.meta.options import MetaOptions
+from analyzer.record.options import ProfileOptions
+
+STEPS = 7
+
+
+def stop_at_break(x):
+    for step in range(STEPS):
+        x = x + 1
+        if (x > 0).all():
+            break
+    return step + 1
+
+
+def stop_where_none_is_left(x):
+    for step in range(STEPS):
+        x = x + 1
+        if not (x > 0).any():
+            return step + 1
+    return step + 1
+
+
+def stop_in_nested_if(x):
+    done = 0
+    for step in range(STEPS):
+        done = step + 1
+        if torch.any(x > 0):
+            x = x + 1
+            if step > STEPS:
+                break
+    return done
+
+
+def go_on_with_else(x):
+    for step in range(STEPS):
+        if (x > 0).all():
+            x = x + 1
+        else:
+            break
+    return step + 1
+
+
+def while_unfinished(x):
+    step = 0
+    while (x > 0).any() and step < STEPS:
+        step += 1
+    return step
+
+
+def while_not_finished(x):
+    step = 0
+    while not (x > 0).all():
+        step += 1
+        if step == STEPS:
+            break
+    return step
+
+
+@pytest.mark.parametrize("loop", [stop_at_break, stop_where_none_is_left, stop_in_nested_if, go_on_with_else, while_unfinished,
+                                  while_not_finished])
+def test_a_loop_that_data_would_end_runs_to_its_own_bound(loop):
+    with MetaTensorMode(MetaOptions(unknown_condition="false")) as mode:
+        assert loop(torch.rand(3)) == STEPS
+        assert [text for text in mode.state.assumptions if "runs to its own bound" in text and "test_unknown_scalar.py" in text]
+
+
+@pytest.mark.parametrize("answer", ["false", "true"])
+def test_other_conditions_follow_the_option(answer):
+    with MetaTensorMode(MetaOptions(unknown_condition=answer)) as mode:
+        x = torch.rand(3)
+        assert (1 if x.sum() > 1 else 2) == (1 if answer == "true" else 2)
+        assert [text for text in mode.state.assumptions if f"unknown_condition='{answer}'" in text]
+
+
+def test_a_loop_without_a_bound_is_an_error_that_says_so(monkeypatch):
+    monkeypatch.setattr(unknown_scalar, "MOST_STEPS", 20)
+    with MetaTensorMode(MetaOptions(unknown_condition="false")), pytest.raises(DataDependentError, match=r"(?s)ran 20 times.*bound of its own"):
+        while not torch.rand(3).sum() > 2:
+            pass
+
+
+@pytest.mark.parametrize(("policy", "length"), [("balanced", 6), (9, 9)])
+def test_predicted_durations_are_lengths_that_the_policy_gives(policy, length):
+    with MetaTensorMode(MetaOptions(unknown_size=policy)) as mode:
+        durations = torch.clamp(torch.round(torch.rand(2, 6).exp()), min=0).long()
+        assert torch.zeros(2, durations.sum(dim=1).max()).shape == (2, length)
+        assert torch.repeat_interleave(torch.rand(6, 4), durations[0], dim=0).shape == (6, 4)
+        assert len([text for text in mode.state.assumptions if "balanced" in text or "bound given" in text or "1 per element" in text]) == 2
+
+
+@pytest.mark.parametrize("policy", ["worst", "error"])
+def test_nothing_bounds_a_duration_from_above(policy):
+    with MetaTensorMode(MetaOptions(unknown_size=policy)), pytest.raises(DataDependentError):
+        int(torch.ceil(torch.rand(2, 6).exp()).sum())
+
+
+class Decoder(nn.Module):
+    """Words until all samples have ended, at most ``steps``."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.step = nn.Linear(4, 4)
+        self.steps = steps
+
+    def forward(self, x):
+        for _ in range(self.steps):
+            x = self.step(x)
+            if (x.argmax(-1) == 3).all():
+                break
+        return x
+
+
+def test_profile_takes_the_most_steps_and_says_so():
+    few, many = (profile(Decoder(n), args=(torch.rand(2, 4),), mode="infer") for n in (2, 6))
+    assert few.fwd_macs == 2 * (2 * 4 * 4)
+    assert many.fwd_macs == 6 * (2 * 4 * 4)
+    assert any("runs to its own bound" in text for text in many.assumptions)
+    with pytest.raises(DataDependentError, match="unknown_condition"):
+        profile(Decoder(2), args=(torch.rand(2, 4),), mode="infer", options=ProfileOptions(unknown_condition="error"))
+
+
+def test_a_graph_takes_no_condition_for_granted():
+    decoder = Decoder(3)
+    with torch.no_grad():
+        decoder.step.weight.zero_()
+        decoder.step.bias.copy_(torch.tensor([0.0, 0, 0, 1]))  # ends after one step
+    model = nn.Sequential(decoder)
+    x = torch.rand(2, 4)
+    gm = symbolic_trace(model, meta_args={"input": x})
+    torch.testing.assert_close(gm(x), model(x))
+
+
+def test_an_option_that_means_nothing_is_refused():
+    with pytest.raises(InputError, match="maybe"):
+        ProfileOptions(unknown_condition="maybe")
