@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from analyzer import MetaTensorMode, profile, symbolic_trace
-from analyzer.fx.structure import tensors_of
+from analyzer.fx.structure import replace_tensors, tensors_of
 from analyzer.record.eager import default_loss
 
 from .coverage_case import Candidate, Case, Inputs
@@ -250,6 +250,9 @@ def _replay_without_data(candidate: Candidate) -> None:
     with MetaTensorMode():
         model = candidate.build().eval()
     inputs = candidate.make_inputs(model, False)
+    with MetaTensorMode():  # on the device that is profiled: the devices of a graph's factories are constants
+        model.cuda()
+        inputs = replace_tensors(inputs, lambda t: t.cuda())
     gm = _trace_with(model, inputs)
     logs = [_operators(m, inputs) for m in (model, gm)]
     if logs[0] != logs[1]:

@@ -105,5 +105,8 @@ def _timm_candidates(name: str) -> list[Candidate]:
     if config is None or not config.fixed_input_size:
         side = max(SMALL, *(config.min_input_size[1:] if config is not None and config.min_input_size else (0,)))
         found.append(Candidate("small images", build, partial(_images, [(BATCH, size[0], min(side, size[1]), min(side, size[2]))])))
+    elif min(size[1:]) > SMALL:  # vision transformers and the like are built for one size; most take another where they are told it
+        small = partial(timm.create_model, name, pretrained=False, img_size=SMALL)
+        found.append(Candidate("built for small images", small, partial(_images, [(BATCH, size[0], SMALL, SMALL)])))
     found.append(Candidate("images as published", build, partial(_images, [(BATCH, *size)]), may_be_large=True))
     return found

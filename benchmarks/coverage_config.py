@@ -1,0 +1,246 @@
+"""Configs of transformers made complete, and made small by rules that know no model."""
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+DEPTH, EXPERTS, VOCABULARY = 2, 8, 1024
+AHEAD = 8  # steps of a time series that are forecast
+
+_IS_DEPTH = re.compile(r"^(\w+_)?(layers?|depth|num_blocks)$")
+_NO_DEPTH = re.compile(r"feature_layer|feat_extract|look_|max_window|cross_|iou_|max_|_shared|no_rope|adapter|insert|postnet|residual|spec|nextn|mtp")
+_IS_HEADS = re.compile(r"(^|_)(heads?|num_heads|attention_heads|kv_heads|key_value_heads|n_groups)$")
+_NO_HEADS = re.compile(r"use_|has_|tie_|head_type")
+_IS_WIDTH = re.compile(r"hidden|embd|embed|dim$|d_model|d_ff|ffn|intermediate|width|inner|rank$|projection|channels$|units$|proj_size|_size$|d_latents"
+                       r"|mamba_d_ssm|bottleneck_features")
+_NO_WIDTH = re.compile(r"head_dim|d_kv|patch|image|crop|kernel|vocab|window|num_|in_channels|audio_channels|codebook|state|batch|chunk|block|context|max_"
+                       r"|input|roi|segment|tubelet|grid|feature_|feat_|latent(?!s$)|qk_|head_size|d_head|merge|spatial|temporal|coordinate|shape|mel|min_"
+                       r"|rope|time|conv_dim|pool|codevector|quant")
+_MAIN_WIDTH = re.compile(r"^(hidden_size|d_model|embed_dim|n_embd|dim|hidden_dim)$")
+_FOLLOWS_WIDTH = re.compile(r"num_pos_feats|groups$")  # half a width, or as many groups as channels
+_IS_INDICES = re.compile(r"(indexes|indices|_ids|_idx|index|_layers|layer_idxs?|attention_blocks)$")
+_TOKEN = re.compile(r"(token_id|token_index|token_ids)$|^(audio|image|video)_token$")
+_SECTIONS = re.compile(r'get\("mrope_section", \[([\d, ]+)\]')  # a model's own default, which need not fit its default widths
+_ROPE_BASE = 10_000.0  # RoFormer (arXiv 2104.09864), section 3.2.2
+
+# Parts that a config of several models has no default for: one of the models that checkpoints of the class are made of.
+_SUB_CONFIGS = {
+    "MusicgenConfig": {"text_encoder": "T5Config", "audio_encoder": "EncodecConfig", "decoder": "MusicgenDecoderConfig"},
+    "MusicgenMelodyConfig": {"text_encoder": "T5Config", "audio_encoder": "EncodecConfig", "decoder": "MusicgenMelodyDecoderConfig"},
+    "EncoderDecoderConfig": {"encoder": "BertConfig", "decoder": "BertConfig"},
+    "SpeechEncoderDecoderConfig": {"encoder": "Wav2Vec2Config", "decoder": "BertConfig"},
+    "VisionEncoderDecoderConfig": {"encoder": "ViTConfig", "decoder": "BertConfig"},
+    "VisionTextDualEncoderConfig": {"vision_config": "ViTConfig", "text_config": "BertConfig"},
+    "RagConfig": {"question_encoder": "DPRConfig", "generator": "BartConfig"},
+}
+_HEATMAP_HEAD = {"upsample_out_channels": [32, 32], "upsample_kernel_sizes": [4, 4], "conv_out_channels": [32], "conv_kernel_sizes": [1]}
+# What the default config leaves out though the model asks for it, by model type; checkpoints give it.
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "xmod": {"default_language": "en_XX"},
+    "sapiens2": {"head_config": {**_HEATMAP_HEAD, "use_pixel_shuffle": False, "scale_conv_out_channels": [16, 8], "scale_conv_kernel_sizes": [1, 1],
+                                 "scale_final_input_size": 128, "scale_final_hidden_sizes": [16, 8]}},
+    "tvp": {"num_frames": 4, "max_img_size": 64, "visual_prompt_size": 16},  # whole clips are 48 frames of 448 pixels
+    "shieldgemma2": {"yes_token_index": 5, "no_token_index": 6},
+    **{kind: {"prediction_length": AHEAD, "context_length": AHEAD, "num_time_features": 2}
+       for kind in ("time_series_transformer", "informer", "autoformer")},
+}
+
+
+def default_fields(model_class: Any) -> dict[str, Any]:
+    """The default config of a model class as nested dictionaries, completed."""
+    import transformers
+
+    config_class, parts = model_class.config_class, {}
+    for name, part_class in _SUB_CONFIGS.get(config_class.__name__, {}).items():
+        parts[name] = getattr(transformers, part_class)()
+        if name == "decoder" and "Encoder" in config_class.__name__:
+            parts[name].is_decoder = parts[name].add_cross_attention = True
+    fields: dict[str, Any] = config_class(**{k: v.to_dict() for k, v in parts.items()}).to_dict()
+    _complete(fields, model_class)
+    return fields
+
+
+def _complete(fields: dict[str, Any], model_class: Any) -> None:
+    """Give what the default config leaves out: the model would fail with it at any size."""
+    common = _common_fields()
+    sections = _SECTIONS.search(inspect.getsource(sys.modules[model_class.__module__]))
+    for part in parts_of(fields):
+        for key, value in _SETTINGS.get(part.get("model_type", ""), {}).items():
+            if part.get(key) is None or isinstance(part[key], dict):
+                part[key] = value
+            elif isinstance(value, int):
+                part[key] = value
+        if "vocab_size" in part and part["vocab_size"] is None:
+            part["vocab_size"] = VOCABULARY
+        if "rope_parameters" in part and _heads_of(part) is not None:
+            rope = part["rope_parameters"] = part["rope_parameters"] or {"rope_type": "default"}
+            if "rope_theta" in rope or not any(isinstance(v, dict) for v in rope.values()):
+                rope["rope_theta"] = rope.get("rope_theta") or _ROPE_BASE
+                if sections:
+                    rope.setdefault("mrope_section", [int(share) for share in sections[1].split(",")])
+        if part is not fields:
+            for key in [k for k, v in part.items() if k in common and common[k] == v and k != "model_type"]:
+                del part[key]  # some configs of parts refuse what every config has
+
+
+def _common_fields() -> dict[str, Any]:
+    from transformers import PreTrainedConfig
+
+    found: dict[str, Any] = PreTrainedConfig().to_dict()
+    return found
+
+
+def parts_of(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A config and the configs in it."""
+    yield fields
+    for key, value in fields.items():
+        if isinstance(value, dict) and ("model_type" in value or key.endswith("_config")):
+            yield from parts_of(value)
+
+
+def find_field(fields: dict[str, Any], *names: str) -> Any:
+    """The first of the settings that the config or a part of it has."""
+    for part in parts_of(fields):
+        for name in names:
+            if part.get(name) is not None:
+                return part[name]
+    return None
+
+
+def _integers(part: dict[str, Any], pattern: re.Pattern[str], but: re.Pattern[str]) -> Iterator[tuple[str, int]]:
+    for key, value in list(part.items()):
+        if type(value) is int and pattern.search(key) and not but.search(key):
+            yield key, value
+
+
+_NOTHING = re.compile("$^")
+
+
+def scale(fields: dict[str, Any], depth: int | None = DEPTH) -> None:
+    """Divide every width and every number of heads by the same power of two, so that relations between them stay."""
+    factor = 16
+    for part in parts_of(fields):
+        for key, value in _integers(part, _IS_HEADS, _NO_HEADS):
+            while factor > 1 and value % factor and "key_value" not in key and "kv" not in key:
+                factor //= 2
+        for _, value in _integers(part, _MAIN_WIDTH, _NOTHING):
+            while factor > 1 and value // factor < 32:
+                factor //= 2
+    for part in parts_of(fields):
+        widths = {value for _, value in _integers(part, _MAIN_WIDTH, _NOTHING)}
+        for key, value in _integers(part, _IS_HEADS, _NO_HEADS):
+            part[key] = max(1, value // factor)
+        for key, value in _integers(part, _IS_WIDTH, _NO_WIDTH):
+            if not _IS_HEADS.search(key) and not _IS_DEPTH.search(key) and value % factor == 0 and value // factor >= 8:
+                part[key] = value // factor
+        for key, value in _integers(part, _FOLLOWS_WIDTH, _IS_HEADS):
+            if value in widths or 2 * value in widths:
+                part[key] = max(1, value // factor)
+        for key, values in part.items():
+            if isinstance(values, list) and values and all(type(v) is int and v % factor == 0 for v in values) and sum(values) in widths:
+                part[key] = [v // factor for v in values]  # shares of a width
+    _shrink_tables(fields)
+    if depth is not None:
+        shorten(fields, depth)
+    _fit_sections(fields)
+
+
+def fix(fields: dict[str, Any]) -> None:
+    """Give every width one value, every number of heads another."""
+    for part in parts_of(fields):
+        for key, value in _integers(part, _IS_HEADS, _NO_HEADS):
+            part[key] = min(value, 2 if "key_value" in key or "kv" in key else 4)
+        for key, value in _integers(part, _IS_WIDTH, _NO_WIDTH):
+            if not _IS_HEADS.search(key) and not _IS_DEPTH.search(key) and value > 64:
+                part[key] = 128 if re.search("ffn|intermediate|inner|d_ff", key) else 64
+        for key in ("head_dim", "d_kv", "attention_head_dim"):
+            if type(part.get(key)) is int and part[key] > 16:
+                part[key] = 16
+    _shrink_tables(fields)
+    shorten(fields)
+    _fit_sections(fields)
+
+
+def shorten(fields: dict[str, Any], depth: int = DEPTH) -> None:
+    """Few layers, with one of each kind of layer; few experts."""
+    for part in parts_of(fields):
+        stages = part.get("out_features")
+        by_layer = isinstance(stages, list) and all(re.fullmatch(r"stage\d+", s) for s in stages) and \
+            any(value + 1 == len(part.get("stage_names") or ()) for _, value in _integers(part, _IS_DEPTH, _NO_DEPTH))
+        own = max(depth, len(stages)) if by_layer and stages else depth
+        kinds = part.get("layer_types") or part.get("layers_block_type")
+        own = max(own, len(dict.fromkeys(kinds)) if isinstance(kinds, list) else 0)
+        before = {key: value for key, value in _integers(part, _IS_DEPTH, _NO_DEPTH) if value > own}
+        for key in before:
+            part[key] = own
+        for key, value in list(part.items()):
+            if isinstance(value, list) and value and len(value) in before.values():
+                kept = list(dict.fromkeys(value)) if all(isinstance(v, str) for v in value) else []
+                part[key] = (kept + value)[:own] if len(kept) <= own else value[:own]
+            elif isinstance(value, list) and value and all(type(v) is int for v in value) and before and _IS_INDICES.search(key):
+                part[key] = list(dict.fromkeys(min(v, own - 1) for v in value))
+            elif key in ("depths", "num_blocks", "stage_num_blocks", "blocks_per_stage", "layers") and isinstance(value, list):
+                part[key] = [min(v, 2) if type(v) is int else v for v in value]
+        if before:
+            for key in ("out_features", "out_indices", "stage_names"):
+                part.pop(key, None)
+            if by_layer and stages:
+                part["out_features"] = [f"stage{i}" for i in range(own - len(stages) + 1, own + 1)]
+            for key in ("first_k_dense_replace", "num_kv_shared_layers", "num_nextn_predict_layers"):
+                if type(part.get(key)) is int:
+                    part[key] = min(part[key], 1 if key == "first_k_dense_replace" else 0)
+        for key, value in list(part.items()):
+            if type(value) is int and re.search(r"(num_experts|routed_experts|local_experts|num_moe_experts)$", key):
+                part[key] = min(value, EXPERTS)
+            elif type(value) is int and re.search(r"experts_per_tok|moe_topk|moe_k$|top_k_experts|experts_top_k", key):
+                part[key] = min(value, 2)
+            elif key in ("n_group", "topk_group") and type(value) is int:
+                part[key] = min(value, 2 if key == "n_group" else 1)
+            elif key == "mm_tokens_per_image":
+                part[key] = 4  # a square number of tokens that the small image has patches for
+
+
+def _heads_of(part: dict[str, Any]) -> int | None:
+    found = part.get("num_attention_heads") or part.get("num_heads") or part.get("n_heads")
+    return found if type(found) is int else None
+
+
+def _fit_sections(fields: dict[str, Any]) -> None:
+    """Shares of a head's rotary frequencies for time, height and width add up to them."""
+    for part in parts_of(fields):
+        rope, heads = part.get("rope_parameters"), _heads_of(part)
+        if not isinstance(rope, dict) or heads is None:
+            continue
+        head_dim = part.get("head_dim") or (part.get("hidden_size") or 0) // heads
+        frequencies = int(head_dim * (rope.get("partial_rotary_factor") or 1.0)) // 2
+        if not frequencies:
+            continue
+        before = rope.get("mrope_section")
+        if before and sum(before) != frequencies:
+            shares = [frequencies * share // sum(before) for share in before[1:]]
+            rope["mrope_section"] = [frequencies - sum(shares), *shares]
+
+
+def _shrink_tables(fields: dict[str, Any]) -> None:
+    """A small vocabulary; the ids of special tokens that lie beyond it move to its end."""
+    moved: dict[int, int] = {}
+
+    def place(value: Any) -> Any:
+        if isinstance(value, list):
+            return [place(v) for v in value]
+        if type(value) is not int or value < VOCABULARY - 64:
+            return value
+        return moved.setdefault(value, VOCABULARY - 1 - len(moved))
+
+    for part in parts_of(fields):
+        for key, value in _integers(part, re.compile("vocab_size|vocabulary_size"), re.compile("type_vocab|audio_vocab|input_vocab|codebook")):
+            part[key] = min(value, VOCABULARY)
+    for part in parts_of(fields):
+        for key, value in list(part.items()):
+            if _TOKEN.search(key):
+                part[key] = place(value)
+        if "pad_token_id" in part and part["pad_token_id"] is None:
+            part["pad_token_id"] = 0  # sequence classifiers of a batch need one
