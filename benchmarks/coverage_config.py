@@ -124,7 +124,7 @@ def scale(fields: dict[str, Any], depth: int | None = DEPTH) -> None:
     factor = 16
     for part in parts_of(fields):
         for key, value in _integers(part, _IS_HEADS, _NO_HEADS):
-            while factor > 1 and value % factor and "key_value" not in key and "kv" not in key:
+            while factor > 1 and value > 1 and value % factor and "key_value" not in key and "kv" not in key:
                 factor //= 2
         for _, value in _integers(part, _MAIN_WIDTH, _NOTHING):
             while factor > 1 and value // factor < 32:
@@ -171,6 +171,8 @@ def shorten(fields: dict[str, Any], depth: int = DEPTH) -> None:
         by_layer = isinstance(stages, list) and all(re.fullmatch(r"stage\d+", s) for s in stages) and \
             any(value + 1 == len(part.get("stage_names") or ()) for _, value in _integers(part, _IS_DEPTH, _NO_DEPTH))
         own = max(depth, len(stages)) if by_layer and stages else depth
+        taken = [value for key, value in part.items() if key.endswith("out_indices") and isinstance(value, list) and part.get("stage_names") is None]
+        own = max([own, *map(len, taken)])  # a neck takes as many layers as it has inputs
         kinds = part.get("layer_types") or part.get("layers_block_type")
         own = max(own, len(dict.fromkeys(kinds)) if isinstance(kinds, list) else 0)
         before = {key: value for key, value in _integers(part, _IS_DEPTH, _NO_DEPTH) if value > own}
@@ -180,6 +182,8 @@ def shorten(fields: dict[str, Any], depth: int = DEPTH) -> None:
             if isinstance(value, list) and value and len(value) in before.values():
                 kept = list(dict.fromkeys(value)) if all(isinstance(v, str) for v in value) else []
                 part[key] = (kept + value)[:own] if len(kept) <= own else value[:own]
+            elif value in taken and before:
+                part[key] = list(range(own - len(value), own))
             elif isinstance(value, list) and value and all(type(v) is int for v in value) and before and _IS_INDICES.search(key):
                 part[key] = list(dict.fromkeys(min(v, own - 1) for v in value))
             elif key in ("depths", "num_blocks", "stage_num_blocks", "blocks_per_stage", "layers") and isinstance(value, list):

@@ -211,9 +211,10 @@ def _image_size(model_class: Any, fields: dict[str, Any], variant: int) -> tuple
 
 def _images(model_class: Any, fields: dict[str, Any], parameters: Any, variant: int, key: str) -> dict[str, Any]:
     vision, channels = _vision(fields), _channels(fields)
-    if "image_grid_thw" in parameters:
-        grid, patches = _patches(fields)
-        return {key: patches, "image_grid_thw": grid}
+    for name in ("image_grid_thw", "grid_thw"):
+        if name in parameters:
+            grid, patches = _patches(fields)
+            return {key: patches, name: grid}
     if "spatial_shapes" in parameters:
         patch = vision.get("patch_size") or 16
         return {key: torch.rand(BATCH, PATCHES ** 2, channels * patch * patch), "spatial_shapes": torch.tensor([SQUARE[1:]] * BATCH),
