@@ -1,6 +1,7 @@
 """Run a user's module without its data: every tensor it holds is swapped for a stand-in and put back afterwards."""
 from __future__ import annotations
 
+import functools
 import operator
 import random
 import sys
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from analyzer.errors import InputError
 from analyzer.meta.dispatch import claimed_device
 from analyzer.meta.mode_stack import without_modes
 from analyzer.meta.state import MetaState, current
@@ -57,6 +57,10 @@ class Borrowed:
                     if isinstance(value, Tensor) and self.original_of(value) is None:
                         yield path, name, value
 
+    def lends_others(self, module: nn.Module) -> bool:
+        """Whether ``module`` holds tensors in place of its own, as `torch.func.functional_call` gives them to it."""
+        return any(t is not None and self.original_of(t) is None for m in module.modules() for t in (*m._parameters.values(), *m._buffers.values()))
+
     def stand_in_of(self, original: Tensor) -> Tensor | None:
         """The tensor that takes the place of ``original``, or None."""
         return self.stand_ins.of(original)
@@ -75,8 +79,6 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterato
     They are allocated in the order in which ``Module.to`` moves tensors: children first, then parameters, then buffers.
     Tied tensors stay tied and shared storages shared. Put back: attributes and their containers, registered tensors and modules, hooks,
     training flags, classes of lazy modules, the random number generators, torch's grad mode and default dtype.
-
-    Raises InputError for a ``ScriptModule`` that holds tensors: they live in C++ and cannot be swapped.
 
     >>> from analyzer.meta.mode import MetaTensorMode
     >>> layer = nn.Linear(2, 3)
@@ -141,11 +143,7 @@ class _Loan:
         self.seen.add(id(module))
         self.kept.append(module)
         if isinstance(module, torch.jit.ScriptModule):
-            if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
-                raise InputError(
-                    f"{type(module).__name__} (scripted from {getattr(module, 'original_name', '?')!r}) is a ScriptModule: its parameters "
-                    f"live in C++ and cannot be replaced by tensors without data. Give the Python module that it was scripted from."
-                )
+            self._walk_scripted(module)
             return
         attributes = module.__dict__
         self._snapshot(attributes)
@@ -170,6 +168,17 @@ class _Loan:
             attributes["_compiled_call_impl"] = None
             self.state.assume(f"{type(module).__name__}: a module under torch.compile is profiled as the module that it wraps")
         self._walk_items(attributes, _REGISTERED, 0)
+
+    def _walk_scripted(self, module: torch.jit.ScriptModule) -> None:
+        """A module of TorchScript, whose tensors C++ holds."""
+        held: Any = module._c  # type: ignore[attr-defined]
+        for tensors, is_buffer in ((module._parameters, False), (module._buffers, True)):
+            for name, tensor in list(tensors.items()):
+                if tensor is not None:
+                    self.undo.append(functools.partial(held.setattr, name, tensor))
+                    held.setattr(name, self.stand_ins.make(tensor, readable=is_buffer))
+        for child in module.children():
+            self._walk(child)
 
     def _snapshot(self, contents: dict[Any, Any]) -> None:
         before = dict(contents)
@@ -273,8 +282,6 @@ class _Loan:
         named: set[int] = set()
         for path, module in borrowed.root.named_modules():
             borrowed.modules[id(module)] = path
-            if isinstance(module, torch.jit.ScriptModule):
-                continue
             prefix = path + "." if path else ""
             for tensors, target in ((module._parameters, borrowed.parameters), (module._buffers, borrowed.buffers)):
                 for name, stand_in in tensors.items():

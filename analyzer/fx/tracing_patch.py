@@ -93,7 +93,7 @@ def _call_module(original: Any) -> Any:
         path = tape.borrowed.modules.get(id(module))
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         outlined = Site(module) in tape.outlined
-        if module is tape.borrowed.root or not outlined and not tape.is_leaf(module):
+        if module is tape.borrowed.root or not outlined and (not tape.is_leaf(module) or tape.borrowed.lends_others(module)):
             with tape.module(path if path is not None else f"{tape.where()}.<{type(module).__name__}>".lstrip("."), kind):
                 return original(module, *args, **kwargs)
         target = tape.module_target(module)

@@ -16,6 +16,7 @@ from . import (  # noqa: F401
     claimed_one_hot,
     claimed_packing,
     claimed_pooling,
+    claimed_quantized,
     claimed_rnn,
     claimed_softmax,
     claimed_sparse,

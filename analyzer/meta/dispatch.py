@@ -114,7 +114,7 @@ class MetaDispatchMode(TorchDispatchMode):
             try:
                 frozen = tuple(key)
                 entry = _entries.get(frozen)
-            except TypeError:  # an argument that cannot be hashed, e.g. a Generator-like object: no recipe
+            except (TypeError, NotImplementedError):  # an argument that cannot be hashed or compared, e.g. an object of C++: no recipe
                 frozen = None
         if entry is not None and entry.recipes is not None:
             signature = entry.signature
@@ -372,7 +372,9 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
                 return shape_impl(*args, **kwargs)
             try:
                 return func(*args, **kwargs)
-            except NotImplementedError as error:
+            except RuntimeError as error:  # of which NotImplementedError is one
+                if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):  # torch/_library/custom_ops.py
+                    raise
                 shape_impl = claimed_shapes.find(func) or sparse_shapes.find(func)
                 if shape_impl is not None:
                     return shape_impl(*args, **kwargs)

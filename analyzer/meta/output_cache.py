@@ -7,7 +7,7 @@ import torch
 
 from .signature import Signature
 from .spec import TensorSpec
-from .storage import MetaStorage
+from .storage import MetaStorage, find_storage
 
 NEW, VIEW, SAME, VALUE = range(4)
 
@@ -48,7 +48,7 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
         return spec_of(tensor._values)  # type: ignore[arg-type]
     if tensor.layout is not torch.strided:
         return TensorSpec.of(tuple(tensor.shape), (), tensor.dtype, str(tensor.__dict__.get("_claim", "cpu")))
-    storage = tensor.untyped_storage()
+    storage = find_storage(tensor)
     claim = storage.claim if isinstance(storage, MetaStorage) else tensor.device
     return TensorSpec.of(tuple(tensor.shape), tensor.stride(), tensor.dtype, str(claim))
 

@@ -177,6 +177,8 @@ def _input_key(leaves: list[Any]) -> Hashable:
     groups: dict[int, int] = {}
     for x in leaves:
         if isinstance(x, torch.Tensor):
+            if torch._C._functorch.is_functorch_wrapped_tensor(x):
+                return None
             storage = x.untyped_storage() if x.layout is torch.strided else None
             if not isinstance(storage, MetaStorage):
                 return None

@@ -15,7 +15,7 @@ from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.state import current
-from analyzer.meta.storage import MetaStorage
+from analyzer.meta.storage import MetaStorage, find_storage
 
 from .autograd_node import current_backward_node, next_sequence_number
 from .event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, Event
@@ -198,7 +198,7 @@ class Recorder:
 
     def storage_of(self, tensor: torch.Tensor) -> MetaStorage | None:
         """The storage of a strided tensor; None for one that is not in the books."""
-        storage = tensor.untyped_storage()
+        storage = find_storage(tensor)
         return storage if isinstance(storage, MetaStorage) else None
 
     def _life(self, tensor: torch.Tensor) -> StorageLife | None:

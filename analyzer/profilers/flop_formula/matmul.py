@@ -7,7 +7,7 @@ from typing import Any
 
 from analyzer.meta.spec import TensorSpec
 
-from .registration import FlopCount, register_each
+from .registration import FlopCount, register_each, register_flop_impl
 from .size import broadcast, multiply_adds
 
 Spec = TensorSpec
@@ -125,6 +125,11 @@ def bilinear_flops(a: Spec, b: Spec, weight: Spec, *_: Any, out: Any = None, **_
     return multiply_adds(prod(a[:-1]) * features * (m * n + n), a)
 
 
+def packed_linear_flops(x: Spec, packed: Any, *_: Any, out: Spec, **__: Any) -> FlopCount:
+    """A linear layer whose quantised weight is an object of C++: its sizes are those of input and output."""
+    return multiply_adds(out.numel * x[-1], x)
+
+
 def linear_combination_flops(x: Spec, coefficients: Spec, *, out: Any = None, **_: Any) -> FlopCount:
     """out[i] = sum over j of coefficients[i, j] * x[j]."""
     return multiply_adds(x.numel * coefficients[0], x)
@@ -142,6 +147,8 @@ register_each("matmul_backward", matmul_backward_flops)
 register_each("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", grouped_mm_flops)
 register_each("_weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros "
               "_dyn_quant_matmul_4bit", weight_packed_flops)
+for _name in ("linear_dynamic", "linear_relu_dynamic", "linear_dynamic_fp16", "linear_relu_dynamic_fp16"):
+    register_flop_impl(f"quantized::{_name}", packed_linear_flops)
 register_each("_sparse_semi_structured_mm", semi_structured_flops)
 register_each("_sparse_semi_structured_addmm", semi_structured_addmm_flops)
 register_each("_sparse_semi_structured_linear", semi_structured_linear_flops)
