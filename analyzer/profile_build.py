@@ -13,6 +13,7 @@ import torch
 from analyzer.fx.node_info import NodeInfo, TensorInfo
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.memory.timeline import read_memory
+from analyzer.meta.mode_stack import without_modes
 from analyzer.module_shape import ModuleShape
 from analyzer.profile_data import CostInfo, HolderInfo, ModuleCall, ModuleInfo, OperatorInfo, PhaseInfo, Profile, UncountedInfo
 from analyzer.profile_parallel import find_parallel_sizes
@@ -41,7 +42,8 @@ def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotat
     """
     last = log.steps - 1
     phase_rows, totals = _merge_sums(annotations)
-    shape = ModuleShape.of(root)
+    with without_modes():  # quantised layers unpack their weights to say what they are
+        shape = ModuleShape.of(root)
     rows: Rows | None = None
     if log.shortage is not None:
         rows = Rows(log, shape, annotations, totals, phase_rows)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -91,6 +92,26 @@ class _Nested(_Base):
         return (nested * 2).values()
 
 
+@_feature("nested tensors (attention)", lambda: (torch.rand(10, 16),))
+class _NestedAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.projections = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        nested = self.norm(torch.nested.nested_tensor_from_jagged(x, offsets=torch.tensor([0, 3, 10], device=x.device)))
+        q, k, v = (project(nested).unflatten(-1, (2, 8)).transpose(1, 2) for project in self.projections)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2).values()  # type: ignore[operator]
+
+
+@_feature("nested tensors (padded)", lambda: (torch.rand(10, 8),))
+class _NestedPadded(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        nested = torch.nested.nested_tensor_from_jagged(self.linear(x), offsets=torch.tensor([0, 3, 10], device=x.device))
+        return torch.nested.to_padded_tensor(nested.relu() + 1, 0.0)
+
+
 @_feature("vmap-built mask")
 class _Vmapped(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -105,6 +126,14 @@ class _FunctionalGradient(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         energy = torch.func.grad(lambda y: (y * y).sum())(x)
         return self.linear(energy)
+
+
+@_feature("torch.func.functional_call, jvp and vmap of a module")
+class _Functional(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        doubled = {name: p * 2 for name, p in self.linear.named_parameters()}
+        tangent = torch.func.jvp(self.linear, (x,), (torch.ones_like(x),))[1]
+        return torch.func.functional_call(self.linear, doubled, (x,)) + tangent + torch.vmap(self.linear)(x)  # type: ignore[no-any-return]
 
 
 @_feature("gradient inside forward")
@@ -131,6 +160,44 @@ class _Square(torch.autograd.Function):
 class _Custom(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _Square.apply(self.linear(x))  # type: ignore[no-any-return]
+
+
+@torch.library.custom_op("analyzer_benchmark::product", mutates_args=())
+def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(x.detach().numpy() * y.detach().numpy())
+
+
+@_product.register_fake
+def _product_shape(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _product_gradients(ctx: Any, grad: torch.Tensor) -> Any:
+    x, y = ctx.saved_tensors
+    return grad * y, grad * x
+
+
+_product.register_autograd(_product_gradients, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
+
+@_feature("custom operator")
+class _CustomOperator(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _product(self.linear(x), x)  # type: ignore[no-any-return]
+
+
+@torch.library.triton_op("analyzer_benchmark::double", mutates_args={})
+def _double(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x).copy_(x * 2)  # in place of a kernel, as Triton has none for a host
+
+
+_double.register_autograd(lambda ctx, grad: grad * 2, setup_context=lambda ctx, inputs, output: None)
+
+
+@_feature("Triton operator")
+class _TritonOperator(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _double(self.linear(x))  # type: ignore[no-any-return]
 
 
 @_feature("activation checkpoint")
@@ -194,6 +261,16 @@ class _ScriptedModule(_Base):
         return self.gate(self.linear(x))  # type: ignore[no-any-return]
 
 
+@_feature("torch.jit.script'ed submodule with weights")
+class _ScriptedLayer(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.linear(x))  # type: ignore[no-any-return]
+
+
 @_feature("shared and tied modules")
 class _Shared(_Base):
     def __init__(self) -> None:
@@ -213,8 +290,6 @@ def _weight_norm() -> nn.Module:
 
 @_feature("weight norm (old)")
 def _old_weight_norm() -> nn.Module:
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return nn.utils.weight_norm(nn.Linear(8, 8))
@@ -303,6 +378,52 @@ class _StochasticDepth(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         keep = torch.empty(x.shape[0], 1).bernoulli_(0.8) if self.training else torch.ones(x.shape[0], 1)
         return x + self.linear(x) * keep / 0.8
+
+
+class _RoutedExperts(nn.Module):
+    """Each expert gets the tokens that chose it, as mixture-of-experts layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.router = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            token, slot = torch.where(chosen == i)
+            if token.numel():
+                out.index_add_(0, token, expert(x[token]) * weights[token, slot, None])
+        return out
+
+
+class _OffsetExperts(_RoutedExperts):
+    """Tokens are sorted by expert and split where counts say."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = self.router(x).argmax(-1)
+        order = chosen.argsort()
+        parts = x[order].split(torch.bincount(chosen, minlength=4).tolist())
+        out = torch.cat([expert(part) for expert, part in zip(self.experts, parts)])
+        return torch.empty_like(out).index_copy(0, order, out)
+
+
+@_feature("mixture of experts (routed by nonzero)", lambda: (torch.rand(16, 8),))
+class _Routed(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = _RoutedExperts()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(self.linear(x))  # type: ignore[no-any-return]
+
+
+@_feature("mixture of experts (routed by counts)", lambda: (torch.rand(16, 8),))
+class _RoutedByCounts(_Routed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = _OffsetExperts()
 
 
 @_feature("mixture of experts")
@@ -397,6 +518,54 @@ class _Int8(_Base):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(self.linear(x), self.quantized.float() * self.scale)
+
+
+@_feature("product in int8")
+class _Int8Product(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("quantized", torch.randint(-127, 127, (8, 16), dtype=torch.int8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x.repeat(5, 1))  # more than 16 rows, which is what CUDA's kernel takes
+        return torch._int_mm((y * 10).to(torch.int8), self.quantized).to(y.dtype) * 0.01 + y.sum()  # type: ignore[arg-type]
+
+
+@_feature("product in float8", lambda: (torch.rand(16, 8),))
+class _Float8Product(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(8, 16)
+        self.register_buffer("weight", torch.randn(16, 16).to(torch.float8_e4m3fn))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.wide(self.linear(x))
+        scale = torch.ones((), device=x.device)
+        with torch.no_grad():
+            product = torch._scaled_mm(y.to(torch.float8_e4m3fn), self.weight.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)  # type: ignore[operator]
+        return product.float() + y
+
+
+@_feature("simulated quantisation")
+class _FakeQuantized(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fake_quantize_per_tensor_affine(self.linear(x), 0.1, 0, -128, 127)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    _quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear}, dtype=torch.qint8)  # takes weights with data
+
+
+@_feature("quantised layers")
+class _DynamicallyQuantized(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quantized = _quantized
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return self.quantized(y.detach()) + torch.quantize_per_tensor(y.detach(), 0.1, 0, torch.qint8).dequantize() + y  # type: ignore[no-any-return]
 
 
 @_feature("weights packed to 4 bits")
@@ -525,3 +694,23 @@ class _Sizes(_Base):
         mask = torch.tensor([True, False, True, True])
         picked = self.linear(x)[mask]
         return picked[torch.tensor([3, 0, 1]).nonzero().flatten()] + torch.unique(torch.tensor([2, 2, 5])).sum()
+
+
+class _Distinct(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = x[x.sum(-1) > 0]
+        if kept.shape[0] == 0:
+            return kept.sum(0)
+        classes, places = torch.unique((kept * 2).long().flatten(), return_inverse=True)
+        sums = torch.zeros(len(classes)).index_add(0, places, kept.flatten())
+        return torch.stack([s * i for i, s in enumerate(sums.unbind())]).sum()
+
+
+@_feature("sizes that only data gives", lambda: (torch.rand(4, 8),))
+class _UnknownSizes(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.distinct = _Distinct()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.distinct(self.linear(x)) * 2  # type: ignore[no-any-return]

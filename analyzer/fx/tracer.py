@@ -191,7 +191,7 @@ def _write_assignments(tape: Tape, borrowed: Borrowed) -> None:
     replaced = set()
     for path, stand_in, _ in borrowed.buffers:
         owner, _, name = path.rpartition(".")
-        now = borrowed.root.get_submodule(owner)._buffers.get(name)
+        now = getattr(borrowed.root.get_submodule(owner), name, None)
         if isinstance(now, Tensor) and now is not stand_in and tape.find(now) is not None:
             tape.assign_buffer(stand_in, now)
             replaced.add(path)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.jit._builtins
 import torch.nn.functional
 import torch.nn.init
 import torch.optim
@@ -120,9 +121,10 @@ def _overrides(values: Any) -> bool:
 
 def _replacements() -> Iterator[Undo]:
     for owner in (torch.nn.functional, torch.overrides):
-        yield replace(owner, "has_torch_function", lambda f: lambda values: f(values) if current() is None else _overrides(values))
-        yield replace(owner, "has_torch_function_unary", lambda f: lambda v: f(v) if current() is None else _overrides((v,)))
-        yield replace(owner, "has_torch_function_variadic", lambda f: lambda *vs: f(*vs) if current() is None else _overrides(vs))
+        yield replace(owner, "has_torch_function", lambda f: _in_place_of(f, lambda values: f(values) if current() is None else _overrides(values)))
+        yield replace(owner, "has_torch_function_unary", lambda f: _in_place_of(f, lambda v: f(v) if current() is None else _overrides((v,))))
+        yield replace(owner, "has_torch_function_variadic", lambda f: _in_place_of(f, lambda *vs: f(*vs) if current() is None else _overrides(vs)))
+    yield replace(torch.jit._builtins, "_find_builtin", lambda f: lambda function: f(getattr(function, "in_place_of", function)))
     # Optimizers and clip_grad_norm_ take the foreach path for these types only; plain CUDA parameters do.
     for module in (sys.modules["torch.optim.optimizer"], torch.utils._foreach_utils):  # torch.optim deletes the name
         types = module._foreach_supported_types
@@ -137,6 +139,12 @@ def _replacements() -> Iterator[Undo]:
     yield from gates.replacements()
     yield from data_parallel.replacements()
     yield from cuda_facade.replacements()
+
+
+def _in_place_of(original: Any, function: Any) -> Any:
+    """``function``, which TorchScript is to compile as ``original``."""
+    function.in_place_of = original
+    return function
 
 
 def _fill_normal(original: Any) -> Any:
