@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
@@ -14,6 +14,9 @@ from analyzer.meta.spec import TensorSpec
 
 if TYPE_CHECKING:
     from .recorder import RuntimeRecorder
+
+_LARGEST = 1 << 16  # signatures; a process that meets more kinds of call than this starts over, to bound memory
+_signatures: dict[Any, Signature] = {}
 
 
 class MeasuringMode(TorchDispatchMode):
@@ -28,7 +31,6 @@ class MeasuringMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self.clock = recorder.clock
-        self._signatures: dict[Any, Signature] = {}
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -43,8 +45,8 @@ class MeasuringMode(TorchDispatchMode):
         if types and _wraps(tuple(types)):
             self.clock.go()
             return NotImplemented
-        is_operator = isinstance(func, torch._ops.OpOverload)
-        if is_operator and describe_operator(func).composite:  # under inference_mode nothing takes it apart before
+        facts = _facts.get(id(func)) or _look_up(func)
+        if facts.composite:  # under inference_mode nothing takes it apart before
             self.clock.go()
             with self:
                 result = func.decompose(*args, **(kwargs or {}))
@@ -54,7 +56,7 @@ class MeasuringMode(TorchDispatchMode):
         self.clock.go()
         result = func(*args, **(kwargs or {}))
         end = self.clock.pause()
-        if not is_operator or not describe_operator(func).silent:
+        if not facts.silent:
             with torch._C.DisableTorchFunction():
                 self._report(func, args, kwargs or {}, result, start, end)
         self.clock.go()
@@ -63,7 +65,7 @@ class MeasuringMode(TorchDispatchMode):
     def _report(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, start: Any, end: Any) -> None:
         inputs: list[torch.Tensor] = []
         outputs: list[torch.Tensor] = []
-        key: list[Any] = [func]
+        key: list[Any] = [id(func)]  # which the signature keeps alive; an operator's own hash is slow
         _flatten(args, inputs, key)
         for name, value in kwargs.items():
             key.append(name)
@@ -71,17 +73,34 @@ class MeasuringMode(TorchDispatchMode):
         _flatten(result if isinstance(result, (list, tuple)) else (result,), outputs, key)
         try:
             frozen = tuple(key)
-            signature = self._signatures.get(frozen)
+            signature = _signatures.get(frozen)
         except TypeError:  # an argument that cannot be hashed
             frozen, signature = None, None
         if signature is None:
             signature = Signature(func, *_to_specs((args, kwargs)), _specs(inputs), _specs(outputs))
             if frozen is not None:
-                self._signatures[frozen] = signature
+                if len(_signatures) >= _LARGEST:
+                    _signatures.clear()
+                _signatures[frozen] = signature
         self.recorder.ran(signature, inputs, outputs, start, end)
 
 
-@lru_cache(maxsize=None)
+class _Facts(NamedTuple):
+    operator: Any  # kept, so that no other takes its id
+    composite: bool
+    silent: bool
+
+
+_facts: dict[int, _Facts] = {}
+
+
+def _look_up(func: Any) -> _Facts:
+    is_plain = isinstance(func, torch._ops.OpOverload)  # or a higher-order operator
+    found = _facts[id(func)] = _Facts(func, is_plain and describe_operator(func).composite, is_plain and describe_operator(func).silent)
+    return found
+
+
+@lru_cache(maxsize=256)
 def _wraps(types: tuple[type, ...]) -> bool:
     return any(is_traceable_wrapper_subclass_type(t) for t in types)
 

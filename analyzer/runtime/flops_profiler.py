@@ -12,7 +12,7 @@ from analyzer.errors import InputError
 from analyzer.profile_data import ModuleInfo, Profile
 
 from .clock import Clock, choose_clock
-from .generate import split_generation
+from .generate import PassObserver, split_generation
 from .measure import check_device, make_profile
 from .number import duration_to_string, macs_to_string, number_to_string, params_to_string
 from .recorder import RuntimeRecorder
@@ -175,23 +175,6 @@ class FlopsProfiler:
         if not output_file:
             print(text)
 
-    def print_generation(self, output_file: str | Path | None = None) -> None:
-        """Where the model was called more than once, as ``generate()`` does: print prefill and decoding, or add them to ``output_file``.
-
-        It ends the recording.
-        """
-        self.stop_profile()
-        recorder = self._recorder
-        if recorder is None or len(recorder.root_calls) < 2:
-            return
-        text = split_generation(recorder, self.convention).summary()
-        self._recorder = self._made = None
-        if output_file:
-            with Path(output_file).open("a", encoding="utf-8") as file:
-                file.write(f"\n{text}\n")
-        else:
-            print(f"\n{text}")
-
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print the classes of modules that cost most at each depth."""
         from analyzer.report.deepspeed_report import aggregate
@@ -225,20 +208,23 @@ def get_model_profile(
     >>> get_model_profile(torch.nn.Linear(1000, 1000), input_shape=(8, 1000), print_profile=False)
     ('16 M', '8 MMACs', '1 M')
     """
-    prof = FlopsProfiler(model)
-    run, call_args, call_kwargs = make_call(model, mode or func_name, input_shape, args, kwargs)
+    prof, method = FlopsProfiler(model), mode or func_name
+    run, call_args, call_kwargs = make_call(model, method, input_shape, args, kwargs)
     flags = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
         for _ in range(warm_up):
             run(*call_args, **call_kwargs)
         prof.start_profile(ignore_list=ignore_modules)
+        assert prof._recorder is not None
+        prof._recorder.observer = PassObserver()
         run(*call_args, **call_kwargs)
         prof.stop_profile()
         flops, macs, params = prof.get_total_flops(), prof.get_total_macs(), prof.get_total_params()
         if print_profile:
             prof.print_model_profile(warm_up, module_depth, top_modules, detailed, output_file)
-            prof.print_generation(output_file)
+            if method != "forward":
+                print_generation(prof, call_args, call_kwargs, output_file)
     finally:
         prof.end_profile()
         for module, flag in flags:
@@ -246,6 +232,19 @@ def get_model_profile(
     if as_string:
         return number_to_string(flops), macs_to_string(macs), params_to_string(params)
     return flops, macs, params
+
+
+def print_generation(prof: FlopsProfiler, args: tuple[Any, ...], kwargs: dict[str, Any], output_file: str | Path | None) -> None:
+    """Where a method called the model more than once: print what each pass cost, or add it to ``output_file``. It ends the recording."""
+    recorder, prof._recorder, prof._made = prof._recorder, None, None
+    if recorder is None or len(recorder.root_calls) < 2:
+        return
+    text = split_generation(recorder, args, kwargs, prof.convention).summary()
+    if output_file:
+        with Path(output_file).open("a", encoding="utf-8") as file:
+            file.write(f"\n{text}\n")
+    else:
+        print(f"\n{text}")
 
 
 def make_call(model: torch.nn.Module, name: str, input_shape: tuple[int, ...] | None, args: Any,

@@ -1,84 +1,115 @@
-"""`generate()` told apart: the prefill, which reads the prompt, and the decoding of one token after the other."""
+"""`measure_generate`: the prefill of a generation and each token after it, told apart while ``generate()`` runs as it is."""
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 import torch
 
 from analyzer.errors import InputError
-from analyzer.profile_data import Profile
-from analyzer.report.column import format_quantity, print_rows
+from analyzer.generation import GenerationProfile, GenerationStep
+from analyzer.generation.decoder import tensors_kept
+from analyzer.profilers.flops import make_flops_profiler
+from analyzer.profilers.memory import profile_memory
+from analyzer.profilers.traffic import profile_traffic
+from analyzer.record.recorder import tensors_in
 
 from .clock import Clock, choose_clock
+from .latency import make_measured_profiler
 from .measure import check_device, make_profile
 from .recorder import RuntimeRecorder
 
+_CACHES = ("past_key_values", "cache_params", "cache")  # under which names models take and return what they keep
+_AMOUNTS = ("flops", "macs", "read_bytes", "written_bytes", "seconds", "allocated_bytes", "peak_allocated_bytes")
 
-@dataclass(frozen=True)
-class Generation:
-    """What one call of ``generate()`` cost.
 
-    ``prefill`` is the first forward pass of the model, with what runs before it (an encoder). ``decode`` is one of the later passes:
-    the mean seconds of all of them, and the FLOPs of the last one, which reads the longest cache; None where there were none.
-    ``whole`` is all of it as one step.
-    """
+class PassObserver:
+    """Notes, of each call of the model, how many tokens of each sequence it reads and what it keeps."""
 
-    prefill: Profile
-    decode: Profile | None
-    whole: Profile
-    decode_steps: int
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.cache_bytes: list[int | None] = []
+        self.cache_kind = "none"
+        self._taken: object = None
 
-    @property
-    def decode_seconds(self) -> float | None:
-        """Of all tokens after the first."""
-        return None if self.decode is None or self.decode.fwd_seconds is None else self.decode.fwd_seconds * self.decode_steps
+    def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.tokens.append(count_tokens(kwargs.get("decoder_input_ids", kwargs.get("input_ids", (args, kwargs)))))
+        self._taken = _find_cache(kwargs)
 
-    @property
-    def steps_per_second(self) -> float | None:
-        """Decoded tokens of each sequence in a second; None where nothing was decoded."""
-        return None if self.decode is None or not self.decode.fwd_seconds else 1 / self.decode.fwd_seconds
+    def left(self, result: Any) -> None:
+        cache = _find_cache(result if isinstance(result, dict) else getattr(result, "__dict__", {})) or self._taken
+        self._taken = None
+        if cache is None:
+            self.cache_bytes.append(None)
+            return
+        self.cache_kind = "static" if "Static" in type(cache).__name__ else "dynamic"
+        kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_kept(cache)}
+        self.cache_bytes.append(sum(kept.values()))
 
-    def summary(self) -> str:
-        """A table of the parts."""
-        parts = [("prefill", 1, self.prefill), *([("decode, a token", self.decode_steps, self.decode)] if self.decode is not None else []),
-                 ("whole", 1, self.whole)]
-        rows = [(name, str(count), format_quantity(p.fwd_macs, "count"), format_quantity(p.fwd_flops, "count"),
-                 format_quantity(p.fwd_seconds, "seconds")) for name, count, p in parts]
-        text = print_rows(("Part", "Passes", "MACs", "FLOPs", "Time"), rows)
-        return text if self.steps_per_second is None else f"{text}\n{self.steps_per_second:.2f} tokens a second decoded of each sequence"
+
+def _find_cache(values: Mapping[str, Any]) -> object:
+    return next((values[name] for name in _CACHES if values.get(name) is not None), None)
+
+
+def count_tokens(tree: Any) -> int:
+    """The second size of the first tensor that has one."""
+    return next((int(t.shape[1]) for t in tensors_in(tree) if t.dim() > 1), 1)
 
 
 def measure_generate(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, method: str = "generate",
-                     warm_up: int = 1, convention: str = "own", clock: Clock | None = None) -> Generation:
-    """Measure ``model.generate(*args, **kwargs)``, after ``warm_up`` calls of it.
+                     warm_up: int = 1, convention: str = "own", clock: Clock | None = None) -> GenerationProfile:
+    """Run ``model.generate(*args, **kwargs)``, after ``warm_up`` runs of it, and tell what the prompt and each token after it cost.
 
-    Any ``method`` that calls the model again and again will do. Random number generators go on as they would.
-    Raises InputError where the model has no such method, or the method never calls the model.
+    Any ``method`` that calls the model again and again will do. The prefill is the first call of the model, with what of it runs before (an
+    encoder). `GenerationProfile.decode` has the mean seconds of all later calls, and the counts of the last one, which reads the longest cache.
+    Raises InputError where the model has no such method, or the method never calls the model, and whatever the model raises.
     """
     run: Callable[..., Any] | None = getattr(model, method, None)
     if not callable(run):
         raise InputError(f"measure_generate(method={method!r}): {type(model).__name__} has no such method")
+    kwargs = dict(kwargs or {})
     for _ in range(warm_up):
-        run(*args, **dict(kwargs or {}))
+        run(*args, **kwargs)
     recorder = RuntimeRecorder(model, clock or choose_clock(check_device(model)), whole=False)
+    recorder.observer = PassObserver()
     with recorder.recording():
-        run(*args, **dict(kwargs or {}))
-    return split_generation(recorder, convention)
+        run(*args, **kwargs)
+    return split_generation(recorder, args, kwargs, convention)
 
 
-def split_generation(recorder: RuntimeRecorder, convention: str) -> Generation:
-    """Tell the passes of a recording apart. The recording is of no other use afterwards."""
-    if not recorder.root_calls:
+def split_generation(recorder: RuntimeRecorder, args: Sequence[Any], kwargs: Mapping[str, Any], convention: str) -> GenerationProfile:
+    """Tell the passes of a recording apart, which is of no other use afterwards."""
+    observer = recorder.observer
+    if not recorder.root_calls or observer is None:
         raise InputError(f"measure_generate(): what ran never called {type(recorder.root).__name__} itself")
-    whole = make_profile(recorder, [0], convention, mode="infer")
+    prompt = next((t for t in tensors_in((kwargs.get("input_ids", kwargs.get("inputs")), args, dict(kwargs))) if t.dim()), None)
     passes = number_passes(recorder)
+    steps = list_steps(recorder, observer, convention)
     prefill = make_profile(recorder, [0], convention, mode="infer")
-    decode = None if passes == 1 else make_profile(recorder, range(1, passes), convention, mode="infer")
-    return Generation(prefill, decode, whole, passes - 1)
+    decode = make_profile(recorder, range(1, passes), convention, mode="infer") if passes > 1 else None
+    return GenerationProfile(
+        name=prefill.name, device=prefill.device, cache=observer.cache_kind, batch_size=1 if prompt is None else int(prompt.shape[0]),
+        prompt_tokens=observer.tokens[0] if prompt is None else count_tokens(prompt), new_tokens=passes, steps=steps, prefill=prefill, decode=decode,
+        assumptions=prefill.assumptions)
+
+
+def list_steps(recorder: RuntimeRecorder, observer: PassObserver, convention: str) -> tuple[GenerationStep, ...]:
+    """What each pass cost."""
+    rows: dict[int, dict[str, Any]] = {step: {} for step in range(len(recorder.root_calls))}
+    # of no step the mean: each has its own time
+    for profiler in (make_flops_profiler(convention), profile_traffic, profile_memory, make_measured_profiler(recorder, ())):
+        for (step, phase), row in profiler(recorder.log).phases.items():
+            if phase == "forward":
+                rows[step].update(row)
+    found, context = [], 0
+    for step, row in rows.items():
+        tokens = observer.tokens[step]
+        context = context + tokens if observer.cache_kind != "none" else tokens
+        amounts: dict[str, Any] = {name: row.get(name) for name in _AMOUNTS}
+        found.append(GenerationStep(step, tokens, context, observer.cache_bytes[step], **amounts))
+    return tuple(found)
 
 
 def number_passes(recorder: RuntimeRecorder) -> int:
@@ -98,8 +129,8 @@ def number_passes(recorder: RuntimeRecorder) -> int:
     for life in log.storages.values():
         if life.step >= 0:
             life.step = step_of(life.born, 4)
-    recorder.call_spans = {}  # `Log.module_calls` are those of all passes
-    log.module_calls.clear()
+    log.module_calls.clear()  # those of all passes
     for module in log.modules:
         module.calls = -(-module.calls // (len(starts) + 1))
-    return len(starts) + 1
+    log.steps = len(starts) + 1
+    return log.steps

@@ -79,7 +79,7 @@ def operator_seconds(recorder: RuntimeRecorder, steps: Sequence[int]) -> dict[in
     last = by_step[log.steps - 1]
     names = [log.calls[i].signature.op for i in last]
     same = all([log.calls[i].signature.op for i in by_step[step]] == names for step in steps)
-    rows = [by_step[step] for step in steps] if same else [last]
+    rows = [by_step[step] for step in steps] if steps and same else [last]
     return {index: sum(recorder.clock.seconds(*recorder.spans[row[k]]) for row in rows) / len(rows) for k, index in enumerate(last)}
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -25,6 +25,9 @@ from analyzer.record.recorder import FAILED, Recorder, tensors_in
 from .clock import Clock
 from .dispatch import MeasuringMode
 from .storage import RealStorage, StorageBook
+
+if TYPE_CHECKING:
+    from .generate import PassObserver
 
 ROOT = 0
 TRANSPARENT = -2  #: token of a module whose work is its caller's
@@ -61,6 +64,7 @@ class RuntimeRecorder(Recorder):
         self.spans: dict[int, Span] = {}                        #: marks around each operator, by index in `Log.calls`
         self.call_spans: dict[int, list[list[Any]]] = {}        #: by step: marks around each run of a module in the forward pass, in order
         self.root_calls: list[Position] = []                    #: where calls of the model began, in somebody else's code
+        self.observer: PassObserver | None = None               #: wants to know of these calls
         self._open: list[tuple[int, list[Any] | None]] = []     # beside the stack: id of the module, its marks
         self._mode = MeasuringMode(self)
         self._mode_depth = 0
@@ -147,6 +151,8 @@ class RuntimeRecorder(Recorder):
                     mark_inputs(self, module, args, kwargs)
             log = self.log
             self.root_calls.append(Position(len(log.call_slots), len(self.laps) - 1, len(log.node_slots), len(log.phases) - 1, log.events))
+            if self.observer is not None:
+                self.observer.entered(args, kwargs)
         span = None
         if index is not None and self.phase == "forward":
             span = [mark, None]
@@ -167,6 +173,8 @@ class RuntimeRecorder(Recorder):
             span[1] = mark
         try:
             super().leave_module(module, token, result)
+            if self.observer is not None and module is self.root and not self._stack:
+                self.observer.left(result)
         finally:
             self.clock.go()
             if not (self._stack or self.whole or self.phase == "backward"):  # there an exception also ends what checkpointing runs again
