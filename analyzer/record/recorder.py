@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from analyzer.memory.allocator import CachingAllocator, DeviceOutOfMemoryError
 from analyzer.meta.address_space import Region
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.output_cache import spec_of
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.state import current
@@ -552,12 +553,11 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 def describe(tensor: torch.Tensor) -> TensorSpec:
     """The spec of a tensor of the mode's."""
-    from analyzer.meta.output_cache import spec_of
-
     with torch._C.DisableTorchFunction():
         return spec_of(tensor)
 
 
 def describe_tensors(tree: Any) -> list[TensorSpec]:
     """The specs of all tensors in a nested structure."""
-    return [describe(t) for t in tensors_in(tree)]
+    with torch._C.DisableTorchFunction():
+        return [spec_of(t) for t in tensors_in(tree)]

@@ -1,6 +1,7 @@
 """Fills a log, and tells the time, while a model runs on real tensors."""
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Collection, Iterator
@@ -73,8 +74,9 @@ class RuntimeRecorder(Recorder):
         device = device_of(root)
         books = HostMemory()
         self.book = StorageBook(books, device, self._was_born, self._has_died)
+        leaves = {id(module): is_leaf(module) for module in root.modules()}
         machine = SimpleNamespace(space=SimpleNamespace(memory=lambda claim: books), state=SimpleNamespace())
-        super().__init__(cast(Any, machine), root, device, is_leaf)
+        super().__init__(cast(Any, machine), root, device, lambda m: leaves[id(m)] if id(m) in leaves else is_leaf(m))
         self._wrapped: dict[int, int] = {}
         self._wrappers: list[tuple[int, int]] = []
         for module in root.modules():
@@ -225,7 +227,7 @@ class RuntimeRecorder(Recorder):
     def start(self) -> None:
         """Begin to listen in this thread."""
         undo = ExitStack()
-        undo.enter_context(frozen_collector())  # the records kept here would set off collections of all that is there
+        undo.enter_context(rare_collections())
         undo.enter_context(listen(self))
         if "torch._dynamo.eval_frame" in sys.modules:  # something may be compiled: it runs as written, operator by operator
             stance = torch.compiler.set_stance("force_eager")
@@ -273,6 +275,18 @@ class RuntimeRecorder(Recorder):
             yield self
         finally:
             self.stop()
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Collect garbage a hundred times less often: the records kept of each operator set off collections that find none."""
+    before = gc.get_threshold()
+    gc.set_threshold(100 * before[0], *before[1:])  # 0, which is never, stays so
+    try:
+        with frozen_collector():
+            yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def mark_inputs(recorder: Recorder, root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
