@@ -19,6 +19,7 @@ from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.stand_in import stand_in_arguments
 from analyzer.profile_build import build_profile, build_unplaced_profile
 from analyzer.profile_data import Profile
+from analyzer.profile_wrapper import list_wrappers, show_wrappers
 from analyzer.profilers.annotation import Profiler
 from analyzer.profilers.communication import profile_communication
 from analyzer.profilers.flops import profile_flops
@@ -107,6 +108,7 @@ def profile(
     options, remark = limit_memory(options, spec)
     plays = reuse and step is None and options.capacity_bytes is None and options.set_to_none
     excluded: set[type[torch.nn.Module]] = set()
+    wrappers = list_wrappers(module)
 
     def run(options: ProfileOptions) -> Profile:
         meta_mode = MetaTensorMode(options, adopted_claim=claim)
@@ -131,7 +133,7 @@ def profile(
                     recorder.end_short(error)
             with torch._C.DisableTorchFunction():
                 annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
-                return build_profile(recorder.log, root, annotations, is_final=True, **facts)
+                return show_wrappers(build_profile(recorder.log, root, annotations, is_final=True, **facts), wrappers)
 
     while True:
         try:

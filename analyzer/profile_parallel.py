@@ -1,7 +1,6 @@
 """How many processes run a model together, and how they share it."""
 from __future__ import annotations
 
-import torch
 from torch import distributed as dist
 from torch import nn
 
@@ -24,9 +23,10 @@ def find_parallel_sizes(root: nn.Module) -> dict[str, int | None]:
 
 
 def _group_size(module: nn.Module) -> int | None:
-    group = getattr(module, "process_group", None)
     if isinstance(module, nn.parallel.DistributedDataParallel) or type(module).__name__ == "FullyShardedDataParallel":
-        return dist.get_world_size(group)
-    states = getattr(module, "_get_fsdp_state", None)  # of fully_shard
-    mesh = None if states is None else getattr(getattr(states(), "_mesh_info", None), "mesh", None)
-    return None if mesh is None else int(torch.tensor(mesh.shape).prod())
+        return dist.get_world_size(getattr(module, "process_group", None))
+    if type(module).__name__.startswith("FSDP"):  # the class that fully_shard makes of a module's own
+        meshes = [mesh for p in module.parameters() if (mesh := getattr(p, "device_mesh", None)) is not None]
+        if meshes and meshes[0].ndim == 1:  # of more dimensions, only who made the mesh knows which is for what
+            return int(meshes[0].size())
+    return None

@@ -77,8 +77,9 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterato
     To be entered inside an active `MetaTensorMode`. Stand-ins claim ``claim``, or without one the device of the original
     (the state's ``adopted_claim`` for CPU and meta); a model made under a mode and put on an accelerator keeps its claims.
     They are allocated in the order in which ``Module.to`` moves tensors: children first, then parameters, then buffers.
-    Tied tensors stay tied and shared storages shared; those of a ``ScriptModule`` are swapped in C++. Put back: attributes and their containers, registered tensors and modules, hooks,
-    training flags, classes of lazy modules, the random number generators, torch's grad mode and default dtype.
+    Tied tensors stay tied and shared storages shared; those of a ``ScriptModule`` are swapped in C++. Put back: attributes and their
+    containers, registered tensors and modules, hooks, training flags, classes of lazy modules, the random number generators, torch's grad
+    mode and default dtype.
 
     >>> from analyzer.meta.mode import MetaTensorMode
     >>> layer = nn.Linear(2, 3)

@@ -1,0 +1,105 @@
+"""Compiled and data-parallel wrapped models report under their own modules' names; wrappers are levels of the tree."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from analyzer import Profile, profile
+from analyzer.profile_parallel import find_parallel_sizes
+from analyzer.report.module_comparison import compare_modules
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    def forward(self, x):
+        return self.b(self.a(x)) * 2
+
+
+X = torch.empty(4, 8, device="meta")
+
+
+@pytest.fixture
+def group():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return profile(Net(), args=(X,), optimizer="adamw")
+
+
+def rows(p, prefix=""):
+    return [(m.path.removeprefix(prefix).lstrip("."), m.type, m.params, m.fwd_flops, m.bwd_flops, m.activation_bytes, m.fwd_seconds)
+            for m in p.modules.walk() if m.path.startswith(prefix)]
+
+
+def test_a_compiled_model_is_its_own_below_its_wrapper(plain):
+    model = torch.compile(Net(), backend="eager")
+    p = profile(model, args=(X,), optimizer="adamw")
+    prefix = "_orig_mod"
+    assert rows(p, prefix) == rows(plain) and p.name == "Net"
+    assert (p.modules.type, p.modules.own.fwd_flops, p.modules.fwd_flops) == ("OptimizedModule", 0, plain.fwd_flops)
+    assert [n.module_path for n in p.nodes if n.name == "a"] == [f"{prefix}.a"]
+    assert {(m.path, m.type) for m in p.modules.walk()} == {(path, type(m).__name__) for path, m in model.named_modules()}
+    assert [call.path for call in p.module_calls] == [path for path, _ in model.named_modules()]
+    assert all(call.parent is None or call.path.startswith(p.module_calls[call.parent].path) for call in p.module_calls)
+    assert "├─Net: 1-1" in p.report("torchinfo")
+    assert Profile.from_json(p.to_json()) == p
+
+
+def test_a_part_of_a_model_may_be_compiled(plain):
+    model = Net()
+    model.b[0] = torch.compile(model.b[0], backend="eager")
+    p = profile(model, args=(X,), optimizer="adamw")
+    assert [(m.path, m.type, m.depth) for m in p.modules.walk()] == [
+        ("", "Net", 0), ("a", "Linear", 1), ("b", "Sequential", 1), ("b.0", "OptimizedModule", 2), ("b.0._orig_mod", "Linear", 3), ("b.1", "ReLU", 2)]
+    lines = [line.split() for line in compare_modules(p, plain, ["fwd_flops"]).splitlines()]
+    assert [line[-1] for line in lines[5:]] == ["1.00"] * 6
+
+
+def test_compiled_in_place_there_is_no_wrapper(plain):
+    model = Net()
+    model.compile(backend="eager")
+    assert rows(profile(model, args=(X,), optimizer="adamw")) == rows(plain)
+
+
+def test_distributed_data_parallel_is_a_level(plain, group):
+    model = nn.parallel.DistributedDataParallel(Net())
+    p = profile(model, args=(X,), optimizer="adamw")
+    assert [row[:3] for row in rows(p, "module")] == [row[:3] for row in rows(plain)]
+    assert rows(p, "module")[1:] == rows(plain)[1:]  # the loss is the wrapper's
+    assert (p.modules.type, p.modules.params, p.world_size, p.data_parallel_size, p.model_parallel_size) == ("DistributedDataParallel", 144, 4, 4, 1)
+    assert p.samples_per_second == pytest.approx(4 * 4 / p.step_seconds)
+    report = p.report("deepspeed")
+    assert "(module): Net(" in report and "world size:                                                                 4" in report
+
+
+def test_data_parallel_of_one_device_is_a_level(plain):
+    p = profile(nn.DataParallel(Net()), args=(X,), optimizer="adamw")
+    assert rows(p, "module")[1:] == rows(plain)[1:] and p.modules.type == "DataParallel"
+
+
+def test_sizes_of_a_group_that_nothing_wraps_are_unknown(group):
+    assert find_parallel_sizes(Net()) == {"world_size": 4, "data_parallel_size": None, "model_parallel_size": None}
+    half = dist.new_group([0, 1])
+    model = nn.parallel.DistributedDataParallel(Net(), process_group=half)
+    assert find_parallel_sizes(model) == {"world_size": 4, "data_parallel_size": 2, "model_parallel_size": 2}
+
+
+def test_sizes_of_fully_sharded_models(group):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    model = Net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
+    assert find_parallel_sizes(model) == {"world_size": 4, "data_parallel_size": 4, "model_parallel_size": 1}
+    wrapped = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
+    assert find_parallel_sizes(wrapped)["data_parallel_size"] == 4
