@@ -129,3 +129,40 @@ def test_the_bar_is_drawn_on_a_terminal_after_a_second(monkeypatch, tty, elapsed
     assert ("50%" in stream.text and "layer4" in stream.text) == drawn
     bar.clear()
     assert stream.text.endswith("\x1b[K") == drawn
+
+
+RESNET = ("profile", "resnet18", "--input", "2x3x32x32", "--mode", "infer")
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    (["deepspeed", "--top-modules", "2", "--module-depth", "1"], ["Top 2 modules", "(conv1): Conv2d(9.41 k, 0.08% Params, "]),
+    (["deepspeed", "--no-detail", "--raw"], ["params per device:", " 11689512"]),
+    (["flops-profiler", "--depth", "1"], ["functionals_duration", "'conv2d'"]),
+    (["torchinfo", "--columns", "num_params,kernel_size", "--depth", "1"], ["├─Conv2d: 1-1", "[7, 7]", "Total params: 11,689,512"]),
+    (["torchinfo", "--format", "markdown"], ["| ResNet"]),
+    (["tids", "--depth", "1"], ["(layer1): Sequential, num_params 147968, "]),
+    (["tree", "--depth", "1", "--sort", "params", "--columns", "params_share", "--format", "csv"], ["├─layer4,Sequential,8.39 M", "71.81%"]),
+    (["summary"], ["In DeepSpeed's notation"]),
+])
+def test_reports(capsys, words, expected):
+    code, out, err = run(capsys, *RESNET, "--report", *words)
+    assert (code, err) == (0, "")
+    assert all(text in out for text in expected)
+    assert "Op type" not in out
+
+
+def test_a_report_is_written_to_a_file(capsys, tmp_path):
+    path = tmp_path / "report.txt"
+    assert run(capsys, *RESNET, "--report", "tids", "--output", str(path)) == (0, "", "")
+    assert path.read_text().startswith("(model): ResNet, num_params 11689512")
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    (["--report", "tids", "--top-modules", "2"], "--top-modules: --report tids has no such option"),
+    (["--report", "deepspeed", "--format", "csv"], "--format: --report deepspeed has no such option"),
+    (["--report", "tree", "--columns", "parms"], "did you mean 'params'"),
+    (["--report", "tree", "--output", "/nowhere/x.txt"], "/nowhere"),
+])
+def test_options_that_a_report_does_not_have(capsys, words, text):
+    code, out, err = run(capsys, *RESNET, *words)
+    assert (code, out) == (2, "") and text in err

@@ -11,9 +11,9 @@ from analyzer.errors import InputError
 from analyzer.profile_data import Profile
 
 from .column import FORMATS
-from .deepspeed_report import deepspeed_report
+from .deepspeed_report import deepspeed_report, largest_modules
 from .module_tree import COLUMNS as TREE_COLUMNS
-from .module_tree import module_tree
+from .module_tree import SHARE, module_tree
 from .summary import summarize
 from .tids_report import tids_report
 from .torchinfo_table import COLUMNS as TORCHINFO_COLUMNS
@@ -35,8 +35,8 @@ def tree_report(profile: Profile, *, depth: int | None = None, sort: str | None 
 
 
 REPORTS: dict[str, Callable[..., str]] = {
-    "deepspeed": deepspeed_report, "flops-profiler": flops_profiler_report, "torchinfo": torchinfo_table, "tids": tids_report,
-    "tree": tree_report, "summary": summarize,
+    "deepspeed": deepspeed_report, "flops-profiler": flops_profiler_report, "largest": largest_modules, "torchinfo": torchinfo_table,
+    "tids": tids_report, "tree": tree_report, "summary": summarize,
 }
 
 
@@ -72,14 +72,15 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--depth", type=int, metavar="N", help="show modules (and nodes by the module that holds them) down to this depth")
     group.add_argument("--sort", metavar="COLUMN", help="sort by this quantity, largest first, e.g. incremental_bytes or fwd_flops (node table, tree)")
     group.add_argument("--columns", type=_split, metavar="NAMES",
-                       help=f"columns, separated by commas; of the tree, besides the usual: {', '.join(TREE_COLUMNS)}; "
-                            f"of torchinfo: {', '.join(TORCHINFO_COLUMNS)}".replace("%", "%%"))
-    group.add_argument("--module-depth", type=int, metavar="N", help="how deep the largest modules are named (deepspeed; default all)")
-    group.add_argument("--top-modules", type=int, metavar="K", help="how many of them at each depth (deepspeed; default 1)")
+                       help="columns, separated by commas; of the tree, besides the usual: "
+                            f"{', '.join(name for name in TREE_COLUMNS if not name.endswith(SHARE))}, those of costs also with {SHARE} for their "
+                            f"share of the model's; of torchinfo: {', '.join(TORCHINFO_COLUMNS)}")
+    group.add_argument("--module-depth", type=int, metavar="N", help="how deep the largest modules are named (deepspeed, largest; default all)")
+    group.add_argument("--top-modules", type=int, metavar="K", help="how many of them at each depth (deepspeed, largest; default 1)")
     group.add_argument("--no-detail", action="store_true", help="leave out the tree of modules (deepspeed)")
-    group.add_argument("--ignore-modules", type=_split, metavar="NAMES", help="classes or paths that count as their parent's own (deepspeed, tree)")
-    group.add_argument("--format", choices=tuple(FORMATS), help="of the tree and torchinfo's table (default text)")
-    group.add_argument("--raw", action="store_true", help="plain numbers, in bytes and seconds (deepspeed, tree)")
+    group.add_argument("--ignore-modules", type=_split, metavar="NAMES", help="classes or paths that count as their parent's own (deepspeed, largest, tree)")
+    group.add_argument("--format", choices=tuple(FORMATS), help="of the tables: tree, largest, torchinfo (default text)")
+    group.add_argument("--raw", action="store_true", help="plain numbers, in bytes and seconds (deepspeed, largest, tree)")
     group.add_argument("--output", type=Path, metavar="FILE", help="write the report to this file instead of printing it")
 
 

@@ -1,16 +1,17 @@
 """The report of DeepSpeed's FLOPs profiler, and of flops-profiler, which came from it: summary, aggregated and detailed profile."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.profile_data import CostInfo, ModuleInfo, Profile
 from analyzer.units import format_bytes, format_figure, format_latency, format_share
 
-from .column import check_layout
+from .column import check_layout, print_rows
 from .functional import FunctionInfo, list_functions, sum_functions
 from .module_row import Ignored, divide, find_root, format_shapes, has_own_row, leave_out, plain
 from .notation import NOTATIONS, list_notations
@@ -90,6 +91,12 @@ class Figures:
     def functions_seconds(self) -> float | None:
         return sum_seconds(sum_functions(self.root).values())
 
+    def quantities(self) -> tuple[tuple[str, str, Callable[[Any], str]], ...]:
+        """Name, field and format of what the aggregated profile compares."""
+        return (("params", "params", self.params), ("flops", "fwd_flops", self.flops), ("MACs", "fwd_macs", self.macs),
+                ("fwd latency", "fwd_seconds", self.latency), ("bwd flops", "bwd_flops", self.flops), ("bwd latency", "bwd_seconds", self.latency),
+                ("step", "optimizer_seconds", self.latency), ("activations", "activation_bytes", self.bytes))
+
     def params(self, value: int | None) -> str:
         return format_figure(value, kilo="k") if self.as_string else plain(value)
 
@@ -118,25 +125,47 @@ class Figures:
 
 def aggregate(root: ModuleInfo, module_depth: int = -1, top_modules: int = 1, figures: Figures | None = None) -> list[str]:
     """Lines that name the classes with the largest sums at each depth."""
+    lines = [f"Top {top_modules} modules in terms of params, flops, MACs, latency and activation bytes at different model depths:"]
+    depth_before = None
+    for depth, quantity, largest in list_largest(root, module_depth, top_modules, figures or Figures(root)):
+        if depth != depth_before:
+            lines.append(f"depth {depth}:")
+        depth_before = depth
+        lines.append(f"    {quantity:<12}- {largest}")
+    return lines
+
+
+def largest_modules(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, as_string: bool = True, ignore_modules: Ignored | None = None,
+                    fmt: str = "text") -> str:
+    """The aggregated profile as a table: at each depth and for each quantity, the classes of modules that have most of it together.
+
+    >>> tree = ModuleInfo(path="", type="Net", params=10, children=(ModuleInfo(path="fc", type="Linear", depth=1, params=10),))
+    >>> largest_modules(Profile(name="Net", mode="infer", modules=tree), fmt="csv").splitlines()[:3]
+    ['Depth,Quantity,Rank,Type,Sum,Share', '0,params,1,Net,10,100.00%', '0,flops,1,Net,-,-']
+    """
+    check_layout(None, 0, fmt, "largest_modules()")
+    root = find_root(profile.modules, "largest_modules()")
+    root = leave_out(root, ignore_modules) if ignore_modules else root
+    figures = Figures(root, as_string)
+    sums, names = sum_by_class(root), {label: name for label, name, _ in figures.quantities()}
+    rows = [[str(depth), quantity, str(rank), kind, text, figures.share(sums[depth][kind], names[quantity])]
+            for depth, quantity, largest in list_largest(root, module_depth, top_modules, figures)
+            for rank, (kind, text) in enumerate(largest.items(), 1)]
+    return print_rows(["Depth", "Quantity", "Rank", "Type", "Sum", "Share"], rows, left=(0, 1, 3), fmt=fmt)
+
+
+def list_largest(root: ModuleInfo, module_depth: int, top_modules: int, figures: Figures) -> Iterator[tuple[int, str, dict[str, str]]]:
+    """Depth, quantity, and the classes with the largest sums of it and these sums."""
     if module_depth < -1 or top_modules < 1:
         raise InputError(f"module_depth={module_depth!r}, top_modules={top_modules!r}: a depth is 0 or more, or -1 for all, and at least one "
                          "module is named")
-    figures = figures or Figures(root)
     sums = sum_by_class(root)
     deepest = len(sums) - 1 if module_depth == -1 else min(module_depth, len(sums) - 1)
-    rows = (("params", "params", figures.params), ("flops", "fwd_flops", figures.flops), ("MACs", "fwd_macs", figures.macs),
-            ("fwd latency", "fwd_seconds", figures.latency), ("bwd flops", "bwd_flops", figures.flops),
-            ("bwd latency", "bwd_seconds", figures.latency), ("step", "optimizer_seconds", figures.latency),
-            ("activations", "activation_bytes", figures.bytes))
-    lines = [f"Top {top_modules} modules in terms of params, flops, MACs, latency and activation bytes at different model depths:"]
     for depth, by_class in enumerate(sums[:deepest + 1]):
-        lines.append(f"depth {depth}:")
-        for label, name, write in rows:
-            if not getattr(root, name) and name.startswith(("bwd", "optimizer")):
-                continue  # inference
-            largest = sorted(by_class.items(), key=lambda item: -(getattr(item[1], name) or 0))[:top_modules]
-            lines.append(f"    {label:<12}- { {kind: write(getattr(costs, name)) for kind, costs in largest} }")
-    return lines
+        for label, name, write in figures.quantities():
+            if getattr(root, name) or not name.startswith(("bwd", "optimizer")):  # of inference there is no more
+                largest = sorted(by_class.items(), key=lambda item: -(getattr(item[1], name) or 0))[:top_modules]
+                yield depth, label, {kind: write(getattr(costs, name)) for kind, costs in largest}
 
 
 def sum_by_class(root: ModuleInfo) -> list[dict[str, CostInfo]]:

@@ -32,8 +32,8 @@ _COSTS = (
     Column("bwd_seconds", "Bwd time", "seconds"),
     Column("optimizer_seconds", "Optimizer time", "seconds"),
 )
-_SHARE = "_share"  # behind the field of a cost: its part of the whole model's
-_SHARES = tuple(Column(column.field + _SHARE, f"{column.header} %", "text") for column in _COSTS)
+SHARE = "_share"  # behind the field of a cost: its part of the whole model's
+_SHARES = tuple(Column(column.field + SHARE, f"{column.header} %", "text") for column in _COSTS)
 _FACTS = (
     Column("flops_per_second", "Fwd FLOPS", "count"),
     Column("calls", "Calls", "text"),
@@ -78,8 +78,8 @@ def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | N
 
 def _format_cell(row: ModuleRow, column: Column, root: ModuleInfo, as_string: bool) -> str:
     field = column.field
-    if field.endswith(_SHARE):
-        name = field.removesuffix(_SHARE)
+    if field.endswith(SHARE):
+        name = field.removesuffix(SHARE)
         part, whole = getattr(row.costs, name), getattr(root, name)
         return format_share(part, whole) if as_string else plain(0 if part == whole == 0 else divide(part, whole))
     source = row.costs if field in CostInfo.__slots__ else row.module if field == "calls" else row
