@@ -80,9 +80,9 @@ class Block:
 class CachingAllocator:
     """The caching allocator of one CUDA device; sizes and addresses only, no memory.
 
-    ``capacity_bytes`` is what ``cudaMalloc`` can hand out in all; None: without limit. ``base_address`` is where the first
-    segment lies (a multiple of 512); later ones follow, and addresses of segments given back are not used again.
-    Not safe for use from several threads at once.
+    ``capacity_bytes`` is what ``cudaMalloc`` can hand out in all; None: without limit. Segments lie below ``top_address`` (a
+    multiple of 512), each below the one before, as Linux places what a process maps; the address decides which of several free
+    blocks of one size is taken. Addresses of segments given back are not used again. Not safe for use from several threads at once.
 
     >>> allocator = CachingAllocator()
     >>> block = allocator.allocate(1)
@@ -100,12 +100,12 @@ class CachingAllocator:
         self,
         capacity_bytes: int | None = None,
         options: AllocatorOptions = _PYTORCH_DEFAULTS,
-        base_address: int = 0x7000_0000_0000,  # among the 47-bit user addresses where CUDA puts device memory on Linux
+        top_address: int = 0x7000_0000_0000,  # among the 47-bit user addresses where CUDA puts device memory on Linux
     ) -> None:
         if capacity_bytes is not None and capacity_bytes <= 0:
             raise InputError(f"capacity_bytes={capacity_bytes!r}: must be positive, or None for no limit")
-        if base_address <= 0 or base_address % MIN_BLOCK_BYTES:
-            raise InputError(f"base_address={base_address!r}: must be a positive multiple of {MIN_BLOCK_BYTES}")
+        if top_address <= 0 or top_address % MIN_BLOCK_BYTES:
+            raise InputError(f"top_address={top_address!r}: must be a positive multiple of {MIN_BLOCK_BYTES}")
         self.capacity_bytes = capacity_bytes
         self.options = options
         #: told of every act: (action, address, bytes), with the action names of ``torch.cuda.memory._snapshot``'s traces
@@ -129,8 +129,7 @@ class CachingAllocator:
         self._small_pools: dict[int, Pool] = {}
         self._large_pools: dict[int, Pool] = {}
         self._segments: dict[int, Segment] = {}
-        self._next_address = base_address
-        self._next_empty_address = base_address
+        self._lowest_address = self._next_empty_address = top_address
         # Empty blocks own nothing, but free() must tell a live one from a freed one.
         self._empty_span = Segment(0, 0, Pool(self, options, 0, is_small=True), None).head
         self._large_searches = 0  # get_free_blocks_call_count of the large pool
@@ -403,8 +402,8 @@ class CachingAllocator:
     def _allocate_empty(self, nbytes: int, stream: int) -> Block:
         if nbytes < 0:
             raise InputError(f"nbytes={nbytes!r}: must not be negative")
-        # PyTorch gives a null pointer; addresses below all segments keep these blocks apart as well.
-        self._next_empty_address -= MIN_BLOCK_BYTES
+        # PyTorch gives a null pointer; addresses above all segments keep these blocks apart as well.
+        self._next_empty_address += MIN_BLOCK_BYTES
         return Block(self._next_empty_address, 0, 0, stream, self._empty_span)
 
     # get_pool, with a pool for each stream where PyTorch sorts one pool by stream
@@ -472,9 +471,10 @@ class CachingAllocator:
         segment_bytes = self.options.segment_bytes(size_bytes)
         if not self._take_from_device(segment_bytes):
             return None
+        span = self._add_segment(pool, segment_bytes).head
         if self.observer is not None:
-            self.observer("segment_alloc", self._next_address, segment_bytes)
-        return self._add_segment(pool, segment_bytes).head
+            self.observer("segment_alloc", span.address, segment_bytes)
+        return span
 
     # cudaMalloc, cuMemCreate
     def _take_from_device(self, nbytes: int) -> bool:
@@ -487,9 +487,10 @@ class CachingAllocator:
         return True
 
     def _add_segment(self, pool: Pool, nbytes: int) -> Segment:
-        segment = Segment(self._next_address, nbytes, pool, pool.page_bytes)
-        self._segments[self._next_address] = segment
-        self._next_address += -(-nbytes // LARGE_ROUNDING_BYTES) * LARGE_ROUNDING_BYTES  # the device's own pages are 2 MiB
+        # cudaMalloc takes addresses from mmap, which goes downwards (Linux, mm/mmap.c, arch_get_unmapped_area_topdown): of the orders
+        # tried only this one meets the bytes that an H200 held. The device's own pages are 2 MiB.
+        self._lowest_address -= -(-nbytes // LARGE_ROUNDING_BYTES) * LARGE_ROUNDING_BYTES
+        segment = self._segments[self._lowest_address] = Segment(self._lowest_address, nbytes, pool, pool.page_bytes)
         return segment
 
     def _merge_free_neighbours(self, span: Span) -> Span:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .storage import MetaStorage
 
 _HOST_BASE = 0x5500_0000_0000    # where Linux puts a process's heap; only has to differ from the accelerators'
-_DEVICE_BASE = 0x7F00_0000_0000  # where CUDA's unified addressing puts device memory
+_DEVICE_TOP = 0x7F00_0000_0000  # where CUDA's unified addressing puts device memory
 _DEVICE_SPAN = 1 << 48           # one accelerator's share of addresses, which the allocator never uses twice
 
 
@@ -120,7 +120,7 @@ class AddressSpace:
         """The allocator of accelerator ``index``."""
         found = self.allocators.get(index)
         if found is None:
-            found = CachingAllocator(self.capacity_bytes, self.options, base_address=_DEVICE_BASE + index * _DEVICE_SPAN)
+            found = CachingAllocator(self.capacity_bytes, self.options, top_address=_DEVICE_TOP + index * _DEVICE_SPAN)
             self.allocators[index] = found
         return found
 

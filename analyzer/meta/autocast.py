@@ -118,8 +118,9 @@ def _make_kernel(op: torch._ops.OpOverload, name: str) -> Callable[..., Any]:
                     dtype = torch.float32 if policy == FLOAT else torch.get_autocast_dtype(device_type)
                     if policy == WIDEST:
                         dtype = _widest(state, (*args, *kwargs.values()), dtype, device_type)
-                    args = tuple(_cast_all(state, a, dtype, device_type) for a in args)
-                    kwargs = {k: _cast_all(state, v, dtype, device_type) for k, v in kwargs.items()}
+                    # From the last argument to the first: WrapFunction_ casts them in the arguments of a call, which GCC evaluates so.
+                    kwargs = {k: _cast_all(state, v, dtype, device_type) for k, v in reversed(kwargs.items())}
+                    args = tuple([_cast_all(state, a, dtype, device_type) for a in reversed(args)][::-1])
                 elif policy == FLOAT_IF_UNSET:
                     is_set = kwargs.get("dtype") is not None or dtype_position is not None and dtype_position < len(args)
                     if not is_set and _is_eligible(state, args[0], device_type):

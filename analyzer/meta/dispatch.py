@@ -30,7 +30,7 @@ from .spec import TensorSpec
 from .state import CPU, MetaState
 from .storage import MetaStorage, attach
 from .tensor import META, MetaTensor, claim_of, kernel
-from .transient import Stage, has_rule, hold_blocks, stages_of
+from .transient import Stage, allocation_order, has_rule, hold_blocks, stages_of
 
 Tensor = torch.Tensor
 _empty_strided = torch.empty_strided
@@ -119,7 +119,7 @@ class MetaDispatchMode(TorchDispatchMode):
         if entry is not None and entry.recipes is not None:
             signature = entry.signature
             stages = stages_of(signature) if has_rule(info.op) else ()
-            outputs, born = _build(state, entry.recipes, tensors, stages)
+            outputs, born = _build(state, entry.recipes, tensors, stages, entry.order)
             result = outputs[0] if entry.structure is None else entry.structure(outputs)
         else:
             result, outputs, born, signature = _run(state, info, args, kwargs or {}, tensors, storages, frozen)
@@ -206,11 +206,11 @@ def _flatten_named(kwargs: dict[str, Any], tensors: list[Tensor], storages: list
     return True
 
 
-def _build(state: MetaState, recipes: list[output_cache.Recipe], tensors: list[Tensor],
-           stages: tuple[Stage, ...]) -> tuple[list[Any], list[MetaStorage | None]]:
+def _build(state: MetaState, recipes: list[output_cache.Recipe], tensors: list[Tensor], stages: tuple[Stage, ...],
+           order: tuple[int, ...] | None) -> tuple[list[Any], list[MetaStorage | None]]:
     outputs: list[Any] = []
     born: list[MetaStorage | None] = []
-    for i, r in enumerate(recipes):
+    for i, r in enumerate(recipes if order is None else [recipes[k] for k in order]):
         kind = r.kind
         if kind == NEW:
             if stages:
@@ -234,6 +234,9 @@ def _build(state: MetaState, recipes: list[output_cache.Recipe], tensors: list[T
             out = r.value
             born.append(None)
         outputs.append(out)
+    if order is not None:
+        returned = sorted(range(len(order)), key=order.__getitem__)
+        return [outputs[k] for k in returned], [born[k] for k in returned]
     return outputs, born
 
 
@@ -286,33 +289,31 @@ def _run(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]
     result = _call_kernel(state, info, args, kwargs, claim)
     structure = type(result) if isinstance(result, (list, tuple)) else None
     outputs = list(result) if structure is not None else [result]
-    born: list[MetaStorage | None] = []
+    born: list[MetaStorage | None] = [None] * len(outputs)
     stages = _early_stages(info, spec_args, spec_kwargs, inputs, outputs, str(claim)) if has_rule(info.op) else ()
-    for i, out in enumerate(outputs):
+    order = allocation_order(info.op) if claim.type == "cuda" else None
+    for position, i in enumerate(order or range(len(outputs))):
+        out = outputs[i]
         if not isinstance(out, Tensor):
-            born.append(None)
             continue
         if out.layout is not torch.strided:
             out.__dict__["_claim"] = claim
             out.__class__ = MetaTensor
-            born.append(None)
             for part in _parts(out):
                 if not isinstance(part.untyped_storage(), MetaStorage):
                     attach(part, claim, state.space)
             continue
         storage = out.untyped_storage()
         if type(storage) is MetaStorage:
-            born.append(None)
             if any(out is t for t in tensors):
                 continue
         else:
             if out.device.type != "meta":  # a kernel that made a constant on the host
-                out = outputs[i] = adopt(state, out)
-                born.append(None)
+                outputs[i] = adopt(state, out)
                 continue
             if stages:
-                _hold_before(state, stages, i, claim)
-            born.append(attach(out, CPU if i in info.host_outputs else claim, state.space))
+                _hold_before(state, stages, position, claim)
+            born[i] = attach(out, CPU if i in info.host_outputs else claim, state.space)
         if type(out) is Tensor:
             out.__class__ = MetaTensor
     for i, name, named in info.mutated:  # resize_ and out= variants can grow a storage
@@ -328,7 +329,7 @@ def _run(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]
     if key is not None:
         recipes = make_recipes(outputs, tensors, storages, born)
         if recipes is not None:
-            output_cache.remember(key, Entry(signature, recipes, structure))
+            output_cache.remember(key, Entry(signature, recipes, structure, order))
     return result, outputs, born, signature
 
 

@@ -14,10 +14,13 @@ from .claimed_device_spec import claimed_spec
 from .reduction_workspace import accumulate_bytes, reduction_blocks
 from .signature import Signature
 from .spec import TensorSpec
-from .transient import Stage, kernel_stages
+from .transient import Stage, allocated_in, kernel_stages
 
 _aten = torch.ops.aten
 _INDEX_BYTES = 8  # int64
+
+
+allocated_in((1, 0), _aten.native_dropout)  # Dropout.cu, dropout_cuda: the mask first
 
 
 def is_contiguous(t: TensorSpec) -> bool:

@@ -32,7 +32,8 @@ or a tuple of them) that returns a `MemoryNeed`. The key is a ``torch.ops`` oper
 class Stage(NamedTuple):
     """A part of an operator's run: blocks of these sizes are held together, then given back.
 
-    ``before`` is the number of the output that is allocated only after this stage, None where all outputs are there by then.
+    ``before`` is the number, in the order of allocation, of the output that is allocated only after this stage, None where all outputs
+    are there by then.
     """
 
     blocks: tuple[int, ...]
@@ -51,6 +52,24 @@ def kernel_stages(*operators: Any) -> Callable[[StageRule], StageRule]:
             _rules[operator] = rule
         return rule
     return add
+
+
+_orders: dict[Any, tuple[int, ...]] = {}
+
+
+def allocated_in(order: tuple[int, ...], *operators: Any) -> None:
+    """Say that the CUDA kernels of ``operators`` (overload packets) allocate their outputs in this order, not in that of the result.
+
+    It decides which of the allocator's free blocks each of them gets, and so how many bytes are held beyond those asked for.
+    """
+    for operator in operators:
+        assert operator not in _orders, operator
+        _orders[operator] = order
+
+
+def allocation_order(op: Any) -> tuple[int, ...] | None:
+    """The numbers of the outputs of ``op`` in the order in which they are allocated, None where it is that of the result."""
+    return _orders.get(op.overloadpacket)
 
 
 def has_rule(op: Any) -> bool:

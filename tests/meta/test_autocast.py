@@ -110,8 +110,8 @@ def test_a_weight_is_cast_once_per_region_and_its_gradient_once(mode):
         with torch.autocast("cuda", BF16):
             loss = layer(layer(x)).sum()
         loss.backward()
-        # the input, the weight (once for two products); back: the gradient of the float32 sum, that of the weight
-        assert mode.state.recorder.casts() == [((4, 8), BF16), ((8, 8), BF16), ((4, 8), BF16), ((8, 8), FP32)]
+        # the weight (once for two products), the input; back: the gradient of the float32 sum, that of the weight
+        assert mode.state.recorder.casts() == [((8, 8), BF16), ((4, 8), BF16), ((4, 8), BF16), ((8, 8), FP32)]
 
 
 @pytest.mark.parametrize(
