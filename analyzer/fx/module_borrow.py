@@ -172,7 +172,7 @@ class _Loan:
 
     def _walk_scripted(self, module: torch.jit.ScriptModule) -> None:
         """A module of TorchScript, whose tensors C++ holds."""
-        held: Any = module._c  # type: ignore[attr-defined]
+        held: Any = module._c
         for tensors, is_buffer in ((module._parameters, False), (module._buffers, True)):
             for name, tensor in list(tensors.items()):
                 if tensor is not None:
