@@ -109,6 +109,7 @@ class MetaDispatchMode(TorchDispatchMode):
             key.append(tensors[0].storage_offset())
 
         entry = None
+        kept: list[MetaStorage] = []
         frozen: Any = None
         if key is not None and info.cacheable:
             try:
@@ -119,10 +120,10 @@ class MetaDispatchMode(TorchDispatchMode):
         if entry is not None and entry.recipes is not None:
             signature = entry.signature
             stages = stages_of(signature) if has_rule(info.op) else ()
-            outputs, born = _build(state, entry.recipes, tensors, stages, entry.order)
+            outputs, born = _build(state, entry.recipes, tensors, stages, entry.order, kept)
             result = outputs[0] if entry.structure is None else entry.structure(outputs)
         else:
-            result, outputs, born, signature = _run(state, info, args, kwargs or {}, tensors, storages, frozen)
+            result, outputs, born, signature = _run(state, info, args, kwargs or {}, tensors, storages, frozen, kept)
             stages = stages_of(signature) if has_rule(info.op) else ()
         if not tensors or info.mutated or storages and _any_known(storages):
             _propagate_known(state, info, args, kwargs or {}, storages, outputs, born)
@@ -144,6 +145,7 @@ class MetaDispatchMode(TorchDispatchMode):
         for stage in stages:
             if stage.before is None:
                 hold_blocks(state, _result_claim(state, storages, {}), stage.blocks)
+        kept.clear()
         if state.recorder is not None:
             state.recorder.called(signature, storages, [_storage(o) for o in outputs if isinstance(o, Tensor)])
         return result
@@ -207,14 +209,14 @@ def _flatten_named(kwargs: dict[str, Any], tensors: list[Tensor], storages: list
 
 
 def _build(state: MetaState, recipes: list[output_cache.Recipe], tensors: list[Tensor], stages: tuple[Stage, ...],
-           order: tuple[int, ...] | None) -> tuple[list[Any], list[MetaStorage | None]]:
+           order: tuple[int, ...] | None, kept: list[MetaStorage]) -> tuple[list[Any], list[MetaStorage | None]]:
     outputs: list[Any] = []
     born: list[MetaStorage | None] = []
     for i, r in enumerate(recipes if order is None else [recipes[k] for k in order]):
         kind = r.kind
         if kind == NEW:
             if stages:
-                _hold_before(state, stages, i, r.claim)
+                _hold_before(state, stages, i, r.claim, kept)
             out = _empty_strided(r.shape, r.stride, dtype=r.dtype, device=META)
             born.append(attach(out, r.claim, state.space))
             out.__class__ = MetaTensor
@@ -240,10 +242,17 @@ def _build(state: MetaState, recipes: list[output_cache.Recipe], tensors: list[T
     return outputs, born
 
 
-def _hold_before(state: MetaState, stages: tuple[Stage, ...], output: int, claim: torch.device) -> None:
+def _hold_before(state: MetaState, stages: tuple[Stage, ...], output: int, claim: torch.device, kept: list[MetaStorage]) -> None:
     for stage in stages:
-        if stage.before == output:
+        if stage.before != output:
+            continue
+        if not stage.kept:
             hold_blocks(state, claim, stage.blocks)
+            continue
+        for nbytes in stage.blocks:
+            kept.append(attach(_empty_strided((nbytes,), (1,), dtype=torch.uint8, device=META), claim, state.space))
+            if state.recorder is not None:
+                state.recorder.holds_workspace(kept[-1])
 
 
 class _KernelRunning:
@@ -281,8 +290,8 @@ def claimed_device(device: Any) -> torch.device:
 
 
 def _run(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], tensors: list[Tensor],
-         storages: list[MetaStorage], key: Any) -> tuple[Any, list[Any], list[MetaStorage | None], Signature]:
-    """Run the kernel on meta, give claims to what it returns and remember how to make it again."""
+         storages: list[MetaStorage], key: Any, kept: list[MetaStorage]) -> tuple[Any, list[Any], list[MetaStorage | None], Signature]:
+    """Run the kernel on meta, give claims to what it returns and remember how to make it again; ``kept`` gets what is held to its end."""
     claim = _result_claim(state, storages, kwargs)
     spec_args, spec_kwargs = to_specs(args), to_specs(kwargs)
     inputs = tuple(spec_of(t) for t in tensors)
@@ -312,7 +321,7 @@ def _run(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]
                 outputs[i] = adopt(state, out)
                 continue
             if stages:
-                _hold_before(state, stages, position, claim)
+                _hold_before(state, stages, position, claim, kept)
             born[i] = attach(out, CPU if i in info.host_outputs else claim, state.space)
         if type(out) is Tensor:
             out.__class__ = MetaTensor

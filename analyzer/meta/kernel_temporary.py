@@ -42,17 +42,26 @@ def _stages(*blocks: int) -> tuple[Stage, ...]:
     return (Stage(kept),) if kept else ()
 
 
-# Positions of the arguments that a kernel makes contiguous before it runs: SoftMax.cu (host_softmax, host_softmax_backward),
-# layer_norm_kernel.cu and layer_norm.cpp (expect_contiguous), group_norm.cpp.
+# Positions of the arguments that a kernel makes contiguous before it runs: SoftMax.cu (host_softmax, host_softmax_backward).
 _MADE_CONTIGUOUS: dict[Any, tuple[int, ...]] = {
     _aten._softmax: (0,), _aten._log_softmax: (0,), _aten._softmax_backward_data: (0, 1), _aten._log_softmax_backward_data: (0, 1),
-    _aten.native_layer_norm: (0,), _aten._fused_rms_norm: (0,),
 }
 
 
 @kernel_stages(*_MADE_CONTIGUOUS)
 def _contiguous_copies(signature: Signature) -> tuple[Stage, ...]:
     return _stages(*_copies(signature, _MADE_CONTIGUOUS[signature.op.overloadpacket]))
+
+
+@kernel_stages(_aten.native_layer_norm, _aten._fused_rms_norm)
+def _layer_norm(signature: Signature) -> tuple[Stage, ...]:
+    """layer_norm_kernel.cu, layer_norm_cuda: the input is made contiguous (expect_contiguous) before the outputs are allocated."""
+    return _kept(*_copies(signature, (0,)))
+
+
+def _kept(*blocks: int) -> tuple[Stage, ...]:
+    """Blocks that are there before all outputs and as long as the operator runs."""
+    return tuple(stage._replace(before=0, kept=True) for stage in _stages(*blocks))
 
 
 def _copies(signature: Signature, positions: tuple[int, ...]) -> list[int]:
@@ -69,36 +78,39 @@ def _safe_softmax(signature: Signature) -> tuple[Stage, ...]:
 
 @kernel_stages(_aten.native_layer_norm_backward, _aten._fused_rms_norm_backward)
 def _layer_norm_backward(signature: Signature) -> tuple[Stage, ...]:
-    """layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: many short rows are summed by blocks of 32 rows first."""
-    copies = _copies(signature, (0, 1))
+    """layer_norm_kernel.cu: the input is made contiguous before the outputs are allocated, the gradient afterwards; in
+    LaunchGammaBetaBackwardCUDAKernel many short rows are summed by blocks of 32 rows first."""
+    inputs, copies = _kept(*_copies(signature, (1,))), _copies(signature, (0,))
     x, normalized = signature.args[1:3]
     columns = math.prod(normalized)
     rows = x.numel // max(1, columns)
     grads = [o for o in signature.outputs[1:] if o.numel == columns]
     multiprocessors = claimed_spec().multiprocessors
     if multiprocessors is None or not grads or rows <= 64 * 1024 or columns // 32 >= multiprocessors // 2:
-        return _stages(*copies)
+        return inputs + _stages(*copies)
     blocks = min(64 * 1024 // 2 // -(-columns // 32), -(-rows // 32))
     partial = TensorSpec.of((blocks, columns), (columns, 1), grads[0].dtype, x.device)
-    return _stages(*copies, *[partial.nbytes] * len(grads), *reduction_blocks(partial, (0,), accumulate_bytes(partial.dtype)))
+    return inputs + _stages(*copies, *[partial.nbytes] * len(grads), *reduction_blocks(partial, (0,), accumulate_bytes(partial.dtype)))
 
 
 @kernel_stages(_aten.embedding_dense_backward)
 def _embedding_backward(signature: Signature) -> tuple[Stage, ...]:
-    """Embedding.cu and EmbeddingBackwardKernel.cu: beyond 3072 indices they are sorted, and rows are summed in pieces of ten."""
+    """Embedding.cu and EmbeddingBackwardKernel.cu: beyond 3072 indices they are sorted, and rows are summed in pieces of ten.
+
+    The gradient is made contiguous, and indices are sorted, before the output is allocated.
+    """
     grad, indices, num_weights = signature.args[:3]
     scale_by_frequency = bool(signature.args[4])
     count = indices.numel
     copies = [t.nbytes for t in (indices, grad) if not is_contiguous(t)]
     if count <= 3072 and not scale_by_frequency:
-        return _stages(*copies)
+        return _kept(*copies)
     index = indices.dtype.itemsize
     segments = min(count, num_weights)
     pieces = count // 10 + segments
     width = grad[-1]
-    return _stages(*copies, count * index, count * index, *[count * index] * scale_by_frequency,  # sorted, where from, frequencies
-                   count * index, 8, segments * index, segments * index, 8, pieces * index,
-                   pieces * width * accumulate_bytes(grad.dtype))
+    return _kept(*copies, count * index, count * index, *[count * index] * scale_by_frequency) + _stages(  # sorted, where from, frequencies
+        count * index, 8, segments * index, segments * index, 8, pieces * index, pieces * width * accumulate_bytes(grad.dtype))
 
 
 @kernel_stages(_aten.index_put, _aten.index_put_, _aten._index_put_impl_, _aten._unsafe_index_put)

@@ -33,11 +33,12 @@ class Stage(NamedTuple):
     """A part of an operator's run: blocks of these sizes are held together, then given back.
 
     ``before`` is the number, in the order of allocation, of the output that is allocated only after this stage, None where all outputs
-    are there by then.
+    are there by then. A stage before an output whose blocks are ``kept`` gives them back only when the operator ends.
     """
 
     blocks: tuple[int, ...]
     before: int | None = None
+    kept: bool = False
 
 
 StageRule = Callable[[Signature], "tuple[Stage, ...]"]
@@ -101,8 +102,12 @@ def _runs_on_cuda(signature: Signature) -> bool:
 def hold_blocks(state: MetaState, claim: torch.device, blocks: tuple[int, ...]) -> None:
     """Allocate ``blocks`` one after the other, then free them: what an allocator sees of a kernel's temporaries."""
     space = state.space
-    regions = [space.reserve(claim, nbytes) for nbytes in blocks]
-    if state.recorder is not None:
-        state.recorder.took_workspace(sum(r.bytes for r in regions), claim, blocks)
-    for region in regions:
-        space.give_back(claim, region)
+    regions = []
+    try:
+        for nbytes in blocks:
+            regions.append(space.reserve(claim, nbytes))
+        if state.recorder is not None:
+            state.recorder.took_workspace(sum(r.bytes for r in regions), claim, blocks)
+    finally:  # also where memory runs out midway
+        for region in regions:
+            space.give_back(claim, region)

@@ -374,6 +374,10 @@ class Recorder:
             self.events.append((HELD, (claim, blocks)))
         self.watch_peak(nbytes)
 
+    def holds_workspace(self, storage: MetaStorage) -> None:
+        """The storage just born is an operator's temporary, which dies when the operator ends."""
+        self.log.storages[storage.number].category = "workspace"
+
     def kept_workspace(self, region: Region, nbytes: int, claim: torch.device, label: str) -> None:
         """A library just took a workspace that it keeps for as long as the process lives."""
         log = self.log

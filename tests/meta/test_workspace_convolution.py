@@ -30,7 +30,7 @@ def forward(x: TensorSpec, w: TensorSpec, y: TensorSpec, stride: int = 1, groups
 
 def backward(x: TensorSpec, w: TensorSpec, gy: TensorSpec, mask: list[bool]) -> list[Any]:
     args = (gy, x, w, [w[0]], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask)
-    return [tuple(s) for s in stages_of(Signature(torch.ops.aten.convolution_backward.default, args, {}, (gy, x, w), (x, w)))]
+    return [(s.blocks, s.before) for s in stages_of(Signature(torch.ops.aten.convolution_backward.default, args, {}, (gy, x, w), (x, w)))]
 
 
 def total(*specs: TensorSpec) -> int:
