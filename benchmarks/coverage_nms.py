@@ -1,7 +1,9 @@
 """Non-maximum suppression in Python, for a torchvision whose compiled operators do not load beside the installed PyTorch."""
 from __future__ import annotations
 
+import inspect
 import sys
+from typing import Any
 
 import torch
 
@@ -19,8 +21,10 @@ def provide_nms() -> None:
     library.impl("nms", suppress, "CPU")
     _libraries.append(library)
     torchvision.ops.boxes._assert_has_ops = lambda: None
-    # RoI alignment has an implementation in Python, which torchvision takes where it could be compiled.
-    sys.modules["torchvision.ops.roi_align"].is_compile_supported = lambda device: True  # type: ignore[attr-defined]
+    # RoI alignment has an implementation in Python, which torchvision takes where it could be compiled; it runs as it is, for compiling takes minutes.
+    module: Any = sys.modules["torchvision.ops.roi_align"]
+    module.is_compile_supported = lambda device: True
+    module._roi_align = inspect.unwrap(module._roi_align)
 
 
 def suppress(dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from analyzer.errors import InputError
 from analyzer.meta.patch import Undo, replace
@@ -57,7 +58,17 @@ class GiveArguments(CallTarget):
     """Calls ``wrapped``; gives its result and its arguments, where it put other tensors into them."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _thaw(args), _thaw(kwargs)
         return self.wrapped(*args, **kwargs), args, kwargs
+
+
+def _thaw(value: Any) -> Any:
+    """Containers that an interpreter of torch.fx passes, which refuse to be changed, as Python's own."""
+    if type(value) is tuple:
+        return tuple(map(_thaw, value))
+    if isinstance(value, immutable_list):
+        return list(map(_thaw, value))
+    return {k: _thaw(v) for k, v in value.items()} if type(value) in (dict, immutable_dict) else value
 
 
 def open_sites(root: nn.Module) -> list[Site]:

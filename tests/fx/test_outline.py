@@ -1,0 +1,329 @@
+"""Code whose behaviour depends on data is one node: the graph gives the model's results for data that takes other sizes."""
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from analyzer import MetaTensorMode, symbolic_profile, symbolic_trace
+from analyzer.errors import DataDependentError, InputError
+from analyzer.fx.graph_module import GraphModule
+from analyzer.fx.unknown_size import SizeWatch
+from analyzer.meta.options import MetaOptions
+
+from .conftest import assert_equal, run
+
+WIDTH = 6
+
+
+def positive(x: Tensor) -> Tensor:
+    return x[x[:, 0] > 0]
+
+
+def average(x: Tensor) -> Tensor:
+    return x.sum(0) / max(x.shape[0], 1)
+
+
+def count(x: Tensor) -> int:
+    return len(positive(x))
+
+
+def scale_by_count(x: Tensor) -> Tensor:
+    return x * count(x)
+
+
+def rows(x: Tensor) -> list[Tensor]:
+    return [row * (i + 1) for i, row in enumerate(positive(x))]
+
+
+def sum_of_rows(x: Tensor) -> Tensor:
+    return torch.stack([*rows(x), x[0]]).sum(0)
+
+
+def fill(results: dict[str, Any], x: Tensor) -> None:
+    results["kept"] = results["x"][: len(positive(x))] * 2
+
+
+class Thresholds:
+    """No module: an object with settings and a tensor."""
+
+    def __init__(self) -> None:
+        self.levels = torch.linspace(-1, 1, WIDTH)
+
+    def above(self, x: Tensor) -> Tensor:
+        kept = x[(x > self.levels).any(1)]
+        return kept.new_ones(kept.shape[0]) @ kept
+
+
+class Block(nn.Module):
+    """A submodule that is to become one node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        token = torch.where(x.sum(1) > 0)[0]
+        if token.numel() == 0:
+            return x
+        return x.index_add(0, token, self.linear(x[token]))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.block, self.thresholds = nn.Linear(WIDTH, WIDTH), Block(), Thresholds()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def method(self, x: Tensor) -> Tensor:
+        kept = positive(x)
+        return kept.sum(0) * self.scale / (kept.shape[0] + 1)
+
+
+class ReadsShape(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return average(positive(self.linear(x)))
+
+
+class ReadsInModule(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(self.linear(x)).view(x.shape[0], 2, -1) * 3
+
+
+class ReadsInMethod(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.method(self.linear(x)) + 1
+
+
+class ReadsInObject(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.thresholds.above(self.linear(x))
+
+
+class ReturnsNumber(Model):  # count() cannot be a node: the function around it is
+    def forward(self, x: Tensor) -> Tensor:
+        return scale_by_count(self.linear(x))
+
+
+class ReturnsList(Model):  # as many rows as data has: the function around it is one node
+    def forward(self, x: Tensor) -> Tensor:
+        return sum_of_rows(self.linear(x))
+
+
+class FillsArgument(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        results = {"x": self.linear(x)}
+        fill(results, results["x"])
+        return results["kept"].sum() + results["x"].sum()
+
+
+class ReadsValue(Model):
+    class Gate(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if x.sum() > 0 else x * int(x.argmax())
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = self.Gate()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate(self.linear(x)) + 1
+
+
+MODELS = [ReadsShape, ReadsInModule, ReadsInMethod, ReadsInObject, ReturnsNumber, ReturnsList, FillsArgument, ReadsValue]
+
+
+def inputs(seed: int, shift: float = 0.0) -> Tensor:
+    return torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(seed)) + shift
+
+
+def trace(model: nn.Module) -> GraphModule:
+    return symbolic_trace(model, meta_args={"x": torch.empty(5, WIDTH, device="meta")})
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_results_and_gradients_are_the_models_whatever_the_data_is(kind: type[Model]) -> None:
+    model = kind()
+    graph = trace(model)
+    for seed, shift in ((0, 0.0), (1, 3.0), (2, -3.0)):
+        x = inputs(seed, shift).requires_grad_()
+        assert_equal(run(graph, model, (x,), {}), run(model, model, (x,), {}), f"{kind.__name__}, seed {seed}")
+    assert any("asks for what depends on data at" in a and __file__ in a for a in graph.meta["assumptions"])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_copies_and_pickles_stand_on_their_own(kind: type[Model]) -> None:
+    model, x = kind(), inputs(0)
+    graph = trace(model)
+    for other in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
+        expected = model(x)
+        assert torch.equal(other(x), expected)
+        with torch.no_grad():
+            for p in other.parameters():
+                p.zero_()
+        assert torch.equal(model(x), expected)
+        assert not torch.equal(other(x), expected)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_graph_can_be_profiled(kind: type[Model]) -> None:
+    if kind is ReadsValue:  # what it does depends on a value that nothing is known of
+        with pytest.raises(DataDependentError, match="in module 'gate'"):
+            symbolic_profile(trace(kind()), torch.empty(5, WIDTH), mode="infer")
+        return
+    graph = symbolic_profile(trace(kind()), torch.empty(5, WIDTH), mode="infer")
+    assert graph.meta["profile"].fwd_macs >= 5 * WIDTH * WIDTH
+
+
+def test_functions_are_put_back() -> None:
+    before = dict(globals()), vars(Model)["method"], vars(Thresholds)["above"]
+    for kind in MODELS:
+        trace(kind())
+    assert (dict(globals()), vars(Model)["method"], vars(Thresholds)["above"]) == before
+
+
+def names(graph: GraphModule) -> list[str]:
+    return [n.name for n in graph.graph.nodes if n.op not in ("placeholder", "output")]
+
+
+def test_only_the_smallest_part_is_hidden() -> None:
+    assert names(trace(ReadsShape())) == ["linear", "getitem", "gt", "getitem_1", "average"]
+    assert names(trace(ReadsInModule()))[:2] == ["linear", "block"]
+    assert "scale_by_count" in names(trace(ReturnsNumber())) and "count" not in names(trace(ReturnsNumber()))
+
+
+class StaticSizes(nn.Module):
+    """Sizes that do not depend on data, of tensors that others of which do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = positive(x)
+        width = kept.shape[1] + kept.shape[-1] + kept.size(1)
+        summed = torch.zeros(5, WIDTH).index_add(0, torch.where(x[:, 0] > 0)[0], kept)
+        return self.linear(summed.view(summed.shape[0], -1)) * width + self.linear(kept).sum(0).numel()
+
+
+def test_sizes_that_do_not_depend_on_data_are_constants() -> None:
+    model = StaticSizes()
+    graph = trace(model)
+    assert not any("depends on data" in a for a in graph.meta["assumptions"]), graph.meta["assumptions"]
+    for seed in range(3):
+        torch.testing.assert_close(graph(inputs(seed)), model(inputs(seed)))
+
+
+class ReadsInRoot(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        kept = positive(x)
+        return kept / len(kept)
+
+
+def test_what_the_root_reads_is_checked_when_the_graph_runs() -> None:
+    model = ReadsInRoot()
+    graph = trace(model)
+    line = ReadsInRoot.forward.__code__.co_firstlineno + 2
+    assert any("is a constant of the graph, which raises" in a and a.endswith(f"{__file__}:{line}") for a in graph.meta["assumptions"])
+    everything = inputs(0).abs()  # as many as were taken while tracing: all
+    assert torch.equal(graph(everything), model(everything))
+    with pytest.raises(InputError, match=rf"(?s)dimension 0, which depends on data.*{line} was traced with 5.*Put it into a submodule or a function"):
+        graph(-everything)
+
+
+def test_a_list_whose_length_the_root_reads_is_checked() -> None:
+    class Rows(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([row * i for i, row in enumerate(positive(x).unbind())]).sum()
+
+    model = Rows()
+    graph = trace(model)
+    everything = inputs(0).abs()
+    assert torch.equal(graph(everything), model(everything))
+    everything[0] = -1
+    with pytest.raises(InputError, match="traced with 5 items where this data gives 4"):
+        graph(everything)
+
+
+def test_a_value_that_the_root_reads_is_an_error() -> None:
+    class Root(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * float(x.max())
+
+    with pytest.raises(DataDependentError, match=r"(?s)Way out.*in the root module at .*test_outline.py"):
+        trace(Root())
+
+
+def test_contents_that_a_policy_expects_are_no_constants() -> None:
+    class Sorted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            chosen = x.argmax(-1)
+            parts = x[chosen.argsort()].split(torch.bincount(chosen, minlength=WIDTH).tolist())
+            return torch.cat([part * i for i, part in enumerate(parts)]).sum(0)
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Sorted())
+    graph = symbolic_trace(model, meta_args={"input": torch.empty(5, WIDTH)})
+    assert names(graph) == ["_0", "_1"]
+    torch.testing.assert_close(graph(inputs(3)), model(inputs(3)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.integers(1, 40), bound=st.integers(0, 60), factor=st.integers(1, 3), offset=st.integers(0, 5))
+def test_sizes_computed_from_a_size_that_depends_on_data_do_too(size: int, bound: int, factor: int, offset: int) -> None:
+    with MetaTensorMode(MetaOptions(unknown_size="worst")) as mode:
+        watch = SizeWatch(mode.state)
+        x = torch.rand(size, 3)
+        kept = x.nonzero()
+        assert watch.concerns((x,), {}) and not watch.follow(lambda a, k: a[0].nonzero(), (x,), {}, kept)
+        assert watch.dims_of(kept) == {0}
+
+        def compute(args: Any, kwargs: Any) -> Tensor:
+            return torch.cat([args[0][:bound]] * factor + [torch.zeros(offset, 2, dtype=torch.int64)]).t()
+
+        result = compute((kept,), {})
+        watch.follow(compute, (kept,), {}, result)
+        depends = bound > 0
+        assert watch.dims_of(result) == ({1} if depends else set())
+
+
+def test_boxes_are_found_kept_and_cut_out_of_features() -> None:
+    """A small detection model, as torchvision builds them."""
+    from torchvision.models.detection import FasterRCNN
+    from torchvision.models.detection.anchor_utils import AnchorGenerator
+    from torchvision.ops import MultiScaleRoIAlign
+
+    from benchmarks.coverage_nms import provide_nms
+
+    provide_nms()
+    torch.manual_seed(0)
+    backbone: Any = nn.Sequential(nn.Conv2d(3, 8, 3, stride=8, padding=1), nn.ReLU())
+    backbone.out_channels = 8
+    model = FasterRCNN(backbone, min_size=64, max_size=64, box_detections_per_img=5, box_score_thresh=0.2,
+                       rpn_anchor_generator=AnchorGenerator(((16, 32),), ((0.5, 1.0, 2.0),)), box_roi_pool=MultiScaleRoIAlign(["0"], 3, 2),
+                       box_head=nn.Sequential(nn.Flatten(), nn.Linear(8 * 9, 16)), box_predictor=TwoHeads(16, 3),
+                       rpn_pre_nms_top_n_train=20, rpn_pre_nms_top_n_test=20, rpn_post_nms_top_n_train=8, rpn_post_nms_top_n_test=8)
+    images = [torch.rand(3, 64, 64) for _ in range(2)]
+    targets = [{"boxes": torch.tensor([[4.0, 4.0, 40.0, 50.0]]), "labels": torch.tensor([1])} for _ in images]
+    graph = symbolic_trace(model.train(), meta_args={"images": images, "targets": targets})
+    for images in (images, [torch.rand(3, 64, 64) * i for i in range(2)]):
+        assert_equal(run(graph, model, (images, targets), {}), run(model, model, (images, targets), {}), "in training")
+    assert {"roi_heads_box_head_0", "roi_heads_box_head_1", "rpn_head_conv_0_0"} <= set(names(graph))  # layers are nodes of their own
+    graph = symbolic_trace(model.eval(), meta_args={"images": images})
+    with torch.no_grad():
+        for images in (images, [torch.rand(3, 64, 64) * 3 for _ in range(2)]):
+            assert_equal(graph(images), model(images), "detections")
+
+
+class TwoHeads(nn.Module):
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.scores, self.boxes = nn.Linear(width, classes), nn.Linear(width, 4 * classes)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.scores(x), self.boxes(x)
