@@ -18,7 +18,10 @@ NAMES = {
     "meta/patch.py": ["torch.nn.functional.has_torch_function", "torch.nn.functional.has_torch_function_unary",
                       "torch.nn.functional.has_torch_function_variadic", "torch.overrides.has_torch_function",
                       "torch.utils._foreach_utils._foreach_supported_types", "torch._C._group_tensors_by_device_and_dtype",
-                      "torch.nn.init._no_grad_trunc_normal_"],
+                      "torch.nn.init._no_grad_trunc_normal_", "torch.autograd._engine_run_backward", "torch.Tensor._make_wrapper_subclass",
+                      "torch.jit._builtins._find_builtin"],
+    "meta/flex_attention.py": [f"torch._higher_order_ops.flex_attention.{name}" for name in ("py_kernels", "python_key_table", "_dispatch_cache")],
+    "meta/data_parallel.py": ["torch.nn.parallel.comm.scatter", "torch.nn.parallel._functions._get_stream", "torch.accelerator.device_index"],
     "meta/gated_kernel.py": ["torch._C.DispatchKey.AutocastIPU", "torch._C.DispatchKey.AutocastHPU", "torch._C._dispatch_keyset_full_after",
                              "torch._C._dispatch_tls_set_dispatch_key_included", "torch._C._dispatch_tls_set_dispatch_key_excluded",
                              "torch.library.fallthrough_kernel"],
@@ -173,3 +176,19 @@ def test_a_storage_can_be_found_again_while_it_lives():
     assert ref() is view.untyped_storage() and view.untyped_storage()._cdata == number
     del view
     assert ref() is None
+
+
+def test_the_dense_passes_of_flex_attention_take_what_they_are_given():
+    module = sys.modules["torch._higher_order_ops.flex_attention"]
+    forward = list(inspect.signature(module.sdpa_dense).parameters)
+    assert forward == ["query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options", "score_mod_other_buffers",
+                       "mask_mod_other_buffers"]
+    backward = list(inspect.signature(module.sdpa_dense_backward).parameters)
+    assert backward == ["query", "key", "value", "out", "logsumexp", "grad_out", "grad_logsumexp", "fw_graph", "joint_graph", *forward[4:]]
+
+
+def test_nested_attention_asks_which_kernels_can_be_used():
+    import torch.nested._internal.sdpa as sdpa
+
+    for name in ("can_use_flash_attention", "can_use_efficient_attention", "can_use_cudnn_attention"):
+        assert name in inspect.getsource(sdpa._select_sdp_backend)

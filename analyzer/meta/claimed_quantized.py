@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .claimed import claimed_shape, claimed_shapes
+from .claimed import claimed_shape, claimed_shapes, host_shape
 from .mode_stack import without_modes
 from .state import current
 
@@ -27,6 +27,13 @@ def shape_fake_quantize_learnable(self: Tensor, *_: Any, **__: Any) -> Tensor:
 @claimed_shape("_fake_quantize_learnable_per_tensor_affine_backward", "_fake_quantize_learnable_per_channel_affine_backward")
 def shape_fake_quantize_learnable_backward(grad: Tensor, self: Tensor, scale: Tensor, zero_point: Tensor, *_: Any, **__: Any) -> Any:
     return torch.empty_like(self), torch.empty_like(scale), torch.empty_like(zero_point)
+
+
+@claimed_shape("quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_channel")
+@host_shape("quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_channel")
+def shape_quantize(self: Tensor, *args: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """The kernel on meta gives the dtype of its input."""
+    return torch.empty(self.shape, dtype=dtype or args[-1], device=self.device)
 
 
 @claimed_shape("dequantize.self")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.parallel._functions
 import torch.nn.parallel.comm
 
 from .patch import Undo, replace
@@ -12,8 +13,10 @@ from .state import current
 
 
 def replacements() -> Iterator[Undo]:
-    """Hand out chunks of tensors; each result undoes one step."""
+    """Hand out chunks of tensors, and the streams that copy them; each result undoes one step."""
     yield replace(torch.nn.parallel.comm, "scatter", _scatter)
+    yield replace(torch.nn.parallel._functions, "_get_stream", lambda f: lambda device: f(device) if current() is None else torch.cuda.Stream(device))
+    yield replace(torch.accelerator, "device_index", lambda f: lambda index: f(index) if current() is None else torch.cuda.device(index))
 
 
 def _scatter(original: Any) -> Any:

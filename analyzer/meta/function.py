@@ -331,6 +331,11 @@ def _data(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return keep_claim(func(*args, **kwargs))
 
 
+def _make_device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """``torch.device(0)`` is the accelerator's first."""
+    return torch.device("cuda", args[0]) if len(args) == 1 and type(args[0]) is int else func(*args, **kwargs)
+
+
 def _storage_of(x: Tensor) -> Any:
     return find_storage(x) if x.layout is torch.strided else None
 
@@ -367,7 +372,7 @@ def _deepcopy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 _HANDLERS: dict[Any, Handler] = {
-    Tensor.to: _to, Tensor.cuda: _cuda, Tensor.cpu: _cpu, Tensor.type: _type,
+    torch.device: _make_device, Tensor.to: _to, Tensor.cuda: _cuda, Tensor.cpu: _cpu, Tensor.type: _type,
     torch.tensor: _tensor, torch.as_tensor: _tensor, torch.asarray: _tensor, Tensor.new_tensor: _new_tensor, torch.from_numpy: _from_numpy,
     Tensor.pin_memory: _unchanged, Tensor.share_memory_: _unchanged, Tensor.record_stream: lambda *a: None,
     Tensor.tolist: _tolist, Tensor.numpy: _numpy, Tensor.__array__: _numpy,

@@ -74,6 +74,9 @@ class MetaTensor(torch.Tensor):
     def data_ptr(self) -> int:
         return data_ptr(self)
 
+    def record_stream(self, stream: Any) -> None:
+        """Nothing: simulated streams do not run at once, and C++ takes none of them."""
+
     @property
     def data(self) -> Any:
         return keep_claim(_DATA.__get__(self))

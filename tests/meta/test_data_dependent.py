@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from analyzer import MetaTensorMode
+from analyzer import MetaTensorMode, ProfileOptions, profile
 from analyzer.errors import DataDependentError, InputError
 from analyzer.meta.options import MetaOptions
 
@@ -66,3 +66,62 @@ def test_counts_of_unknown_classes_are_balanced_so_that_routing_by_offsets_works
         x = torch.rand(10, 8, device="cuda")
         assert [x[0 if i == 0 else ends[i - 1]:ends[i]].shape[0] for i in range(4)] == [2, 3, 2, 3]
         assert any("fall evenly into 4 bins" in a for a in mode.state.assumptions)
+
+
+@pytest.mark.parametrize(("policy", "classes", "each"), [("balanced", 5, 4), ("worst", 5, 20), (3, 3, 3)])
+def test_classes_picked_from_known_ones_are_no_more_than_those(policy, classes, each):
+    """Labels of boxes: one of five for each, those of boxes with a high score kept, then taken class by class."""
+    with MetaTensorMode(MetaOptions(unknown_size=policy)):
+        labels = torch.arange(5).repeat(4)
+        kept = labels[torch.rand(20).argsort()]
+        found = torch.unique(kept)
+        assert len(found) == classes
+        assert [len(torch.where(kept == label)[0]) for label in found] == [each] * classes
+
+
+class Cut(torch.nn.Module):
+    """Cuts a region around each of some anchors, moved by what a layer says, out of an image."""
+
+    def __init__(self, anchors):
+        super().__init__()
+        self.anchors = torch.tensor(anchors)
+        self.moves = torch.nn.Linear(4, 4)
+
+    def forward(self, image):
+        boxes = (self.anchors + self.moves(self.anchors)).clamp(min=0)
+        sizes = []
+        for x1, y1, x2, y2 in boxes:
+            width, height = int(x2 - x1), int((y2 - y1).ceil().item())
+            sizes.append(torch.nn.functional.interpolate(image, size=(height, width)).sum())
+        return torch.stack(sizes)
+
+
+ANCHORS = [[0.0, 0.0, 4.0, 3.0], [2.0, 1.0, 10.0, 6.0]]
+
+
+def test_unknown_scalars_are_what_is_known_of_them():
+    """Moves are taken as zero, so the boxes are the anchors: 4 x 3 and 8 x 5."""
+    p = profile(Cut(ANCHORS), args=(torch.rand(1, 2, 16, 16),), mode="infer")
+    sizes = [op.written_bytes // 4 for op in p.modules.operators if "upsample" in op.operator]
+    assert sizes == [2 * 4 * 3 + 2 * 8 * 5]
+    assert any("was taken as 8, its value where what the layers compute is zero" in a for a in p.assumptions)
+
+
+@pytest.mark.parametrize("options", [ProfileOptions(unknown_value="error"), None])
+def test_a_scalar_of_which_nothing_is_known_is_an_error(options):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), Reader()) if options is None else Cut(ANCHORS)
+    args = (torch.rand(2, 4),) if options is None else (torch.rand(1, 2, 16, 16),)
+    with pytest.raises(DataDependentError, match=r"(?s)test_data_dependent.py:\d+.*Way out"):
+        profile(model, args=args, mode="infer", options=options)
+
+
+class Reader(torch.nn.Module):
+    def forward(self, x):
+        return x * int(x.argmax())
+
+
+def test_indices_that_data_gives_are_taken_to_be_the_first():
+    with MetaTensorMode(MetaOptions(unknown_value="expected")):
+        anchors = torch.tensor(ANCHORS)
+        kept = anchors[torch.where(torch.rand(2) > 0.5)[0]]
+        assert (kept * 2).tolist() == [[2 * v for v in row] for row in ANCHORS]

@@ -269,3 +269,59 @@ def test_real_tensors_met_under_the_mode_are_not_changed():
         real.add_(1)
         assert isinstance(y, MetaTensor)
     assert real.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_code_in_a_backward_pass_makes_tensors_on_the_claimed_device():
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            factor = torch.tensor([2.0], device=grad.device)
+            found.append(factor.device)
+            return grad * factor.to("cuda:0")
+
+    found = []
+    with MetaTensorMode():
+        for run in (lambda y, x: y.backward(), lambda y, x: torch.autograd.backward(y), lambda y, x: torch.autograd.grad(y, x)):
+            x = torch.rand(3, device="cuda", requires_grad=True)
+            run(Scale.apply(x).sum(), x)
+    assert found == [torch.device("cuda", 0)] * 3
+
+
+def test_a_tensor_around_tensors_claims_what_they_claim():
+    class Around(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device, requires_grad=inner.requires_grad)
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __tensor_flatten__(self):
+            return ["inner"], None
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args, kwargs=None):
+            unwrapped = torch.utils._pytree.tree_map_only(Around, lambda t: t.inner, args)
+            return torch.utils._pytree.tree_map_only(torch.Tensor, Around, func(*unwrapped, **(kwargs or {})))
+
+    with MetaTensorMode():
+        x = Around(torch.rand(2, 3, device="cuda")).requires_grad_()
+        y = (x * 2).sum()  # autograd would end the process for a tensor that says it is on a device that is not there
+        y.backward()
+        assert str(y.device) == str(x.grad.device) == "cuda:0" and type(y) is Around
+
+
+def test_scripting_works_under_the_mode():
+    with MetaTensorMode():
+        layer = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
+        assert layer(torch.rand(2, 4)).shape == (2, 4)
+
+
+def test_data_parallel_runs_on_the_claimed_device():
+    with MetaTensorMode():
+        model = torch.nn.DataParallel(torch.nn.Linear(4, 2).cuda())
+        assert str(model(torch.rand(3, 4)).device) == "cuda:0"

@@ -1,0 +1,77 @@
+"""Nested tensors in the jagged layout, without data and on a device that is not there."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from analyzer import MetaTensorMode, profile, symbolic_trace
+from analyzer.errors import UnsupportedOperatorError
+
+LENGTHS, WIDTH, HEADS = (3, 7), 16, 2
+ROWS = sum(LENGTHS)
+
+
+def nest(x):
+    return torch.nested.nested_tensor_from_jagged(x, offsets=torch.tensor([0, LENGTHS[0], ROWS], device=x.device))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = (layer(nest(x)).unflatten(-1, (HEADS, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2).values()
+
+
+def test_it_claims_the_device_of_its_values():
+    with MetaTensorMode():
+        nested = nest(torch.rand(ROWS, WIDTH, device="cuda"))
+        assert str(nested.device) == "cuda:0" and nested.is_nested and nested.layout is torch.jagged
+        assert [t.shape[0] for t in nested.unbind()] == list(LENGTHS)
+        assert torch.nested.to_padded_tensor(nested, 0.0).shape == (2, ROWS, WIDTH)  # torch's bound, where nobody asked for the longest
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.float16, "_flash_attention_forward"), (torch.float32, "_efficient_attention_forward")])
+def test_attention_takes_the_kernel_of_the_claimed_device(dtype, kernel, make_recorder):
+    with MetaTensorMode() as mode, torch.no_grad():
+        model, x = Attention().to("cuda", dtype), torch.rand(ROWS, WIDTH, device="cuda", dtype=dtype)
+        mode.state.recorder = make_recorder()
+        assert model(x).shape == (ROWS, WIDTH)
+        assert len(mode.state.recorder.find(kernel)) == 1
+
+
+def test_training_counts_layers_and_attention():
+    p = profile(Attention(), args=(torch.rand(ROWS, WIDTH),), mode="train")
+    layers = 3 * ROWS * WIDTH * WIDTH
+    assert layers < p.fwd_macs <= layers + 2 * len(LENGTHS) * max(LENGTHS) ** 2 * WIDTH  # attention of each over itself
+    assert not p.uncounted and p.bwd_macs > layers
+
+
+def test_the_gradient_of_padding_has_a_shape():
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            return torch.nested.to_padded_tensor(nest(self.linear(x)), 0.0)
+
+    model, x = Padded(), torch.rand(ROWS, WIDTH)
+    assert profile(model, args=(x,), mode="train").bwd_macs == ROWS * WIDTH * WIDTH
+    graph = symbolic_trace(model, meta_args={"x": x})
+    torch.testing.assert_close(graph(x), model(x))
+
+
+def test_a_trace_of_attention_gives_its_results():
+    model, x = Attention(), torch.rand(ROWS, WIDTH)
+    torch.testing.assert_close(symbolic_trace(model, meta_args={"x": x})(x), model(x))
+
+
+@pytest.mark.parametrize("make", [lambda a, b: torch.nested.nested_tensor([a, b]), lambda a, b: torch.nested.as_nested_tensor([a, b])])
+def test_the_strided_layout_is_refused_with_the_way_out(make):
+    with MetaTensorMode(), pytest.raises(UnsupportedOperatorError, match=rf"(?s){__file__}.*layout=torch.jagged"):
+        make(torch.rand(3, 4), torch.rand(7, 4))
