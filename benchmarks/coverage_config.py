@@ -1,6 +1,7 @@
 """Configs of transformers made complete, and made small by rules that know no model."""
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 import sys
@@ -43,6 +44,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "sapiens2": {"head_config": {**_HEATMAP_HEAD, "use_pixel_shuffle": False, "scale_conv_out_channels": [16, 8], "scale_conv_kernel_sizes": [1, 1],
                                  "scale_final_input_size": 128, "scale_final_hidden_sizes": [16, 8]}},
     "tvp": {"num_frames": 4, "max_img_size": 64, "visual_prompt_size": 16},  # whole clips are 48 frames of 448 pixels
+    "reformer": {"axial_pos_shape": [4, 4]},  # its product is the length of the text
     "shieldgemma2": {"yes_token_index": 5, "no_token_index": 6},
     **{kind: {"prediction_length": AHEAD, "context_length": AHEAD, "num_time_features": 2}
        for kind in ("time_series_transformer", "informer", "autoformer")},
@@ -68,11 +70,7 @@ def _complete(fields: dict[str, Any], model_class: Any) -> None:
     common = _common_fields()
     sections = _SECTIONS.search(inspect.getsource(sys.modules[model_class.__module__]))
     for part in parts_of(fields):
-        for key, value in _SETTINGS.get(part.get("model_type", ""), {}).items():
-            if part.get(key) is None or isinstance(part[key], dict):
-                part[key] = value
-            elif isinstance(value, int):
-                part[key] = value
+        part.update(copy.deepcopy(_SETTINGS.get(part.get("model_type", ""), {})))
         if "vocab_size" in part and part["vocab_size"] is None:
             part["vocab_size"] = VOCABULARY
         if "rope_parameters" in part and _heads_of(part) is not None:
@@ -213,9 +211,11 @@ def _heads_of(part: dict[str, Any]) -> int | None:
 
 
 def _fit_sections(fields: dict[str, Any]) -> None:
-    """Shares of a head's rotary frequencies for time, height and width add up to them."""
+    """Heads without a width of their own get their share; shares of their rotary frequencies for time, height and width add up to them."""
     for part in parts_of(fields):
         rope, heads = part.get("rope_parameters"), _heads_of(part)
+        if heads and "head_dim" in part and part["head_dim"] is None and type(part.get("hidden_size")) is int:
+            part["head_dim"] = part["hidden_size"] // heads
         if not isinstance(rope, dict) or heads is None:
             continue
         head_dim = part.get("head_dim") or (part.get("hidden_size") or 0) // heads

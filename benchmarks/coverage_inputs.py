@@ -27,7 +27,7 @@ _ANY_SIZE = 4  # of a dimension that the config does not name, such as corners o
 def variants(model_class: Any, fields: dict[str, Any]) -> Iterator[tuple[str, Callable[[nn.Module, bool], Inputs]]]:
     """Ways to call the model, the richest first."""
     parameters = inspect.signature(model_class.forward).parameters
-    main = model_class.main_input_name
+    main = _main_input(model_class, parameters)
     images = [("image", 0)] if main != "pixel_values" and "pixel_values" in parameters else []
     if main in ("input_features", "input_values", "audio_values"):
         media = [("audio", i) for i in range(3)]
@@ -42,11 +42,18 @@ def variants(model_class: Any, fields: dict[str, Any]) -> Iterator[tuple[str, Ca
                 yield f"{kind} {variant}{labels}{extra}", make
 
 
+def _main_input(model_class: Any, parameters: Any) -> str:
+    main = model_class.main_input_name
+    if isinstance(main, str) and main in parameters:
+        return main
+    return next((n for n in ("pixel_values", "input_values", "input_features") if n in parameters), "input_ids")
+
+
 def _make_inputs(model_class: Any, fields: dict[str, Any], kind: str, variant: int, labels: bool, documented: bool,
                  counted: dict[str, int], model: nn.Module, train: bool) -> Inputs:
     torch.manual_seed(11)
     parameters = inspect.signature(model_class.forward).parameters
-    name, main = model_class.__name__, model_class.main_input_name
+    name, main = model_class.__name__, _main_input(model_class, parameters)
     inputs: dict[str, Any] = {}
     if kind == "audio":
         inputs[main] = _audio(fields, variant, main)
