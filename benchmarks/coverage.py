@@ -182,6 +182,7 @@ def run_cases(cases: list[Case], processes: int, limit_seconds: float, steps: tu
                     row = _failed(case, f"TimeLimit: more than {limit_seconds:.0f} s of processor time", steps)
                 if row is None:
                     continue
+                row["processor_seconds"] = round(worker.processor_seconds() - worker.started_processor, 1)
                 yield row
                 if any(sign in str(row) for sign in REPLACED_AFTER) or worker.done >= MODELS_PER_PROCESS or not queue:
                     worker.end()
@@ -319,7 +320,7 @@ def main(argv: list[str] | None = None) -> int:
         commit = _commit()
         with options.results.open("a", encoding="utf-8") as out, bar:
             for row in run_cases(cases, options.processes, options.limit_seconds, tuple(options.steps), options.verbose):
-                row["commit"] = commit
+                row |= {"commit": commit, "finished": round(time.time(), 1)}
                 out.write(json.dumps(row) + "\n")
                 out.flush()
                 done[row["name"]] = row
