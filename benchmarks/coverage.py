@@ -3,7 +3,8 @@
     python -m benchmarks.coverage                          # everything, hours; continues where it stopped
     python -m benchmarks.coverage --sample 300             # the same number from each stratum first
     python -m benchmarks.coverage --only 'timm:swin*' -v   # what fails and where
-    python -m benchmarks.coverage --report                 # rewrite docs/coverage.md from the results
+    python -m benchmarks.coverage --again failed           # those that failed once more; the report tells both passes
+    python -m benchmarks.coverage --report --fresh FILE    # rewrite docs/coverage.md from the results and those of a sample
 
 Results are kept one JSON line per model, in --results; a model that has a line there is not run again (see --again).
 """
@@ -250,25 +251,56 @@ def _commit() -> str:
     return found.stdout.strip()
 
 
-def write_report(rows: list[Row], path: Path) -> None:
-    """The page of the documentation: the table, then each failure with its reason."""
+def write_report(path: Path, first: list[Row], last: list[Row], sample: list[Row], total: int) -> None:
+    """The page of the documentation: a sample run in one pass by one commit, and the sweep as it was first run and as it is now."""
     versions = ", ".join(f"{p} {_version(p)}" for p in ("torch", "torchvision", "timm", "transformers", "diffusers"))
     lines = [
         "# Coverage", "",
-        f"Written by `python -m benchmarks.coverage` on {datetime.date.today().isoformat()}, with {versions}.", "",
-        f"{len(rows)} models of {len(list_cases())}. Models are built from their configs without weights. "
-        f"*Run in PyTorch*: the model and the inputs work on data, forward and (where it "
-        "has a floating output with a gradient) backward; the others cannot be judged and are listed last. *Profile*: `analyzer.profile` in "
-        "the mode, with AdamW in training. *Trace*: the graph of `symbolic_trace` gives the original's outputs, gradients and buffers on data "
-        "(up to 150 million parameters), or calls the same operators with the same shapes on a replay without data (above).", "",
-        "| " + " | ".join(HEADERS) + " |", "|" + "---|" * len(HEADERS),
-        *("| " + " | ".join(line) + " |" for line in summarize(rows)), "", "## Failures", "",
+        f"Written by `python -m benchmarks.coverage --report` on {datetime.date.today().isoformat()}, with {versions}.", "",
+        f"There are {total} models, built from their configs without weights. "
+        "*Run in PyTorch*: the model and the inputs work on data, forward and (where it has a floating output with a gradient) backward; the "
+        "others cannot be judged and are listed last. *Profile*: `analyzer.profile` in the mode, with AdamW in training. *Trace*: the graph of "
+        "`symbolic_trace` gives the original's outputs, gradients and buffers on data (up to 150 million parameters), or calls the same "
+        "operators with the same shapes on a replay without data (above).", "",
     ]
-    found = {(r["name"], s): r[s] for r in rows if "unusable" not in r for s in STEPS if r.get(s, "pass") != "pass"}
-    lines += [f"- `{name}`, {step}: {_markdown(reason)}" for (name, step), reason in sorted(found.items())] or ["None."]
+    if sample:
+        lines += ["## A fresh sample, run once", "",
+                  f"{len(sample)} models: families in equal shares, and within a family one from each group before a second from any; {_run_of(sample)} "
+                  "No model of it was run again.", "", *_table(sample), ""]
+    if last:
+        again = [r for r in last if r not in first]  # a model has a second row where it was run again
+        lines += ["## The sweep", "", f"{len(last)} of the {total} models" + ("." if len(last) == total else ", the first of a random order.")
+                  + f" As each was first run; {_run_of(first)}", "", *_table(first), ""]
+        if again:
+            lines += [f"After fixes: the {len(again)} that had failed, or could not be judged, were run again ({_commits(again)}), and no other.", "",
+                      *_table(last), ""]
+    newest = {r["name"]: r for r in [*last, *sample]}  # of a model in both, the sample's
+    rows = [newest[name] for name in sorted(newest)]
+    lines += ["## Failures", ""]
+    found = {(r["name"], s): r for r in rows if "unusable" not in r for s in STEPS if r.get(s, "pass") != "pass"}
+    lines += [f"- `{name}`, {step}: {_markdown(row[step])}" for (name, step), row in sorted(found.items())] or ["None."]
     lines += ["", "## Not judged: PyTorch itself does not run them as the benchmark builds them", ""]
-    lines += [f"- `{r['name']}`: {_markdown(r['unusable'])}" for r in sorted(rows, key=lambda r: str(r["name"])) if "unusable" in r] or ["None."]
+    lines += [f"- `{r['name']}`: {_markdown(r['unusable'])}" for r in rows if "unusable" in r] or ["None."]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _table(rows: list[Row]) -> list[str]:
+    return ["| " + " | ".join(HEADERS) + " |", "|" + "---|" * len(HEADERS), *("| " + " | ".join(line) + " |" for line in summarize(rows))]
+
+
+def _commits(rows: list[Row]) -> str:
+    found = sorted({r["commit"] for r in rows if "commit" in r})
+    return ("commit " if len(found) == 1 else "commits ") + ", ".join(found) if found else "commit unknown"
+
+
+def _run_of(rows: list[Row]) -> str:
+    """By which code, and what it cost."""
+    text = _commits(rows)
+    timed = [r for r in rows if "finished" in r and "processor_seconds" in r]
+    if timed and len(timed) == len(rows):
+        processor = sum(r["processor_seconds"] for r in timed)
+        text += f"; {processor / 60:.0f} minutes of processor time, {processor / len(timed):.1f} s a model"
+    return text + "."
 
 
 def _markdown(text: str) -> str:
@@ -276,12 +308,12 @@ def _markdown(text: str) -> str:
     return text[:240].replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 
 
-def read_rows(path: Path) -> dict[str, Row]:
-    """The last row of each model."""
-    if not path.exists():
+def read_rows(path: Path | None, first: bool = False) -> dict[str, Row]:
+    """The last row of each model, or its first."""
+    if path is None or not path.exists():
         return {}
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return {row["name"]: row for row in rows}
+    return {row["name"]: row for row in (reversed(rows) if first else rows)}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -297,6 +329,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
     parser.add_argument("--again", choices=("failed", "all"), help="run these though they have a result")
     parser.add_argument("--report", action="store_true", help="only write docs/coverage.md")
+    parser.add_argument("--fresh", type=Path, help="results of a sample run in one pass, for the report")
     parser.add_argument("-v", "--verbose", action="store_true", help="print each failure as it comes")
     options = parser.parse_args(argv)
 
@@ -313,7 +346,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.again is None:
             cases = [c for c in cases if c.name not in done]
         elif options.again == "failed":
-            cases = [c for c in cases if c.name not in done or any(done[c.name].get(s, "pass") != "pass" for s in STEPS)]
+            cases = [c for c in cases if c.name not in done or any(done[c.name].get(s, "pass") != "pass" for s in ("unusable", *STEPS))]
         options.results.parent.mkdir(parents=True, exist_ok=True)
         bar = tqdm(total=total, initial=total - len(cases), unit="model", disable=False, file=sys.stderr)
         bad: Counter[str] = Counter()
@@ -340,7 +373,8 @@ def main(argv: list[str] | None = None) -> int:
     for reason, where in failures(rows).items():
         print(f"{len(where):4d}  {reason}\n      {', '.join(f'{n} ({s})' for n, s in where[:4])}")
     if not options.only and not options.sample or options.report:
-        write_report(rows, REPORT)
+        fresh = list(read_rows(options.fresh).values())
+        write_report(REPORT, list(read_rows(options.results, first=True).values()), rows, fresh, len(list_cases()))
     return 0
 
 

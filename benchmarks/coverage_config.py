@@ -14,7 +14,7 @@ AHEAD = 8  # steps of a time series that are forecast
 _IS_DEPTH = re.compile(r"^(\w+_)?(layers?|depth|num_blocks)$")
 _NO_DEPTH = re.compile(r"feature_layer|feat_extract|look_|max_window|cross_|iou_|max_|_shared|no_rope|adapter|insert|postnet|residual|spec|nextn|mtp")
 _IS_HEADS = re.compile(r"(^|_)(heads?|num_heads|attention_heads|kv_heads|key_value_heads|n_groups)$")
-_NO_HEADS = re.compile(r"use_|has_|tie_|head_type")
+_NO_HEADS = re.compile(r"use_|has_|tie_|head_type|d_head")
 _IS_WIDTH = re.compile(r"hidden|embd|embed|dim$|d_model|d_ff|ffn|intermediate|width|inner|rank$|projection|channels$|units$|proj_size|_size$|d_latents"
                        r"|mamba_d_ssm|bottleneck_features")
 _NO_WIDTH = re.compile(r"head_dim|d_kv|patch|image|crop|kernel|vocab|window|num_|in_channels|audio_channels|codebook|state|batch|chunk|block|context|max_"
@@ -45,6 +45,10 @@ _SETTINGS: dict[str, dict[str, Any]] = {
                                  "scale_final_input_size": 128, "scale_final_hidden_sizes": [16, 8]}},
     "tvp": {"num_frames": 4, "max_img_size": 64, "visual_prompt_size": 16},  # whole clips are 48 frames of 448 pixels
     "reformer": {"axial_pos_shape": [4, 4]},  # its product is the length of the text
+    "lw_detr": {"projector_scale_factors": [1.0]},
+    "hiera": {"decoder_hidden_size": 64, "decoder_depth": 2, "decoder_num_heads": 4},
+    "timm_backbone": {"backbone": "resnet10t", "use_pretrained_backbone": False},
+    "hunyuan_vl_text": {"rope_parameters": {"rope_type": "default", "rope_theta": _ROPE_BASE, "mrope_section": [16, 24, 24]}},
     "shieldgemma2": {"yes_token_index": 5, "no_token_index": 6},
     **{kind: {"prediction_length": AHEAD, "context_length": AHEAD, "num_time_features": 2}
        for kind in ("time_series_transformer", "informer", "autoformer")},

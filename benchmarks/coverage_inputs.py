@@ -92,7 +92,7 @@ def _make_inputs(model_class: Any, fields: dict[str, Any], kind: str, variant: i
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == image_token).long()
     answers = encoder_decoder and "decoder_input_ids" in parameters and not name.endswith("SequenceClassification")
     if answers and not (labels and train and "labels" in parameters):
-        inputs["decoder_input_ids"] = _tokens(fields, ANSWER)
+        inputs["decoder_input_ids"] = _tokens(fields, ANSWER, books=find_field(fields, "num_codebooks") if name.startswith("Musicgen") else 1)
     if labels and train:
         inputs.update(_labels(name, parameters, inputs, fields))
     _add_documented(model_class, parameters, inputs, fields, documented)
@@ -157,9 +157,9 @@ def _series(fields: dict[str, Any], parameters: Any) -> dict[str, torch.Tensor]:
             "future_time_features": torch.rand(BATCH, AHEAD, features)}
 
 
-def _tokens(fields: dict[str, Any], count: int) -> torch.Tensor:
+def _tokens(fields: dict[str, Any], count: int, books: int = 1) -> torch.Tensor:
     vocabulary = find_field(fields, "vocab_size", "num_embeddings") or VOCABULARY
-    return torch.randint(min(200, vocabulary // 2), min(900, vocabulary), (BATCH, count))
+    return torch.randint(min(200, vocabulary // 2), min(900, vocabulary), (BATCH * books, count))
 
 
 def _audio(fields: dict[str, Any], variant: int, main: str) -> torch.Tensor:
