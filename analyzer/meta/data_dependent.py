@@ -45,7 +45,7 @@ def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwarg
     if name == "index":
         return _index_with_mask(state, args[0], args[1])
     if name == "repeat_interleave" and kwargs.get("output_size") is None:
-        total = None if state.tape is not None or read_known(args[0]) is not None else _expected_sum(state, args[0])
+        total = _expected_sum(state, args[0])
         if total is None:
             raise _unknown(state, "aten.repeat_interleave", "pass output_size=")
         return _new(state, args[0], (total,), torch.int64)
@@ -150,7 +150,11 @@ def _count(state: MetaState, operator: str, mask: Tensor) -> int:
 def _expected_sum(state: MetaState, repeats: Tensor) -> int | None:
     """What unknown counts, such as durations, add up to: see `density.expected_density`; a number given bounds it."""
     storage, policy = repeats.untyped_storage(), state.options.unknown_size
-    if policy == "error" or not isinstance(storage, MetaStorage) or storage.density is None:
+    if state.options.unknown_value == "placeholder":  # as their sum would be, if it were asked for
+        state.unknown_sizes += 1
+        state.assume(f"repeat_interleave: {state.placeholder} rows {state.where()}")
+        return state.placeholder
+    if policy == "error" or state.tape is not None or not isinstance(storage, MetaStorage) or storage.density is None:
         return None
     total = round(storage.density * repeats.numel())
     state.assume(f"repeat_interleave: {total} rows, 1 per element {state.where()}")
