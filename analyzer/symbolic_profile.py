@@ -60,7 +60,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
                 rows.clear()
                 rows.update(GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast, device_type=claim.type).run())
             annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
-            return build_profile(recorder.log, gm, annotations, name=type(gm).__name__, mode=mode, device=None if spec is None else spec.name,
+            return build_profile(recorder.log, gm, annotations, is_final=True, name=type(gm).__name__, mode=mode, device=None if spec is None else spec.name,
                                   autocast=None if autocast is None else str(autocast).removeprefix("torch."))
 
     found = expect_values(run, ProfileOptions(steps=1))

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
-from fractions import Fraction
 
 import torch
 
@@ -38,7 +38,6 @@ def call_seconds(call: OpCall, device: DeviceSpec, world_size: int = 1) -> float
 
 # The arithmetic of complex numbers is that of their parts.
 _REAL: dict[torch.dtype | None, torch.dtype] = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
-_NOTHING = Fraction(0)
 _RING = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all", "gather": "all_gather", "scatter": "broadcast",
          "recv": "send"}
 
@@ -49,17 +48,20 @@ def make_latency_profiler(device: DeviceSpec, world_size: int = 1) -> Callable[[
     def profile_latency(log: Log) -> Annotation:
         last = log.steps - 1
         alike: dict[Signature, float] = {}  # calls of one signature take the same time
-        parts = {(record.step, record.phase): Fraction(0) for record in log.phases}  # exact: the order and grouping of calls change nothing
+        parts: dict[tuple[int, str], dict[float, int]] = {(record.step, record.phase): {} for record in log.phases}
         for step, call, _, number in log.tallies():
-            if call.signature not in alike:
+            seconds = alike.get(call.signature)
+            if seconds is None:
                 seconds = call_seconds(call, device, world_size)
                 if seconds is None:
                     return Annotation()  # nothing is better than a part: unknown stays None
                 alike[call.signature] = seconds
-            parts[step, call.phase] = parts.get((step, call.phase), _NOTHING) + number * Fraction(alike[call.signature])
+            times = parts.setdefault((step, call.phase), {})
+            times[seconds] = times.get(seconds, 0) + number
         out = Annotation(functools.partial(_fill_rows, log, alike))
-        for key, exact in parts.items():
-            out.phases[key].update(dict.fromkeys(("seconds", "kernel_seconds"), float(exact)))
+        for key, times in parts.items():  # a sum that does not depend on the order of calls
+            total = math.fsum(number * seconds for seconds, number in times.items())
+            out.phases[key].update(seconds=total, kernel_seconds=total)
         steady = {phase: row["seconds"] for (step, phase), row in out.phases.items() if step == last}
         out.totals = {"fwd_seconds": steady.get("forward"), "bwd_seconds": steady.get("backward"),
                       "optimizer_seconds": steady.get("optimizer"), "step_seconds": sum(steady.values()),

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -171,6 +171,7 @@ class Log:
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
     number_of_label: dict[str, int] = field(default_factory=dict)  #: storages of parameters and buffers
     pending: deque[Pending] = field(default_factory=deque)
+    _tallies: tuple[tuple[int, int], list[Tally]] | None = None
     _named: int = 0
     _names: dict[str, int] = field(default_factory=dict)
 
@@ -219,22 +220,27 @@ class Log:
         self.write_out()
         return self.act_slots  # type: ignore[return-value]
 
-    def tallies(self) -> Iterator[Tally]:
+    def tallies(self) -> list[Tally]:
         """Calls that are alike, with how many there are of each: enough for sums, without writing out what was played."""
+        state = len(self.call_slots), len(self.pending)
+        if self._tallies is None or self._tallies[0] != state:
+            self._tallies = state, self._count_calls()
+        return self._tallies[1]
+
+    def _count_calls(self) -> list[Tally]:
+        table = self.storage_table
         alike: dict[Any, list[Any]] = {}
         for call in self.call_slots:
             if call is not None:
-                found = alike.get(key := kind_of(call, self.storage_table))
+                found = alike.get(key := kind_of(call, table))
                 if found is None:
-                    alike[key] = [call.step, call, self.storage_table, 1]
+                    alike[key] = [call.step, call, table, 1]
                 else:
                     found[3] += 1
         parts = Counter(part for pending in self.pending for part in pending.parts_played())
-        for (step, reel, start, stop), number in parts.items():
-            for call, count in reel.tally(start, stop):
-                yield Tally(step, call, reel.log.storage_table, number * count)
-        for step, call, storages, count in alike.values():
-            yield Tally(step, call, storages, count)
+        return [*(Tally(step, call, reel.log.storage_table, number * count)
+                  for (step, reel, start, stop), number in parts.items() for call, count in reel.tally(start, stop)),
+                *(Tally(*row) for row in alike.values())]
 
     def write_out(self) -> None:
         """Write what was played into the places that were left for it."""
