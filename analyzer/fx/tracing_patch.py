@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
@@ -196,7 +197,7 @@ def _function_replacements() -> Iterator[Undo]:
         return
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
-        if type(names) is not dict:
+        if type(names) is not dict or _holds_none(module, names, frozenset(wrappers)):
             continue
         for name, value in list(names.items()):
             found = wrappers.get(id(value))
@@ -209,6 +210,21 @@ def _function_replacements() -> Iterator[Undo]:
             owner = getattr(owner, part, None)
         if isinstance(owner, type) and vars(owner).get(name) is func:
             yield _replace(owner, name, wrapper)
+
+
+_without: dict[int, tuple[int, frozenset[int]]] = {}  # libraries' namespaces by id: their size, and functions they do not hold
+_LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _holds_none(module: Any, names: dict[str, Any], functions: frozenset[int]) -> bool:
+    """Whether a module has no name for any of ``functions`` (ids). Of a library's it is enough that no name came since it was asked last."""
+    if _without.get(id(names)) == (len(names), functions):
+        return True
+    if not functions.isdisjoint(map(id, names.values())):
+        return False
+    if str(names.get("__file__")).startswith(_LIBRARIES):
+        _without[id(names)] = len(names), functions
+    return True
 
 
 _OVERRIDABLE = ("torch", "torch.functional", "torch._tensor", "torch.autograd")

@@ -33,6 +33,7 @@ class GatedKernels:
         self._key = getattr(torch._C.DispatchKey, key_name)
         self._later = torch._C._dispatch_keyset_full_after(self._key)
         self._impls: dict[str, tuple[Any, Callable[..., Any]]] = {}
+        self._fallthrough: torch.library.Library | None = None
 
     def add(self, op: torch._ops.OpOverload, impl: Callable[..., Any]) -> None:
         """Call ``impl(keyset, *args, **kwargs)`` for ``op``; `redispatch` goes on to the operator's own kernel."""
@@ -46,17 +47,15 @@ class GatedKernels:
         return op.redispatch(keyset & self._later, *args, **kwargs)
 
     def install(self) -> Undo:
-        rest = torch.library.Library("_", "IMPL", self.key_name)
-        rest.fallback(torch.library.fallthrough_kernel)
+        if self._fallthrough is None:
+            # Of all other operators. It stays: registering it touches every operator of the process, and a kernel that does nothing, at a key
+            # that is excluded everywhere, changes nothing.
+            self._fallthrough = torch.library.Library("_", "IMPL", self.key_name)
+            self._fallthrough.fallback(torch.library.fallthrough_kernel)
         library = torch.library.Library("aten", "IMPL", self.key_name)
         for name, (_, impl) in self._impls.items():
             library.impl(name, impl, with_keyset=True)
-
-        def undo() -> None:
-            library._destroy()
-            rest._destroy()
-
-        return undo
+        return library._destroy
 
     def set_open(self, is_open: bool) -> None:
         """Let this thread's calls reach the kernels, or no longer."""
