@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -10,6 +12,7 @@ from torch import fx
 from analyzer.errors import InputError
 from analyzer.fx.graph_step import GraphStep
 from analyzer.fx.module_borrow import borrow_module
+from analyzer.fx.run_record import RunRecord, fingerprint_nodes
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.meta.claimed_device_spec import claimed_spec, claiming
 from analyzer.meta.mode import MetaTensorMode
@@ -18,8 +21,25 @@ from analyzer.meta.tensor import claim_of
 from analyzer.profile import Profilers, check_arguments, choose_profilers, expect_values, register_inputs
 from analyzer.profile_build import build_profile
 from analyzer.profile_data import Profile
+from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder, tensors_in
+
+
+@dataclass
+class LastRun:
+    """How a graph module was profiled last, and what the run said of its values."""
+
+    repeat: Callable[[fx.GraphModule], fx.GraphModule]
+    mode: str
+    autocast: torch.dtype | None
+    device: DeviceSpec | None
+    claim: torch.device
+    profilers: Profilers
+    record: RunRecord
+
+
+last_runs: WeakKeyDictionary[fx.GraphModule, LastRun] = WeakKeyDictionary()
 
 
 def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | None = None, mode: str = "train",
@@ -48,6 +68,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     spec = None if device is None else find_device(device)
     claim = _claim(gm, (args, kwargs), spec)
     rows: dict[fx.Node, int] = {}
+    records: list[RunRecord] = []
 
     def run(options: ProfileOptions) -> Profile:
         meta_mode = MetaTensorMode(options, adopted_claim=claim)
@@ -57,8 +78,11 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
                 run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)
                 names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
                 register_inputs(recorder, gm, borrowed, run_args, run_kwargs, names)
+                step = GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast, device_type=claim.type)
                 rows.clear()
-                rows.update(GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast, device_type=claim.type).run())
+                rows.update(step.run())
+            note_storages(step.interpreter.record, recorder.log)
+            records.append(step.interpreter.record)
             annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
             return build_profile(recorder.log, gm, annotations, is_final=True, name=type(gm).__name__, mode=mode, device=None if spec is None else spec.name,
                                   autocast=None if autocast is None else str(autocast).removeprefix("torch."))
@@ -69,6 +93,9 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
         info = node.meta["info"] = found.nodes[row - first]
         info.saved, info.sharding = node.meta.get("saved"), node.meta.get("sharding")
     gm.meta["profile"] = found
+    records[-1].fingerprints = fingerprint_nodes(gm.graph)
+    last_runs[gm] = LastRun(lambda gm: symbolic_profile(gm, *args, kwargs=kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast, device=device,
+                                                        profilers=profilers), mode, autocast, spec, claim, profilers, records[-1])
     if verbose:
         print(found.table())
     return gm
@@ -83,3 +110,22 @@ def _claim(gm: fx.GraphModule, arguments: Any, spec: DeviceSpec | None) -> torch
         if claim.type not in ("cpu", "meta"):
             return claim
     return torch.device("cpu")
+
+
+def note_storages(record: RunRecord, log: Log) -> None:
+    """Note the parameters and buffers that each node of a run uses, in order, and whether what it made is differentiable."""
+    def note(node: int, number: int) -> None:
+        life = log.storages.get(number)
+        if life is not None and life.category in ("parameter", "buffer"):
+            held = record.held.setdefault(log.nodes[node].name, [])
+            if (life.category, life.label, life.nbytes) not in held:
+                held.append((life.category, life.label, life.nbytes))
+
+    for i, node in enumerate(log.nodes):
+        lives = [log.storages[number] for number, _ in node.outputs if number in log.storages]
+        record.differentiable[node.name] = tuple(life.requires_grad for life in lives if life.node == i)
+        for number, _ in node.outputs if node.op == "get_attr" else ():
+            note(i, number)
+    for call in log.calls:
+        for number in call.inputs if call.phase == "forward" and call.node >= 0 else ():
+            note(call.node, number)

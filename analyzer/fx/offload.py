@@ -18,7 +18,9 @@ class OffloadedTensors:
     """Sends what autograd saves of chosen values to the host, once for each storage, and brings it back in the backward pass.
 
     What runs inside ``with offloaded:`` saves as usual, except tensors that share memory with a value given to ``add``, before or
-    in the same block. Other saved-tensor hooks do not see what is saved inside.
+    in the same block: they are copied when the block ends. Other saved-tensor hooks do not see what is saved inside.
+
+    Raises RuntimeError at the end of a block that wrote in place to what it saved (autograd would, in backward).
 
     >>> offloaded = OffloadedTensors()
     >>> x = torch.ones(2, requires_grad=True)
@@ -42,29 +44,22 @@ class OffloadedTensors:
 
     def __exit__(self, *exc: Any) -> None:
         self._hooks.pop().__exit__()
-        self._saved.clear()
+        saved, self._saved = self._saved, []
+        if exc == (None, None, None):
+            for ref in saved:
+                if (one := ref()) is not None and (copies := self._copies.find(one.tensor)) is not None:
+                    one.move(copies)
 
     def add(self, value: Any) -> None:
         """Let the memory of the tensors in ``value`` wait on the host wherever it is saved."""
         for tensor in tensors_of(value):
             if self._copies.find(tensor) is None:
                 self._copies.put(tensor, _Copies())
-        for ref in self._saved:
-            saved = ref()
-            if saved is not None:
-                self._move(saved)
 
     def _pack(self, tensor: Tensor) -> _Saved:
         saved = _Saved(tensor.detach())  # detached, as a result that holds itself would never be freed
-        self._move(saved)
         self._saved.append(weakref.ref(saved))
         return saved
-
-    def _move(self, saved: _Saved) -> None:
-        if isinstance(saved.tensor, Tensor):
-            copies = self._copies.find(saved.tensor)
-            if copies is not None:
-                saved.tensor = copies.of(saved.tensor).describe(saved.tensor)
 
 
 class _Copies:
@@ -86,7 +81,16 @@ class _Saved:
     """What autograd holds in place of a tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor: Tensor | HostTensor = tensor
+        self.tensor = tensor
+        self._version = tensor._version
+        self._on_host: HostTensor | None = None
+
+    def move(self, copies: _Copies) -> None:
+        if self.tensor._version != self._version:
+            raise RuntimeError(f"a tensor of shape {tuple(self.tensor.shape)} that is needed for the gradient was changed in place before it could "
+                               f"be copied to the host")
+        self._on_host = copies.of(self.tensor).describe(self.tensor)
+        del self.tensor
 
     def unpack(self) -> Tensor:
-        return self.tensor if isinstance(self.tensor, Tensor) else self.tensor.bring_back()
+        return self.tensor if self._on_host is None else self._on_host.bring_back()

@@ -21,6 +21,7 @@ from analyzer.record.recorder import Recorder, tensors_in
 from .kept import KeptResults
 from .module_borrow import borrow_module
 from .offload import OffloadedTensors
+from .run_record import RunRecord
 from .statement import Block, Keeping, Offloading, Statement, last_uses, shared_blocks, statements_of
 
 
@@ -159,7 +160,7 @@ class RecordingInterpreter(GraphInterpreter):
 
     def __init__(self, module: fx.GraphModule, recorder: Recorder) -> None:
         super().__init__(module)
-        self.recorder = recorder
+        self.recorder, self.record = recorder, RunRecord()
         self.rows: dict[fx.Node, int] = {}
         self._values: dict[fx.Node, Any] = {}
 
@@ -185,6 +186,8 @@ class RecordingInterpreter(GraphInterpreter):
             result = super().run_node(n)
         if recorder.phase == "forward":
             recorder.set_outputs(row, result)
+            if n.op != "output":
+                self.record.note(n, result)
         return result
 
 

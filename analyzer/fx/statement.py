@@ -26,7 +26,7 @@ class Keeping:
 
 
 class Offloading:
-    """A block of the root in which what autograd saves of offloaded values goes to the host."""
+    """A block around a statement of the root: what autograd saves of offloaded values goes to the host."""
 
 
 Block = Union[AutocastRegion, GradRegion, Keeping, Offloading]
@@ -71,7 +71,7 @@ def statements_of(nodes: Sequence[Node]) -> list[Statement]:
     found = _nest([(n, region_of(n)) for n in nodes], None)
     offloaded = {n for n in nodes if n.meta.get("saved") == "offload"}
     if offloaded:
-        block, waiting = Offloading(), set[Node]()
+        waiting: set[Node] = set()
         for statement in found:
             chosen = offloaded.intersection(statement.nodes())
             if chosen:
@@ -80,7 +80,7 @@ def statements_of(nodes: Sequence[Node]) -> list[Statement]:
                 waiting.update(statement.offloaded)
             runs = statement.node is None or statement.node.op not in ("placeholder", "output")
             if runs and (statement.offloaded or any(not waiting.isdisjoint(makers(i)) for i in statement.inputs())):
-                statement.blocks = (*statement.blocks, block)
+                statement.blocks = (*statement.blocks, Offloading())
     return found
 
 

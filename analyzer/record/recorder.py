@@ -27,6 +27,7 @@ from .row_name import identifier
 
 _ROOT = 0
 COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+_DETACH = torch.ops.aten.detach.default
 FAILED = object()  #: what a module's call gave that ended with an exception
 
 
@@ -305,7 +306,7 @@ class Recorder:
         made_grad = False
         if phase == "forward" or recomputed:
             sequence = next_sequence_number()
-            if sequence != self._last_sequence:
+            if sequence != self._last_sequence and signature.op is not _DETACH:  # which has no gradient: a saved-tensor hook calls it
                 for earlier in range(self._last_sequence, sequence - 1):  # nodes around this call, as those of nested checkpoints
                     self._call_of_sequence.setdefault(earlier, index)
                 self._last_sequence = sequence

@@ -241,6 +241,7 @@ def forward(self, x):
     with offloaded:
         tanh = drop.tanh();  drop = None
         offloaded.add(tanh)
+    with offloaded:
         b = self.b(tanh);  tanh = None
     kept_0 = KeptResults()
     def checkpoint_0(b):

@@ -1,0 +1,118 @@
+"""What a recorded run of a graph says of its values, so that a part of the graph can be run again as if all of it ran."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from analyzer.meta.spec import TensorSpec
+from analyzer.meta.storage import MetaStorage
+from analyzer.record.recorder import describe
+
+Tensor = torch.Tensor
+_CONSTANTS = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that a node returned."""
+
+    spec: TensorSpec
+    offset: int
+    requires_grad: bool
+    storage: int          #: its number, unique in the process
+    storage_bytes: int
+    known: Any            #: contents of its storage, where they are known
+
+    def is_like(self, other: object) -> bool:
+        """Whether nodes that read it would do the same with ``other``."""
+        return isinstance(other, Value) and (self.spec, self.offset, self.requires_grad, self.storage_bytes) == (
+            other.spec, other.offset, other.requires_grad, other.storage_bytes)
+
+
+class Unknown:
+    """A result that cannot be made again: an object, or a tensor without strides."""
+
+
+@dataclass
+class RunRecord:
+    """By name of node: its results (a tree of `Value`), the specs of their gradients, and what it was like when it ran."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    gradients: dict[str, dict[int, TensorSpec]] = field(default_factory=dict)
+    fingerprints: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    differentiable: dict[str, tuple[bool, ...]] = field(default_factory=dict)  #: of the storages that it made
+    held: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)  #: (category, path, bytes) of parameters and buffers it uses
+
+    def note(self, node: fx.Node, result: Any) -> None:
+        """``node`` returned ``result``."""
+        leaves: list[Any] = pytree.tree_leaves(result)
+        self.values[node.name] = pytree.tree_map(_describe, result)
+        row = self.gradients[node.name] = {}
+        for i, tensor in enumerate(leaves):
+            if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+                tensor.register_hook(_noting(row, i))
+
+    def tensors(self, name: str) -> list[Value]:
+        """The tensors that a node returned."""
+        return [v for v in pytree.tree_leaves(self.values.get(name)) if isinstance(v, Value)]
+
+    def storages(self, name: str) -> set[int]:
+        return {v.storage for v in self.tensors(name)}
+
+
+def _noting(row: dict[int, TensorSpec], index: int) -> Any:
+    def note(gradient: Tensor) -> None:
+        row[index] = describe(gradient)
+
+    return note
+
+
+def _describe(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage() if value.layout is torch.strided else None
+        if not isinstance(storage, MetaStorage):
+            return Unknown()
+        return Value(describe(value), int(value.storage_offset()), value.requires_grad, storage.number, storage.nbytes(), storage.known)
+    return value if isinstance(value, _CONSTANTS) else Unknown()
+
+
+def fingerprint_nodes(graph: fx.Graph) -> dict[str, tuple[Any, ...]]:
+    """By name, what tells whether a node still does what it did, for those who made what it reads and those who read it with it."""
+    position = {n: i for i, n in enumerate(graph.nodes)}
+
+    def readers(node: fx.Node) -> tuple[str, ...]:
+        return tuple(u.name for u in sorted(node.users, key=position.__getitem__))
+
+    read_by = {n: readers(n) for n in graph.nodes}
+    held = {n: held_tensors(n) for n in graph.nodes}
+    held_by: dict[int, tuple[str, ...]] = {}
+    for n, tensors in held.items():
+        for t in tensors:
+            held_by[id(t)] = (*held_by.get(id(t), ()), n.name)
+    return {n.name: (n.op, n.target, str(n.args), str(n.kwargs), n.meta.get("region") or (), n.meta.get("saved"), n.meta.get("module_path"),
+                     read_by[n], tuple((i.name, read_by[i]) for i in n.all_input_nodes), _modules(n),
+                     tuple((id(t), t.shape, t.dtype, t.requires_grad, held_by[id(t)]) for t in held[n])) for n in graph.nodes}
+
+
+def held_tensors(node: fx.Node) -> list[Tensor]:
+    """The parameters and buffers behind a ``call_module`` or ``get_attr`` node."""
+    root = node.graph.owning_module
+    if root is None or node.op not in ("call_module", "get_attr"):
+        return []
+    if node.op == "call_module":
+        module = root.get_submodule(str(node.target))
+        return [*module.parameters(), *module.buffers()]
+    owner, _, name = str(node.target).rpartition(".")
+    value = getattr(root.get_submodule(owner), name)
+    return [value] if isinstance(value, Tensor) else []
+
+
+def _modules(node: fx.Node) -> tuple[Any, ...]:
+    root = node.graph.owning_module
+    if root is None or node.op != "call_module":
+        return ()
+    return tuple((id(m), m.training) for m in root.get_submodule(str(node.target)).modules())
