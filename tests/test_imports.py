@@ -10,7 +10,7 @@ ORDER = ["errors", "registry", "units", "hardware", "memory", "meta", "record", 
 RANK = {name: i for i, name in enumerate(ORDER)}
 # Files that stand between rooms.
 RANK.update(input_spec=RANK["meta"], zoo=RANK["meta"], target=RANK["meta"], profile_data=RANK["profilers"], profile_build=RANK["profile"],
-            profile_short=RANK["profilers"], profile_parallel=RANK["profilers"], profile_wrapper=RANK["profilers"],
+            profile_short=RANK["profilers"], profile_parallel=RANK["profilers"], profile_wrapper=RANK["profilers"], module_shape=RANK["profilers"],
             symbolic_profile=RANK["profile"], reprofile=RANK["profile"], progress_bar=RANK["units"],
             parallel=20, solver=20, runtime=20, generation=20, dryrun=20, sweep=20, cli=30,
             __main__=31, __init__=32)
