@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analyzer.errors import InputError, ProfileFormatError
-from analyzer.profile_data import Profile
+from analyzer.profile_data import OutOfMemoryInfo, Profile
 from analyzer.report.column import Column, check_layout, format_quantity, print_rows
+from analyzer.report.summary import describe_out_of_memory
 from analyzer.report.json_format import decoder_of, encode, load_text
 
 FORMAT = "analyzer.generation"
@@ -64,22 +65,27 @@ class GenerationProfile:
     steps: tuple[GenerationStep, ...]
     prefill: Profile
     decode: Profile | None = None            #: None where there is but one new token
+    out_of_memory: OutOfMemoryInfo | None = None  #: `step` is then the pass; `steps` are those that were finished
     assumptions: tuple[str, ...] = ()
 
     @property
     def prefill_seconds(self) -> float | None:
         """Time to the first token."""
-        return self.steps[0].seconds
+        return self.steps[0].seconds if self.steps else None
 
     @property
     def decode_seconds(self) -> float | None:
         """Of all tokens after the first."""
-        return _total([step.seconds for step in self.steps[1:]])
+        return self._sum_seconds(1)
 
     @property
     def seconds(self) -> float | None:
         """Of the whole generation."""
-        return _total([step.seconds for step in self.steps])
+        return self._sum_seconds(0)
+
+    def _sum_seconds(self, first: int) -> float | None:
+        known = [step.seconds for step in self.steps[first:] if step.seconds is not None]
+        return sum(known, 0.0) if len(known) == self.new_tokens - first else None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -89,12 +95,12 @@ class GenerationProfile:
     @property
     def flops(self) -> int | None:
         known = [step.flops for step in self.steps if step.flops is not None]
-        return sum(known) if len(known) == len(self.steps) else None
+        return sum(known) if len(known) == self.new_tokens else None
 
     @property
     def cache_bytes(self) -> int | None:
         """Of the cache at the end."""
-        return self.steps[-1].cache_bytes
+        return self.steps[-1].cache_bytes if self.steps else None
 
     @property
     def peak_allocated_bytes(self) -> int | None:
@@ -143,7 +149,7 @@ class GenerationProfile:
         run = f"{self.name}: {self.prompt_tokens} + {self.new_tokens} tokens of {self.batch_size} sequences, {self.cache} cache"
         figures = [("time to first token (prefill)", format_quantity(self.prefill_seconds, "seconds")),
                 ("decode", format_quantity(self.decode_seconds, "seconds")),
-                ("decode, a token", format_quantity(_mean(self.decode_seconds, len(self.steps) - 1), "seconds")),
+                ("decode, a token", format_quantity(_mean(self.decode_seconds, self.new_tokens - 1), "seconds")),
                 ("whole", format_quantity(self.seconds, "seconds")),
                 ("new tokens a second", format_quantity(self.tokens_per_second, "count")),
                 ("FLOPs", format_quantity(self.flops, "count")),
@@ -153,6 +159,9 @@ class GenerationProfile:
                 ("peak reserved", format_quantity(self.peak_reserved_bytes, "bytes"))]
         lines = [run + (f", on {self.device}" if self.device else ""), f"seconds: {self.prefill.seconds_method}", "",
                  print_rows(("", "Figure"), figures), "", self.table(rows)]
+        if self.out_of_memory is not None:
+            where = "the prefill" if not self.out_of_memory.step else f"token {self.out_of_memory.step + 1}"
+            lines[2:2] = [f"OUT OF MEMORY at {where}: {describe_out_of_memory(self.out_of_memory)}"]
         if any(step.interpolated for step in self.steps):
             lines.append("~ between two passes that were run, on a straight line")
         return "\n".join([*lines, *(f"- {line}" for line in self.assumptions)])
@@ -195,11 +204,6 @@ def fill_in(steps: Sequence[GenerationStep], count: int) -> Iterator[GenerationS
             span = after.index - before.index
             amounts[field.name] = low + (rise / span if isinstance(high, float) else rise // span)
         yield GenerationStep(**amounts, interpolated=True)
-
-
-def _total(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known, 0.0) if len(known) == len(values) else None
 
 
 def _mean(total: float | None, count: int) -> float | None:

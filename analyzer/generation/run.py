@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ from analyzer.errors import InputError
 from analyzer.fx.leaf_module import find_leaf_impl, is_leaf
 from analyzer.fx.module_borrow import borrow_module, uncompiled
 from analyzer.hardware import DeviceSpec, find_device
+from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.claimed_device_spec import claiming
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.stand_in import stand_in_arguments
 from analyzer.profile import ProfileOptions, build_model, check_arguments, default_profilers, limit_memory, register_inputs
-from analyzer.profile_build import build_profile
-from analyzer.profile_data import Profile
+from analyzer.profile_build import build_profile, build_unplaced_profile
+from analyzer.profile_data import OutOfMemoryInfo, Profile
+from analyzer.profile_short import describe_shortage
 from analyzer.profilers.annotation import Annotation
 from analyzer.record.collector import frozen_collector
 from analyzer.record.recorder import Recorder
@@ -53,6 +56,7 @@ def profile_generate(
     made for all tokens at once; a model that takes none reads all tokens again each time. ``prompt`` is what it reads first in place of
     (``batch_size``, ``prompt_tokens``) token indices, e.g. the spectrogram of a speech model.
 
+    Where memory runs out under ``options`` that limit it, the result says so, and its steps are those before.
     Of the passes after the first, ``samples`` are run, evenly spread, and what is between them is on straight lines (None runs all).
     Raises InputError for arguments that cannot be used, and whatever the model raises.
 
@@ -94,11 +98,19 @@ class _Run:
         self.claim = torch.device("cpu") if spec.kind == "cpu" else torch.device(spec.kind, 0)
         self.facts: dict[str, Any] = {"name": type(uncompiled(module)).__name__, "mode": "infer", "device": spec.name,
                                       "autocast": None if autocast is None else str(autocast).removeprefix("torch.")}
-        self.read_tokens: list[int] = []   # of each pass that was run
-        self.context: list[int] = []
+        self.prompt_tokens = prompt.shape[-1 if prompt.is_floating_point() else 1]  # of a spectrogram the time comes last
+        self.finished: list[int] = []      # which passes were run, and of each of them:
+        self.read_tokens: list[int] = []
         self.cache_bytes: list[int] = []
 
     def run(self, samples: int | None) -> GenerationProfile:
+        try:
+            return self._run(samples)
+        except DeviceOutOfMemoryError as error:  # the model itself does not fit
+            unplaced = build_unplaced_profile(self.module, error, **self.facts, assumptions=(self.remark,) if self.remark else ())
+            return self._result((), [], unplaced, None, self.cache, unplaced.assumptions, unplaced.out_of_memory)
+
+    def _run(self, samples: int | None) -> GenerationProfile:
         mode = MetaTensorMode(self.options, adopted_claim=self.claim)
         with frozen_collector(), mode, claiming(self.spec), borrow_module(self.module, self.claim) as borrowed:
             if self.remark:
@@ -108,26 +120,34 @@ class _Run:
             with recorder.recording():
                 (tokens,) = stand_in_arguments(mode.state, (self.prompt,), self.claim)
                 register_inputs(recorder, root, borrowed, (tokens,), {}, ["prompt"])
-                context = self.prompt.shape[-1 if self.prompt.is_floating_point() else 1]  # of a spectrogram the time comes last
-                decoder = make_decoder(root, self.cache, context, self.new_tokens)
-                tokens = self._pass(recorder, decoder, tokens, 0, context)
-                passes = self._choose_passes(samples, [bend - context for bend in decoder.bends()])
+                decoder = make_decoder(root, self.cache, self.prompt_tokens, self.new_tokens)
+                next_token = self._pass(recorder, decoder, tokens, 0, 0)
+            passes = self._choose_passes(samples, [bend - self.prompt_tokens for bend in decoder.bends()])
             prefill = self._build(recorder, root)
             with recorder.recording():
                 for step, index in enumerate(passes[1:], 1):
+                    if next_token is None:
+                        break
                     if (skipped := index - passes[step - 1] - 1) > 0:
                         with recorder.during(_SKIPPED), torch.no_grad():
                             decoder.skip(skipped)
                     if index == passes[-1]:
                         recorder.describe_step(step)
-                    tokens = self._pass(recorder, decoder, tokens, step, context + index)
-            decode = self._build(recorder, root) if len(passes) > 1 else None
+                    next_token = self._pass(recorder, decoder, next_token, step, index)
+            decode = self._build(recorder, root) if len(self.finished) > 1 else None
             with torch._C.DisableTorchFunction():
-                steps = self._list_steps(recorder, passes)
-            assumptions = tuple(mode.state.assumptions)
+                steps = self._list_steps(recorder)
+            short = describe_shortage(recorder.log)
+            if short is not None and short.step is not None:
+                short = replace(short, step=passes[short.step])
+            return self._result(steps, self.finished, prefill, decode, decoder.cache_kind, tuple(mode.state.assumptions), short)
+
+    def _result(self, steps: Sequence[GenerationStep], finished: list[int], prefill: Profile, decode: Profile | None, cache: str,
+                assumptions: tuple[str, ...], short: OutOfMemoryInfo | None) -> GenerationProfile:
+        filled = tuple(fill_in(steps, finished[-1] + 1)) if finished else ()
         return GenerationProfile(
-            name=self.facts["name"], device=self.spec.name, cache=decoder.cache_kind, batch_size=self.prompt.shape[0], prompt_tokens=context,
-            new_tokens=self.new_tokens, steps=tuple(fill_in(steps, self.new_tokens)), prefill=prefill, decode=decode, assumptions=assumptions)
+            name=self.facts["name"], device=self.spec.name, cache=cache, batch_size=self.prompt.shape[0], prompt_tokens=self.prompt_tokens,
+            new_tokens=self.new_tokens, steps=filled, prefill=prefill, decode=decode, out_of_memory=short, assumptions=assumptions)
 
     def _choose_passes(self, samples: int | None, bends: list[int]) -> list[int]:
         """The passes to run: evenly spread, and those beside which a straight line ends."""
@@ -137,20 +157,27 @@ class _Run:
         beside = {index for bend in bends for index in range(bend - 1, bend + 3) if 0 < index < last}
         return sorted({0, *(1 + i for i in spread(last, max(2, samples))), *beside})
 
-    def _pass(self, recorder: Recorder, decoder: Decoder, tokens: Tensor, step: int, context: int) -> Tensor:
-        """One pass, and the choice of the next token, (batch, 1): the largest of the last logits in float32, as `generate` has it."""
+    def _pass(self, recorder: Recorder, decoder: Decoder, tokens: Tensor, step: int, index: int) -> Tensor | None:
+        """One pass, and the choice of the next token, (batch, 1): the largest of the last logits in float32, as `generate` has it.
+
+        None where memory ran out.
+        """
         recorder.start_step(step, placeholders=step == 0)
         recorder.begin("forward")
         casting = contextlib.nullcontext() if self.autocast is None else torch.autocast(self.claim.type, dtype=self.autocast)
-        with torch.no_grad(), casting:
-            logits = decoder.read(tokens)
-            chosen = logits[:, -1, :].to(torch.float32, copy=True).argmax(dim=-1, keepdim=True)
+        try:
+            with torch.no_grad(), casting:
+                logits = decoder.read(tokens)
+                chosen = logits[:, -1, :].to(torch.float32, copy=True).argmax(dim=-1, keepdim=True)
+        except DeviceOutOfMemoryError as error:
+            recorder.end_short(error)
+            return None
         del logits
         recorder.end()
         kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_kept(decoder.kept())}
         recorder.mark(tensors_kept(decoder.kept()), "cache")
-        self.read_tokens.append(int(tokens.shape[1]) if decoder.cache_kind != "none" else context)
-        self.context.append(context)
+        self.finished.append(index)
+        self.read_tokens.append(self.prompt_tokens + index if decoder.cache_kind == "none" else 1 if index else self.prompt_tokens)
         self.cache_bytes.append(sum(kept.values()))
         return chosen
 
@@ -162,14 +189,14 @@ class _Run:
         with torch._C.DisableTorchFunction():
             return build_profile(recorder.log, root, self._annotate(recorder), **self.facts)
 
-    def _list_steps(self, recorder: Recorder, passes: list[int]) -> list[GenerationStep]:
+    def _list_steps(self, recorder: Recorder) -> list[GenerationStep]:
         rows: dict[int, dict[str, Any]] = {}
         for annotation in self._annotate(recorder):
             for (step, phase), row in annotation.phases.items():
                 if phase == "forward":
                     rows.setdefault(step, {}).update(row)
         steps = []
-        for step, index in enumerate(passes):
+        for step, index in enumerate(self.finished):
             amounts: dict[str, Any] = {name: rows.get(step, {}).get(name) for name in _AMOUNTS}
-            steps.append(GenerationStep(index, self.read_tokens[step], self.context[step], self.cache_bytes[step], **amounts))
+            steps.append(GenerationStep(index, self.read_tokens[step], self.prompt_tokens + index, self.cache_bytes[step], **amounts))
         return steps

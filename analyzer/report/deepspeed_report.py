@@ -36,9 +36,9 @@ def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: i
     """The report as text, also written to ``output_file`` if one is given (its folder is made).
 
     The aggregated profile names, at each depth down to ``module_depth`` (-1: all), the ``top_modules`` classes that have most parameters,
-    FLOPs, MACs, latency and activation bytes. ``detailed`` adds the tree of modules, each with its figures,
-    down to ``depth``. ``as_string=False`` prints
-    plain numbers (bytes, seconds). ``ignore_modules`` are classes, class names or paths that count as their parent's own.
+    FLOPs, MACs, latency and activation bytes. ``detailed`` adds the tree of modules, each with its figures, down to ``depth``.
+    ``as_string=False`` prints plain numbers (bytes, seconds). ``ignore_modules`` are classes, class names or paths that count as their
+    parent's own.
     ``style="flops-profiler"`` adds what each function costs within each module.
 
     Raises InputError for a profile without modules, a depth or a number of modules that cannot be, and for unknown names.

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from analyzer.profile_data import PhaseInfo, Profile
+from analyzer.profile_data import OutOfMemoryInfo, PhaseInfo, Profile
 from analyzer.units import UNKNOWN
 
 from .column import Column, format_quantity, print_rows
@@ -40,7 +40,7 @@ def describe_run(profile: Profile) -> list[str]:
 def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
     """Title and text of each section."""
     if profile.out_of_memory is not None:
-        yield "OUT OF MEMORY", describe_out_of_memory(profile)
+        yield "OUT OF MEMORY", describe_out_of_memory(profile.out_of_memory)
     yield "Model", print_rows(("", "Count", "Size"), list_model_rows(profile))
     own = profile.flop_convention == "own"
     yield ("Work (one multiply-add is 2 FLOPs and 1 MAC)" if own else f"Work (as {profile.flop_convention} counts it)",
@@ -108,9 +108,8 @@ def list_time_rows(profile: Profile) -> list[Sequence[str]]:
     return [(name, format_quantity(seconds, "seconds")) for name, seconds in rows]
 
 
-def describe_out_of_memory(profile: Profile) -> str:
-    oom = profile.out_of_memory
-    assert oom is not None
+def describe_out_of_memory(oom: OutOfMemoryInfo) -> str:
+    """What asked for how much, where, and what was taken."""
     where = "".join(f", {what} {name}" for what, name in (("node", oom.node), ("module", oom.module_path)) if name)
     when = oom.phase if oom.step is None else f"{oom.phase} of step {oom.step + 1}"
     held = [f"{format_quantity(size, 'bytes')} {what}" for what, size in

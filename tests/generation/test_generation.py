@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer import profile
+from analyzer import ProfileOptions, profile
 from analyzer.cli import main
 from analyzer.errors import AnalyzerError, InputError, ProfileFormatError
 from analyzer.generation import GenerationProfile, profile_generate
@@ -217,3 +217,23 @@ def test_command_line(capsys, tmp_path):
     for words in (["--dtype", "int64"], ["--report", "tids", "--raw"], ["--prompt", "0"]):
         assert main(["generate", "gpt2", *words]) == 2
         assert capsys.readouterr().err.startswith("analyzer: ")
+
+
+def test_memory_that_runs_out_is_told_with_the_pass():
+    def build():
+        return GPT2(vocabulary=100, positions=64, hidden=256, layers=2, heads=4)
+
+    def run(capacity_bytes=None):
+        return profile_generate(build, 1, 12, batch_size=256, samples=None, options=ProfileOptions(capacity_bytes=capacity_bytes))
+
+    enough = run()
+    assert enough.out_of_memory is None
+    p = run(enough.peak_allocated_bytes - 1)
+    assert p.out_of_memory is not None and p.out_of_memory.step == len(p.steps) > 1
+    assert [s.cache_bytes for s in p.steps] == [s.cache_bytes for s in enough.steps[:len(p.steps)]] and p.decode is not None
+    assert (p.seconds, p.flops, p.prefill_seconds) == (None, None, enough.prefill_seconds)
+    assert f"OUT OF MEMORY at token {len(p.steps) + 1}: aten." in p.summary() and GenerationProfile.from_json(p.to_json()) == p
+    first = run(enough.prefill.param_bytes + 2**22)
+    assert (first.steps, first.decode, first.out_of_memory.step, first.cache_bytes) == ((), None, 0, None)
+    none = run(2**20)
+    assert (none.steps, none.out_of_memory.phase) == ((), "setup") and "OUT OF MEMORY" in none.summary()

@@ -49,7 +49,7 @@ MODELS = {
     "shufflenet_v2_x0_5": (torchvision_model("shufflenet_v2_x0_5"), image(32)),
     "squeezenet1_1": (torchvision_model("squeezenet1_1"), image(64)),
     "googlenet": (torchvision_model("googlenet", aux_logits=False, init_weights=False), image(64)),
-    "mnasnet0_5": (torchvision_model("mnasnet0_5"), image(32)),
+    "alexnet": (torchvision_model("alexnet"), image(64)),
     "vit_b_16": (torchvision_model("vit_b_16", image_size=32), image(32)),
     "swin_t": (torchvision_model("swin_t"), image(64)),
     "convnext_tiny": (torchvision_model("convnext_tiny"), image(32)),
