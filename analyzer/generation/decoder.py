@@ -80,12 +80,19 @@ class TransformersDecoder(Decoder):
         self.cache: Any = DynamicCache(config=config) if cache == "dynamic" else StaticCache(
             config=config, max_cache_len=prompt_tokens + new_tokens)
         self.own = self.cache
+        self.takes_positions = "position_ids" in parameters
+        self.context = 0  # tokens read so far
 
     def read(self, tokens: Tensor) -> Tensor:
-        output = self.model(input_ids=tokens, **{self.cache_name: self.cache}, **self.options)
-        return find_logits(output)
+        options = dict(self.options)
+        batch, count = tokens.shape
+        if self.takes_positions:
+            options["position_ids"] = torch.arange(self.context, self.context + count, device=tokens.device).repeat(batch, 1)
+        self.context += count
+        return find_logits(self.model(input_ids=tokens, **{self.cache_name: self.cache}, **options))
 
     def skip(self, count: int) -> None:
+        self.context += count
         layers: Any = self.own.layers
         for layer in layers:
             keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)

@@ -12,7 +12,6 @@ from analyzer import ProfileOptions, profile
 from analyzer.cli import main
 from analyzer.errors import AnalyzerError, InputError, ProfileFormatError
 from analyzer.generation import GenerationProfile, profile_generate
-from analyzer.generation.decoder import tensors_kept
 from analyzer.zoo.causal_lm import KeyValueCache
 from analyzer.zoo.gpt2 import GPT2
 from analyzer.zoo.llama import Llama, LlamaConfig
@@ -109,18 +108,17 @@ def test_speech_is_read_by_the_encoder():
     assert {s.cache_bytes - crossed for s in static.steps} == {kept_bytes(32, 6, batch=1) + 2 * 8}  # and how much of it is filled
 
 
-def test_cache_has_the_bytes_of_a_real_run():
-    transformers = pytest.importorskip("transformers")
-    build = transformers_model("Llama", **SMALL)
-    model = build().eval()
-    real = transformers.DynamicCache(config=model.config)
-    ids = torch.ones(1, 6, dtype=torch.int64)
-    sizes = []
-    with torch.no_grad():
-        for _ in range(4):
-            ids = model(input_ids=ids, past_key_values=real).logits[:, -1:].argmax(-1)
-            sizes.append(sum(t.untyped_storage().nbytes() for t in tensors_kept(real)))
-    assert [s.cache_bytes for s in profile_generate(model, 6, 4, samples=None).steps] == sizes
+@pytest.mark.parametrize(("name", "options"), [
+    ("Llama", SMALL), ("T5:T5ForConditionalGeneration", {**T5, "decoder_start_token_id": 0, "pad_token_id": 0})])
+def test_passes_are_those_of_a_real_generation(name, options):
+    """Multiply-adds and cache of each pass, against `generate()` run on this CPU."""
+    from analyzer.runtime import measure_generate
+
+    model = transformers_model(name, **options)().eval()
+    ids = torch.randint(3, 100, (2, 9))
+    real = measure_generate(model, (ids,), {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False})
+    predicted = profile_generate(model, 9, 4, batch_size=2, device="cpu", samples=None)
+    assert [(s.macs, s.cache_bytes) for s in predicted.steps] == [(s.macs, s.cache_bytes) for s in real.steps]
 
 
 def test_a_cache_changes_no_result():
