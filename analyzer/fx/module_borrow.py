@@ -92,7 +92,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterato
     state = current()
     assert state is not None, "borrow_module() needs an active MetaTensorMode"
     loan = _Loan(root, state, None if claim is None else claimed_device(claim))
-    generators = _save_generators()
+    generators = save_generators()
     grad_enabled, default_dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     try:
         with without_modes():
@@ -102,7 +102,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterato
         torch.set_grad_enabled(grad_enabled)
         torch.set_default_dtype(default_dtype)
         loan.give_back()
-        _restore_generators(generators)
+        restore_generators(generators)
 
 
 def is_placed(tensors: Iterable[Tensor]) -> bool:
@@ -309,13 +309,15 @@ def _is_foreign(value: Any) -> bool:
     return callable(value) and not hasattr(kind, "__call__") or isinstance(value, type) or kind.__module__.startswith(("torch.", "types"))
 
 
-def _save_generators() -> tuple[Any, Any, Any]:
+def save_generators() -> tuple[Any, Any, Any]:
+    """The states of the host's random number generators: torch's, Python's and numpy's, where it is imported."""
     numpy = sys.modules.get("numpy.random")
     with without_modes():
         return torch.default_generator.get_state(), random.getstate(), None if numpy is None else numpy.get_state()
 
 
-def _restore_generators(saved: tuple[Any, Any, Any]) -> None:
+def restore_generators(saved: tuple[Any, Any, Any]) -> None:
+    """Put back what `save_generators` found."""
     with without_modes():
         torch.default_generator.set_state(saved[0])
     random.setstate(saved[1])

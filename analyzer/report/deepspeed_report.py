@@ -32,14 +32,15 @@ Note: 1. What a module does outside its submodules is its "(own)" row, so that a
 
 
 def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, detailed: bool = True, as_string: bool = True,
-                     output_file: str | Path | None = None, ignore_modules: Ignored | None = None, depth: int | None = None, style: str = "deepspeed") -> str:
+                     output_file: str | Path | None = None, ignore_modules: Ignored | None = None, depth: int | None = None,
+                     style: str = "deepspeed", recompute_fwd_factor: float = 0.0) -> str:
     """The report as text, also written to ``output_file`` if one is given (its folder is made).
 
     The aggregated profile names, at each depth down to ``module_depth`` (-1: all), the ``top_modules`` classes that have most parameters,
     FLOPs, MACs, latency and activation bytes. ``detailed`` adds the tree of modules, each with its figures, down to ``depth``.
     ``as_string=False`` prints plain numbers (bytes, seconds). ``ignore_modules`` are classes, class names or paths that count as their
-    parent's own.
-    ``style="flops-profiler"`` adds what each function costs within each module.
+    parent's own. ``style="flops-profiler"`` adds what each function costs within each module. Under DeepSpeed's convention, which counts
+    no backward pass, that is taken for 2 + ``recompute_fwd_factor`` forward passes.
 
     Raises InputError for a profile without modules, a depth or a number of modules that cannot be, and for unknown names.
 
@@ -56,7 +57,7 @@ def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: i
     root = leave_out(root, ignore_modules) if ignore_modules else root
     figures = Figures(root, as_string)
     lines = [_rule("Flops Profiler"), _describe_source(profile), "Notations:", NOTATIONS, ""]
-    lines += [f"{name + ': ':<76}{value}" for name, value in list_notations(profile, as_string)]
+    lines += [f"{name + ': ':<76}{value}" for name, value in list_notations(profile, as_string, recompute_fwd_factor)]
     lines += ["", _rule("Aggregated Profile per Device"), *aggregate(root, module_depth, top_modules, figures)]
     if detailed:
         lines += ["", _rule("Detailed Profile per Device"), "Each module profile is listed after its name in the following order:",

@@ -18,8 +18,11 @@ step (weights update latency), iter latency (latency of a whole step: fwd, bwd, 
 _BACKWARD_FACTOR = 2
 
 
-def list_notations(profile: Profile, as_string: bool = True) -> Iterator[tuple[str, str]]:
-    """Name and figure of each line; backward and step only of a training step. Raw numbers without ``as_string``; unknown is ``-``."""
+def list_notations(profile: Profile, as_string: bool = True, recompute_fwd_factor: float = 0.0) -> Iterator[tuple[str, str]]:
+    """Name and figure of each line; backward and step only of a training step. Raw numbers without ``as_string``; unknown is ``-``.
+
+    ``recompute_fwd_factor`` is DeepSpeed's: how much of the forward pass runs again in backward, where the backward pass is not counted.
+    """
     def count(value: float | None, unit: str = "", kilo: str = "K") -> str:
         return format_figure(value, unit, kilo) if as_string else plain(value)
 
@@ -47,7 +50,8 @@ def list_notations(profile: Profile, as_string: bool = True) -> Iterator[tuple[s
         return
     bwd_flops, name = profile.bwd_flops, "bwd flops per device"
     if bwd_flops is None and fwd_flops is not None and profile.flop_convention == "deepspeed":
-        bwd_flops, name = _BACKWARD_FACTOR * fwd_flops, f"{_BACKWARD_FACTOR} * fwd flops per device"
+        factor = _BACKWARD_FACTOR + recompute_fwd_factor
+        bwd_flops, name = round(factor * fwd_flops), f"{factor:g} * fwd flops per device"
     both = None if fwd_flops is None or bwd_flops is None else fwd_flops + bwd_flops
     passes = None if profile.fwd_seconds is None or profile.bwd_seconds is None else profile.fwd_seconds + profile.bwd_seconds
     yield "bwd MACs per device", count(profile.bwd_macs, "MACs")

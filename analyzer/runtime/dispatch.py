@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from analyzer.meta.operator_info import describe_operator
@@ -66,7 +67,8 @@ class MeasuringMode(TorchDispatchMode):
         inputs: list[torch.Tensor] = []
         outputs: list[torch.Tensor] = []
         key: list[Any] = [id(func)]  # which the signature keeps alive; an operator's own hash is slow
-        _flatten(args, inputs, key)
+        if not _flatten(args, inputs, key):
+            return  # a lazy module looks at what it has not made yet
         for name, value in kwargs.items():
             key.append(name)
             _flatten((value,), inputs, key)
@@ -105,17 +107,25 @@ def _wraps(types: tuple[type, ...]) -> bool:
     return any(is_traceable_wrapper_subclass_type(t) for t in types)
 
 
-def _flatten(args: Any, tensors: list[torch.Tensor], key: list[Any]) -> None:
+_LAZY = (UninitializedParameter, UninitializedBuffer)
+
+
+def _flatten(args: Any, tensors: list[torch.Tensor], key: list[Any]) -> bool:
+    """Collect tensors, and what tells one kind of call from another; False where one has no shape yet."""
     for a in args:
         if isinstance(a, torch.Tensor):
+            if type(a) in _LAZY:
+                return False
             tensors.append(a)
             key.append((a.shape, a.stride() if a.layout is torch.strided else None, a.dtype, a.device))
         elif isinstance(a, (list, tuple)):
             key.append(len(a))
-            _flatten(a, tensors, key)
+            if not _flatten(a, tensors, key):
+                return False
         else:
             key.append(type(a))  # 1, 1.0 and True are equal as keys
             key.append(a)
+    return True
 
 
 def _to_specs(tree: Any) -> tuple[Any, Any]:

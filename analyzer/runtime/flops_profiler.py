@@ -27,7 +27,7 @@ class FlopsProfiler:
     that is measured) recording begins and ends by itself, whenever `start_profile` was called before.
 
     ``ds_engine`` is anything with DeepSpeed's ``world_size``, ``dp_world_size``, ``mp_world_size`` and ``train_micro_batch_size_per_gpu()``.
-    ``recompute_fwd_factor`` is taken for scripts that give it: what is run again in backward is seen as it runs.
+    ``recompute_fwd_factor`` says how much of the forward pass DeepSpeed's report takes to run again in backward.
     An exception that leaves the model ends the recording; nothing is left on the model or in torch.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU())
@@ -170,7 +170,7 @@ class FlopsProfiler:
         self.flops, self.macs, self.params = self.get_total_flops(), self.get_total_macs(), self.get_total_params()
         there = {type(module) for module in self.model.modules() if module is not self.model}
         text = deepspeed_report(replace(self.profile, profile_step=profile_step), module_depth=module_depth, top_modules=top_modules,
-                                detailed=detailed, output_file=output_file or None,
+                                detailed=detailed, output_file=output_file or None, recompute_fwd_factor=self.recompute_fwd_factor,
                                 ignore_modules=[kind for kind in self._ignored if kind in there])
         if not output_file:
             print(text)

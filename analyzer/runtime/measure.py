@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from analyzer.errors import InputError, UnknownDeviceError
-from analyzer.fx.module_borrow import uncompiled
+from analyzer.fx.module_borrow import restore_generators, save_generators, uncompiled
 from analyzer.hardware import find_device
 from analyzer.profile import check_arguments
 from analyzer.profile_build import build_profile
@@ -149,16 +150,17 @@ def time_runs(run: Callable[[], Any], clock: Clock, count: int) -> float:
 @contextlib.contextmanager
 def unchanged(model: torch.nn.Module, device: torch.device, *, weights: bool) -> Iterator[None]:
     """Put back what a step changes: gradients, buffers, random number generators, and parameters where ``weights`` says so."""
-    kept = [*model.buffers(), *(model.parameters() if weights else ())]
+    kept = [t for t in (*model.buffers(), *(model.parameters() if weights else ())) if not is_lazy(t)]
+    copies = [t.detach().clone() for t in kept]
     gradients = [(p, p.grad) for p in model.parameters()]
-    generators = [device.index or 0] if device.type != "cpu" else []
-    with torch.random.fork_rng(generators, device_type=device.type if generators else "cuda"):
-        copies = [t.detach().clone() for t in kept]
-        for p, _ in gradients:
-            p.grad = None
+    generators = save_generators()
+    with torch.random.fork_rng([device.index or 0] if device.type != "cpu" else [], device_type=device.type if device.type != "cpu" else "cuda"):
         try:
+            for p, _ in gradients:
+                p.grad = None
             yield
         finally:
+            restore_generators(generators)
             with torch.no_grad():
                 for t, copy in zip(kept, copies):
                     t.copy_(copy)

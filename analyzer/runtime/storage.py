@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from analyzer.meta.address_space import HostMemory, HostRegion
+from analyzer.meta.storage import find_storage
 
 
 class RealStorage:
@@ -42,7 +43,7 @@ class StorageBook:
         if tensor.layout is not torch.strided:
             return self.nowhere, False
         try:
-            storage = tensor.untyped_storage()
+            storage = find_storage(tensor)
         except (NotImplementedError, RuntimeError):  # wrappers around other tensors need not have one
             return self.nowhere, False
         key = storage._cdata

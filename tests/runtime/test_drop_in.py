@@ -144,6 +144,7 @@ def test_the_report_of_a_training_step_has_backward_optimizer_and_parallel_sizes
     assert [lines[name] for name in ("world size", "data parallel size", "model parallel size", "batch size per device")] == ["8", "4", "2", "5"]
     assert lines["params of model = params per device * mp_size"] == "60"
     assert all(lines[name] not in ("", "-") for name in ("bwd latency", "step latency", "iter latency", "samples/second"))
+    assert "bwd FLOPS per device = 3 * fwd flops per device / bwd latency" in lines
     assert "at step 7" in printed and printed.count("Flops Profiler") == 1 and printed.count("Top ") == 2
     assert (prof.flops, prof.macs, prof.params) == (144, 72, 30)
 

@@ -1,0 +1,81 @@
+"""Models whose tensors are unusual: each runs as it would, and what it does is counted in its modules."""
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
+
+from analyzer import profile
+from analyzer.runtime import FlopsProfiler, measure, summary
+
+
+class Calls(nn.Module):
+    """Calls a function of its layer and its input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x):
+        return self.function(self.layer, x)
+
+
+X = torch.rand(2, 3, 4)
+PRODUCT = 4 * 4  # multiply-adds of one row of four
+
+
+@pytest.mark.parametrize(("function", "x", "expected"), [
+    (lambda layer, x: torch.vmap(layer)(x), X, 6 * PRODUCT),
+    (lambda layer, x: torch.func.grad(lambda y: layer(y).sum())(x), X[0], 3 * PRODUCT),
+    (lambda layer, x: layer(x), torch.nested.nested_tensor([X[0], X[1][:1]], layout=torch.jagged), 4 * PRODUCT),
+    (lambda layer, x: layer(x), torch.empty(0, 4), 0),
+    (lambda layer, x: layer(x[x > 0.0][:4]), X, PRODUCT),  # of a size that data decide
+])
+def test_what_a_layer_does_is_counted_in_the_layer(function, x, expected):
+    model = Calls(function)
+    with warnings.catch_warnings(), FlopsProfiler(model, convention="own") as prof:
+        warnings.simplefilter("ignore")
+        model(x)
+    layer = prof.profile.modules.children[0]
+    assert (layer.path, layer.calls, layer.fwd_macs) == ("layer", 1, expected)
+
+
+def test_predicted_modules_may_be_called_under_vmap_too():
+    model = Calls(lambda layer, x: torch.vmap(layer)(x))
+    assert [p.modules.children[0].fwd_macs for p in (profile(model, (X,)), measure(model, (X,)))] == [6 * PRODUCT, 6 * PRODUCT]
+
+
+def test_sparse_inputs_are_described_and_an_operator_without_a_formula_is_listed():
+    model = Calls(lambda layer, x: layer(torch.sparse.mm(x, torch.ones(4, 4))))
+    with FlopsProfiler(model, convention="own") as prof:
+        model(torch.rand(4, 4).to_sparse())
+    assert prof.profile.modules.inputs[0].shape == (4, 4)
+    assert [info.operator for info in prof.profile.uncounted] == ["aten._sparse_addmm.default"]
+
+
+def test_a_higher_order_operator_is_one_call():
+    model = Calls(lambda layer, x: flex_attention(*(layer(x)[None],) * 3))
+    with warnings.catch_warnings(), FlopsProfiler(model, convention="own") as prof, torch.no_grad():
+        warnings.simplefilter("ignore")
+        model(torch.rand(2, 8, 4))
+    assert "flex_attention" in [row.operator for row in prof.profile.operators]
+    assert prof.profile.modules.own.fwd_macs == 2 * 2 * 8 * 8 * 4
+
+
+def test_lazy_modules_take_their_shape_and_are_counted():
+    def lazy():
+        return nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
+
+    p = measure(lazy(), (torch.rand(3, 8),))
+    assert (p.params, p.fwd_macs, p.modules.children[0].type) == (44, 96, "Linear")
+    assert summary(lazy(), (3, 8), verbose=0).total_params == 44
+
+
+def test_a_scripted_model_is_one_module():
+    model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    with FlopsProfiler(model, convention="own") as prof:
+        model(X)
+    assert prof.get_total_macs() == 6 * PRODUCT
