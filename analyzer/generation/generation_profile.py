@@ -123,6 +123,10 @@ class GenerationProfile:
                   *(column.format(getattr(step, column.field)) for column in COLUMNS)] for step in shown]
         return print_rows(["Pass", *(column.header for column in COLUMNS)], cells, fmt=fmt)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.table(fmt="html")
+
     def to_json(self, path: str | Path | None = None) -> str:
         """All of it as JSON text, also written to ``path`` if one is given."""
         text = json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **encode(self)}, separators=(",", ":"), allow_nan=False)

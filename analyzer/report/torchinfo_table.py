@@ -9,7 +9,7 @@ from analyzer.errors import InputError
 from analyzer.profile_data import ModuleCall, ModuleInfo, Profile, TensorInfo
 
 from .column import check_layout, print_rows
-from .module_row import find_root, name_module
+from .module_row import divide, find_root, name_module
 
 COLUMNS = {
     "kernel_size": "Kernel Shape", "input_size": "Input Shape", "output_size": "Output Shape", "num_params": "Param #",
@@ -30,7 +30,8 @@ class Layer:
     call: ModuleCall | None
     is_recursive: bool                  #: the module has a row already
     index: int                          #: of the rows at its depth, from 1
-    macs: int | None = None             #: of this run
+    macs: int | None = None             #: of this run, outside what has rows of its own
+    seconds: float | None = None        #: of this run, all of it
     params: int | None = 0              #: those that no other row counts
     all_params: int | None = 0          #: of this row, and of all rows below it and below other runs of the module
     children: list[Layer] = field(default_factory=list)
@@ -120,7 +121,7 @@ def list_layers(profile: Profile, root: ModuleInfo, mult_adds: str = "own") -> l
                 add(holder, None)
         add(place, call)
     for runs in runs_of.values():
-        _share_macs(runs, mult_adds)
+        _share_costs(runs, mult_adds)
         runs[0].params = _count_unlisted(runs[0].module, runs_of)
     for runs in runs_of.values():
         runs[0].all_params = _add(_sum_params(run) for run in runs)
@@ -166,18 +167,20 @@ def _list_holders(path: str) -> list[str]:
     return ["", *(".".join(parts[:i]) for i in range(1, len(parts)))]
 
 
-def _share_macs(runs: Sequence[Layer], mult_adds: str) -> None:
-    """Divide the MACs of a module's own among its runs: evenly where all are alike, else all to the first."""
+def _share_costs(runs: Sequence[Layer], mult_adds: str) -> None:
+    """Divide the MACs of a module's own and its time among its runs: evenly where all are alike, else all MACs to the first."""
     module = runs[0].module
-    if mult_adds == "torchinfo":
-        for run in runs:
-            run.macs = count_as_torchinfo(module, run.call.outputs) if run.is_leaf and run.call else 0
-        return
-    macs = module.own.fwd_macs if module.children else module.fwd_macs
     alike = all(run.call and run.call[2:4] == (module.inputs, module.outputs) for run in runs)
+    macs = module.own.fwd_macs if module.children else module.fwd_macs
     even = macs is not None and alike and macs % len(runs) == 0
     for i, run in enumerate(runs):
-        run.macs = macs // len(runs) if even and macs is not None else 0 if i else macs
+        run.seconds = None if run.call is None else run.call.fwd_seconds
+        if run.seconds is None and alike:
+            run.seconds = divide(module.fwd_seconds, len(runs))
+        if mult_adds == "torchinfo":
+            run.macs = count_as_torchinfo(module, run.call.outputs) if run.is_leaf and run.call else 0
+        else:
+            run.macs = macs // len(runs) if even and macs is not None else 0 if i else macs
 
 
 def count_as_torchinfo(module: ModuleInfo, outputs: Sequence[TensorInfo]) -> int:
@@ -256,7 +259,6 @@ class _Table:
         whole = layer.is_leaf or layer.place.depth == self.depth
         params = layer.all_params if whole else layer.params
         macs = sum_macs(layer) if whole else layer.macs
-        seconds = None if call is None else call.fwd_seconds
         shown = "--" if not params else f"{params:,}" if module.trainable_params or not whole else f"({params:,})"
         share = f"{params / self.total_params:.2%}" if params and self.total_params else "--"
         return {
@@ -266,7 +268,7 @@ class _Table:
             "params_percent": _RECURSIVE if layer.is_recursive else share,
             "mult_adds": f"{macs:,}" if macs else "--", "trainable": describe_training(module),
             "output_bytes": f"{sum(t.nbytes for t in call.outputs):,}" if call and call.outputs else "--",
-            "fwd_seconds": "--" if seconds is None else f"{1000 * seconds:.3f}",
+            "fwd_seconds": "--" if layer.seconds is None else f"{1000 * layer.seconds:.3f}",
         }
 
 

@@ -212,6 +212,21 @@ def test_runs_of_other_shapes_count_in_the_first():
     assert [row[1] for row in theirs[1:]] == ["48", "16"]
 
 
+def test_time_of_alike_runs_is_shared_evenly():
+    x, y = TensorInfo((2, 4), "float32", "cpu"), TensorInfo((1, 4), "float32", "cpu")
+    leaf = ModuleInfo(path="a", type="A", depth=1, inputs=(x,), outputs=(x,), fwd_seconds=0.004)
+    root = ModuleInfo(path="", type="R", children=(leaf,), fwd_seconds=0.005)
+
+    def times(*calls):
+        p = Profile(name="R", mode="infer", modules=root, module_calls=(ModuleCall("", None), *calls))
+        return [row[1] for row in rows_of(p.report("torchinfo", col_names=("fwd_seconds",)))]
+
+    alike, other = ModuleCall("a", 0, (x,), (x,)), ModuleCall("a", 0, (y,), (y,))
+    assert times(alike, alike) == ["5.000", "2.000", "2.000"]
+    assert times(alike, other) == ["5.000", "--", "--"]
+    assert times(alike._replace(fwd_seconds=0.001), other._replace(fwd_seconds=0.003)) == ["5.000", "1.000", "3.000"]
+
+
 def test_ascii_and_other_formats(shared):
     text = shared.report("torchinfo", row_settings=("ascii_only",))
     assert text.isascii() and "|    + Linear" in text
