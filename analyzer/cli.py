@@ -1,4 +1,4 @@
-"""The command line: ``analyzer profile``, ``measure``, ``generate``, ``fit``, ``dryrun``, ``sweep`` and ``devices``."""
+"""The command line: ``analyzer profile``, ``measure``, ``compare``, ``generate``, ``fit``, ``dryrun``, ``sweep`` and ``devices``."""
 from __future__ import annotations
 
 import argparse
@@ -10,6 +10,7 @@ from analyzer.errors import AnalyzerError, InputError
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
 from analyzer.report.choice import add_report_options, print_report, read_report_options
+from analyzer.report.command import add_compare_command, run_compare
 from analyzer.runtime.command import add_measure_command, run_measure
 from analyzer.solver.command import add_fit_command, run_fit
 from analyzer.sweep.command import add_sweep_command, run_sweep
@@ -68,6 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_report_options(run)
 
     add_measure_command(commands)
+    add_compare_command(commands)
     add_generate_command(commands)
     add_fit_command(commands)
     add_dryrun_command(commands)
@@ -86,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "dryrun":
         arguments.arguments += words[own + 1:]
     try:
-        commands = {"profile": run_profile, "measure": run_measure, "generate": run_generate, "fit": run_fit, "dryrun": run_dryrun,
+        commands = {"profile": run_profile, "measure": run_measure, "compare": run_compare, "generate": run_generate, "fit": run_fit, "dryrun": run_dryrun,
                     "sweep": run_sweep, "devices": run_devices}
         return commands[arguments.command](arguments)
     except AnalyzerError as error:

@@ -166,3 +166,15 @@ def test_a_report_is_written_to_a_file(capsys, tmp_path):
 def test_options_that_a_report_does_not_have(capsys, words, text):
     code, out, err = run(capsys, *RESNET, *words)
     assert (code, out) == (2, "") and text in err
+
+
+def test_two_saved_profiles_side_by_side(capsys, tmp_path):
+    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    for path, device in zip(files, ("h200", "t4")):
+        assert run(capsys, *RESNET, "--device", device, "--json", path)[0] == 0
+    code, out, err = run(capsys, "compare", *files, "--depth", "1", "--columns", "fwd_seconds,fwd_flops")
+    assert (code, err) == (0, "")
+    assert "A: ResNet: one infer step on h200" in out and "Fwd time (B)" in out and "├─layer4" in out and "│" not in out
+    assert all(line.split()[-1] == "1.00" for line in out.splitlines() if "├─layer" in line)
+    assert run(capsys, "compare", files[0], "/nowhere.json")[0] == 2
+    assert run(capsys, "compare", *files, "--columns", "seconds")[0] == 2
