@@ -545,6 +545,9 @@ def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
     expects = _expects(state, info)
     whole = None if foreach else Call(info.op, _defer(args, reads, unknown, expects), _defer(kwargs, reads, unknown, expects), reads)
     expects = expects and any(not isinstance(r.known, Zeros) for r in reads)
+    # Elements of one content to which a foreach call does the same have one content after it.
+    same_for_all = foreach and not any(isinstance(a, (Tensor, list, tuple)) for a in (*args[1:], *kwargs.values()))
+    alike: dict[Any, Known] = {}
     for position, target in targets:
         storage = target.untyped_storage() if target.layout is torch.strided else None
         if not isinstance(storage, MetaStorage):
@@ -558,7 +561,12 @@ def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
                     new = Written(None if overwritten else storage.known, whole, position, window_of(target),
                                   _numel(storage, target.dtype), target.dtype)
             elif storage.known is not None:
-                new = _written_by_foreach(info, args, kwargs, position, target, storage)
+                key = (id(storage.known), window_of(target), storage.nbytes()) if same_for_all else None
+                new = alike.get(key)
+                if new is None:
+                    new = _written_by_foreach(info, args, kwargs, position, target, storage)
+                    if key is not None and new is not None:
+                        alike[key] = new
         elif info.is_random and target.numel() == 1 and covers_storage(target, storage):
             state.random_seed += 1
             state.assume("random scalars that decide control flow are drawn from the profiler's own seed")

@@ -97,10 +97,13 @@ def constant(state: MetaState, value: Tensor, claim: torch.device) -> Tensor:
         guard = torch._C._DisableTorchDispatch()
         try:
             out = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=META)
+            scalar = (value.dtype, repr(value.item())) if value.dim() == 0 else None
         finally:
             del guard
     storage = attach(out, claim, state.space)
-    if small_enough(value.numel(), value.dtype) and value.untyped_storage().nbytes() == storage.nbytes():
+    if scalar is not None:  # one for all of that value: what follows from it need be worked out only once
+        storage.known = state.scalars.get(scalar) or state.scalars.setdefault(scalar, Deferred(value))
+    elif small_enough(value.numel(), value.dtype) and value.untyped_storage().nbytes() == storage.nbytes():
         storage.known = Deferred(value)
     out.__class__ = MetaTensor
     return out
@@ -273,6 +276,15 @@ def _tolist(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return [_tolist(state, func, (x[i],), kwargs) for i in range(x.shape[0])]
 
 
+def _item(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A known number at once: optimizers ask for the step of each parameter."""
+    value = read_known(args[0]) if args[0].layout is torch.strided and args[0].numel() == 1 else None
+    if value is None:
+        return func(*args, **kwargs)
+    with without_modes():
+        return value.item()
+
+
 def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = own(state, args[0])
     value = read_known(x)
@@ -375,7 +387,7 @@ _HANDLERS: dict[Any, Handler] = {
     torch.device: _make_device, Tensor.to: _to, Tensor.cuda: _cuda, Tensor.cpu: _cpu, Tensor.type: _type,
     torch.tensor: _tensor, torch.as_tensor: _tensor, torch.asarray: _tensor, Tensor.new_tensor: _new_tensor, torch.from_numpy: _from_numpy,
     Tensor.pin_memory: _unchanged, Tensor.share_memory_: _unchanged, Tensor.record_stream: lambda *a: None,
-    Tensor.tolist: _tolist, Tensor.numpy: _numpy, Tensor.__array__: _numpy,
+    Tensor.item: _item, Tensor.tolist: _tolist, Tensor.numpy: _numpy, Tensor.__array__: _numpy,
     Tensor.device.__get__: _device, Tensor.is_cuda.__get__: _is_type("cuda"), Tensor.is_cpu.__get__: _is_type("cpu"),  # type: ignore[attr-defined]
     Tensor.is_meta.__get__: _is_type("meta"), Tensor.get_device: _get_device,  # type: ignore[attr-defined]
     Tensor.is_pinned: lambda *a: False,

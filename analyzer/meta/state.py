@@ -14,6 +14,7 @@ from .options import MetaOptions
 from .signature import Signature
 
 if TYPE_CHECKING:
+    from .known_value import Known
     from .storage import MetaStorage
 
 CPU = torch.device("cpu")
@@ -48,6 +49,7 @@ class MetaState:
     recorder: CallListener | None = None
     tape: FunctionListener | None = None
     assumptions: dict[str, None] = field(default_factory=dict)
+    scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)  #: contents of tensors of one number, by the number
     stand_ins: dict[int, tuple[Any, torch.Tensor]] = field(default_factory=dict)
     random_seed: int = 0
     conditions: dict[tuple[str, int], int] = field(default_factory=dict)  #: how often unknown data was asked whether a loop ends, by line
