@@ -278,11 +278,14 @@ def _tolist(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 def _item(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A known number at once: optimizers ask for the step of each parameter."""
-    value = read_known(args[0]) if args[0].layout is torch.strided and args[0].numel() == 1 else None
-    if value is None:
-        return func(*args, **kwargs)
-    with without_modes():
-        return value.item()
+    x = args[0]
+    if x.layout is torch.strided and x.dim() == 0:
+        storage = find_storage(x)
+        if type(storage) is MetaStorage and storage.known is not None and not storage.known.assumed and storage.nbytes() == x.itemsize:
+            number = storage.known.number(x.dtype)
+            if number is not None:
+                return number
+    return func(*args, **kwargs)
 
 
 def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -36,10 +36,11 @@ def worth_following(numel: int) -> bool:
 class Known:
     """The contents of one storage, as a flat tensor on CPU, computed at the first call of `flat`."""
 
-    __slots__ = ("_flat", "assumed")
+    __slots__ = ("_flat", "_number", "assumed")
 
     def __init__(self, assumed: bool = False) -> None:
         self._flat: torch.Tensor | None = None
+        self._number: int | float | bool | complex | None = None
         self.assumed = assumed  #: whether something unknown was taken as zero: good for an answer, not for what is said to be exact
 
     def parents(self) -> Sequence[Known]:
@@ -65,6 +66,17 @@ class Known:
                 pending.pop()
         assert self._flat is not None
         return self._flat
+
+
+    def number(self, dtype: torch.dtype) -> int | float | bool | complex | None:
+        """The element of a storage of one, None for one of another dtype."""
+        if self._number is None:
+            flat = self.flat()
+            if flat.dtype != dtype or flat.numel() != 1:
+                return None
+            with without_modes():
+                self._number = flat.item()
+        return self._number
 
 
 class Deferred(Known):
