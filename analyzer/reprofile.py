@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
@@ -81,6 +82,28 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
         node.meta["info"] = info
     _sum_up(gm, last.record)
     last.record.fingerprints = now
+    return gm
+
+
+def run_passes(gm: fx.GraphModule, *passes: Callable[[fx.GraphModule], object]) -> fx.GraphModule:
+    """Run each of ``passes``, a function that edits the graph of ``gm`` in place, and bring annotations up to date with `reprofile` after each.
+
+    A graph that has not been profiled is left without annotations. Raises what a pass raises.
+
+    >>> import torch
+    >>> from analyzer import symbolic_profile, symbolic_trace
+    >>> from analyzer.fx.passes.split_bias import split_biases
+    >>> x = torch.empty(2, 4)
+    >>> gm = symbolic_profile(symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), meta_args={"input": x}), x)
+    >>> [(n.name, n.meta["info"].fwd_flops) for n in run_passes(gm, split_biases).graph.nodes if n.op.startswith("call")]
+    [('linear', 128), ('add', 16), ('_1', 16)]
+    """
+    for edit in passes:
+        edit(gm)
+        gm.graph.lint()
+        gm.recompile()
+        if gm in last_runs:
+            reprofile(gm)
     return gm
 
 

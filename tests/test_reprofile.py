@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from analyzer import symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.fx.graph_module import GraphModule
+from analyzer.fx.passes.checkpoint_module import checkpoint_modules
+from analyzer.fx.passes.dead_code import eliminate_dead_code
+from analyzer.fx.passes.split_bias import split_biases
 from analyzer.fx.region import CheckpointRegion, GradRegion
 from analyzer.fx.region_edit import clear_region, set_region
 from analyzer.fx.saved_edit import set_saved
@@ -146,7 +149,12 @@ def frozen(gm: GraphModule, i: int) -> None:
     parameters[i % len(parameters)].requires_grad_(False)
 
 
-EDITS: list[Callable[[GraphModule, int], None]] = [use_other_function, insert, erase, checkpointed, uncheckpointed, without_gradients, chosen, frozen]
+def passed(gm: GraphModule, i: int) -> None:
+    checkpoint = checkpoint_modules("blocks.0", "blocks.1", use_reentrant=bool(i % 2))
+    [split_biases, eliminate_dead_code, checkpoint][i % 3](gm)
+
+
+EDITS: list[Callable[[GraphModule, int], None]] = [use_other_function, insert, erase, checkpointed, uncheckpointed, without_gradients, chosen, frozen, passed]
 
 
 OPTIONS: list[dict[str, Any]] = [{}, {"device": "h100"}, {"mode": "infer"}, {"autocast": torch.bfloat16, "device": "a100"}]

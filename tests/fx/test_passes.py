@@ -1,0 +1,138 @@
+"""Passes over traced graphs: what they change, what they leave, and that results stay."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from analyzer import symbolic_profile, symbolic_trace
+from analyzer.errors import InputError
+from analyzer.fx.passes.checkpoint_module import checkpoint_modules
+from analyzer.fx.passes.dead_code import eliminate_dead_code
+from analyzer.fx.passes.split_bias import split_biases
+from analyzer.fx.region import CheckpointRegion
+from analyzer.fx.region_edit import nodes_in, set_region
+from analyzer.reprofile import run_passes
+
+X = torch.linspace(-1, 1, 2 * 4 * 8 * 8).reshape(2, 4, 8, 8)
+
+
+class Net(nn.Module):
+    """Layers with and without bias, functional forms, autocast, and results that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.up, self.norm = nn.Conv2d(4, 6, 3, padding=1), nn.ConvTranspose2d(6, 4, 2, stride=2), nn.BatchNorm2d(4)
+        self.plain, self.fc, self.drop = nn.Linear(16, 16, bias=False), nn.Linear(16, 8), nn.Dropout(0.5)
+        self.weight, self.bias = nn.Parameter(torch.ones(8, 8)), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.up(F.relu(self.conv(x))))
+        y.exp().sum()
+        self.norm(y)
+        self.drop(y)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.fc(self.plain(y)).tanh()
+        y = F.linear(y.float(), self.weight, self.bias).flatten(0, 2)
+        return torch.addmm(self.bias, y, self.weight).addmm(y, self.weight, alpha=2)
+
+
+def step(module: nn.Module) -> dict[str, Any]:
+    buffers = {name: b.clone() for name, b in module.named_buffers()}
+    module.zero_grad()
+    torch.manual_seed(0)
+    output = module(X)
+    output.square().sum().backward()
+    found = {"output": output.detach(), **{n: p.grad.clone() for n, p in module.named_parameters()}, "random": torch.rand(1),
+             **{n: b.clone() for n, b in module.named_buffers()}}
+    for name, b in module.named_buffers():
+        b.copy_(buffers[name])
+    return found
+
+
+def assert_same(module: nn.Module, expected: dict[str, Any], **tolerance: float) -> None:
+    found = step(module)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, msg=lambda m: f"{name}: {m}", **tolerance)
+
+
+def names(gm: Any) -> list[str]:
+    return [n.name for n in gm.graph.nodes if n.op.startswith("call")]
+
+
+def test_dead_code_is_what_has_no_effect() -> None:
+    model = Net()
+    gm = symbolic_trace(model, meta_args={"x": X})
+    expected = step(gm)
+    region = set_region(gm, ["exp", "sum_1", "norm_1"], CheckpointRegion(0, preserve_rng_state=False))
+    dead = {"exp", "sum_1"}
+    before = names(gm)
+    eliminate_dead_code(gm)
+    assert names(gm) == [n for n in before if n not in dead], "the second normalisation updates its buffers, dropout draws random numbers"
+    assert [n.name for n in nodes_in(gm, region)] == ["norm_1"]
+    gm = symbolic_trace(model, meta_args={"x": X})
+    eliminate_dead_code(gm)
+    assert_same(gm, expected, rtol=0, atol=0)
+    gm = symbolic_trace(model.eval(), meta_args={"x": X})
+    eliminate_dead_code(gm)
+    assert not {"exp", "sum_1", "norm_1"} & set(names(gm))
+    model.train()
+
+
+def test_dead_code_of_others_stays() -> None:
+    class Printer(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    from analyzer.fx.leaf_module import register_leaf_module
+
+    with register_leaf_module.scope():
+        register_leaf_module(Printer)
+        gm = symbolic_trace(nn.Sequential(Printer()), meta_args={"input": X})
+    node = next(n for n in gm.graph.nodes if n.op == "call_module")
+    node.replace_all_uses_with(node.args[0])
+    eliminate_dead_code(gm)
+    assert node in gm.graph.nodes
+
+
+def test_biases_are_split_as_in_a_trace() -> None:
+    model = Net()
+    gm = symbolic_profile(symbolic_trace(model, meta_args={"x": X}), X)
+    fc = next(n for n in gm.graph.nodes if n.name == "fc")
+    region = fc.meta["region"]
+    run_passes(gm, split_biases)
+    traced = symbolic_trace(model, meta_args={"x": X}, bias_addition_split=True)
+
+    def kinds(gm: Any) -> list[str]:
+        return [n.target if isinstance(n.target, str) else n.target.__name__ for n in gm.graph.nodes if n.op.startswith("call")]
+
+    assert kinds(gm) == kinds(traced)
+    assert_same(gm, step(traced), rtol=0, atol=0)
+    product = next(n for n in gm.graph.nodes if n.meta["module_path"] == "fc" and n.op == "call_function")
+    assert product.meta["region"] == region and product.meta["info"].fwd_macs == fc.meta["info"].fwd_macs
+    whole = symbolic_profile(traced, X)
+    assert [n.meta["info"].incremental_bytes for n in gm.graph.nodes if n.op.startswith("call")] == [
+        n.meta["info"].incremental_bytes for n in whole.graph.nodes if n.op.startswith("call")]
+    with pytest.raises(InputError, match=r"split_biases\(\): nothing is known of x, which conv reads; call symbolic_profile first"):
+        split_biases(symbolic_trace(model, meta_args={"x": X}))
+
+
+def test_modules_are_checkpointed_at_each_call() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(self.block(x).sin())
+
+    gm = symbolic_profile(symbolic_trace(Twice(), meta_args={"x": X}), X)
+    run_passes(gm, checkpoint_modules("block", preserve_rng_state=False))
+    assert gm.code.count("checkpoint.checkpoint(") == gm.code.count("preserve_rng_state = False") == 2
+    assert gm.meta["profile"].recompute_flops > 0
+    with pytest.raises(InputError, match=r"checkpoint_modules\('blok'\): no node runs in that module; nodes run in block"):
+        checkpoint_modules("blok")(gm)
