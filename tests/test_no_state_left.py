@@ -205,7 +205,7 @@ def test_nothing_is_left_behind(point, run):
     model, x = Failing(point), torch.rand(4, 8)
     values = copy.deepcopy(model.state_dict())
     before = observable_torch(), observable_model(model), observable_process()
-    passes = {(of_no_output, infer), (in_backward, infer)}
+    passes = {(of_no_output, infer), (in_backward, infer), *((of_unknown_data, r) for r in (train, train_with_autocast, infer))}
     try:
         if (point, run) in passes:
             run(model, x)

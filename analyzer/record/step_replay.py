@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from analyzer.memory.allocator_play import Takings
+from analyzer.memory.allocator_segment import Span
 from analyzer.meta.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage, revive, take_numbers, template
 
@@ -129,7 +130,9 @@ class StepReplay:
             for number, (like, receive) in self._left.items():
                 place, claim = self._slot_of[number], self._claims[number]
                 log.expect(numbers[number], like.untyped_storage().nbytes(), str(claim))
-                receive(revive(like, claim, numbers[number], recorder.memory.block_of(slots[place], space.stream), space))
+                held = slots[place]  # a span of the accelerator's allocator, or a whole block of another memory
+                block = recorder.memory.block_of(held, space.stream) if isinstance(held, Span) else held
+                receive(revive(like, claim, numbers[number], block, space))
 
     def _compile(self) -> list[Part]:
         """The events as what the allocator can play: stretches of live ones, and blocks that were played."""
