@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import AnalyzerError, InputError
-from .allocator_options import LARGE_ROUNDING_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorOptions
+from .allocator_options import ADDRESS_RANGE_BYTES, LARGE_ROUNDING_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorOptions
 from .allocator_play import Elsewhere, Takings, play_plainly
 from .allocator_segment import Pool, Segment, Span
 from .allocator_snapshot import SegmentSnapshot, snapshot_segments
@@ -81,8 +81,8 @@ class CachingAllocator:
     """The caching allocator of one CUDA device; sizes and addresses only, no memory.
 
     ``capacity_bytes`` is what ``cudaMalloc`` can hand out in all; None: without limit. Segments lie below ``top_address`` (a
-    multiple of 512), each below the one before, as Linux places what a process maps; the address decides which of several free
-    blocks of one size is taken. Addresses of segments given back are not used again. Not safe for use from several threads at once.
+    multiple of 512), in ranges of 32 MiB each below the one before; the address decides which of several free blocks of one size is
+    taken. Addresses of segments given back are not used again. Not safe for use from several threads at once.
 
     >>> allocator = CachingAllocator()
     >>> block = allocator.allocate(1)
@@ -130,6 +130,7 @@ class CachingAllocator:
         self._large_pools: dict[int, Pool] = {}
         self._segments: dict[int, Segment] = {}
         self._lowest_address = self._next_empty_address = top_address
+        self._gaps: list[tuple[int, int]] = []  # (address, bytes) left over in ranges of addresses, lowest first
         # Empty blocks own nothing, but free() must tell a live one from a freed one.
         self._empty_span = Segment(0, 0, Pool(self, options, 0, is_small=True), None).head
         self._large_searches = 0  # get_free_blocks_call_count of the large pool
@@ -487,11 +488,27 @@ class CachingAllocator:
         return True
 
     def _add_segment(self, pool: Pool, nbytes: int) -> Segment:
-        # cudaMalloc takes addresses from mmap, which goes downwards (Linux, mm/mmap.c, arch_get_unmapped_area_topdown): of the orders
-        # tried only this one meets the bytes that an H200 held. The device's own pages are 2 MiB.
-        self._lowest_address -= -(-nbytes // LARGE_ROUNDING_BYTES) * LARGE_ROUNDING_BYTES
-        segment = self._segments[self._lowest_address] = Segment(self._lowest_address, nbytes, pool, pool.page_bytes)
+        address = self._find_address(-(-nbytes // LARGE_ROUNDING_BYTES) * LARGE_ROUNDING_BYTES)  # the device's own pages are 2 MiB
+        segment = self._segments[address] = Segment(address, nbytes, pool, pool.page_bytes)
         return segment
+
+    # cudaMalloc, cuMemAddressReserve
+    def _find_address(self, nbytes: int) -> int:
+        """The lowest gap that is large enough, else a new range of addresses below all others.
+
+        The driver takes ranges from mmap, which goes downwards (Linux, mm/mmap.c: arch_get_unmapped_area_topdown). The ranges are read off
+        public memory snapshots (segments of 1 GiB below 512 MiB below 20 MiB, each at a multiple of 32 MiB, and one of 2 MiB behind
+        that of 20 MiB); of the orders tried, this one meets the most of what an H200 held, to the byte.
+        """
+        for i, (address, room_bytes) in enumerate(self._gaps):
+            if room_bytes >= nbytes:
+                self._gaps[i : i + 1] = [(address + nbytes, room_bytes - nbytes)] if room_bytes > nbytes else []
+                return address
+        range_bytes = -(-nbytes // ADDRESS_RANGE_BYTES) * ADDRESS_RANGE_BYTES
+        self._lowest_address -= range_bytes
+        if range_bytes > nbytes:
+            self._gaps.insert(0, (self._lowest_address + nbytes, range_bytes - nbytes))
+        return self._lowest_address
 
     def _merge_free_neighbours(self, span: Span) -> Span:
         """Merge ``span``, not itself in the pool, with the free spans beside it."""

@@ -21,6 +21,7 @@ SMALL_BYTES = MIB  # the largest request that the small pool serves
 SMALL_SEGMENT_BYTES = 2 * MIB  # what the small pool takes from the device at a time
 MIN_LARGE_BYTES = 10 * MIB  # from here on a request gets a segment of its own size...
 LARGE_ROUNDING_BYTES = 2 * MIB  # ...rounded up to this
+ADDRESS_RANGE_BYTES = 32 * MIB  # cudaMalloc reserves addresses in multiples of this: CachingAllocator._find_address
 
 # AllocatorConfig.cpp: kRoundUpPowerOfTwoIntervals, one per power of two from 1 MiB (kRoundUpPowerOfTwoStart) to 64 GiB.
 _INTERVALS = 16

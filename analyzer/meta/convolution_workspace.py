@@ -30,6 +30,7 @@ _WORTH_COPYING = 25.0
 # where a count of channels is not a multiple of 32, which channels-last kernels like less: (85) no, (111) yes.
 _PRODUCT_WORTH_COPYING = 46.0
 _RAGGED_PRODUCT_WORTH_COPYING = 97.0
+_VECTOR_CHANNELS = 8            # 16-bit channels in the 16 bytes that a thread loads at once
 _TILE = 128                     # rows and columns of an output tile of the weight gradient's product
 _TILE_BYTES = 4 * _TILE * _TILE
 _GOOD_WAVE = 0.9                # share of busy multiprocessors; measured: 0.97 is run as it is, 0.55 is split
@@ -74,6 +75,14 @@ def _is_product(w: TensorSpec, stride: tuple[int, ...], groups: int) -> bool:
     return groups == 1 and math.prod(w[2:]) == 1 and set(stride) == {1}
 
 
+def _copy_bytes(t: TensorSpec) -> int:
+    """Bytes of a channels-last copy. Of 16-bit types it has whole vectors of channels: 3 become 8 (two vision transformers measured)."""
+    if t.dtype.itemsize != 2:
+        return t.nbytes
+    channels = t[1]
+    return t.nbytes // channels * -(-channels // _VECTOR_CHANNELS) * _VECTOR_CHANNELS if channels else 0
+
+
 class _Convolution:
     """One convolution of images ``x`` with weights ``w`` to ``y``; what it holds does not depend on the direction of the pass."""
 
@@ -105,7 +114,8 @@ class _Convolution:
         """Copies in channels-last order. 1x1 weights are the same in both orders; those of groups are not copied (measured)."""
         if not self.uses_copies:
             return 0
-        return self.x.nbytes + self.y.nbytes + (self.w.nbytes if math.prod(self.w[2:]) > 1 and self.groups == 1 else 0)
+        weight_bytes = _copy_bytes(self.w) if math.prod(self.w[2:]) > 1 and self.groups == 1 else 0
+        return _copy_bytes(self.x) + _copy_bytes(self.y) + weight_bytes
 
     @property
     def weight_gradient_bytes(self) -> int:
@@ -142,10 +152,13 @@ def _forward(signature: Signature) -> tuple[Stage, ...]:
     transposed = signature.args[6]
     images, result = (y, x) if transposed else (x, y)
     c = _Convolution(images, result, w, tuple(signature.args[3]), signature.args[8], transposed)
-    blocks = c.contiguous_copies(w, x)
-    if c.layout_bytes:
-        blocks += (c.layout_bytes,)
-    return (Stage(blocks),) if blocks else ()
+    # Convolution.cpp makes the input contiguous before the output is allocated, ConvShared.cpp the weight afterwards
+    workspace = (c.layout_bytes,) if c.layout_bytes else ()
+    return _filled(Stage(c.contiguous_copies(x), 0, kept=True), Stage(c.contiguous_copies(w) + workspace))
+
+
+def _filled(*stages: Stage) -> tuple[Stage, ...]:
+    return tuple(s for s in stages if s.blocks)
 
 
 @kernel_stages(_aten.convolution_backward)
@@ -155,14 +168,19 @@ def _backward(signature: Signature) -> tuple[Stage, ...]:
     wants_input, wants_weight, wants_bias = signature.args[10]
     images, result = (gy, x) if transposed else (x, gy)
     c = _Convolution(images, result, w, stride, groups, transposed)
-    copied = c.contiguous_copies(gy) + (c.contiguous_copies(x) if wants_weight else ())
-    stages = []
+    # Convolution.cpp makes the input contiguous, and cudnn_convolution_backward converts a gradient of the other memory format, for both
+    # gradients; one of this format that has gaps is copied for each of them.
+    is_converted = _is_channels_last(gy) != c.channels_last
+    copied = c.contiguous_copies(gy)
+    kept = (c.contiguous_copies(x) if wants_weight else ()) + (copied if is_converted else ())
+    copied = () if is_converted else copied
+    stages = [Stage(kept, 0 if wants_input else 1 if wants_weight else 2, kept=True)]
     if wants_input:  # the two gradients run one after the other, each with its own workspace
-        blocks = copied + c.contiguous_copies(w) + ((c.layout_bytes,) if c.layout_bytes else ())
+        blocks = c.contiguous_copies(w) + copied + ((c.layout_bytes,) if c.layout_bytes else ())
         stages.append(Stage(blocks, 1 if wants_weight else 2 if wants_bias else None))
     if wants_weight:
         nbytes = c.layout_bytes + c.weight_gradient_bytes
-        stages.append(Stage(copied + ((nbytes,) if nbytes else ()), 2 if wants_bias else None))
+        stages += [Stage(copied, 1, kept=True), Stage((nbytes,) if nbytes else (), 2 if wants_bias else None)]
     if wants_bias:  # at::sum over all but the channels
         stages.append(Stage(reduction_blocks(gy, (0, *range(2, len(gy))), accumulate_bytes(gy.dtype))))
-    return tuple(s for s in stages if s.blocks)
+    return _filled(*stages)

@@ -131,11 +131,20 @@ def test_best_fit(request_mib: int, taken_mib: int | None, index: int | None) ->
 
 def test_equal_sizes_are_taken_by_address() -> None:
     allocator = CachingAllocator()
-    cached = [allocator.allocate(12 * MIB) for _ in range(4)]
+    cached = [allocator.allocate(24 * MIB) for _ in range(4)]
     for index in (2, 0, 3, 1):
         allocator.free(cached[index])
     # each segment lies below the one before, and the lowest address comes first
-    assert [allocator.allocate(12 * MIB).address for _ in range(4)] == [b.address for b in reversed(cached)]
+    assert [allocator.allocate(24 * MIB).address for _ in range(4)] == [b.address for b in reversed(cached)]
+
+
+def test_segments_go_downwards_in_ranges_of_32_mib() -> None:
+    top = 1 << 40
+    allocator = CachingAllocator(top_address=top)
+    places = [(top - allocator.allocate(n * MIB).address) // MIB for n in (20, 512, 40, 1, 12, 10, 12)]
+    # a range each for 20, 512 and 40 MiB; 2 MiB (of the small pool), 12 and 10 fill the lowest gap, the 24 MiB behind 40; the last finds the
+    # 12 MiB behind the first
+    assert places == [32, 32 + 512, 32 + 512 + 64, 32 + 512 + 24, 32 + 512 + 22, 32 + 512 + 10, 12]
 
 
 def test_pools_do_not_share() -> None:
@@ -143,7 +152,7 @@ def test_pools_do_not_share() -> None:
     allocator.free(allocator.allocate(20 * MIB))
     allocator.allocate(MIB)  # 20 MiB lie free, but in the large pool
     assert allocator.reserved_bytes == 22 * MIB
-    assert [s["segment_type"] for s in allocator.snapshot()] == ["small", "large"]  # by address
+    assert [s["segment_type"] for s in allocator.snapshot()] == ["large", "small"]
 
 
 @pytest.mark.parametrize("options", [AllocatorOptions(), EXPANDABLE], ids=["native", "expandable"])
@@ -441,7 +450,7 @@ def test_expandable_without_capacity_has_no_bound() -> None:
 
 
 def test_snapshot_has_pytorchs_form() -> None:
-    allocator = CachingAllocator(top_address=0x1000 + 2 * MIB)
+    allocator = CachingAllocator(top_address=0x1000 + 32 * MIB)
     allocator.allocate(1000, stream=3)
     assert allocator.snapshot(device=2) == [{
         "device": 2, "address": 0x1000, "total_size": 2 * MIB, "allocated_size": 1024, "active_size": 1024, "requested_size": 1000,
