@@ -5,6 +5,7 @@ such masks count, comparisons of counts decide. Nothing here looks at data: it i
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,33 @@ def drawn_contents(name: str, storages: list[MetaStorage]) -> Known | None:
     return origin_of(storages[0])
 
 
+CHOOSING = {"topk": 1, "argmax": 0}
+"""Operators that choose classes, as routers do, and the output that says which."""
+
+
+class Positions(Known):
+    """The numbers below ``count``."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def compute(self) -> torch.Tensor:
+        return torch.arange(self.count)
+
+
+_positions = functools.lru_cache(maxsize=1024)(Positions)  # one object for each count: tensors are compared by what they are drawn from
+
+
+def chosen_among(name: str, args: Any, kwargs: Any) -> Known:
+    """The classes that an operator in `CHOOSING` chooses among."""
+    x, place = args[0], 2 if name == "topk" else 1
+    dim = args[place] if len(args) > place else kwargs.get("dim", -1 if name == "topk" else None)
+    return _positions(x.numel() if dim is None else x.shape[dim] if x.dim() else 1)
+
+
 def origin_of(storage: MetaStorage) -> Known | None:
     """Known contents that those of ``storage`` are, or are among."""
     return storage.known if storage.known is not None and not storage.known.assumed else storage.drawn_from
@@ -50,6 +78,8 @@ def origin_of(storage: MetaStorage) -> Known | None:
 
 def distinct_count(contents: Known) -> int:
     """How many different elements known contents have."""
+    if isinstance(contents, Positions):
+        return contents.count
     with without_modes():
         return int(contents.flat().unique().numel())
 
@@ -66,9 +96,10 @@ def expected_density(name: str, args: Any, storages: list[MetaStorage]) -> float
 
 
 def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
-    """Unknown classes compared with one another or with an enumeration of n of them: one in n is equal (``one_hot`` is computed so)."""
-    if len(storages) == 2 and storages[0].drawn_from is not None and storages[0].drawn_from is storages[1].drawn_from:
-        return 1 / distinct_count(storages[0].drawn_from)
+    """Unknown classes compared with one another, with one of them or with an enumeration of n of them: one in n is equal (``one_hot`` is computed so)."""
+    drawn = storages[0].drawn_from
+    if drawn is not None and (drawn is storages[1].drawn_from if len(storages) == 2 else isinstance(args[1], (int, float))):
+        return 1 / max(1, distinct_count(drawn))
     if len(storages) == 2 and (storages[0].known is None) != (storages[1].known is None):
         known = args[1] if storages[0].known is None else args[0]
         return 1 / known.numel() if known.numel() > 1 else None

@@ -19,7 +19,7 @@ from .finiteness import finite_answer
 from .gates import reopened
 from .dtype_rule import check_dtypes
 from .known_value import Call, Deferred, Known, ReadArgument, Result, Written, Zeros, covers_storage, small_enough, window_of, worth_following
-from .density import drawn_contents, expected_counts, expected_density
+from .density import CHOOSING, chosen_among, drawn_contents, expected_counts, expected_density
 from .library_workspace import library_needs, take_library_workspaces
 from .mode_stack import without_modes
 from .operator_info import OperatorInfo, describe_operator
@@ -131,6 +131,8 @@ class MetaDispatchMode(TorchDispatchMode):
             _assume_finite(state, info, args, outputs[0], born[0])
         if storages and born and born[0] is not None and not _is_exact(born[0]) and not outputs[0].dtype.is_floating_point:
             born[0].drawn_from = drawn_contents(info.name, storages)
+        if (choice := CHOOSING.get(info.name)) is not None and (chosen := born[choice]) is not None and not _is_exact(chosen):
+            chosen.drawn_from = chosen_among(info.name, args, kwargs or {})
         if state.options.unknown_size != "error":
             density = expected_density(info.name, args, storages)
             if density is not None and born and born[0] is not None:

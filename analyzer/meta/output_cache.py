@@ -78,7 +78,7 @@ def make_recipes(outputs: list[Any], tensors: list[torch.Tensor], storages: list
                 return None
             recipes.append(Recipe(VALUE, value=out))
             continue
-        if out.layout is not torch.strided or out.dtype.is_complex or out.is_neg():
+        if out.layout is not torch.strided or out.dtype.is_complex or out.is_neg() or out.is_quantized:
             return None
         shape, stride = tuple(out.shape), out.stride()
         if born is not None:

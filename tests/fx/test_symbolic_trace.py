@@ -420,3 +420,20 @@ def test_draws_no_random_numbers() -> None:
     torch.manual_seed(3)
     symbolic_trace(model, meta_args={"x": X})
     assert torch.equal(torch.rand(2), expected)
+
+
+class Reparametrized(nn.Module):
+    """Calls a layer with weights that are not its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = {name: p * 2 for name, p in self.layer.named_parameters()}
+        return self.layer(x) + torch.func.functional_call(self.layer, weights, (x,)) * torch.vmap(self.layer)(x)
+
+
+def test_a_layer_that_is_lent_other_weights_is_traced_with_those(traced_like: Any) -> None:
+    graph = traced_like(Reparametrized(), {"x": torch.rand(3, 4)})
+    assert [n.op for n in graph.graph.nodes].count("call_module") == 1
