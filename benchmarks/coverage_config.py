@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 DEPTH, EXPERTS, VOCABULARY = 2, 8, 1024
+LARGE_IMAGE = 512
 AHEAD = 8  # steps of a time series that are forecast
 
 _IS_DEPTH = re.compile(r"^(\w+_)?(layers?|depth|num_blocks)$")
@@ -144,10 +145,21 @@ def scale(fields: dict[str, Any], depth: int | None = DEPTH) -> None:
         for key, values in part.items():
             if isinstance(values, list) and values and all(type(v) is int and v % factor == 0 for v in values) and sum(values) in widths:
                 part[key] = [v // factor for v in values]  # shares of a width
+    _shrink_images(fields)
     _shrink_tables(fields)
     if depth is not None:
         shorten(fields, depth)
     _fit_sections(fields)
+
+
+def _shrink_images(fields: dict[str, Any]) -> None:
+    """Images of a quarter of the side, in all parts alike, where they are as large as those that models segment."""
+    sizes = [part["image_size"] for part in parts_of(fields) if type(part.get("image_size")) is int]
+    if max(sizes, default=0) < LARGE_IMAGE or any(size % (4 * 16) for size in sizes):  # 16: the patches of those models
+        return
+    for part in parts_of(fields):
+        for key, value in _integers(part, re.compile("^image(_embedding)?_size$"), _NOTHING):
+            part[key] = value // 4
 
 
 def fix(fields: dict[str, Any]) -> None:

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from .coverage_case import Inputs
-from .coverage_config import AHEAD, VOCABULARY, find_field
+from .coverage_config import AHEAD, VOCABULARY, find_field, parts_of
 
 BATCH, TOKENS, ANSWER = 2, 16, 8
+LARGEST_FREE_IMAGE = 224  # side
 PATCHES = 4  # patches to a side of images that come as patches
 SQUARE = [1, PATCHES, PATCHES]  # time, height and width of such an image
 
@@ -210,6 +211,8 @@ def _image_size(model_class: Any, fields: dict[str, Any], variant: int) -> tuple
     vision = _vision(fields)
     size = vision.get("image_size") or find_field(fields, "image_size", "max_img_size") or 224
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
+    if not any("patch_size" in part or "window_size" in part for part in parts_of(fields)):  # convolutions take any size
+        height, width = min(height, LARGEST_FREE_IMAGE), min(width, LARGEST_FREE_IMAGE)
     if type(vision.get("num_windows")) is int and type(vision.get("patch_size")) is int:
         step = vision["num_windows"] * vision["patch_size"]
         height, width = (-(-n // step) * step for n in (height, width))
