@@ -16,6 +16,7 @@ from .autograd_node import saves_are_hooked
 from .block_key import ReadValues, structure_key
 from .block_place import BlockPlace
 from .block_trial import Arguments, Backward, Borrow, GradSpec, PassedOn, Refused, Segment, Trial, number_of
+from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
 from .hold import is_autograds_alone
 from .recorder import Recorder
 from .reel import Reel, Take, play
@@ -77,7 +78,8 @@ class BlockReuse:
         if key is None or recorder.phase != "forward" or recorder.step != 0 or not _is_plain_context() or self._ties(module):
             return NotImplemented
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        inputs = _input_key(leaves)
+        likes = [x if isinstance(x, (torch.Tensor, *_PLAIN)) else like_cache(x) or x for x in leaves]
+        inputs = _input_key(likes)
         if inputs is None:
             self.refusals["an argument is an object that its forward pass could change"] += 1
             return NotImplemented
@@ -88,13 +90,28 @@ class BlockReuse:
         kind = (key, structure, inputs, torch.is_grad_enabled())
         variants = self._known.setdefault(kind, [])
         for values, segment in variants:
-            if values.hold_for(module, self._contents[id(module)].modules):
+            if self._may_fill(segment, module, leaves) and values.hold_for(module, self._contents[id(module)].modules):
                 self._plays[key] += 1
                 return NotImplemented if segment is None else self._play(segment, module, leaves)
         if len(variants) > self._plays[key]:  # what was tried was of no use to another: trials of more would not pay
             return NotImplemented
-        segment = self._try(module, Arguments(leaves, structure), variants)
-        return NotImplemented if segment is None else self._play(segment, module, leaves)
+        has_cache = any(type(x) is CacheLike for x in likes)
+        segment = self._try(module, Arguments(likes, structure, self._find_indices(module, key) if has_cache else []), variants)
+        return NotImplemented if segment is None or not self._may_fill(segment, module, leaves) else self._play(segment, module, leaves)
+
+    def _find_indices(self, module: nn.Module, key: int) -> list[tuple[str, str]]:
+        """Integers in which a block differs from the others."""
+        other = next(c.modules[0] for i, c in self._contents.items() if self.keys[i] == key and i != id(module))
+        return index_candidates(module, other)
+
+    def _may_fill(self, segment: Segment | None, module: nn.Module, leaves: list[Any]) -> bool:
+        """Whether the slot of a cache that the block would fill is free."""
+        slot = None if segment is None else segment.slot
+        return slot is None or is_free(leaves[slot.argument], self._index_of(slot, module), slot.layer)
+
+    def _index_of(self, slot: Slot, module: nn.Module) -> int:
+        index: int = self._contents[id(module)].modules[slot.module].__dict__[slot.attribute]
+        return index
 
     def _ties(self, module: nn.Module) -> bool:
         tied = self._tied
@@ -125,6 +142,10 @@ class BlockReuse:
             made = run.forward(tensors)
         rest = iter(made)
         outputs = [next(rest) if isinstance(o, tuple) else tensors[o.index] if isinstance(o, PassedOn) else o for o in segment.outputs]
+        if segment.slot is not None:
+            count = segment.structure.num_leaves
+            fill(leaves[segment.slot.argument], self._index_of(segment.slot, module), segment.slot, outputs[count:])
+            del outputs[count:]
         return pytree.tree_unflatten(outputs, segment.structure)
 
 
@@ -187,7 +208,7 @@ def _input_key(leaves: list[Any]) -> Hashable:
             known = None if contents is None else (id(contents), contents is storage.known)
             key.append((tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), storage.nbytes(), storage.claim, x.requires_grad, group, known,
                         storage.density))
-        elif isinstance(x, _PLAIN):
+        elif isinstance(x, (*_PLAIN, CacheLike)):
             key.append((type(x), x))
         else:
             return None

@@ -17,6 +17,7 @@ from analyzer.meta.storage import MetaStorage, attach, template
 from analyzer.meta.tensor import META, MetaTensor
 
 from .block_key import watch_reads
+from .cache_slot import CacheLike, CacheRefused, Index, Slot, TrialCache, indexed
 from .event import BORN, CALLED, DIED, Event
 from .log import Log, LogNode
 from .recorder import Recorder
@@ -53,9 +54,10 @@ class InputLike:
 
 
 class Arguments:
-    """The arguments of a block's call, without its tensors."""
+    """The arguments of a block's call, without its tensors. ``indices`` are attributes (path, name) that may be no more than the index of a cache slot."""
 
-    def __init__(self, leaves: list[Any], structure: pytree.TreeSpec) -> None:
+    def __init__(self, leaves: list[Any], structure: pytree.TreeSpec, indices: list[tuple[str, str]]) -> None:
+        self.indices = indices
         self.leaves = [InputLike(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         self.structure = structure
         self.tensors = [x for x in self.leaves if isinstance(x, InputLike)]
@@ -94,6 +96,7 @@ class Segment:
     placeholders: list[tuple[int, int]]               #: the other rows: their index, and the slot of the input that each stands for
     writers: list[tuple[int, int]]                    #: slot of an input, output or parameter, and the row that wrote it last
     first_call: int                                   #: of log.calls, of the forward pass
+    slot: Slot | None = None                          #: of a cache, that it fills with the outputs beyond those of ``structure``
     arguments: Arguments | None = None
     backwards: dict[tuple[GradSpec, ...], Backward] = field(default_factory=dict)
     stands_for: tuple[int, int, int] | None = None    #: call, module and row that the block's own autograd node goes for
@@ -156,6 +159,7 @@ class Trial:
         self.returned: list[torch.Tensor | None] = [None] * len(arguments.tensors)
         self.kept: list[torch.Tensor] = []
         self.reads: set[tuple[str, str]] = set()
+        self.indices: dict[tuple[str, str], Index] = {}
 
     def run(self) -> Segment:
         """The block's segment, with the backward pass where gradients are wanted. Raises Refused where it cannot be played."""
@@ -169,7 +173,8 @@ class Trial:
                     with torch._C.DisableTorchFunction():
                         recorder.register_existing([s for triples in (borrowed.parameters, borrowed.buffers) for _, s, _ in triples])
                         recorder.own_parameters(self.block)
-                    return self._run(mode.state)
+                    with indexed(self.block, self.arguments.indices) as self.indices:
+                        return self._run(mode.state)
 
     def _run(self, state: MetaState) -> Segment:
         recorder, log = self.recorder, self.recorder.log
@@ -200,22 +205,32 @@ class Trial:
         forward: list[Event] = []
         recorder.events = forward
         remaining = iter(inputs)
-        leaves = [next(remaining) if isinstance(x, InputLike) else x for x in self.arguments.leaves]
+        leaves = [next(remaining) if isinstance(x, InputLike) else TrialCache(x) if type(x) is CacheLike else x for x in self.arguments.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.arguments.structure)
         places = {id(t): i for i, t in enumerate(inputs)}
         given = [id(x) for x in leaves]
         del leaves, remaining, inputs
-        with torch._C._EnableTorchFunction(), watch_reads(self.block) as self.reads:
-            result = self.block(*args, **kwargs)
+        try:
+            with torch._C._EnableTorchFunction(), watch_reads(self.block) as self.reads:
+                result = self.block(*args, **kwargs)
+        except Exception as error:
+            if type(error) is CacheRefused or self.indices:  # code that takes no index but a true integer
+                raise Refused(f"with a cache: {error}") from error
+            raise
         recorder.events = None
+        self.reads.difference_update(place for place, index in self.indices.items() if not index.used)
         if not Footprint(self.block.modules()).is_like(before) or seed != state.random_seed:
             raise Refused("its forward pass changes a module")
         taken, shape = pytree.tree_flatten((args, kwargs))
         if shape != self.arguments.structure or [id(x) for x in taken] != given:
             raise Refused("its forward pass changes a list or a dictionary that it was given")
+        taken_cache = next(((i, x) for i, x in enumerate(taken) if type(x) is TrialCache), None)
         del taken
         out_leaves, structure = pytree.tree_flatten(result)
         del result
+        plain_outputs = len(out_leaves)
+        slot = self._find_slot(taken_cache, out_leaves)
+        del taken_cache
         outputs = self._describe_outputs(out_leaves, known_alive, places)
         del args, kwargs
         self._check(forward, set(numbers), set(held))
@@ -224,11 +239,12 @@ class Trial:
         outputs = [(slot_of[o[0]], *o[1:]) if isinstance(o, tuple) else o for o in outputs]
         first_call = next((what for kind, what in forward if kind == CALLED), len(log.calls))
         segment = Segment(log, reel, len(numbers), list(held.values()), outputs, structure, *_divide(log, first_node, slot_of, numbers, reel, outputs),
-                          first_call)
+                          first_call, slot)
         if not trains or not segment.differentiable:
             return segment
-        self.grad_specs = self.given_grad_specs or tuple(
-            (tuple(o[1].shape), o[1].stride(), o[1].dtype, True) for o in outputs if isinstance(o, tuple) and o[2])
+        self.grad_specs = self.given_grad_specs or tuple(  # nobody differentiates what is in a cache
+            (tuple(o[1].shape), o[1].stride(), o[1].dtype, True) if i < plain_outputs else None
+            for i, o in enumerate(outputs) if isinstance(o, tuple) and o[2])
         ends = [x for x, o in zip(out_leaves, outputs) if isinstance(o, tuple) and o[2]]
         del out_leaves
         with torch._C.DisableTorchFunction():
@@ -246,6 +262,20 @@ class Trial:
                 segment.stands_for = of, log.calls[of].module, log.calls[of].node
                 break
         return segment
+
+    def _find_slot(self, argument: tuple[int, Any] | None, out_leaves: list[Any]) -> Slot | None:
+        """What the block put into the cache that it was given; its tensors are added to the outputs."""
+        if argument is None or argument[1]._layer is None:
+            return None
+        position, cache = argument
+        path, attribute = next(place for place, index in self.indices.items() if index is cache._index)
+        if cache._index.used:
+            raise Refused("it uses the index of its cache slot")
+        contents = cache._layer.__dict__
+        tensors = [name for name, value in contents.items() if isinstance(value, torch.Tensor)]
+        out_leaves += [contents[name] for name in tensors]
+        module = next(i for i, (other, _) in enumerate(self.block.named_modules()) if other == path)
+        return Slot(position, module, attribute, type(cache._layer), {k: v for k, v in contents.items() if k not in tensors}, tensors)
 
     def start_backward(self) -> None:
         """The gradients of the outputs are there; what follows is the block's."""

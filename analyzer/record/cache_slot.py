@@ -1,0 +1,134 @@
+"""Blocks that fill one slot of a key-value cache of the library transformers: the cache that a trial gets, and what playing does to the real one.
+
+A cache is an object that a forward pass changes, and the index of a slot an attribute in which alike blocks differ. Neither keeps a block from being
+played where all that it does is to fill its own, empty slot: the trial gets a cache of one slot, and an index that tells if it was used for anything else.
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+
+class CacheLike(NamedTuple):
+    """A cache among a block's arguments, without the cache."""
+
+    kind: type
+    layer: type  #: of its slots
+
+
+class Index:
+    """An integer attribute of a block that may be the index of its slot; ``used`` once anything but a cache asked for its value."""
+
+    def __init__(self, value: int) -> None:
+        self.value, self.used = value, False
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return int
+
+
+def _asking(name: str) -> Any:
+    def method(self: Index, *args: Any) -> Any:
+        self.used = True
+        return getattr(self.value, name)(*[a.value if type(a) is Index else a for a in args])
+
+    return method
+
+
+for _name in ("eq ne lt le gt ge hash bool int float index add radd sub rsub mul rmul floordiv rfloordiv truediv rtruediv mod rmod divmod rdivmod pow rpow "
+              "neg pos abs invert and rand or ror xor rxor lshift rlshift rshift rrshift round trunc floor ceil str repr format complex").split():
+    if hasattr(int, f"__{_name}__"):
+        setattr(Index, f"__{_name}__", _asking(f"__{_name}__"))
+
+
+class CacheRefused(Exception):
+    """The cache was used in a way that playing could not repeat."""
+
+
+class TrialCache:
+    """What a block's trial gets for a cache: it takes the keys and values of one slot, and nothing else can be done with it."""
+
+    def __init__(self, like: CacheLike) -> None:
+        self._like = like
+        self._layer: Any = None
+        self._index: Index | None = None
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return object.__getattribute__(self, "_like").kind  # type: ignore[no-any-return]
+
+    def update(self, key_states: Any, value_states: Any, layer_idx: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(layer_idx) is not Index or self._index not in (None, layer_idx) and self._index is not layer_idx:
+            raise CacheRefused("the index of its cache slot is worked out")
+        if self._layer is None:
+            self._index, self._layer = layer_idx, self._like.layer()
+        return self._layer.update(key_states, value_states, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # who looks for a protocol, as the recorder does
+            raise AttributeError(name)
+        raise CacheRefused(f"it reads {name} of a cache")
+
+
+class Slot(NamedTuple):
+    """What a block does to a cache: which argument it is, which attribute of which of its modules is the index, and what the slot then has."""
+
+    argument: int
+    module: int
+    attribute: str
+    layer: type
+    plain: dict[str, Any]
+    tensors: list[str]
+
+
+def like_cache(value: Any) -> CacheLike | None:
+    """``value`` as a cache whose slots can be played; None where it is no such cache."""
+    library = sys.modules.get("transformers.cache_utils")
+    if library is None or type(value) is not library.DynamicCache or value.offloading:
+        return None
+    layer = value.layer_class_to_replicate or (type(value.layers[0]) if value.layers else None)
+    return CacheLike(type(value), layer) if layer is library.DynamicLayer else None
+
+
+def is_free(cache: Any, index: int, layer: type) -> bool:
+    """Whether nothing is in the slot yet, and it will be of that class."""
+    if index < len(cache.layers):
+        return type(cache.layers[index]) is layer and not cache.layers[index].is_initialized
+    return cache.layer_class_to_replicate is layer
+
+
+def fill(cache: Any, index: int, slot: Slot, tensors: list[torch.Tensor]) -> None:
+    """Do to the cache what the block would have done."""
+    while len(cache.layers) <= index:
+        cache.layers.append(slot.layer())
+    cache.layers[index].__dict__.update(slot.plain, **dict(zip(slot.tensors, tensors)))
+
+
+def index_candidates(module: nn.Module, other: nn.Module) -> list[tuple[str, str]]:
+    """(path, attribute) of the integers in which two alike modules differ."""
+    found = []
+    for (path, mine), theirs in zip(module.named_modules(), other.modules()):
+        for name, value in mine.__dict__.items():
+            if type(value) is int and type(theirs.__dict__.get(name)) is int and theirs.__dict__[name] != value:
+                found.append((path, name))
+    return found
+
+
+@contextmanager
+def indexed(module: nn.Module, candidates: list[tuple[str, str]]) -> Iterator[dict[tuple[str, str], Index]]:
+    """Put an `Index` into each of the attributes for the length of a block; the same one where the values are the same."""
+    modules = dict(module.named_modules())
+    before = {(path, name): modules[path].__dict__[name] for path, name in candidates}
+    made = {place: Index(value) for place, value in before.items()}
+    try:
+        for (path, name), index in made.items():
+            modules[path].__dict__[name] = index
+        yield made
+    finally:
+        for (path, name), value in before.items():
+            modules[path].__dict__[name] = value
