@@ -1,0 +1,94 @@
+"""Blocks that fill a slot of a key-value cache are played where that is all they do with it and its index."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+from analyzer import profile
+from analyzer.record.block_reuse import BlockReuse
+from analyzer.record.cache_slot import Index
+
+transformers = pytest.importorskip("transformers")
+
+IDS = torch.zeros(2, 16, dtype=torch.int64)
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
+GPT2 = {"n_embd": 32, "n_layer": 5, "n_head": 4, "vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
+
+
+@pytest.fixture
+def played(monkeypatch):
+    seen: list[str] = []
+    original = BlockReuse._play
+
+    def count(self, segment, module, leaves):
+        seen.append(type(module).__name__)
+        return original(self, segment, module, leaves)
+
+    monkeypatch.setattr(BlockReuse, "_play", count)
+    monkeypatch.setattr("analyzer.record.block_reuse.LEAST_LEAVES_SAVED", 0)
+    return seen
+
+
+def count_blocks(played):
+    """How many decoder layers were played (of parts of them, feed-forward networks have no cache)."""
+    return sum(name in ("LlamaDecoderLayer", "GPT2Block") for name in played)
+
+
+def build(model, config):
+    with torch.device("meta"):
+        return getattr(transformers, model)._from_config(config)
+
+
+def llama(**settings):
+    return build("LlamaForCausalLM", transformers.LlamaConfig(num_hidden_layers=5, num_key_value_heads=2, **SMALL, **settings))
+
+
+def gpt2(**settings):
+    return build("GPT2LMHeadModel", transformers.GPT2Config(**GPT2, **settings))
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize(("make", "blocks"), [
+    (llama, 5), (gpt2, 5),
+    (lambda: gpt2(scale_attn_by_inverse_layer_idx=True), 1),  # the index scales the attention: what one block did, no other does
+])
+def test_defaults_of_the_library_fill_a_cache(make, blocks, mode, played):
+    model = make()
+    call = {"kwargs": {"input_ids": IDS, "labels": IDS}, "mode": mode, "optimizer": "sgd"}
+    run = profile(model, reuse=False, **call)
+    assert played == []
+    assert profile(model, **call) == run
+    assert count_blocks(played) == blocks
+
+
+class WithCache(torch.nn.Module):
+    """Calls a model with a cache of which some slots are filled, and looks at what is in it afterwards."""
+
+    def __init__(self, filled):
+        super().__init__()
+        self.model, self.filled = llama(), filled
+
+    def forward(self, input_ids):
+        cache = transformers.DynamicCache(config=self.model.config)
+        for index in self.filled:
+            cache.update(torch.zeros(2, 2, 3, 8, device=input_ids.device), torch.zeros(2, 2, 3, 8, device=input_ids.device), index)
+        out = self.model(input_ids=input_ids, past_key_values=cache, attention_mask=torch.ones(2, 19 if self.filled else 16, device=input_ids.device))
+        assert [tuple(layer.keys.shape) for layer in cache.layers] == [(2, 2, 19 if i in self.filled else 16, 8) for i in range(5)]
+        return out.logits.sum() + sum(layer.keys.sum() + layer.values.sum() for layer in cache.layers)
+
+
+@pytest.mark.parametrize(("filled", "blocks"), [((), 5), (range(5), 0)])
+def test_what_is_in_the_cache_afterwards_and_slots_that_are_taken(filled, blocks, played):
+    model = WithCache(filled)
+    run = profile(model, args=(IDS,), reuse=False)
+    assert profile(model, args=(IDS,)) == run
+    assert count_blocks(played) == blocks
+
+
+@pytest.mark.parametrize("ask", [lambda i: i == 3, lambda i: i + 1, lambda i: [0, 1, 2, 3][i], bool, hash, str, lambda i: f"{i}", float, lambda i: i < 4,
+                                 lambda i: {3: 1}.get(i), lambda i: 2 ** i, round, lambda i: range(i)])
+def test_an_index_tells_whether_it_was_used(ask):
+    index = Index(3)
+    assert isinstance(index, int) and index is not None and not index.used
+    assert ask(index) == ask(3)
+    assert index.used

@@ -1,0 +1,97 @@
+"""Rows of a profile are worked out when they are read, and a profile is plain data all the same."""
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import profile
+from analyzer.profile_data import Profile
+from analyzer.profilers.flop_registry import register_flop_impl
+from analyzer.zoo import MODELS
+
+ROWS = ("nodes", "modules", "module_calls", "operators", "timeline", "memory_events", "holders", "peak_by_category")
+
+
+def make(**settings):
+    return profile(MODELS["resnet18"].factory, args=(torch.empty(2, 3, 64, 64, device="meta"),), optimizer="sgd", **settings)
+
+
+def pending(p: Profile) -> set[str]:
+    slots = {name: getattr(Profile, name) for name in ROWS}
+
+    def is_set(name):
+        try:
+            slots[name].__get__(p)
+        except AttributeError:
+            return False
+        return True
+
+    return {name for name in ROWS if not is_set(name)}
+
+
+def test_rows_wait_until_they_are_read_and_sums_do_not():
+    p = make()
+    assert pending(p) == set(ROWS)
+    assert p.fwd_flops and p.step_seconds and p.phases["backward"].allocated_bytes and p.fits() is not None
+    assert pending(p) >= {"nodes", "modules", "timeline"}
+    assert len(p.nodes) > 60
+    assert "nodes" not in pending(p)
+    assert "timeline" in pending(p)
+    assert p.timeline
+    with pytest.raises(AttributeError, match="no attribute 'node'"):
+        p.node  # noqa: B018
+
+
+@pytest.mark.parametrize("through", [
+    copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p)), dataclasses.replace, lambda p: Profile.from_json(p.to_json()),
+    lambda p: Profile(**{f.name: getattr(p, f.name) for f in dataclasses.fields(p)}),
+])
+def test_whoever_handles_it_has_all_of_it(through):
+    whole = make()
+    dataclasses.asdict(whole)
+    assert pending(whole) == set()
+    assert through(make()) == whole
+    assert make() == whole
+
+
+def test_rows_read_by_several_threads_at_once():
+    p, whole = make(), make()
+    with ThreadPoolExecutor(4) as pool:
+        read = list(pool.map(lambda name: getattr(p, name), ROWS * 2))
+    assert read == [getattr(whole, name) for name in ROWS * 2]
+
+
+def test_rows_are_of_the_time_of_the_profile():
+    """What was registered, and what the model was, when the profile was made."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+    def run():
+        with register_flop_impl.scope():
+            register_flop_impl(torch.ops.aten.addmm.default, override=True)(lambda *args, out, **kwargs: 1000)
+            return profile(model, args=(torch.empty(4, 8),), mode="infer")
+
+    p, whole = run(), run()
+    with register_flop_impl.scope():
+        register_flop_impl(torch.ops.aten.addmm.default, override=True)(lambda *args, out, **kwargs: 1)
+        assert [n.fwd_flops for n in whole.nodes if n.op == "call_module"] == [1000, 1000]
+        assert whole.modules is not None
+    model.append(nn.Linear(8, 3))
+    model[0].weight.requires_grad_(False)
+    assert p == whole
+
+
+def test_sums_are_those_of_the_rows():
+    p = make()
+    for name in ("fwd_flops", "bwd_flops", "fwd_macs", "bwd_macs"):
+        assert getattr(p, name) == getattr(p.modules, name) == sum(getattr(n, name) for n in p.nodes) != 0
+    assert sum(o.flops for o in p.operators if o.phase == "optimizer") == p.optimizer_flops != 0
+    assert sum(o.read_bytes or 0 for o in p.operators) == sum(phase.read_bytes for phase in p.phases.values()) != 0
+    for phase in ("forward", "backward", "optimizer"):
+        assert sum(o.seconds for o in p.operators if o.phase == phase) == pytest.approx(p.phases[phase].seconds)
+    assert sum(p.peak_by_category.values()) == p.peak_allocated_bytes
