@@ -76,7 +76,7 @@ class MeasuringMode(TorchDispatchMode):
         try:
             frozen = tuple(key)
             signature = _signatures.get(frozen)
-        except TypeError:  # an argument that cannot be hashed
+        except TypeError:
             frozen, signature = None, None
         if signature is None:
             signature = Signature(func, *_to_specs((args, kwargs)), _specs(inputs), _specs(outputs))
@@ -107,6 +107,7 @@ def _wraps(types: tuple[type, ...]) -> bool:
     return any(is_traceable_wrapper_subclass_type(t) for t in types)
 
 
+_PLAIN = frozenset({int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _LAZY = (UninitializedParameter, UninitializedBuffer)
 
 
@@ -122,9 +123,11 @@ def _flatten(args: Any, tensors: list[torch.Tensor], key: list[Any]) -> bool:
             key.append(len(a))
             if not _flatten(a, tensors, key):
                 return False
-        else:
+        elif type(a) in _PLAIN:
             key.append(type(a))  # 1, 1.0 and True are equal as keys
             key.append(a)
+        else:  # a function or another object, which no table may keep alive: a list cannot be hashed, so the call is remembered nowhere
+            key.append([])
     return True
 
 

@@ -67,15 +67,19 @@ class FlopsProfiler:
         Modules of the types in ``ignore_list`` are not told apart from those that call them.
         """
         check_device(self.model)
-        self._ignored = tuple(ignore_list or ())
-        self.started, self._step = True, 0
-        self.reset_profile()
-
-    def reset_profile(self) -> None:
-        """Drop what was recorded; recording goes on."""
         self.stop_profile()
         self._recorder = self._made = None
-        if self.started and (self.start_step is None or self._step >= self.start_step):
+        self._ignored = tuple(ignore_list or ())
+        self.started, self._step = True, 0
+        if not self.start_step:
+            self._record()
+
+    def reset_profile(self) -> None:
+        """Drop what was recorded; a recording that runs goes on."""
+        running = self._recorder is not None and self._recorder.is_running
+        self.stop_profile()
+        self._recorder = self._made = None
+        if running:
             self._record()
 
     def _record(self) -> None:
@@ -169,7 +173,8 @@ class FlopsProfiler:
             return
         self.flops, self.macs, self.params = self.get_total_flops(), self.get_total_macs(), self.get_total_params()
         there = {type(module) for module in self.model.modules() if module is not self.model}
-        text = deepspeed_report(replace(self.profile, profile_step=profile_step), module_depth=module_depth, top_modules=top_modules,
+        step = profile_step if self.start_step is None else self.start_step
+        text = deepspeed_report(replace(self.profile, profile_step=step), module_depth=module_depth, top_modules=top_modules,
                                 detailed=detailed, output_file=output_file or None, recompute_fwd_factor=self.recompute_fwd_factor,
                                 ignore_modules=[kind for kind in self._ignored if kind in there])
         if not output_file:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,6 +22,7 @@ from analyzer.record.collector import frozen_collector
 from analyzer.record.hooks import listen
 from analyzer.record.recorder import FAILED, Recorder, tensors_in
 
+from .as_written import run_as_written
 from .clock import Clock
 from .dispatch import MeasuringMode
 from .storage import RealStorage, StorageBook
@@ -229,15 +229,17 @@ class RuntimeRecorder(Recorder):
         undo = ExitStack()
         undo.enter_context(rare_collections())
         undo.enter_context(listen(self))
-        if "torch._dynamo.eval_frame" in sys.modules:  # something may be compiled: it runs as written, operator by operator
-            stance = torch.compiler.set_stance("force_eager")
-            undo.callback(stance.__exit__, None, None, None)
+        undo.enter_context(run_as_written())
         self._undo, self._thread = undo, threading.get_ident()
         self._last_sequence = next_sequence_number()
         if self.whole:
             self._hold_mode()
         else:
             self.start_step(self.step, placeholders=False)
+
+    @property
+    def is_running(self) -> bool:
+        return self._undo is not None
 
     def stop(self) -> None:
         """Listen no more; torch and the model are as they were. Nothing happens where nothing was started."""

@@ -1,11 +1,18 @@
 """Who gets the time: every lap belongs to one module, and all laps of a phase are its length."""
 from __future__ import annotations
 
+import gc
+import importlib
+import warnings
+import weakref
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
+from analyzer.errors import InputError
 from analyzer.runtime import FlopsProfiler, measure
 from tests.runtime.conftest import Busy, Stream, own_milliseconds
 
@@ -79,7 +86,7 @@ def test_steps_are_averaged_from_start_step_to_end_step(stream):
     assert own_milliseconds(p, "fwd_seconds") == {"": 3700, "inner.0": 3}
     assert own_milliseconds(p, "bwd_seconds") == {"": 2, "inner.0": 0}
     assert (p.measured_steps, p.modules.calls) == (3, 1)
-    assert prof._recorder._undo is None  # it ended by itself
+    assert not prof._recorder.is_running  # it ended by itself
     prof.end_profile()
 
 
@@ -90,6 +97,41 @@ def test_every_step_so_far_counts_where_no_last_one_is_given(stream, busy):
             prof.step()
     assert (prof.profile.measured_steps, prof.get_total_duration()) == (4, pytest.approx(0.016))
     assert prof.get_total_flops() == 4 * 2 * 2  # two products of two elements in each of four modules: of one step
+
+
+def test_reset_drops_what_was_recorded_and_goes_on_only_where_it_ran(stream, busy):
+    prof = FlopsProfiler(busy, clock=stream.clock())
+    prof.start_profile()
+    busy(X)
+    prof.reset_profile()
+    busy(X)
+    prof.stop_profile()
+    assert prof.profile.modules.calls == 1
+    prof.reset_profile()
+    busy(X)
+    with pytest.raises(InputError, match="nothing is recorded"):
+        prof.get_total_flops()
+
+
+class Scored(nn.Module):
+    """Gives an operator a function of its own that holds ``factor``."""
+
+    def forward(self, x, factor):
+        return flex_attention(x, x, x, score_mod=lambda score, *_: score * factor)
+
+
+def test_what_is_remembered_of_operators_keeps_nothing_of_the_models_alive():
+    importlib.import_module("torch._dynamo")  # imported while functions of torch are replaced, it would keep one of them
+    factor = torch.tensor(2.0)
+    alive = weakref.ref(factor)
+    with warnings.catch_warnings(), FlopsProfiler(Scored(), convention="own") as prof, torch.no_grad():
+        warnings.simplefilter("ignore")
+        prof.model(torch.rand(1, 1, 4, 8), factor)
+    assert prof.get_total_macs() == 2 * 4 * 4 * 8
+    prof.end_profile()
+    del factor
+    gc.collect()
+    assert alive() is None
 
 
 def test_a_module_that_stands_in_two_places_is_measured_at_the_first(stream):
@@ -135,7 +177,7 @@ def test_what_checkpointing_runs_again_is_part_of_the_modules_backward(stream, r
     model, x = Checkpointed(stream, reentrant), torch.ones(2, requires_grad=True)
     with FlopsProfiler(model, clock=stream.clock(), convention="own") as prof:
         model(x).sum().backward()
-        assert prof._recorder._undo is not None  # that exception is no failure
+        assert prof._recorder.is_running  # that exception is no failure
     for p in (prof.profile, measure(model, (x,), clock=stream.clock())):
         assert own_milliseconds(p, "fwd_seconds") == {"block": 3, "block.inner.0": 2}
         assert own_milliseconds(p, "bwd_seconds") == {"block": 8, "block.inner.0": inner}
