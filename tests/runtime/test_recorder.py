@@ -1,19 +1,13 @@
 """Who gets the time: every lap belongs to one module, and all laps of a phase are its length."""
 from __future__ import annotations
 
-import gc
-import importlib
-import warnings
-import weakref
-
 import pytest
 import torch
 from torch import nn
-from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from analyzer.errors import InputError
-from analyzer.runtime import FlopsProfiler, measure
+from analyzer.runtime import FlopsProfiler, dispatch, measure
 from tests.runtime.conftest import Busy, Stream, own_milliseconds
 
 X = torch.ones(2)
@@ -113,25 +107,19 @@ def test_reset_drops_what_was_recorded_and_goes_on_only_where_it_ran(stream, bus
         prof.get_total_flops()
 
 
-class Scored(nn.Module):
-    """Gives an operator a function of its own that holds ``factor``."""
-
-    def forward(self, x, factor):
-        return flex_attention(x, x, x, score_mod=lambda score, *_: score * factor)
+class Noisy(nn.Module):
+    def forward(self, x, generator):
+        return x.bernoulli(0.5, generator=generator)
 
 
-def test_what_is_remembered_of_operators_keeps_nothing_of_the_models_alive():
-    importlib.import_module("torch._dynamo")  # imported while functions of torch are replaced, it would keep one of them
-    factor = torch.tensor(2.0)
-    alive = weakref.ref(factor)
-    with warnings.catch_warnings(), FlopsProfiler(Scored(), convention="own") as prof, torch.no_grad():
-        warnings.simplefilter("ignore")
-        prof.model(torch.rand(1, 1, 4, 8), factor)
-    assert prof.get_total_macs() == 2 * 4 * 4 * 8
-    prof.end_profile()
-    del factor
-    gc.collect()
-    assert alive() is None
+def test_calls_with_objects_of_the_models_are_remembered_in_no_table():
+    prof = FlopsProfiler(Noisy())
+    for generator, remembered in ((None, 1), (torch.Generator(), 0)):
+        dispatch._signatures.clear()
+        with prof:
+            prof.model(X, generator)
+        assert [row.operator for row in prof.profile.operators] == ["aten.bernoulli.p"]
+        assert len(dispatch._signatures) == remembered
 
 
 def test_a_module_that_stands_in_two_places_is_measured_at_the_first(stream):
