@@ -32,6 +32,7 @@ NAMES = {
     "record/hold.py": ["torch._C.TensorBase._use_count", "torch._C._storage_Use_Count"],
     "fx/storage_table.py": ["torch.UntypedStorage._cdata"],
     "fx/version_alias.py": ["torch._C._SetExcludeDispatchKeyGuard", "torch._C.DispatchKey.ADInplaceOrView"],
+    "runtime/storage.py": ["torch.UntypedStorage._cdata"],
     "fx/tracing_patch.py": ["torch.utils.checkpoint._checkpoint_without_reentrant_generator", "torch.utils.checkpoint.CheckpointFunction"],
 }
 

@@ -64,7 +64,7 @@ def measure(
         raise InputError(f"measure(steps={steps}, warm_up={warm_up}): at least one step must be measured")
     factory = find_optimizer(optimizer)
     if not isinstance(model, torch.nn.Module):
-        model = model()
+        model = build_real(model)
     device = check_device(model)
     args = args if isinstance(args, tuple) else tuple(args) if isinstance(args, list) else (args,)
     kwargs = dict(kwargs or {})
@@ -100,6 +100,14 @@ def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: st
     facts = {"name": type(uncompiled(model)).__name__, "device": name_device(device), "measured_steps": len(steps), **facts,
              "seconds_method": f"measured on {describe_device(device)} ({recorder.clock.name})"}
     return add_call_seconds(build_profile(log, model, annotations, **facts), recorder, steps)
+
+
+def build_real(factory: Any) -> torch.nn.Module:
+    """Call a factory. Raises InputError where it is not callable or gives no module."""
+    model = factory() if callable(factory) else factory
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"measure(model={factory!r}): must be a torch.nn.Module or a callable of no arguments that builds one")
+    return model
 
 
 def check_device(model: torch.nn.Module) -> torch.device:
