@@ -2,7 +2,8 @@
 
     from flops_profiler.profiler import FlopsProfiler
 
-Reported after the whole step, as at the end of `train`, the profile also tells the latency of the backward pass and of the optimizer by module.
+Where `stop_profile` and `print_model_profile` come after the optimizer's step, the profile also tells the latency of the backward pass and of the
+optimizer, by module.
 """
 from __future__ import annotations
 
