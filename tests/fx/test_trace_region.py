@@ -286,3 +286,21 @@ def test_checkpoint_is_torch_s_own_again_after_tracing() -> None:
     symbolic_trace(Checkpointed(use_reentrant=True), meta_args={"x": X})
     assert checkpointing._checkpoint_without_reentrant_generator is generator
     assert torch.autograd.Function.__dict__["apply"] is apply
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint_sequential(traced_like: Any, reentrant: bool) -> None:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh()) for _ in range(5)]).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpointing.checkpoint_sequential(self.layers, 2, x, use_reentrant=reentrant)
+
+    gm = traced_like(Stack(), {"x": X}, trace_act_ckpt=True)
+    regions = {n.meta["module_path"].rpartition(".")[0]: [r.id for r in n.meta["region"]] for n in gm.graph.nodes if n.op == "call_module"}
+    # torch puts len // segments modules into each segment but the last, which is not checkpointed
+    assert regions == {"layers.0": [0], "layers.1": [0], "layers.2": [], "layers.3": [], "layers.4": []}
+    assert gm.code.count("checkpoint.checkpoint(") == 1 and f"use_reentrant = {reentrant}" in gm.code
