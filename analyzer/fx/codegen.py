@@ -113,9 +113,9 @@ class _Writer:
         inputs, outputs = statement.inputs(), statement.results()
         options = {k: self._option(k, v) for k, v in statement.checkpoint.options().items()}
         out: list[str] = []
-        if statement.keeps:
+        if statement.keeps or statement.buffered:
             kept = self.kept[statement] = self.create_name(f"kept_{statement.checkpoint.id}", object())
-            out.append(f"{indent}{kept} = {self._global(KeptResults)}()\n")
+            out.append(f"{indent}{kept} = {self._global(KeptResults)}({', '.join(['self', *map(repr, statement.buffered)] if statement.buffered else [])})\n")
             options["context_fn"] = f"{kept}.contexts"
         name = self.create_name(f"checkpoint_{statement.checkpoint.id}", object())
         out.append(f"{indent}def {name}({', '.join(map(repr, inputs))}):\n")

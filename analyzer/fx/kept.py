@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -26,7 +27,8 @@ class KeptResults:
     function runs again, their operators return what they returned the first time. Each result is given out once, so that it is freed as
     early as a saved tensor; in a second backward pass through the same graph the operators run. Operators that write in place to kept
     results are left out too, as the results are kept as they were left; so are those that write to buffers. Random numbers that kept
-    calls drew are skipped, so that later calls draw the same as before. Use one object for each call of ``checkpoint``.
+    calls drew are skipped, so that later calls draw the same as before. Buffers of the modules of ``root`` at ``paths`` are after the second
+    run what they were before it. Use one object for each call of ``checkpoint``.
 
     Raises RuntimeError in backward where a kept result was written to after the function returned.
 
@@ -42,7 +44,9 @@ class KeptResults:
     True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, root: nn.Module | None = None, *paths: str) -> None:
+        self._modules = [] if root is None else [root.get_submodule(path) for path in paths]
+        self._buffers: list[tuple[Tensor, Tensor]] = []
         self._calls: list[_Call] = []
         self._next = 0
         self._mode: type[_Recording] | type[_Replaying] | None = None
@@ -58,12 +62,17 @@ class KeptResults:
     def begin(self, mode: type[_Recording] | type[_Replaying]) -> None:
         self._mode, self._next = mode, 0
         self.given.clear()
+        if mode is _Replaying:
+            self._buffers = [(b, b.detach().clone()) for module in self._modules if module.training for b in module.buffers()]
 
     def end(self) -> None:
         if self._mode is _Recording:
             for result in (r for call in self._calls for r in call.results()):
                 result.note_version()
             self.owned.clear()
+        for buffer, before in self._buffers:
+            buffer.data.copy_(before)  # .data: autograd need not know, as the gradient of a normalisation does not read them
+        self._buffers = []
         self._mode = None
 
     def enter(self, offloads: bool) -> None:

@@ -70,7 +70,9 @@ class AutocastRegion:
 class CheckpointRegion:
     """One call of ``torch.utils.checkpoint.checkpoint``; consecutive nodes with an equal region make up its function.
 
-    With ``replay`` false the region is a note only: the generated code runs its nodes without checkpointing.
+    With ``replay`` false the region is a note only: the generated code runs its nodes without checkpointing. With ``restores_buffers``,
+    buffers of modules (running statistics of a normalisation) are after the second run what they were before it; torch's own checkpoint
+    updates them twice, and so does a region that was traced. Not with ``use_reentrant`` or a ``context_fn``.
     """
 
     id: int
@@ -81,6 +83,7 @@ class CheckpointRegion:
     debug: bool = False
     early_stop: bool = True
     replay: bool = True
+    restores_buffers: bool = True
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments of ``checkpoint`` that are not its defaults, and ``use_reentrant``."""

@@ -50,7 +50,7 @@ class RegionStack:
     @contextmanager
     def checkpoint(self, **options: Any) -> Iterator[Frame]:
         """A checkpointed function runs."""
-        region = CheckpointRegion(id=self._number("checkpoint"), replay=self.replays_checkpoints, **options)
+        region = CheckpointRegion(id=self._number("checkpoint"), replay=self.replays_checkpoints, restores_buffers=False, **options)
         self.frames.append(Frame((*self.current(), region), len(self._autocasts)))
         try:
             yield self.frame

@@ -97,8 +97,8 @@ class GraphInterpreter(fx.Interpreter):
         region = statement.checkpoint
         assert region is not None
         inputs, results = statement.inputs(), statement.results()
-        kept = KeptResults()
-        if statement.keeps:
+        kept = KeptResults(self.module, *statement.buffered)
+        if statement.keeps or statement.buffered:
             region = replace(region, context_fn=kept.contexts)
 
         def run(*values: Any) -> tuple[Any, ...]:

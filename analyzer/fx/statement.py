@@ -33,12 +33,16 @@ Block = Union[AutocastRegion, GradRegion, Keeping, Offloading]
 
 
 class Statement:
-    """A node, or the call of a checkpointed function with the statements ``body``; ``keeps`` if some of its nodes are not recomputed."""
+    """A node, or the call of a checkpointed function with the statements ``body``.
+
+    ``keeps`` if some of its nodes are not recomputed; ``buffered`` are the paths of modules whose buffers a recomputation leaves alone.
+    """
 
     def __init__(self, blocks: tuple[Block, ...], node: Node | None, checkpoint: CheckpointRegion | None = None) -> None:
         self.blocks, self.node, self.checkpoint = blocks, node, checkpoint
         self.body: list[Statement] = []
         self.keeps = False
+        self.buffered: list[str] = []
         self.offloaded: list[Node] = []  #: of its results, those that live on the host
 
     def nodes(self) -> list[Node]:
@@ -107,9 +111,18 @@ def _nest(items: Sequence[tuple[Node, tuple[Region, ...]]], around: Statement | 
         assert isinstance(checkpoint, CheckpointRegion)
         statement = Statement(blocks, None, checkpoint)
         statement.body = _nest([(n, r[at + 1:]) for n, r in items[i:end]], statement)
+        if checkpoint.restores_buffers and not checkpoint.use_reentrant and checkpoint.context_fn is None and not checkpoint.debug:
+            statement.buffered = _buffered([n for n, _ in items[i:end]])
         statements.append(statement)
         i = end
     return statements
+
+
+def _buffered(nodes: Sequence[Node]) -> list[str]:
+    """The modules with buffers that nodes call."""
+    root = nodes[0].graph.owning_module
+    paths = dict.fromkeys(str(n.target) for n in nodes if n.op == "call_module")
+    return [p for p in paths if root is not None and next(root.get_submodule(p).buffers(), None) is not None]
 
 
 def _check_keeps(node: Node, around: Statement) -> None:

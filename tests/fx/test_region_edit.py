@@ -200,7 +200,7 @@ def test_traced_regions_can_be_cleared_and_notes_are_no_obstacle() -> None:
     regions = {n.name: [(r.id, r.replay) for r in n.meta["region"]] for n in gm.graph.nodes}
     assert regions["sin"] == [(1, True)] and regions["block_up"] == [(1, True), (0, False)] and regions["relu"] == [(0, False)]
     gm = symbolic_trace(Twice(), meta_args={"x": X}, trace_act_ckpt=True)
-    clear_region(gm, CheckpointRegion(0))
+    clear_region(gm, CheckpointRegion(0, restores_buffers=False))
     assert "checkpoint" not in gm.code
 
 
@@ -227,7 +227,7 @@ def nan(x: Tensor) -> Tensor:
 
 WRONG: dict[str, tuple[Any, Any, str]] = {
     "empty": (nan, [], "set_region(..., CheckpointRegion(id=0, use_reentrant=False, preserve_rng_state=True, context_fn=None, "
-              "determinism_check='default', debug=False, early_stop=True, replay=True)): no nodes given"),
+              "determinism_check='default', debug=False, early_stop=True, replay=True, restores_buffers=True)): no nodes given"),
     "unknown": (nan, ["sin", "cos"], "cos is no node of this graph; take one of gm.graph.nodes, or its name"),
     "input": (nan, ["x", "sin"], "x is the graph's placeholder; a region holds nodes between inputs and output"),
     "hole": (nan, ["exp", "sin", "view"], "the nodes must follow each other in the graph; setitem lies between sin and exp: name it too, "
@@ -301,3 +301,19 @@ def test_what_nodes_write_to_and_share() -> None:
         "mul": ("[detach_1]", "[detach_1]"), "contiguous": ("[]", "[add]"), "getattr_1": ("[]", "[contiguous]")}
     by_name = {n.name: n for n in gm.graph.nodes}
     assert {n.name for n in makers(by_name["getitem"])} == {"getitem", "float_1", "reshape", "even", "drop"}
+
+
+@pytest.mark.parametrize("restores", [True, False])
+def test_running_statistics_are_updated_once(restores: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 4))
+    expected = copy.deepcopy(model)
+    expected(X).sum().backward()
+    gm = symbolic_trace(model, meta_args={"input": X})
+    set_region(gm, ["_0", "_1", "_2", "_3"], CheckpointRegion(0, restores_buffers=restores, early_stop=False))
+    assert ("KeptResults(self, '1', '3')" in gm.code) == restores
+    gm(X).sum().backward()
+    same = {name: gm.get_buffer(name).equal(buffer) for name, buffer in expected.named_buffers()}
+    assert all(same.values()) == restores and same["1.running_mean"] == same["3.num_batches_tracked"] == restores
+    for name, parameter in expected.named_parameters():
+        torch.testing.assert_close(gm.get_parameter(name).grad, parameter.grad, rtol=0, atol=0)

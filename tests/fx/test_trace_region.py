@@ -134,7 +134,7 @@ def forward(self, x):
 def test_annotations() -> None:
     gm = symbolic_trace(Checkpointed(use_reentrant=False, preserve_rng_state=False), meta_args={"x": X})
     regions = {n.name: n.meta["region"] for n in gm.graph.nodes}
-    first, outer, inner = (CheckpointRegion(i, use_reentrant=False, preserve_rng_state=False, replay=False) for i in range(3))
+    first, outer, inner = (CheckpointRegion(i, use_reentrant=False, preserve_rng_state=False, replay=False, restores_buffers=False) for i in range(3))
     assert regions["relu"] == (first,) and regions["contiguous"] == (outer,) and regions["relu_1"] == (outer, inner)
     assert regions["mul_2"] == () and regions["output"] == ()
     assert inner.describe() == {"kind": "checkpoint", "id": 2, "use_reentrant": False, "preserve_rng_state": False, "selective": False,
