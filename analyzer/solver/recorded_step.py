@@ -1,0 +1,72 @@
+"""What a recorded training step held in memory, call by call: the one measure that plans are made from and checked by."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzer.record.log import Log, StorageLife
+
+_HELD_BEFORE = ("parameter", "buffer", "input", "workspace", "optimizer state")
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """A log with its memory at each operator call, in bytes on the device that is watched.
+
+    *Activations* are all that is neither there before the step (parameters, buffers, inputs, optimizer states, the libraries' workspaces)
+    nor a gradient of a parameter: what is saved for backward, gradients of activations, temporaries, workspaces of kernels.
+    """
+
+    log: Log
+    activation_bytes: np.ndarray  #: at the highest point while each call runs
+    gradient_bytes: np.ndarray    #: gradients of parameters, once each call has run
+    static_bytes: np.ndarray      #: what is there before the step, and the libraries' workspaces from their first use on
+
+    @property
+    def peak_activation_bytes(self) -> int:
+        return int(self.activation_bytes.max(initial=0))
+
+    @property
+    def peak_bytes(self) -> int:
+        """Everything, at the highest point of the step."""
+        return int((self.static_bytes + self.activation_bytes + self.gradient_bytes).max(initial=0))
+
+
+def watched(log: Log) -> list[StorageLife]:
+    """The storages on the watched device."""
+    return [life for life in log.storages.values() if life.device == log.device]
+
+
+def alive_bytes(lives: list[StorageLife], calls: int) -> np.ndarray:
+    """Bytes of ``lives`` that are alive when each of so many calls has run."""
+    change = np.zeros(calls + 1, dtype=np.int64)
+    for life in lives:
+        end = calls if life.died_call is None else min(life.died_call, calls)
+        if life.born_call < end:
+            change[life.born_call] += life.block_bytes
+            change[end] -= life.block_bytes
+    return np.cumsum(change)[:calls]
+
+
+def read_step(log: Log) -> RecordedStep:
+    """The memory of a one-step log that was kept with its allocator's acts."""
+    calls = len(log.calls)
+    lives = watched(log)
+    static = [life for life in lives if life.category in _HELD_BEFORE]
+    held = alive_bytes(static, calls)
+    gradients = alive_bytes([life for life in lives if life.category == "gradient"], calls)
+    highest = np.zeros(calls + 1, dtype=np.int64)
+    seen = {address for action, address, _, _ in log.acts if action == "alloc"}
+    total = sum(life.block_bytes for life in static if life.address not in seen)  # made before the recording
+    last = 0
+    for action, _, nbytes, call in log.acts:
+        if action not in ("alloc", "free"):
+            continue
+        if call > last:
+            highest[last + 1:call + 1] = total
+            last = call
+        total += nbytes if action == "alloc" else -nbytes
+        highest[call] = max(highest[call], total)
+    highest[last + 1:] = total
+    return RecordedStep(log, np.maximum(highest[:calls] - gradients - held, 0), gradients, held)

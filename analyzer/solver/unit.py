@@ -1,0 +1,197 @@
+"""The pieces that a plan is made of: stretches of the program that run plainly, or under a checkpoint, with what each costs and holds.
+
+A plan divides the program into consecutive units. What a unit adds to memory does not depend on how the rest is divided, so that the
+memory of a plan is a sum, and the best plan a shortest path with a limit: see `chain` and `exact`.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .problem import Problem
+
+_MOST_STARTS = 400      # boundaries: units grow with their square
+_NEAR = 10              # a unit that spans no more boundaries than this may begin and end at any
+_MOST_FAR_UNITS = 8000  # longer units begin and end where little passes, at as many places as keeps their number below this
+_MOST_SHARES = 4        # between keeping no product of a region and keeping all
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Atoms ``first`` to ``last``. ``keeps`` are ordinals of products among those of the unit whose results a checkpoint keeps."""
+
+    first: int
+    last: int
+    is_region: bool
+    cost: float             #: of running again
+    held_bytes: int         #: that it adds to what is held until its backward has run
+    work_bytes: int         #: most that its forward or backward needs on top of what units before it hold
+    keeps: tuple[int, ...] = ()
+
+
+def choose_boundaries(problem: Problem) -> np.ndarray:
+    """The atoms after which a unit may end, the last atom before the loss among them.
+
+    After a product: what it makes is dear to run again, and as the last of a region it need not be. And where fewer bytes pass than on
+    either side: block ends.
+    """
+    count = len(problem)
+    passing = passing_bytes(problem)
+    chosen = np.zeros(count, dtype=bool)
+    for i in range(count):
+        lowest = passing[i] < passing[i + 1] and (i == 0 or passing[i] <= passing[i - 1])
+        chosen[i] = lowest or any(c.is_product for c in problem.calls[i])
+        if problem.pinned[i]:
+            chosen[i] = True
+            chosen[max(i - 1, 0)] = True
+    chosen[count - 1:] = True
+    while chosen.sum() > _MOST_STARTS:  # give up those where most passes
+        candidates = np.flatnonzero(chosen[:-1])
+        worst = candidates[np.argsort(passing[candidates])[_MOST_STARTS // 2:]]
+        chosen[worst[::2]] = False
+    return np.flatnonzero(chosen)
+
+
+def passing_bytes(problem: Problem) -> np.ndarray:
+    """Bytes of the values that are made up to each atom and needed after it, forward or backward."""
+    change = np.zeros(len(problem) + 2, dtype=np.int64)
+    last = np.maximum(problem.last_saver, problem.last_reader)
+    passes = last > problem.maker
+    np.add.at(change, problem.maker[passes], problem.nbytes[passes])
+    np.subtract.at(change, last[passes], problem.nbytes[passes])
+    return np.cumsum(change)[:len(problem) + 1]
+
+
+class UnitMaker:
+    """Makes units from atoms ``first`` to ``last``."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        count = len(problem)
+        self.start = np.searchsorted(problem.maker, np.arange(count + 2))  # first value of each atom
+        self.last_use = np.maximum(problem.last_saver, problem.last_reader)
+        self.pinned_before = np.concatenate([[0], np.cumsum(problem.pinned)])
+        # values that nothing saves, by the atoms that read them: a region holds them as its arguments
+        self.arguments = [[] for _ in range(count + 1)]
+        for v in np.flatnonzero(~problem.saved):
+            for atom in problem.readers[v]:
+                self.arguments[atom].append(int(v))
+        unsaved = np.flatnonzero(~problem.saved & (problem.last_reader > problem.maker))
+        self.unsaved_maker, self.unsaved_reader, self.unsaved_bytes = (
+            problem.maker[unsaved], problem.last_reader[unsaved], problem.nbytes[unsaved])
+
+    def passing_unsaved(self, first: int) -> int:
+        """Bytes that pass into atom ``first`` and are freed before backward."""
+        return int(self.unsaved_bytes[(self.unsaved_maker < first) & (self.unsaved_reader >= first)].sum())
+
+    def plain(self, first: int, last: int) -> Unit:
+        """The atoms as they are."""
+        p = self.problem
+        low, high = self.start[first], self.start[last + 1]
+        saved = p.saved[low:high]
+        held = int(p.nbytes[low:high][saved].sum())
+        return Unit(first, last, False, 0.0, held, self.passing_unsaved(first) + self._peak(first, last, low, high, saved, running_again=False))
+
+    def _peak(self, first: int, last: int, low: int, high: int, saved: np.ndarray, running_again: bool) -> int:
+        """The highest point of forward or of backward, over its atoms, of values made in the unit and what else runs."""
+        p = self.problem
+        size = last - first + 2
+        nbytes, maker = p.nbytes[low:high], p.maker[low:high] - first
+        # backward of an atom: values that it or an earlier atom saves
+        ends = np.minimum(p.first_saver[low:high] - first, size - 1)
+        alive = np.cumsum(np.bincount(ends, weights=np.where(saved, nbytes, 0), minlength=size))[:size - 1]
+        backward = alive + p.backward_bytes[first:last + 1]
+        # forward: values made before an atom that are still needed
+        until = np.where(saved, size - 1, np.clip(np.minimum(p.last_reader[low:high], last) - first + 1, maker + 1, size - 1))
+        change = np.bincount(np.minimum(maker + 1, size - 1), weights=nbytes, minlength=size)
+        change -= np.bincount(until, weights=nbytes, minlength=size)
+        forward = np.cumsum(change)[:size - 1] + p.forward_bytes[first:last + 1]
+        if running_again:
+            forward = forward + p.incoming_bytes[last]
+        return int(max(backward.max(), forward.max()))
+
+    def regions(self, first: int, last: int) -> list[Unit]:
+        """The atoms under a checkpoint: with no result kept, with all products kept, and shares between, dearest per byte first."""
+        p = self.problem
+        if self.pinned_before[last + 1] > self.pinned_before[first] or self._crosses_fence(first, last):
+            return []
+        calls = [c for atom in p.calls[first:last + 1] for c in atom]
+        stop = next((i for i in range(len(calls) - 1, -1, -1) if calls[i].saves), None)
+        if stop is None:
+            return []
+        executed = calls[:stop + calls[stop].saves_own]
+        low, high = self.start[first], self.start[last + 1]
+        recomputed = p.saved[low:high] & (p.first_saver[low:high] <= last)
+        crossing = p.saved[low:high] & (self.last_use[low:high] > last)
+        arguments = {v for atom in range(first, last + 1) for v in self.arguments[atom] if p.maker[v] < first}
+        argument_bytes = int(sum(p.nbytes[v] for v in arguments))
+        held = int(p.nbytes[low:high][crossing].sum()) + argument_bytes
+        forward = int(self._forward_peak(first, last, low, high))
+        work = max(argument_bytes + self._peak(first, last, low, high, recomputed, running_again=True),
+                   self.passing_unsaved(first) + forward)
+        cost = sum(c.cost for c in executed)
+        units = [Unit(first, last, True, cost, held, work)]
+        ordinals = [i for i, c in enumerate(calls) if c.is_product]
+        kept = [(ordinal, calls[i]) for ordinal, i in enumerate(ordinals) if calls[i].keep_bytes >= 0 and i < len(executed)]
+        options = []
+        for ordinal, call in kept:
+            is_held = bool(crossing[call.keep_value - low])
+            extra = call.keep_bytes - (int(p.nbytes[call.keep_value]) if is_held else 0)
+            options.append((call.cost, extra, ordinal, 0 if recomputed[call.keep_value - low] else call.keep_bytes))
+        options.sort(key=lambda o: -o[0] / max(o[1], 1))
+        for n in sorted({round(len(options) * share / (_MOST_SHARES - 1)) for share in range(1, _MOST_SHARES)}):
+            taken = options[:n]
+            if taken:
+                units.append(Unit(first, last, True, cost - sum(o[0] for o in taken), held + sum(o[1] for o in taken),
+                                  work + sum(o[3] for o in taken), tuple(sorted(o[2] for o in taken))))
+        return units
+
+    def _forward_peak(self, first: int, last: int, low: int, high: int) -> int:
+        """Forward under a checkpoint: values live until they are last read."""
+        nothing = np.zeros(high - low, dtype=bool)
+        p = self.problem
+        size = last - first + 2
+        nbytes, maker = p.nbytes[low:high], p.maker[low:high] - first
+        until = np.clip(np.minimum(p.last_reader[low:high], last) - first + 1, maker + 1, size - 1)
+        change = np.bincount(np.minimum(maker + 1, size - 1), weights=nbytes, minlength=size)
+        change -= np.bincount(until, weights=nbytes, minlength=size)
+        del nothing
+        return int((np.cumsum(change)[:size - 1] + p.forward_bytes[first:last + 1]).max())
+
+    def _crosses_fence(self, first: int, last: int) -> bool:
+        return any(a < first <= b < last or first < a <= last < b for a, b in self.problem.fences)
+
+
+def make_units(problem: Problem, limit_bytes: int, spans: Sequence[tuple[int, int]] | None = None) -> list[Unit]:
+    """All units that a plan within ``limit_bytes`` may use, the loss as the last. With ``spans``, checkpoints are around these alone."""
+    make = UnitMaker(problem)
+    count = len(problem)
+    if spans is not None:
+        ends = np.unique(np.concatenate([[count - 1], *([s - 1, e] for s, e in spans)]))
+        ends = ends[ends >= 0]
+        pairs = list(spans)
+    else:
+        ends = choose_boundaries(problem)
+        pairs = _pair(ends, passing_bytes(problem))
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    units = [make.plain(int(a), int(b)) for a, b in zip(starts, ends)]
+    for a, b in pairs:
+        units.extend(make.regions(a, b))
+    units.append(make.plain(count, count))
+    return [u for u in units if u.work_bytes <= limit_bytes]
+
+
+def _pair(ends: np.ndarray, passing: np.ndarray) -> list[tuple[int, int]]:
+    """First and last atom of each stretch that a checkpoint may hold."""
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    count = len(ends)
+    pairs = {(i, j) for i in range(count) for j in range(i, min(count, i + _NEAR))}
+    into = np.concatenate([[0], passing[ends[:-1]]])  # what passes into the stretch that begins there
+    lows = [i for i in range(count) if (i == 0 or into[i] <= into[i - 1]) and (i == count - 1 or into[i] < into[i + 1])]
+    while len(lows) * len(lows) // 2 > _MOST_FAR_UNITS:
+        lows = [0, *lows[1::2]]
+    marks = [*lows, count]
+    pairs |= {(i, j - 1) for x, i in enumerate(marks) for j in marks[x + 1:]}
+    return sorted((int(starts[i]), int(ends[j])) for i, j in pairs)
