@@ -14,7 +14,7 @@ import numpy as np
 
 from .unit import Unit
 
-MOST_STATES = 2000
+MOST_STATES = 500
 
 
 def solve_chain(units: Sequence[Unit], limit_bytes: int, most_states: int = MOST_STATES) -> list[Unit] | None:

@@ -59,14 +59,23 @@ def read_step(log: Log) -> RecordedStep:
     highest = np.zeros(calls + 1, dtype=np.int64)
     seen = {address for action, address, _, _ in log.acts if action == "alloc"}
     total = sum(life.block_bytes for life in static if life.address not in seen)  # made before the recording
-    last = 0
+    last, opened = 0, False  # whether the call has taken memory yet: what is freed before that, the call before it held
     for action, _, nbytes, call in log.acts:
         if action not in ("alloc", "free"):
             continue
         if call > last:
-            highest[last + 1:call + 1] = total
-            last = call
+            if not opened:
+                highest[last] = total
+            highest[last + 1:call] = total
+            last, opened = call, False
+        if action == "free" and not opened:
+            total -= nbytes
+            continue
+        if not opened:
+            opened, highest[call] = True, total
         total += nbytes if action == "alloc" else -nbytes
         highest[call] = max(highest[call], total)
+    if not opened:
+        highest[last] = total
     highest[last + 1:] = total
     return RecordedStep(log, np.maximum(highest[:calls] - gradients - held, 0), gradients, held)

@@ -73,11 +73,12 @@ class UnitMaker:
         self.start = np.searchsorted(problem.maker, np.arange(count + 2))  # first value of each atom
         self.last_use = np.maximum(problem.last_saver, problem.last_reader)
         self.pinned_before = np.concatenate([[0], np.cumsum(problem.pinned)])
-        # values that nothing saves, by the atoms that read them: a region holds them as its arguments
-        self.arguments = [[] for _ in range(count + 1)]
+        # values that nothing saves, by the atom that reads them first: a region holds them as its arguments
+        self.arguments: list[list[int]] = [[] for _ in range(count + 1)]
         for v in np.flatnonzero(~problem.saved):
-            for atom in problem.readers[v]:
-                self.arguments[atom].append(int(v))
+            later = [atom for atom in problem.readers[v] if atom > problem.maker[v]]
+            if later:
+                self.arguments[later[0]].append(int(v))
         unsaved = np.flatnonzero(~problem.saved & (problem.last_reader > problem.maker))
         self.unsaved_maker, self.unsaved_reader, self.unsaved_bytes = (
             problem.maker[unsaved], problem.last_reader[unsaved], problem.nbytes[unsaved])
@@ -88,29 +89,31 @@ class UnitMaker:
 
     def plain(self, first: int, last: int) -> Unit:
         """The atoms as they are."""
-        p = self.problem
-        low, high = self.start[first], self.start[last + 1]
-        saved = p.saved[low:high]
-        held = int(p.nbytes[low:high][saved].sum())
-        return Unit(first, last, False, 0.0, held, self.passing_unsaved(first) + self._peak(first, last, low, high, saved, running_again=False))
+        saved = self.problem.saved[self._values(first, last)]
+        held = int(self.problem.nbytes[self._values(first, last)][saved].sum())
+        work = max(self._backward_peak(first, last, saved), self.passing_unsaved(first) + self._forward_peak(first, last, saved))
+        return Unit(first, last, False, 0.0, held, work)
 
-    def _peak(self, first: int, last: int, low: int, high: int, saved: np.ndarray, running_again: bool) -> int:
-        """The highest point of forward or of backward, over its atoms, of values made in the unit and what else runs."""
-        p = self.problem
+    def _values(self, first: int, last: int) -> slice:
+        """The values that these atoms make."""
+        return slice(self.start[first], self.start[last + 1])
+
+    def _backward_peak(self, first: int, last: int, saved: np.ndarray) -> int:
+        """Highest point of backward over these atoms: of values made here those that an atom or an earlier one saves, and what it runs with."""
+        p, here = self.problem, self._values(first, last)
+        size = last - first + 1
+        ends = np.minimum(p.first_saver[here] - first, size)
+        alive = np.cumsum(np.bincount(ends, weights=np.where(saved, p.nbytes[here], 0), minlength=size + 1))[:size]
+        return int((alive + p.backward_bytes[first:last + 1]).max())
+
+    def _forward_peak(self, first: int, last: int, kept: np.ndarray) -> int:
+        """Highest point of forward over these atoms: of values made before an atom those that are ``kept`` or still to be read."""
+        p, here = self.problem, self._values(first, last)
         size = last - first + 2
-        nbytes, maker = p.nbytes[low:high], p.maker[low:high] - first
-        # backward of an atom: values that it or an earlier atom saves
-        ends = np.minimum(p.first_saver[low:high] - first, size - 1)
-        alive = np.cumsum(np.bincount(ends, weights=np.where(saved, nbytes, 0), minlength=size))[:size - 1]
-        backward = alive + p.backward_bytes[first:last + 1]
-        # forward: values made before an atom that are still needed
-        until = np.where(saved, size - 1, np.clip(np.minimum(p.last_reader[low:high], last) - first + 1, maker + 1, size - 1))
-        change = np.bincount(np.minimum(maker + 1, size - 1), weights=nbytes, minlength=size)
-        change -= np.bincount(until, weights=nbytes, minlength=size)
-        forward = np.cumsum(change)[:size - 1] + p.forward_bytes[first:last + 1]
-        if running_again:
-            forward = forward + p.incoming_bytes[last]
-        return int(max(backward.max(), forward.max()))
+        begin = np.minimum(p.maker[here] - first + 1, size - 1)
+        until = np.where(kept, size - 1, np.clip(np.minimum(p.last_reader[here], last) - first + 1, begin, size - 1))
+        change = np.bincount(begin, weights=p.nbytes[here], minlength=size) - np.bincount(until, weights=p.nbytes[here], minlength=size)
+        return int((np.cumsum(change)[:size - 1] + p.forward_bytes[first:last + 1]).max())
 
     def regions(self, first: int, last: int) -> list[Unit]:
         """The atoms under a checkpoint: with no result kept, with all products kept, and shares between, dearest per byte first."""
@@ -122,24 +125,23 @@ class UnitMaker:
         if stop is None:
             return []
         executed = calls[:stop + calls[stop].saves_own]
-        low, high = self.start[first], self.start[last + 1]
-        recomputed = p.saved[low:high] & (p.first_saver[low:high] <= last)
-        crossing = p.saved[low:high] & (self.last_use[low:high] > last)
+        here = self._values(first, last)
+        recomputed = p.saved[here] & (p.first_saver[here] <= last)
+        crossing = p.saved[here] & (self.last_use[here] > last)
         arguments = {v for atom in range(first, last + 1) for v in self.arguments[atom] if p.maker[v] < first}
         argument_bytes = int(sum(p.nbytes[v] for v in arguments))
-        held = int(p.nbytes[low:high][crossing].sum()) + argument_bytes
-        forward = int(self._forward_peak(first, last, low, high))
-        work = max(argument_bytes + self._peak(first, last, low, high, recomputed, running_again=True),
-                   self.passing_unsaved(first) + forward)
+        held = int(p.nbytes[here][crossing].sum()) + argument_bytes
+        again = max(self._backward_peak(first, last, recomputed), int(p.incoming_bytes[last]) + self._forward_peak(first, last, recomputed))
+        work = max(argument_bytes + again, self.passing_unsaved(first) + self._forward_peak(first, last, np.zeros_like(recomputed)))
         cost = sum(c.cost for c in executed)
         units = [Unit(first, last, True, cost, held, work)]
         ordinals = [i for i, c in enumerate(calls) if c.is_product]
         kept = [(ordinal, calls[i]) for ordinal, i in enumerate(ordinals) if calls[i].keep_bytes >= 0 and i < len(executed)]
         options = []
         for ordinal, call in kept:
-            is_held = bool(crossing[call.keep_value - low])
+            is_held = bool(crossing[call.keep_value - here.start])
             extra = call.keep_bytes - (int(p.nbytes[call.keep_value]) if is_held else 0)
-            options.append((call.cost, extra, ordinal, 0 if recomputed[call.keep_value - low] else call.keep_bytes))
+            options.append((call.cost, extra, ordinal, 0 if recomputed[call.keep_value - here.start] else call.keep_bytes))
         options.sort(key=lambda o: -o[0] / max(o[1], 1))
         for n in sorted({round(len(options) * share / (_MOST_SHARES - 1)) for share in range(1, _MOST_SHARES)}):
             taken = options[:n]
@@ -147,18 +149,6 @@ class UnitMaker:
                 units.append(Unit(first, last, True, cost - sum(o[0] for o in taken), held + sum(o[1] for o in taken),
                                   work + sum(o[3] for o in taken), tuple(sorted(o[2] for o in taken))))
         return units
-
-    def _forward_peak(self, first: int, last: int, low: int, high: int) -> int:
-        """Forward under a checkpoint: values live until they are last read."""
-        nothing = np.zeros(high - low, dtype=bool)
-        p = self.problem
-        size = last - first + 2
-        nbytes, maker = p.nbytes[low:high], p.maker[low:high] - first
-        until = np.clip(np.minimum(p.last_reader[low:high], last) - first + 1, maker + 1, size - 1)
-        change = np.bincount(np.minimum(maker + 1, size - 1), weights=nbytes, minlength=size)
-        change -= np.bincount(until, weights=nbytes, minlength=size)
-        del nothing
-        return int((np.cumsum(change)[:size - 1] + p.forward_bytes[first:last + 1]).max())
 
     def _crosses_fence(self, first: int, last: int) -> bool:
         return any(a < first <= b < last or first < a <= last < b for a, b in self.problem.fences)

@@ -1,0 +1,88 @@
+"""Puts a plan into a program: regions on the nodes of a graph, or checkpoints around a model's own modules."""
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
+
+from analyzer.errors import InputError
+from analyzer.fx.region import CheckpointRegion
+from analyzer.fx.region_edit import find_nodes, set_region
+
+from .keep_policy import KeepProducts
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+
+def apply_to_graph(plan: Plan, gm: fx.GraphModule) -> fx.GraphModule:
+    """A new graph module with the plan's checkpoints."""
+    planned = copy.copy(gm)
+    for i, region in enumerate(plan.regions):
+        nodes = find_nodes(planned, region.nodes, f"plan of {plan.model}, checkpoint {i}")
+        norms = (planned.get_submodule(str(n.target)) for n in nodes if n.op == "call_module")
+        set_region(planned, nodes, CheckpointRegion(i, context_fn=_context(region.keeps, norms)), recompile=False)
+    planned.recompile()
+    return planned
+
+
+def _context(keeps: tuple[int, ...], modules: Iterable[nn.Module]) -> KeepProducts | None:
+    norms = tuple(m for m in modules if isinstance(m, _NormBase) and m.track_running_stats)
+    return KeepProducts(keeps, norms) if keeps or norms else None
+
+
+class CheckpointedForward:
+    """A module's forward under a checkpoint; it takes the place of ``forward`` on the module, whose class and hooks stay."""
+
+    def __init__(self, module: nn.Module, keeps: tuple[int, ...]) -> None:
+        self.module = module
+        self.before = vars(module).get("forward")  #: what the user had put there
+        self.keeps = keeps
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = self.before or type(self.module).forward.__get__(self.module)
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        context = _context(self.keeps, self.module.modules())
+        options = {} if context is None else {"context_fn": context}
+        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+
+
+def apply_to_modules(plan: Plan, model: nn.Module) -> nn.Module:
+    """Wrap the modules that the plan names, where they are."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"plan.apply({type(model).__name__}): takes a GraphModule or a torch.nn.Module")
+    modules = []
+    for region in plan.regions:
+        if region.module_path is None:
+            raise InputError(f"plan.apply({type(model).__name__}): the checkpoint of {region.nodes[0]} to {region.nodes[-1]} is no whole module; "
+                             f"apply this plan to the traced graph, or solve with granularity='module'")
+        try:
+            module = model.get_submodule(region.module_path)
+        except AttributeError:
+            raise InputError(f"plan.apply({type(model).__name__}): the plan of {plan.model} names module {region.module_path!r}, "
+                             f"which this model does not have") from None
+        if isinstance(vars(module).get("forward"), CheckpointedForward):
+            raise InputError(f"plan.apply({type(model).__name__}): {region.module_path} is under a plan already; plan.undo(model) first")
+        modules.append((module, region))
+    for module, region in modules:
+        module.forward = CheckpointedForward(module, region.keeps)
+    return model
+
+
+def undo_modules(plan: Plan, model: nn.Module) -> nn.Module:
+    """Give the modules that the plan names their own forward back."""
+    for region in plan.regions:
+        module = model.get_submodule(region.module_path or "")
+        wrapped = vars(module).get("forward")
+        if not isinstance(wrapped, CheckpointedForward):
+            raise InputError(f"plan.undo({type(model).__name__}): {region.module_path} is not under a plan")
+        del module.forward
+        if wrapped.before is not None:
+            module.forward = wrapped.before
+    return model

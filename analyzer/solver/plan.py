@@ -1,0 +1,201 @@
+"""A plan as plain data: which parts of a program run under a checkpoint, what they keep, and what that was measured to give."""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import fx, nn
+
+from analyzer.errors import InputError, ProfileFormatError
+from analyzer.units import format_bytes, format_flops, format_seconds
+
+_FORMAT = "analyzer.plan"
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """What a recorded training step took. *Activations* are what is neither there before the step nor a parameter's gradient."""
+
+    peak_activation_bytes: int
+    peak_bytes: int                 #: everything, parameters and gradients included
+    fwd_flops: int | None = None
+    bwd_flops: int | None = None
+    recompute_flops: int | None = None
+    seconds: float | None = None    #: forward and backward, where a device was given
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRegion:
+    """Nodes that run under one checkpoint."""
+
+    nodes: tuple[str, ...]
+    module_path: str | None = None      #: the module whose whole forward this is
+    keeps: tuple[int, ...] = ()         #: ordinals, among the products (matrix products, convolutions, fused attention) that it calls, of
+                                        #: those whose results are kept
+    products: int = 0                   #: that it calls
+    cost: float = 0.0                   #: of running it again, in units of the plan's objective
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """A budget, and the plan found for it."""
+
+    budget_bytes: int
+    peak_bytes: int
+    overhead: float | None              #: in units of the plan's objective
+    recompute_flops: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `analyzer.solver.solve` returns. ``planned`` was measured by replaying the applied plan; None if it was not.
+
+    >>> plan = Plan("demo", budget_bytes=2**30, unplanned=StepInfo(2**31, 2**31, fwd_flops=100), regions=(PlanRegion(("relu", "conv2")),))
+    >>> Plan.from_json(plan.to_json()) == plan
+    True
+    """
+
+    format_version: ClassVar[int] = 1
+
+    model: str
+    budget_bytes: int
+    unplanned: StepInfo
+    planned: StepInfo | None = None
+    regions: tuple[PlanRegion, ...] = ()
+    budget_of: str = "activations"      #: or "step": what ``budget_bytes`` limits
+    granularity: str = "operator"       #: or "module"
+    method: str = "chain"
+    objective: str = "flops"            #: or "seconds"
+    device: str | None = None
+    fwd_cost: float | None = None       #: of the forward pass, in units of the objective
+    cost: float | None = None           #: of what is run again, by the solver's own account
+    bound: float | None = None          #: no plan made of the same units costs less; None where that is not known
+    assumptions: tuple[str, ...] = ()
+    frontier: tuple[FrontierPoint, ...] = field(default=())
+
+    @property
+    def gap(self) -> float | None:
+        """How far ``cost`` may be above the least possible, as a share of ``cost``; 0.0 is proven optimal, None is not known."""
+        if self.bound is None or self.cost is None:
+            return None
+        return 0.0 if self.cost <= self.bound else (self.cost - self.bound) / self.cost
+
+    @property
+    def overhead(self) -> float | None:
+        """Measured: FLOPs run again, or seconds more than the step without a plan; None where that is not known."""
+        if self.planned is None:
+            return None
+        if self.objective == "flops":
+            return self.planned.recompute_flops
+        before, after = self.unplanned.seconds, self.planned.seconds
+        return None if before is None or after is None else after - before
+
+    # ---- the program
+
+    def apply(self, target: nn.Module) -> nn.Module:
+        """``target`` with the plan in it.
+
+        A `GraphModule` (the traced one, or one with the same node names) gives a new one that shares its parameters. Of any other module,
+        the modules that the plan names are wrapped where they are, until `undo`; the plan must be one of whole modules
+        (``solve(..., granularity="module")``).
+
+        Raises InputError where nodes or modules of the plan are not there, and for a plan of operators on a module that is no graph.
+        """
+        from .application import apply_to_graph, apply_to_modules
+
+        return apply_to_graph(self, target) if isinstance(target, fx.GraphModule) else apply_to_modules(self, target)
+
+    def undo(self, model: nn.Module) -> nn.Module:
+        """Take the plan away from the modules that `apply` wrapped."""
+        from .application import undo_modules
+
+        return undo_modules(self, model)
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[nn.Module]:
+        """`apply` for the length of a block."""
+        planned = self.apply(model)
+        try:
+            yield planned
+        finally:
+            if planned is model:
+                self.undo(model)
+
+    # ---- text
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The plan as JSON text, which is also written to ``path`` if one is given."""
+        from analyzer.report.json_format import encode_record
+
+        text = json.dumps({"format": _FORMAT, "version": self.format_version, **encode_record(self)}, allow_nan=False)
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+    @classmethod
+    def from_json(cls, source: str | Path) -> Plan:
+        """The plan in JSON text or in the file of that name. Raises ProfileFormatError where it is damaged, InputError for no such file."""
+        from analyzer.report.json_format import decode_record
+
+        text = source
+        if isinstance(source, Path) or not source.lstrip().startswith("{"):
+            try:
+                text = Path(source).read_text(encoding="utf-8")
+            except OSError as error:
+                raise InputError(f"Plan.from_json({str(source)!r}): {error.strerror}; give the path of a saved plan or its text") from error
+        try:
+            data = json.loads(str(text))
+        except ValueError as error:
+            raise ProfileFormatError(f"Plan.from_json: not JSON: {error}") from error
+        if not isinstance(data, dict) or data.pop("format", None) != _FORMAT:
+            raise ProfileFormatError(f'Plan.from_json: not a saved plan: expected an object with "format": "{_FORMAT}"')
+        version = data.pop("version", None)
+        if version != cls.format_version:
+            raise ProfileFormatError(f"Plan.from_json: format version {version!r}, and this analyzer reads version {cls.format_version}: solve again")
+        return decode_record(cls, data)
+
+    def table(self, fmt: str = "simple") -> str:
+        """One row a checkpoint: its nodes, what it keeps, what running it again costs."""
+        from analyzer.report.column import print_rows
+
+        rows = [(r.nodes[0], r.nodes[-1], r.module_path or "", str(len(r.nodes)), f"{len(r.keeps)} of {r.products}", self._format(r.cost))
+                for r in self.regions]
+        return print_rows(("First node", "Last node", "Module", "Nodes", "Products kept", "Run again"), rows, left=(0, 1, 2), fmt=fmt,
+                          total=("total", "", "", str(sum(len(r.nodes) for r in self.regions)), "", self._format(self.cost)))
+
+    def summary(self) -> str:
+        """What the plan gives: peaks before and after, overhead, how good it is."""
+        before, after = self.unplanned, self.planned
+        limited = "activations" if self.budget_of == "activations" else "the whole step"
+        lines = [f"{self.model}: {len(self.regions)} checkpoints of {self.granularity}s, by method {self.method}",
+                 f"budget for {limited}: {format_bytes(self.budget_bytes)}",
+                 f"activations at their peak: {format_bytes(before.peak_activation_bytes)} without the plan"
+                 + ("" if after is None else f", {format_bytes(after.peak_activation_bytes)} with it "
+                    f"({_percent(after.peak_activation_bytes, before.peak_activation_bytes)})"),
+                 f"the whole step: {format_bytes(before.peak_bytes)}" + ("" if after is None else f", {format_bytes(after.peak_bytes)}")]
+        if after is None:
+            lines.append("not checked: solve from a graph, or measure the planned model with analyzer.solver.measure_step")
+        elif after.recompute_flops is not None:
+            lines.append(f"run again: {format_flops(after.recompute_flops)}"
+                         + (f", {_percent(after.recompute_flops, before.fwd_flops)} of the forward pass" if before.fwd_flops else ""))
+        if after is not None and before.seconds is not None and after.seconds is not None:
+            lines.append(f"time on {self.device} (roofline): {format_seconds(before.seconds)}, {format_seconds(after.seconds)} with the plan")
+        if self.gap is not None:
+            lines.append("proven optimal among divisions into these units" if self.gap == 0 else
+                         f"at most {self.gap:.1%} of the overhead is more than the least possible")
+        lines += [f"assumed: {a}" for a in self.assumptions]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return f"{self.summary()}\n\n{self.table()}"
+
+    def _format(self, cost: float | None) -> str:
+        return format_seconds(cost) if self.objective == "seconds" else format_flops(None if cost is None else round(cost))
+
+
+def _percent(part: float, whole: float | None) -> str:
+    return f"{part / whole:.1%}" if whole else "-"

@@ -1,0 +1,273 @@
+"""`solve`: a plan that keeps a training step within a budget of memory and runs as little as it can again."""
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from analyzer.errors import InputError
+from analyzer.hardware import DeviceSpec, find_device
+from analyzer.profilers.flop_registry import count_call
+from analyzer.profilers.latency import call_seconds
+from analyzer.record.op_call import OpCall
+from analyzer.units import format_bytes, parse_bytes
+
+from .chain import least_limit, solve_chain
+from .check import record_step
+from .plan import FrontierPoint, Plan, PlanRegion, StepInfo
+from .problem import Problem, read_problem
+from .unit import Unit, make_units
+
+METHODS = ("auto", "greedy", "chain", "exact")
+_ROUNDS = 8          # replays of plans, of limits that close in on the budget
+_CLOSE = 0.003       # of the budget: a plan that leaves less than this unused is not sought to be improved
+
+
+@dataclass(frozen=True)
+class _Solution:
+    units: list[Unit]
+    bound: float | None
+
+
+class Planner:
+    """A program, recorded once, for which plans are sought. `solve` makes one for each call; keep one to ask for several budgets.
+
+    ``args`` and ``kwargs`` are what the program is called with; by default tensors as in its last `symbolic_profile`. With a ``device`` the
+    objective is seconds, else FLOPs. ``held_bytes`` are held besides all along (optimizer states, other models), for budgets of the whole step.
+    """
+
+    def __init__(self, gm: fx.GraphModule, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None, *,
+                 loss_fn: Callable[[Any], torch.Tensor] | None = None, autocast: torch.dtype | None = None,
+                 device: str | DeviceSpec | None = None, granularity: str = "operator", held_bytes: int = 0) -> None:
+        if not isinstance(gm, fx.GraphModule):
+            raise InputError(f"solve({type(gm).__name__}): takes a GraphModule of symbolic_trace, or a Profile")
+        if granularity not in ("operator", "module"):
+            raise InputError(f"granularity={granularity!r}: must be 'operator' or 'module'")
+        self.gm = gm
+        self.granularity, self.held_bytes = granularity, held_bytes
+        self.device = None if device is None else find_device(device)
+        self.run = {"loss_fn": loss_fn, "autocast": autocast, "device": self.device}
+        if args is None and kwargs is None:
+            args = default_arguments(gm)
+        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = (args or (), kwargs or {})
+        self.step, self.unplanned, self.profile = record_step(copy.copy(gm), *self.arguments, **self.run)
+        self._problems: dict[bool, Problem] = {}
+        self._units: dict[bool, list[Unit]] = {}
+
+    # ---- budgets
+
+    def budget_bytes(self, budget: int | float | str) -> tuple[int, str]:
+        """The bytes that ``budget`` says, and of what."""
+        if isinstance(budget, str) and budget.strip().endswith("%"):
+            try:
+                budget = float(budget.strip()[:-1]) / 100
+            except ValueError:
+                raise InputError(f"budget={budget!r}: write a share of the activations' memory as '50%'") from None
+        if isinstance(budget, float):
+            if not 0 < budget <= 1:
+                raise InputError(f"budget={budget!r}: a share of the activations' memory is above 0 and at most 1; "
+                                 f"give bytes as an int or as text such as '24GiB'")
+            return int(budget * self.unplanned.peak_activation_bytes), "activations"
+        nbytes = parse_bytes(budget)
+        return nbytes, "step"
+
+    # ---- solving
+
+    def solve(self, budget: int | float | str, method: str = "auto") -> Plan:
+        """The plan for ``budget``; see `solve`."""
+        if method not in METHODS:
+            raise InputError(f"method={method!r}: must be one of {', '.join(METHODS)}")
+        nbytes, of = self.budget_bytes(budget)
+        whole = of == "step"
+        if self._peak(self.unplanned, whole) <= nbytes:
+            return self._plan([], nbytes, of, method, 0.0)
+        problem, units = self.problem(whole), self.units(whole)
+        before = self._held_before(whole)
+        found = self._close_in(units, nbytes, before, method, whole, of)
+        if isinstance(found, Plan):
+            return found
+        raise InputError(f"budget={budget!r}: no plan of {problem_name(self.gm)} stays within {format_bytes(nbytes)}; the smallest budget that one "
+                         f"was found for is {found:,} bytes ({format_bytes(found)}"
+                         + (")" if whole else f", {found / self.unplanned.peak_activation_bytes:.1%} of the activations' memory)"))
+
+    def _close_in(self, units: list[Unit], budget: int, before: int, method: str, whole: bool, of: str) -> Plan | int:
+        """The best plan whose measured peak is within ``budget``, from limits that close in on it; or the smallest peak met."""
+        least = least_limit(units)
+        limit = max(budget - before, least)
+        fits, fails = None, None  # largest limit whose plan was within the budget, smallest whose plan was not
+        best: Plan | None = None
+        smallest: int | None = None
+        for _ in range(_ROUNDS):
+            solution = solve_units(units, limit, method)
+            if solution is None:
+                break
+            plan = self._plan(solution.units, budget, of, method, solution.bound)
+            assert plan.planned is not None
+            peak = self._peak(plan.planned, whole)
+            smallest = peak if smallest is None else min(smallest, peak)
+            if peak <= budget:
+                if best is None or (plan.overhead or 0) <= (best.overhead or 0):
+                    best = plan
+                fits = limit if fits is None else max(fits, limit)
+                if budget - peak <= _CLOSE * budget or not plan.regions:
+                    break
+            else:
+                fails = limit if fails is None else min(fails, limit)
+            missing = budget - peak
+            step = limit + missing if missing > 0 else limit - max(-missing, budget // 1000)
+            if fits is not None and fails is not None:
+                step = min(max(step, fits + (fails - fits) // 8), fails - (fails - fits) // 8)
+                if fails - fits <= _CLOSE * budget:
+                    break
+            if step < least:
+                if limit == least:
+                    break
+                step = least
+            limit = step
+        if best is not None:
+            return best
+        if smallest is None or limit != least:
+            solution = solve_units(units, least, "chain")
+            if solution is not None:
+                plan = self._plan(solution.units, budget, of, method, None)
+                assert plan.planned is not None
+                smallest = min(smallest or self._peak(plan.planned, whole), self._peak(plan.planned, whole))
+        return smallest if smallest is not None else self._peak(self.unplanned, whole)
+
+    def frontier(self, budgets: Sequence[int | float | str], method: str = "auto") -> tuple[FrontierPoint, ...]:
+        """A point for each budget that can be met, largest first."""
+        points = []
+        for budget in budgets:
+            nbytes, of = self.budget_bytes(budget)
+            try:
+                plan = self.solve(budget, method)
+            except InputError:
+                continue
+            assert plan.planned is not None
+            points.append(FrontierPoint(nbytes, self._peak(plan.planned, of == "step"), plan.overhead, plan.planned.recompute_flops))
+        return tuple(sorted(points, key=lambda p: -p.budget_bytes))
+
+    # ---- parts
+
+    def problem(self, whole: bool) -> Problem:
+        if whole not in self._problems:
+            self._problems[whole] = read_problem(self.step, self.gm, self._cost, counts_gradients=whole)
+        return self._problems[whole]
+
+    def units(self, whole: bool) -> list[Unit]:
+        if whole not in self._units:
+            spans = None if self.granularity == "operator" else [span for span, _ in module_spans(self.gm, self.problem(whole))]
+            self._units[whole] = make_units(self.problem(whole), self.unplanned.peak_bytes, spans)
+        return self._units[whole]
+
+    def _cost(self, call: OpCall) -> float | None:
+        if self.device is not None:
+            return call_seconds(call, self.device)
+        count = count_call(call.signature)
+        return None if count is None else count.flops
+
+    def _held_before(self, whole: bool) -> int:
+        return self.held_bytes + int(self.step.static_bytes.max(initial=0)) if whole else 0
+
+    def _peak(self, step: StepInfo, whole: bool) -> int:
+        return step.peak_bytes + self.held_bytes if whole else step.peak_activation_bytes
+
+    def _plan(self, units: list[Unit], budget: int, of: str, method: str, bound: float | None) -> Plan:
+        problem = self.problem(of == "step")
+        paths = {} if self.granularity == "operator" else {span: path for span, path in module_spans(self.gm, problem)}
+        regions = tuple(
+            PlanRegion(tuple(name for atom in problem.atoms[u.first:u.last + 1] for name in atom), paths.get((u.first, u.last)), u.keeps,
+                       sum(c.is_product for atom in problem.calls[u.first:u.last + 1] for c in atom), u.cost)
+            for u in units if u.is_region)
+        assumed = [f"the cost of {op} is not known and taken as 0" for op in problem.uncounted] if regions else []
+        plan = Plan(problem_name(self.gm), budget, self.unplanned, None, regions, of, self.granularity, method,
+                    "flops" if self.device is None else "seconds", None if self.device is None else self.device.name, problem.fwd_cost,
+                    sum(r.cost for r in regions), bound, (*self.profile.assumptions, *assumed))
+        return replace(plan, planned=record_step(plan.apply(self.gm), *self.arguments, **self.run)[1] if regions else self.unplanned)
+
+
+def solve(profile_or_gm: fx.GraphModule, budget: int | float | str, method: str = "auto", **options: Any) -> Plan:
+    """A plan for ``profile_or_gm``, a graph of `symbolic_trace`, that keeps its training step within ``budget``.
+
+    ``budget`` is bytes of the whole step at its peak (an int, or text such as ``"24GiB"``), or a share of the activations' memory at its
+    peak without a plan (a float, or text such as ``"50%"``). ``method`` is ``"greedy"``, ``"chain"`` (dynamic programming), ``"exact"``
+    (a mixed-integer program; extra ``[solver]``) or ``"auto"``. ``options`` are those of `Planner`: ``args``, ``kwargs``, ``loss_fn``, ``autocast``,
+    ``device`` (then the objective is seconds, else FLOPs), ``granularity`` (``"operator"``, or ``"module"`` for plans that the user's own eager
+    model can take), ``held_bytes``.
+
+    Every plan is replayed before it is returned; ``plan.planned`` is what it was measured to take.
+
+    Raises InputError where no plan meets the budget (it says the smallest one that can be met) and for values that cannot be used;
+    MissingExtraError for ``method="exact"`` without scipy.
+
+    >>> import torch
+    >>> from analyzer import symbolic_trace
+    >>> model = torch.nn.Sequential(*(m for _ in range(8) for m in (torch.nn.Linear(64, 64), torch.nn.GELU())))
+    >>> gm = symbolic_trace(model, meta_args={"input": torch.empty(512, 64)})
+    >>> plan = solve(gm, 0.6, args=(torch.empty(512, 64),))
+    >>> plan.planned.peak_activation_bytes <= 0.6 * plan.unplanned.peak_activation_bytes
+    True
+    >>> plan.planned.recompute_flops < 0.05 * plan.unplanned.fwd_flops  # GELUs; no product is run again
+    True
+    """
+    return Planner(profile_or_gm, **options).solve(budget, method)
+
+
+def solve_units(units: list[Unit], limit: int, method: str) -> _Solution | None:
+    """Units within the limit by one of the methods."""
+    usable = [u for u in units if u.work_bytes <= limit]
+    if method == "exact":
+        from .exact import solve_exact
+
+        return solve_exact(usable, limit)
+    if method == "greedy":
+        from .greedy import solve_greedy
+
+        chosen = solve_greedy(usable, limit)
+    else:
+        chosen = solve_chain(usable, limit)
+    return None if chosen is None else _Solution(chosen, None)
+
+
+def problem_name(gm: fx.GraphModule) -> str:
+    return type(gm).__name__
+
+
+def default_arguments(gm: fx.GraphModule) -> tuple[Any, ...]:
+    """Tensors like those that the graph was profiled with, in the order of its inputs."""
+    known = gm.meta.get("profile")
+    inputs = {} if known is None else known.inputs
+    names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
+    if not names or any(name not in inputs for name in names):
+        raise InputError(f"solve({type(gm).__name__}): give what it is called with: args=(...,), kwargs={{...}}")
+    return tuple(torch.empty(inputs[name].shape, dtype=getattr(torch, inputs[name].dtype), device="meta") for name in names)
+
+
+def module_spans(gm: fx.GraphModule, problem: Problem) -> list[tuple[tuple[int, int], str]]:
+    """First and last atom of each module whose nodes are whole atoms that follow each other, with its path; of equal spans the outermost."""
+    path_of = {n.name: n.meta.get("module_path", "") for n in gm.graph.nodes}
+    prefixes = [[_prefixes(path_of[name]) for name in atom] for atom in problem.atoms]
+    spans: dict[str, list[int]] = {}
+    split: set[str] = set()
+    for i, atom in enumerate(prefixes):
+        whole = set.intersection(*map(set, atom))
+        split |= set.union(*map(set, atom)) - whole
+        for path in whole:
+            span = spans.setdefault(path, [i, i])
+            if i > span[1] + 1:
+                split.add(path)
+            span[1] = i
+    found: dict[tuple[int, int], str] = {}
+    for path in sorted(spans, key=lambda p: p.count(".")):
+        if path not in split:
+            found.setdefault((spans[path][0], spans[path][1]), path)
+    return sorted(found.items())
+
+
+def _prefixes(path: str) -> list[str]:
+    parts = path.split(".") if path else []
+    return [".".join(parts[:i + 1]) for i in range(len(parts))]
