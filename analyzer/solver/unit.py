@@ -15,7 +15,7 @@ from .problem import Problem
 _MOST_STARTS = 400      # boundaries: units grow with their square
 _NEAR = 10              # a unit that spans no more boundaries than this may begin and end at any
 _MOST_FAR_UNITS = 8000  # longer units begin and end where little passes, at as many places as keeps their number below this
-_MOST_SHARES = 4        # between keeping no product of a region and keeping all
+_MOST_SHARES = 8        # between keeping no product of a region and keeping all
 
 
 @dataclass(frozen=True, slots=True)
