@@ -14,7 +14,7 @@ from analyzer.errors import InputError
 from analyzer.fx.region import CheckpointRegion
 from analyzer.fx.region_edit import find_nodes, set_region
 
-from .keep_policy import KeepProducts
+from .kept_product import KeepProducts
 
 if TYPE_CHECKING:
     from .plan import Plan

@@ -16,7 +16,7 @@ from analyzer.profilers.traffic import traffic_bytes
 from analyzer.record.log import StorageLife
 from analyzer.record.op_call import OpCall
 
-from .keep_policy import is_product
+from .kept_product import is_product
 from .recorded_step import RecordedStep, alive_bytes, watched
 
 _TIE_SHARE = 1e-6  # of the step's cost: what separates plans of equal cost by the bytes that recomputing moves
@@ -217,7 +217,7 @@ class _Reader:
                     index: dict[int, int]) -> tuple[tuple[tuple[CallInfo, ...], ...], tuple[str, ...]]:
         count = atom_of[-1]
         found: list[list[CallInfo]] = [[] for _ in range(count + 1)]
-        mutated = {v for c in self.log.calls if c.phase == "forward" for v in written(c)}
+        changed = self._changed_after_use()
         uncounted: dict[str, None] = {}
         forward = [(i, c) for i, c in enumerate(self.log.calls) if c.phase == "forward"]
         costs = {i: self.cost(c) for i, c in forward}
@@ -230,12 +230,23 @@ class _Reader:
             fresh = [v for v in own if v in index and self.values[v].born_call == i]
             count_info = count_call(call.signature)
             product = is_product(call.signature.op)
-            keepable = product and count_info is not None and count_info.macs > 0 and fresh and not own & mutated and len(fresh) == len(own)
+            keepable = product and count_info is not None and count_info.macs > 0 and fresh and not own & changed and len(fresh) == len(own)
             found[atom_of[self.place_of_call[i]]].append(CallInfo(
                 (costs[i] or 0) + tie * traffic[i], saves=bool(reads.get(i)), saves_own=bool(own & reads.get(i, set())), is_product=product,
                 keep_bytes=sum(self.values[v].block_bytes for v in fresh) if keepable else -1,
                 keep_value=index[max(fresh, key=lambda v: self.values[v].block_bytes)] if keepable else -1))
         return tuple(map(tuple, found)), tuple(uncounted)
+
+    def _changed_after_use(self) -> set[int]:
+        """Storages that something reads before they are written in place: what is left of them is not what was read."""
+        used: set[int] = set()
+        changed: set[int] = set()
+        for call in self.log.calls:
+            if call.phase == "forward":
+                into = written(call)
+                changed.update(v for v in into if v in used)
+                used.update(v for v in call.inputs if v not in call.outputs)  # a view shares its storage, and reads nothing
+        return changed
 
     # ---- what memory is needed besides values
 

@@ -1,0 +1,167 @@
+"""How a checkpointed region is run again: which products' results it keeps, and running statistics that are not updated twice."""
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from analyzer.fx.version_alias import alias_with_version
+
+_PRODUCTS = frozenset("mm addmm bmm baddbmm addbmm mv addmv dot convolution convolution_overrideable cudnn_convolution mkldnn_convolution "
+                      "_scaled_mm _grouped_mm".split())
+
+
+def is_product(op: Any) -> bool:
+    """Whether an operator counts among the products of a region: matrix products, convolutions, fused attention, by any backend.
+
+    >>> is_product(torch.ops.aten.addmm.default), is_product(torch.ops.aten.add.Tensor)
+    (True, False)
+    """
+    name = op._schema.name.partition("::")[2] if isinstance(op, torch._ops.OpOverload) else ""
+    return name in _PRODUCTS or name.startswith("_scaled_dot_product_")
+
+
+@dataclass(frozen=True)
+class KeepProducts:
+    """The ``context_fn`` of a checkpoint: keeps the results of the products with these ordinals and runs all else again.
+
+    Products are counted in the order in which the region calls them (`is_product`), so that the same plan holds where attention or
+    convolution run another kernel. What is written into a result in place right after (a bias, a mask) is kept with it. ``norms`` are
+    normalization layers of the region whose running statistics the forward pass updates, once.
+
+    Raises RuntimeError in backward where a kept result was written to after the region.
+
+    >>> from torch.utils.checkpoint import checkpoint
+    >>> x, w = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)
+    >>> checkpoint(lambda x: (x @ w).exp().sin(), x, use_reentrant=False, context_fn=KeepProducts((0,))).sum().backward()
+    >>> torch.allclose(x.grad, torch.full((2, 2), 2 * torch.tensor(2.0).exp() * torch.tensor(2.0).exp().cos()))
+    True
+    """
+
+    ordinals: tuple[int, ...] = ()
+    norms: tuple[nn.Module, ...] = ()
+
+    __name__ = "keep_products"  # in generated code
+
+    def __call__(self) -> tuple[_Forward, _Again]:
+        kept = _Kept(frozenset(self.ordinals))
+        return _Forward(kept), _Again(kept, self.norms)
+
+
+class _Kept:
+    """The results that one run of a region keeps."""
+
+    def __init__(self, ordinals: frozenset[int]) -> None:
+        self.ordinals = ordinals
+        self.results: dict[int, Any] = {}
+        self.versions: dict[int, list[int]] = {}
+        self.storages: set[int] = set()  #: where kept results lie, by address of the storage object; they live as long as this does
+
+    def keep(self, ordinal: int, result: Any) -> None:
+        self.results[ordinal] = tree_map_only(torch.Tensor, alias_with_version, result)
+        self.storages.update(_place(t) for t in _tensors(result))
+
+    def note_versions(self) -> None:
+        """The region has run: what is written now, it did not write."""
+        self.versions = {ordinal: [t._version for t in _tensors(result)] for ordinal, result in self.results.items()}
+
+    def give(self, ordinal: int) -> Any:
+        """A kept result, which is given out once, so that it is freed as early as a saved tensor."""
+        result = self.results.pop(ordinal)
+        if [t._version for t in _tensors(result)] != self.versions[ordinal]:
+            raise RuntimeError(f"the result of product {ordinal} that a checkpoint keeps was written to in place after the checkpointed region ran; "
+                               f"make a plan that runs it again, or write to a copy of it")
+        return tree_map_only(torch.Tensor, torch.Tensor.detach, result)
+
+    def holds(self, op: Any, args: Any) -> bool:
+        """Whether ``op`` writes into a kept result."""
+        return bool(self.storages and op._schema.is_mutable and args and isinstance(args[0], torch.Tensor) and _place(args[0]) in self.storages)
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+class _Keeping(TorchDispatchMode):
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kept, self.met = kept, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if is_product(func):
+            if self.met in self.kept.ordinals:
+                self.kept.keep(self.met, result)
+            self.met += 1
+        return result
+
+
+class _Giving(TorchDispatchMode):
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kept, self.met = kept, 0
+        self.given: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_product(func):
+            self.met += 1
+            if self.met - 1 in self.kept.results:  # not in a second backward pass: then it runs again
+                result = self.kept.give(self.met - 1)
+                self.given.update(_place(t) for t in _tensors(result))
+                return result
+        elif self.given and self.kept.holds(func, args) and _place(args[0]) in self.given:
+            return args[0]  # it was kept as this left it
+        return func(*args, **(kwargs or {}))
+
+
+class _Forward:
+    """What is around the region when it runs."""
+
+    def __init__(self, kept: _Kept) -> None:
+        self.kept = kept
+        self.modes = ExitStack()
+
+    def __enter__(self) -> None:
+        if self.kept.ordinals:
+            self.modes.enter_context(_Keeping(self.kept))
+
+    def __exit__(self, *exc: Any) -> None:
+        self.modes.__exit__(*exc)
+        self.kept.note_versions()
+
+
+class _Again:
+    """What is around the region when it runs again; it can be entered again, for another backward pass."""
+
+    def __init__(self, kept: _Kept, norms: tuple[nn.Module, ...]) -> None:
+        self.kept, self.norms = kept, norms
+        self.modes = ExitStack()
+
+    def __enter__(self) -> None:
+        before = [(m, m.momentum, m._buffers.get("num_batches_tracked")) for m in self.norms]
+        self.modes.callback(_restore, before)
+        for m, _, tracked in before:
+            m.momentum = 0.0  # the new statistics are the old ones
+            if tracked is not None:
+                m._buffers["num_batches_tracked"] = None
+        if self.kept.ordinals:
+            self.modes.enter_context(_Giving(self.kept))
+
+    def __exit__(self, *exc: Any) -> None:
+        self.modes.__exit__(*exc)
+
+
+def _restore(before: list[tuple[nn.Module, Any, torch.Tensor | None]]) -> None:
+    for m, momentum, tracked in before:
+        m.momentum = momentum
+        if tracked is not None:
+            m._buffers["num_batches_tracked"] = tracked
