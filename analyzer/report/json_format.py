@@ -19,7 +19,6 @@ from analyzer.profile_data import Profile
 FORMAT = "analyzer.profile"
 _EXCERPT_CHARS = 30  # of damaged text, on each side of the damage
 
-Record = typing.TypeVar("Record")
 Decoder = Callable[[Any, str], Any]  # (JSON value, where it stands) -> value, or ProfileFormatError
 
 
@@ -241,15 +240,3 @@ def _name_type(kind: Any) -> str:
     if dataclasses.is_dataclass(kind) or typing.get_origin(kind) is dict:
         return "object"
     return "list" if typing.get_origin(kind) is tuple else str(kind.__name__)
-
-
-def encode_record(record: Any) -> dict[str, Any]:
-    """A record of plain data as what JSON holds."""
-    encoded: dict[str, Any] = _encode(record)
-    return encoded
-
-
-def decode_record(kind: type[Record], data: Any) -> Record:
-    """The record of that kind that `encode_record` gave. Raises ProfileFormatError that says where the data is damaged."""
-    record: Record = _decoder_of(kind)(data, kind.__name__.lower())
-    return record

@@ -22,13 +22,20 @@ if TYPE_CHECKING:
 
 def apply_to_graph(plan: Plan, gm: fx.GraphModule) -> fx.GraphModule:
     """A new graph module with the plan's checkpoints."""
-    planned = copy.copy(gm)
+    planned = copy_graph_module(gm)
     for i, region in enumerate(plan.regions):
         nodes = find_nodes(planned, region.nodes, f"plan of {plan.model}, checkpoint {i}")
         norms = (planned.get_submodule(str(n.target)) for n in nodes if n.op == "call_module")
         set_region(planned, nodes, CheckpointRegion(i, context_fn=_context(region.keeps, norms)), recompile=False)
     planned.recompile()
     return planned
+
+
+def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy that shares parameters, and whose annotations are its own."""
+    copied = copy.copy(gm)
+    copied.meta = dict(gm.meta)
+    return copied
 
 
 def _context(keeps: tuple[int, ...], modules: Iterable[nn.Module]) -> KeepProducts | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .unit import Unit
+from .unit import Unit, peak_bytes, total_cost
 
 _SIZES = tuple(2 ** (-i / 2) for i in range(9))       # of the limit, that a checkpoint may need: down to a sixteenth
 _PRICES = tuple(10 ** (i / 4) for i in range(-12, 13))  # of a byte, in units of what a byte costs on average
@@ -30,20 +30,6 @@ def solve_greedy(units: Sequence[Unit], limit_bytes: int) -> list[Unit] | None:
                     best = division
                 break  # a higher price holds less and costs more
     return best
-
-
-def peak_bytes(division: Sequence[Unit]) -> int:
-    """The highest point of a division into units."""
-    held = peak = 0
-    for u in division:
-        peak = max(peak, held + u.work_bytes)
-        held += u.held_bytes
-    return peak
-
-
-def total_cost(division: Sequence[Unit]) -> float:
-    """What a division into units runs again."""
-    return sum(u.cost for u in division)
 
 
 def _take(by_first: dict[int, list[Unit]], goal: int, price: float) -> list[Unit] | None:

@@ -129,9 +129,9 @@ class Plan:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The plan as JSON text, which is also written to ``path`` if one is given."""
-        from analyzer.report.json_format import encode_record
+        from analyzer.report.json_format import encode
 
-        text = json.dumps({"format": _FORMAT, "version": self.format_version, **encode_record(self)}, allow_nan=False)
+        text = json.dumps({"format": _FORMAT, "version": self.format_version, **encode(self)}, allow_nan=False)
         if path is not None:
             Path(path).write_text(text + "\n", encoding="utf-8")
         return text
@@ -139,7 +139,7 @@ class Plan:
     @classmethod
     def from_json(cls, source: str | Path) -> Plan:
         """The plan in JSON text or in the file of that name. Raises ProfileFormatError where it is damaged, InputError for no such file."""
-        from analyzer.report.json_format import decode_record
+        from analyzer.report.json_format import decoder_of
 
         text = source
         if isinstance(source, Path) or not source.lstrip().startswith("{"):
@@ -156,7 +156,8 @@ class Plan:
         version = data.pop("version", None)
         if version != cls.format_version:
             raise ProfileFormatError(f"Plan.from_json: format version {version!r}, and this analyzer reads version {cls.format_version}: solve again")
-        return decode_record(cls, data)
+        plan: Plan = decoder_of(cls)(data, "plan")
+        return plan
 
     def table(self, fmt: str = "simple") -> str:
         """One row a checkpoint: its nodes, what it keeps, what running it again costs."""

@@ -1,7 +1,6 @@
 """`solve`: a plan that keeps a training step within a budget of memory and runs as little as it can again."""
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,14 +15,15 @@ from analyzer.profilers.latency import call_seconds
 from analyzer.record.op_call import OpCall
 from analyzer.units import format_bytes, parse_bytes
 
+from .application import copy_graph_module
 from .chain import least_limit, solve_chain
 from .check import record_step
 from .plan import FrontierPoint, Plan, PlanRegion, StepInfo
 from .problem import Problem, read_problem
-from .unit import Unit, make_units
+from .unit import Unit, make_units, peak_bytes
 
 METHODS = ("auto", "greedy", "chain", "exact")
-_ROUNDS = 8          # replays of plans, of limits that close in on the budget
+_ROUNDS = 6          # replays of plans, of limits that close in on the budget
 _CLOSE = 0.003       # of the budget: a plan that leaves less than this unused is not sought to be improved
 
 
@@ -54,7 +54,8 @@ class Planner:
         if args is None and kwargs is None:
             args = default_arguments(gm)
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = (args or (), kwargs or {})
-        self.step, self.unplanned, self.profile = record_step(copy.copy(gm), *self.arguments, **self.run)
+        self.step, self.unplanned, self.profile = record_step(copy_graph_module(gm), *self.arguments, **self.run)
+        self._replays: dict[tuple[PlanRegion, ...], StepInfo] = {(): self.unplanned}
         self._problems: dict[bool, Problem] = {}
         self._units: dict[bool, list[Unit]] = {}
 
@@ -95,12 +96,15 @@ class Planner:
                          + (")" if whole else f", {found / self.unplanned.peak_activation_bytes:.1%} of the activations' memory)"))
 
     def _close_in(self, units: list[Unit], budget: int, before: int, method: str, whole: bool, of: str) -> Plan | int:
-        """The best plan whose measured peak is within ``budget``, from limits that close in on it; or the smallest peak met."""
+        """The best plan whose measured peak is within ``budget``; or the smallest peak met, where there is none.
+
+        Where a replay takes other than the solver's account says, the limit moves by the difference and the solver is asked again.
+        """
         least = least_limit(units)
         limit = max(budget - before, least)
-        fits, fails = None, None  # largest limit whose plan was within the budget, smallest whose plan was not
+        fails: int | None = None  # the smallest limit whose plan was over the budget
         best: Plan | None = None
-        smallest: int | None = None
+        peaks: list[int] = []
         for _ in range(_ROUNDS):
             solution = solve_units(units, limit, method)
             if solution is None:
@@ -108,35 +112,28 @@ class Planner:
             plan = self._plan(solution.units, budget, of, method, solution.bound)
             assert plan.planned is not None
             peak = self._peak(plan.planned, whole)
-            smallest = peak if smallest is None else min(smallest, peak)
+            peaks.append(peak)
             if peak <= budget:
                 if best is None or (plan.overhead or 0) <= (best.overhead or 0):
                     best = plan
-                fits = limit if fits is None else max(fits, limit)
-                if budget - peak <= _CLOSE * budget or not plan.regions:
+                spare = min(peak_bytes(solution.units) + before - peak, budget - peak)  # that a higher limit could use
+                if spare <= _CLOSE * budget:
                     break
+                limit += spare if fails is None else min(spare, (fails - limit) // 2)
             else:
-                fails = limit if fails is None else min(fails, limit)
-            missing = budget - peak
-            step = limit + missing if missing > 0 else limit - max(-missing, budget // 1000)
-            if fits is not None and fails is not None:
-                step = min(max(step, fits + (fails - fits) // 8), fails - (fails - fits) // 8)
-                if fails - fits <= _CLOSE * budget:
+                fails = limit
+                if limit == least or best is not None:
                     break
-            if step < least:
-                if limit == least:
-                    break
-                step = least
-            limit = step
-        if best is not None:
-            return best
-        if smallest is None or limit != least:
+                limit = max(least, limit - max(peak - budget, budget // 1000))
+        if best is None and limit != least:
             solution = solve_units(units, least, "chain")
-            if solution is not None:
-                plan = self._plan(solution.units, budget, of, method, None)
-                assert plan.planned is not None
-                smallest = min(smallest or self._peak(plan.planned, whole), self._peak(plan.planned, whole))
-        return smallest if smallest is not None else self._peak(self.unplanned, whole)
+            assert solution is not None
+            plan = self._plan(solution.units, budget, of, method, None)
+            assert plan.planned is not None
+            peaks.append(self._peak(plan.planned, whole))
+            if peaks[-1] <= budget:
+                best = plan
+        return best if best is not None else min(peaks)
 
     def frontier(self, budgets: Sequence[int | float | str], method: str = "auto") -> tuple[FrontierPoint, ...]:
         """A point for each budget that can be met, largest first."""
@@ -187,7 +184,9 @@ class Planner:
         plan = Plan(problem_name(self.gm), budget, self.unplanned, None, regions, of, self.granularity, method,
                     "flops" if self.device is None else "seconds", None if self.device is None else self.device.name, problem.fwd_cost,
                     sum(r.cost for r in regions), bound, (*self.profile.assumptions, *assumed))
-        return replace(plan, planned=record_step(plan.apply(self.gm), *self.arguments, **self.run)[1] if regions else self.unplanned)
+        if regions not in self._replays:
+            self._replays[regions] = record_step(plan.apply(self.gm), *self.arguments, **self.run)[1]
+        return replace(plan, planned=self._replays[regions])
 
 
 def solve(profile_or_gm: fx.GraphModule, budget: int | float | str, method: str = "auto", **options: Any) -> Plan:

@@ -31,6 +31,20 @@ class Unit:
     keeps: tuple[int, ...] = ()
 
 
+def peak_bytes(division: Sequence[Unit]) -> int:
+    """The highest point of a division into units."""
+    held = peak = 0
+    for u in division:
+        peak = max(peak, held + u.work_bytes)
+        held += u.held_bytes
+    return peak
+
+
+def total_cost(division: Sequence[Unit]) -> float:
+    """What a division into units runs again."""
+    return sum(u.cost for u in division)
+
+
 def choose_boundaries(problem: Problem) -> np.ndarray:
     """The atoms after which a unit may end, the last atom before the loss among them.
 

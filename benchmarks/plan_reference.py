@@ -1,0 +1,140 @@
+"""What plans are compared with: checkpointing every block, groups of √N blocks, and torch's activation_memory_budget partitioner.
+
+    python -m benchmarks.plan_reference FILE.json [MODEL ...]     # adds its figures to the file that `benchmarks.plans` reads
+"""
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._functorch.config
+from torch import Tensor, fx, nn
+from torch._functorch.aot_autograd import aot_function
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from analyzer import symbolic_trace
+from analyzer.fx.region_edit import set_region
+from analyzer.meta.mode import MetaTensorMode
+from analyzer.profilers.flop_registry import count_call
+from analyzer.record.eager import default_loss
+from analyzer.record.options import ProfileOptions
+from analyzer.record.recorder import Recorder
+from analyzer.solver.check import measure_step
+from analyzer.solver.recorded_step import read_step
+
+from benchmarks.plan_model import CASES, Case, build_meta
+
+SETTINGS = (0.9, 0.75, 0.6, 0.5, 0.35, 0.2, 0.1)  # of activation_memory_budget
+
+
+def measure_blocks(case: Case, per_checkpoint: int | None) -> dict[str, Any]:
+    """Peak and FLOPs run again where every block is a checkpoint, or with None every √N blocks."""
+    model = build_meta(case)
+    gm = symbolic_trace(model, meta_args=case.inputs)
+    paths = [path for path, module in model.named_modules() if type(module).__name__ == case.block]
+    size = per_checkpoint or math.ceil(math.sqrt(len(paths)))
+    nodes = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
+    for i in range(0, len(paths), size):
+        inside = [j for j, n in enumerate(nodes) if any(f"{n.meta['module_path']}.".startswith(f"{p}.") for p in paths[i:i + size])]
+        set_region(gm, nodes[inside[0]:inside[-1] + 1], recompile=False)
+    gm.recompile()
+    step = measure_step(gm, (), case.inputs)
+    return {"peak": step.peak_activation_bytes, "again": step.recompute_flops, "checkpoints": math.ceil(len(paths) / size)}
+
+
+def partition(model: nn.Module, inputs: dict[str, Tensor], setting: float) -> dict[str, tuple[fx.GraphModule, list[Any]]]:
+    """The forward and backward graphs that torch's partitioner makes for ``activation_memory_budget``, with specs of their inputs."""
+    found: dict[str, tuple[fx.GraphModule, list[Any]]] = {}
+
+    def take(name: str) -> Any:
+        def compiler(gm: fx.GraphModule, examples: list[Any]) -> Any:
+            found[name] = gm, [(tuple(e.shape), e.stride(), e.dtype) if isinstance(e, Tensor) else e for e in examples]
+            return gm.forward
+        return compiler
+
+    def loss(parameters: Any, buffers: Any, inputs: Any) -> Tensor:
+        return default_loss(torch.func.functional_call(model, {**parameters, **buffers}, (), inputs))
+
+    with FakeTensorMode(allow_non_fake_inputs=True), torch._functorch.config.patch(activation_memory_budget=setting):
+        def fake(t: Tensor) -> Tensor:
+            return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu")
+
+        parameters = {k: fake(v).requires_grad_(v.requires_grad) for k, v in model.named_parameters()}
+        buffers = {k: fake(v) for k, v in model.named_buffers()}
+        compiled = aot_function(loss, take("forward"), take("backward"), keep_inference_input_mutations=True,
+                                partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="inductor"))
+        compiled(parameters, buffers, {k: fake(v) for k, v in inputs.items()}).backward()
+    return found
+
+
+class Freeing(fx.Interpreter):
+    """Runs a graph whose inputs it alone holds, so that each is freed after its last use."""
+
+    def run_on(self, values: list[Any]) -> Any:
+        self.values = values[::-1]
+        values.clear()
+        return self.run(enable_io_processing=False)
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self.values.pop()
+
+
+def measure_partition(model: nn.Module, inputs: dict[str, Tensor], setting: float) -> dict[str, int]:
+    """Peak of activations and FLOPs of both graphs, run under the recorder."""
+    graphs = partition(model, inputs, setting)
+    (forward, forward_specs), (backward, backward_specs) = graphs["forward"], graphs["backward"]
+    mode = MetaTensorMode(ProfileOptions(steps=1), adopted_claim=torch.device("cpu"))
+
+    def make(spec: Any) -> Any:
+        return torch.empty_strided(spec[0], spec[1], dtype=spec[2]) if isinstance(spec, tuple) else spec
+
+    with mode, torch.no_grad():
+        recorder = Recorder(mode, nn.Module(), torch.device("cpu"))
+        given = [make(s) for s in forward_specs]
+        with recorder.recording():
+            tensors = [t for t in given if isinstance(t, Tensor)]
+            recorder.register_existing(tensors)
+            recorder.mark(tensors, "input")  # parameters, buffers and inputs alike: not activations
+            recorder.start_step(0, placeholders=False)
+            recorder.begin("forward")
+            outputs = list(Freeing(forward).run_on(list(given)))
+            names = [getattr(n, "name", None) for n in next(iter(reversed(forward.graph.nodes))).args[0]]
+            passed = dict(zip(names, outputs))
+            outputs.clear()
+            recorder.begin("backward")
+            placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
+            received = [passed[n.name] if n.name in passed else make(s) for n, s in zip(placeholders, backward_specs)]
+            passed.clear()
+            gradients = Freeing(backward).run_on(received)
+            recorder.mark([g for g in gradients if isinstance(g, Tensor)], "gradient")
+            recorder.end()
+        counts = [count_call(c.signature) for c in recorder.log.calls]
+        return {"peak": read_step(recorder.log).peak_activation_bytes, "flops": sum(c.flops for c in counts if c is not None)}
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    figures: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    torch.set_num_threads(1)
+    for name in sys.argv[2:] or CASES:
+        case = CASES[name]
+        row = figures.setdefault(name, {})
+        row["every block"], row["sqrt(N) blocks"] = measure_blocks(case, 1), measure_blocks(case, None)
+        print(name, row, flush=True)
+        settings = row.setdefault("partitioner", {})
+        for setting in SETTINGS:
+            begun = time.perf_counter()
+            settings[str(setting)] = measure_partition(build_meta(case), case.inputs, setting)
+            print(name, setting, settings[str(setting)], f"{time.perf_counter() - begun:.0f} s", flush=True)
+            path.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

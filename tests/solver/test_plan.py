@@ -1,0 +1,244 @@
+"""Plans end to end: within the budget when replayed, and on real tensors the same step, bit by bit."""
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from analyzer import symbolic_trace
+from analyzer.errors import InputError, ProfileFormatError
+from analyzer.solver import Plan, Planner, measure_step, solve
+from analyzer.solver.application import CheckpointedForward
+from analyzer.solver.kept_product import KeepProducts
+
+from .plan_model import MODELS, build, take_step
+
+
+def square(output):
+    return output.loss if hasattr(output, "loss") else output.square().sum()
+
+
+def planner_of(name, **options):
+    model, inputs = build(name)
+    gm = symbolic_trace(model, meta_args=inputs)
+    return model, inputs, gm, Planner(gm, (), inputs, loss_fn=square, **options)
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    different = [k for k in expected if not torch.equal(found[k], expected[k])]
+    assert different == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_plans_of_operators_meet_their_budgets_and_change_no_result(name):
+    model, inputs, gm, planner = planner_of(name)
+    expected = take_step(model, model, inputs)
+    whole = planner.unplanned
+    costs = []
+    for budget in (0.85, 0.7):
+        try:
+            plan = planner.solve(budget)
+        except InputError as error:
+            assert "smallest budget" in str(error)
+            continue
+        planned = plan.apply(gm)
+        checked = measure_step(planned, (), inputs, loss_fn=square)
+        assert checked == plan.planned
+        assert checked.peak_activation_bytes <= budget * whole.peak_activation_bytes
+        assert (checked.fwd_flops, checked.bwd_flops) == (whole.fwd_flops, whole.bwd_flops)
+        assert_same(take_step(planned, model, inputs), expected)
+        assert plan.cost == pytest.approx(checked.recompute_flops, rel=1e-3, abs=1e-4 * whole.fwd_flops), "the solver's account of what is run again is the checker's"
+        costs.append(checked.recompute_flops)
+    assert costs and costs == sorted(costs) and costs[0] < 0.2 * whole.fwd_flops
+
+
+@pytest.mark.parametrize("name", ["resnet", "encoder", "llama"])
+def test_plans_of_modules_wrap_the_user_s_own_model(name):
+    model, inputs, gm, planner = planner_of(name, granularity="module")
+    expected = take_step(model, model, inputs)
+    before = {path: (type(m), dict(vars(m))) for path, m in model.named_modules()}
+    plan = planner.solve(0.7)
+    assert plan.regions and all(r.module_path for r in plan.regions)
+    eager = measure_step(model, (), inputs, loss_fn=square)
+    assert plan.apply(model) is model
+    assert_same(take_step(model, model, inputs), expected)
+    planned = measure_step(model, (), inputs, loss_fn=square)
+    assert planned.recompute_flops == plan.planned.recompute_flops
+    assert planned.peak_activation_bytes <= 0.75 * eager.peak_activation_bytes
+    with pytest.raises(InputError, match=r"is under a plan already; plan\.undo\(model\) first"):
+        plan.apply(model)
+    plan.undo(model)
+    assert {path: (type(m), dict(vars(m))) for path, m in model.named_modules()} == before
+    with plan.applied(model):
+        assert isinstance(model.get_submodule(plan.regions[0].module_path).forward, CheckpointedForward)
+    assert {path: (type(m), dict(vars(m))) for path, m in model.named_modules()} == before
+
+
+def test_hooks_of_wrapped_modules_run_once_a_step():
+    model, inputs, _, planner = planner_of("resnet", granularity="module")
+    plan = planner.solve(0.7)
+    calls = []
+    model.get_submodule(plan.regions[0].module_path).register_forward_hook(lambda *_: calls.append(1))
+    with plan.applied(model):
+        model(**inputs).sum().backward()
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("copied", ["deepcopy", "pickle"])
+def test_planned_graphs_can_be_copied(copied):
+    model, inputs, gm, planner = planner_of("resnet")
+    planned = planner.solve(0.6).apply(gm)
+    again = copy.deepcopy(planned) if copied == "deepcopy" else pickle.loads(pickle.dumps(planned))
+    found, expected = take_step(again, again, inputs), take_step(planned, model, inputs)
+    assert_same(found, expected)
+
+
+def test_budgets_of_the_whole_step():
+    _, _, _, planner = planner_of("encoder")
+    whole = planner.unplanned.peak_bytes
+    plan = planner.solve(int(0.85 * whole))
+    assert plan.budget_of == "step" and plan.planned.peak_bytes <= 0.85 * whole
+    assert planner.solve("1 GiB").regions == ()
+    _, _, _, burdened = planner_of("encoder", held_bytes=1000)
+    assert burdened.solve(int(0.85 * whole) + 1000).planned.peak_bytes <= 0.85 * whole
+
+
+def test_a_device_makes_seconds_the_objective():
+    _, inputs, gm, _ = planner_of("encoder")
+    plan = solve(gm, "70%", kwargs=inputs, loss_fn=square, device="a100")
+    assert (plan.objective, plan.device) == ("seconds", "a100_40gb") or plan.device.startswith("a100")
+    assert 0 < plan.overhead < plan.unplanned.seconds
+    assert plan.planned.peak_activation_bytes <= 0.7 * plan.unplanned.peak_activation_bytes
+
+
+def test_an_infeasible_budget_says_the_smallest_that_is_not():
+    _, _, _, planner = planner_of("llama")
+    with pytest.raises(InputError, match=r"budget=0\.01: no plan of Llama stays within .*; the smallest budget that one was found for is ([\d,]+) "
+                                         r"bytes .*of the activations' memory\)") as caught:
+        planner.solve(0.01)
+    smallest = int(str(caught.value).partition("found for is ")[2].split()[0].replace(",", ""))
+    plan = planner.solve(smallest / planner.unplanned.peak_activation_bytes + 1e-9)
+    assert plan.planned.peak_activation_bytes <= smallest
+
+
+def test_what_changes_buffers_by_hand_is_not_run_again():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+            self.register_buffer("seen", torch.zeros(16))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.tanh(nn.functional.gelu(layer(x)))
+                self.seen.add_(x.detach().mean(0))
+            return x
+
+    torch.manual_seed(0)
+    model, inputs = Counting(), {"x": torch.randn(32, 16)}
+    gm = symbolic_trace(model, meta_args=inputs)
+    plan = solve(gm, 0.75, kwargs=inputs)
+    assert plan.regions and not any(name.startswith("add_") for r in plan.regions for name in r.nodes)
+    assert_same(take_step(plan.apply(gm), model, inputs), take_step(model, model, inputs))
+
+
+def test_the_user_s_own_checkpoints_stay():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.GELU()) for _ in range(4))
+
+        def forward(self, x):
+            for i, layer in enumerate(self.layers):
+                x = checkpoint(layer, x, use_reentrant=False) if i == 1 else layer(x)
+            return x
+
+    torch.manual_seed(0)
+    model, inputs = Model(), {"input": torch.randn(64, 16)}
+    gm = symbolic_trace(model, meta_args={"x": inputs["input"]}, trace_act_ckpt=True)
+    plan = solve(gm, 0.8, kwargs={"x": inputs["input"]})
+    planned = plan.apply(gm)
+    assert plan.regions and planned.code.count("checkpoint.checkpoint(") == len(plan.regions) + 1
+    assert_same(take_step(planned, model, {"x": inputs["input"]}), take_step(model, model, {"x": inputs["input"]}))
+
+
+def test_autocast_blocks_are_not_cut():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(8))
+
+        def forward(self, x):
+            for i, layer in enumerate(self.layers):
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=i in (2, 3, 4)):
+                    x = nn.functional.silu(layer(x))
+                x = x.float()
+            return x
+
+    torch.manual_seed(0)
+    model, inputs = Model(), {"x": torch.randn(64, 32)}
+    gm = symbolic_trace(model, meta_args=inputs)
+    plan = solve(gm, 0.7, kwargs=inputs)
+    assert_same(take_step(plan.apply(gm), model, inputs), take_step(model, model, inputs))
+
+
+def test_a_kept_result_that_is_written_to_afterwards_is_noticed():
+    w = torch.randn(4, 4, requires_grad=True)
+    x = torch.randn(4, 4, requires_grad=True)
+    y = checkpoint(lambda x: x @ w, x, use_reentrant=False, context_fn=KeepProducts((0,)))
+    z = checkpoint(lambda x: (x.sin() @ w).exp() * 2, x, use_reentrant=False, context_fn=KeepProducts((0,)))
+    (y + z).sum().backward(retain_graph=True)
+    first = x.grad.clone()
+    x.grad = None
+    (y + z).sum().backward()
+    torch.testing.assert_close(x.grad, first)
+    kept = []
+
+    def region(x):
+        kept.append(x @ w)
+        return kept[-1].exp()
+
+    y = checkpoint(region, x, use_reentrant=False, context_fn=KeepProducts((0,)))
+    with torch.no_grad():
+        kept[0].add_(1)
+    with pytest.raises(RuntimeError, match="the result of product 0 that a checkpoint keeps was written to in place"):
+        y.sum().backward()
+
+
+def test_plans_are_plain_data(tmp_path):
+    _, _, gm, planner = planner_of("dense")
+    plan = planner.solve(0.6)
+    plan.to_json(tmp_path / "plan.json")
+    again = Plan.from_json(tmp_path / "plan.json")
+    assert again == plan
+    assert "Products kept" in plan.table() and "checkpoints of operators" in str(plan)
+    with pytest.raises(ProfileFormatError, match="not a saved plan"):
+        Plan.from_json("{}")
+    with pytest.raises(ProfileFormatError, match="format version 7"):
+        Plan.from_json('{"format": "analyzer.plan", "version": 7}')
+    with pytest.raises(InputError, match="give the path of a saved plan or its text"):
+        Plan.from_json(tmp_path / "none.json")
+
+
+def test_error_texts():
+    model, inputs, gm, planner = planner_of("dense")
+    plan = planner.solve(0.6)
+    with pytest.raises(InputError, match=r"is no whole module; apply this plan to the traced graph, or solve with granularity='module'"):
+        plan.apply(model)
+    with pytest.raises(InputError, match="is no node of this graph"):
+        plan.apply(symbolic_trace(nn.Linear(2, 2), meta_args={"input": torch.empty(1, 2)}))
+    with pytest.raises(InputError, match=r"method='best': must be one of auto, greedy, chain, exact"):
+        planner.solve(0.5, "best")
+    with pytest.raises(InputError, match=r"budget=1\.5: a share of the activations' memory is above 0 and at most 1"):
+        planner.solve(1.5)
+    with pytest.raises(InputError, match=r"granularity='layer': must be 'operator' or 'module'"):
+        Planner(gm, (), inputs, granularity="layer")
+    with pytest.raises(InputError, match=r"give what it is called with: args="):
+        solve(gm, 0.5)
+    with pytest.raises(InputError, match="takes a GraphModule"):
+        solve(model, 0.5)
