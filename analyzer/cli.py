@@ -1,4 +1,4 @@
-"""The command line: ``analyzer profile``, ``measure``, ``compare``, ``generate``, ``fit``, ``dryrun``, ``sweep`` and ``devices``."""
+"""The command line: ``profile``, ``measure``, ``compare``, ``generate``, ``fit``, ``plan``, ``dryrun``, ``sweep`` and ``devices``."""
 from __future__ import annotations
 
 import argparse
@@ -13,6 +13,7 @@ from analyzer.report.choice import add_report_options, print_report, read_report
 from analyzer.report.command import add_compare_command, run_compare
 from analyzer.runtime.command import add_measure_command, run_measure
 from analyzer.solver.command import add_fit_command, run_fit
+from analyzer.solver.plan_command import add_plan_command, run_plan
 from analyzer.sweep.command import add_sweep_command, run_sweep
 
 _PROFILE_HELP = """\
@@ -72,6 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_compare_command(commands)
     add_generate_command(commands)
     add_fit_command(commands)
+    add_plan_command(commands)
     add_dryrun_command(commands)
     add_sweep_command(commands)
 
@@ -88,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "dryrun":
         arguments.arguments += words[own + 1:]
     try:
-        commands = {"profile": run_profile, "measure": run_measure, "compare": run_compare, "generate": run_generate, "fit": run_fit, "dryrun": run_dryrun,
+        commands = {"profile": run_profile, "measure": run_measure, "compare": run_compare, "generate": run_generate, "fit": run_fit,
+                    "plan": run_plan, "dryrun": run_dryrun,
                     "sweep": run_sweep, "devices": run_devices}
         return commands[arguments.command](arguments)
     except AnalyzerError as error:

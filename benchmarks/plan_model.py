@@ -54,7 +54,7 @@ CASES: dict[str, Case] = {
     "DenseNet-121": Case(tm.densenet121, images(16, 3, 224, 224), "_DenseLayer", tm.densenet121, lambda: drawn(images(2, 3, 64, 64))),
     "ViT-B/16": Case(tm.vit_b_16, images(16, 3, 224, 224), "EncoderBlock",
                      lambda: tm.VisionTransformer(224, 16, 12, 4, 64, 128), lambda: drawn(images(1, 3, 224, 224))),
-    "GPT-2 medium": Case(lambda: GPT2(hidden=1024, layers=24, heads=16), tokens(4, 1024), "Block",
+    "GPT-2 medium": Case(lambda: GPT2(hidden=1024, layers=24, heads=16, dropout=0.0), tokens(4, 1024), "Block",
                          lambda: GPT2(vocabulary=101, hidden=32, layers=24, heads=4), lambda: drawn(tokens(2, 16), 101)),
     "Llama, 16 layers": Case(_llama, tokens(2, 2048), "DecoderLayer",
                              lambda: _llama(vocab_size=101, hidden_size=64, intermediate_size=128, num_attention_heads=32, num_key_value_heads=8),

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from analyzer.fx.storage_table import StorageTable
 from analyzer.fx.version_alias import alias_with_version
 
 _PRODUCTS = frozenset("mm addmm bmm baddbmm addbmm mv addmv dot convolution convolution_overrideable cudnn_convolution mkldnn_convolution "
@@ -60,11 +61,9 @@ class _Kept:
         self.ordinals = ordinals
         self.results: dict[int, Any] = {}
         self.versions: dict[int, list[int]] = {}
-        self.storages: set[int] = set()  #: where kept results lie, by address of the storage object; they live as long as this does
 
     def keep(self, ordinal: int, result: Any) -> None:
         self.results[ordinal] = tree_map_only(torch.Tensor, alias_with_version, result)
-        self.storages.update(_place(t) for t in _tensors(result))
 
     def note_versions(self) -> None:
         """The region has run: what is written now, it did not write."""
@@ -78,17 +77,17 @@ class _Kept:
                                f"make a plan that runs it again, or write to a copy of it")
         return tree_map_only(torch.Tensor, torch.Tensor.detach, result)
 
-    def holds(self, op: Any, args: Any) -> bool:
-        """Whether ``op`` writes into a kept result."""
-        return bool(self.storages and op._schema.is_mutable and args and isinstance(args[0], torch.Tensor) and _place(args[0]) in self.storages)
-
 
 def _tensors(result: Any) -> list[torch.Tensor]:
     return [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
 
 
-def _place(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+def _writes_first(op: Any) -> bool:
+    """Whether an operator writes into its first argument."""
+    if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable:
+        return False
+    first = op._schema.arguments[0]
+    return first.alias_info is not None and first.alias_info.is_write and str(first.type) == "Tensor"
 
 
 class _Keeping(TorchDispatchMode):
@@ -109,16 +108,17 @@ class _Giving(TorchDispatchMode):
     def __init__(self, kept: _Kept) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kept, self.met = kept, 0
-        self.given: set[int] = set()
+        self.given: StorageTable[bool] = StorageTable()  #: where results lie that were given out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_product(func):
             self.met += 1
             if self.met - 1 in self.kept.results:  # not in a second backward pass: then it runs again
                 result = self.kept.give(self.met - 1)
-                self.given.update(_place(t) for t in _tensors(result))
+                for tensor in _tensors(result):
+                    self.given.put(tensor, True)
                 return result
-        elif self.given and self.kept.holds(func, args) and _place(args[0]) in self.given:
+        elif args and _writes_first(func) and self.given.find(args[0]):
             return args[0]  # it was kept as this left it
         return func(*args, **(kwargs or {}))
 

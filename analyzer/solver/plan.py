@@ -16,6 +16,10 @@ from analyzer.units import format_bytes, format_flops, format_seconds
 _FORMAT = "analyzer.plan"
 
 
+class InfeasibleBudgetError(InputError):
+    """No plan meets the budget; the message says the smallest one that can be met."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepInfo:
     """What a recorded training step took. *Activations* are what is neither there before the step nor a parameter's gradient."""
@@ -163,10 +167,10 @@ class Plan:
         """One row a checkpoint: its nodes, what it keeps, what running it again costs."""
         from analyzer.report.column import print_rows
 
-        rows = [(r.nodes[0], r.nodes[-1], r.module_path or "", str(len(r.nodes)), f"{len(r.keeps)} of {r.products}", self._format(r.cost))
+        rows = [(r.nodes[0], r.nodes[-1], r.module_path or "", str(len(r.nodes)), f"{len(r.keeps)} of {r.products}", self.format_cost(r.cost))
                 for r in self.regions]
         return print_rows(("First node", "Last node", "Module", "Nodes", "Products kept", "Run again"), rows, left=(0, 1, 2), fmt=fmt,
-                          total=("total", "", "", str(sum(len(r.nodes) for r in self.regions)), "", self._format(self.cost)))
+                          total=("total", "", "", str(sum(len(r.nodes) for r in self.regions)), "", self.format_cost(self.cost)))
 
     def summary(self) -> str:
         """What the plan gives: peaks before and after, overhead, how good it is."""
@@ -194,7 +198,8 @@ class Plan:
     def __str__(self) -> str:
         return f"{self.summary()}\n\n{self.table()}"
 
-    def _format(self, cost: float | None) -> str:
+    def format_cost(self, cost: float | None) -> str:
+        """A cost in the unit of the plan's objective."""
         return format_seconds(cost) if self.objective == "seconds" else format_flops(None if cost is None else round(cost))
 
 

@@ -18,7 +18,7 @@ from analyzer.units import format_bytes, parse_bytes
 from .application import copy_graph_module
 from .chain import least_limit, solve_chain
 from .check import record_step
-from .plan import FrontierPoint, Plan, PlanRegion, StepInfo
+from .plan import FrontierPoint, InfeasibleBudgetError, Plan, PlanRegion, StepInfo
 from .problem import Problem, read_problem
 from .unit import Unit, make_units, peak_bytes
 
@@ -91,9 +91,9 @@ class Planner:
         found = self._close_in(units, nbytes, before, method, whole, of)
         if isinstance(found, Plan):
             return found
-        raise InputError(f"budget={budget!r}: no plan of {problem_name(self.gm)} stays within {format_bytes(nbytes)}; the smallest budget that one "
-                         f"was found for is {found:,} bytes ({format_bytes(found)}"
-                         + (")" if whole else f", {found / self.unplanned.peak_activation_bytes:.1%} of the activations' memory)"))
+        raise InfeasibleBudgetError(f"budget={budget!r}: no plan of {problem_name(self.gm)} stays within {format_bytes(nbytes)}; the smallest "
+                                    f"budget that one was found for is {found:,} bytes ({format_bytes(found)}"
+                                    + (")" if whole else f", {found / self.unplanned.peak_activation_bytes:.1%} of the activations' memory)"))
 
     def _close_in(self, units: list[Unit], budget: int, before: int, method: str, whole: bool, of: str) -> Plan | int:
         """The best plan whose measured peak is within ``budget``; or the smallest peak met, where there is none.
@@ -142,7 +142,7 @@ class Planner:
             nbytes, of = self.budget_bytes(budget)
             try:
                 plan = self.solve(budget, method)
-            except InputError:
+            except InfeasibleBudgetError:
                 continue
             assert plan.planned is not None
             points.append(FrontierPoint(nbytes, self._peak(plan.planned, of == "step"), plan.overhead, plan.planned.recompute_flops))
@@ -200,8 +200,8 @@ def solve(profile_or_gm: fx.GraphModule, budget: int | float | str, method: str 
 
     Every plan is replayed before it is returned; ``plan.planned`` is what it was measured to take.
 
-    Raises InputError where no plan meets the budget (it says the smallest one that can be met) and for values that cannot be used;
-    MissingExtraError for ``method="exact"`` without scipy.
+    Raises InfeasibleBudgetError, an InputError, where no plan meets the budget (it says the smallest one that can be met), InputError for
+    values that cannot be used, MissingExtraError for ``method="exact"`` without scipy.
 
     >>> import torch
     >>> from analyzer import symbolic_trace

@@ -1,0 +1,108 @@
+"""``analyzer plan``: a checkpointing plan for a model and a budget of memory."""
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from analyzer.errors import AnalyzerError, InputError
+
+_HELP = """\
+Finds what to run again in the backward pass (activation checkpointing) so that a training step stays within a budget of memory, and runs as
+little as possible again. The plan is replayed before it is printed: the peak and the overhead are those of the planned program.
+
+TARGET and --input are those of `analyzer profile`.
+"""
+
+_EXAMPLES = """\
+examples:
+  analyzer plan vit_b_16 --budget 50%
+  analyzer plan torchvision:resnet152 --input 64x3x224x224 --device a100 --optimizer adamw --budget 20GiB
+  analyzer plan gpt2 --budget 40% --granularity module --json plan.json
+  analyzer plan llama_1b --budget 60% --frontier 90%,75%,50%,40% --plot frontier.png
+
+A budget with a unit is of the whole step (parameters, gradients, optimizer states); a percentage is of the activations' memory at its peak.
+
+exit codes: 0 found; 1 the model failed; 2 the command line, an input or the budget cannot be used; 3 the budget cannot be met
+"""
+_SHARES = "100%,90%,80%,70%,60%,50%,40%,30%,20%"
+
+
+def add_plan_command(commands: Any) -> None:
+    """Add ``plan`` to the subparsers of the command line."""
+    parser = commands.add_parser("plan", help="plan activation checkpointing for a budget of memory", description=_HELP, epilog=_EXAMPLES,
+                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", metavar="TARGET", help="the model; see `analyzer profile --help`")
+    parser.add_argument("--budget", required=True, metavar="SIZE", help="memory of the whole step, e.g. 24GiB, or a share of the activations', e.g. 50%%")
+    parser.add_argument("--input", action="append", default=[], metavar="SPEC", help="an input as for `analyzer profile`; may be repeated")
+    parser.add_argument("--device", help="whose time to save and whose kernels to expect (default: none; then FLOPs are saved)")
+    parser.add_argument("--method", choices=("auto", "greedy", "chain", "exact"), default="auto", help="default auto; exact needs scipy")
+    parser.add_argument("--granularity", choices=("operator", "module"), default="operator",
+                        help="checkpoints around any operators of the traced graph (default), or around whole modules, which the model's own code can take")
+    parser.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"),
+                        help="count its states in the whole step's memory (default: none)")
+    parser.add_argument("--autocast", metavar="DTYPE", choices=("bf16", "bfloat16", "fp16", "float16"), help="run the forward pass under torch.autocast")
+    parser.add_argument("--frontier", nargs="?", const=_SHARES, metavar="BUDGETS", help=f"also the overhead at these budgets (default {_SHARES})"
+                        .replace("%", "%%"))
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the frontier to this file (matplotlib; extra [report])")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save the plan (read it with analyzer.solver.Plan.from_json)")
+
+
+def run_plan(arguments: argparse.Namespace) -> int:
+    """``analyzer plan``; the result is the exit code."""
+    for path in (arguments.json, arguments.plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InputError(f"{path}: the folder {path.absolute().parent} does not exist")
+
+    from analyzer.input_spec import DTYPES, parse_inputs
+    from analyzer.target import load_target
+
+    from .frontier import draw_frontier, format_frontier
+    from .plan import InfeasibleBudgetError
+    from .solve import Planner
+
+    target = load_target(arguments.target)
+    inputs = target.choose_inputs(parse_inputs(arguments.input), train=True)
+    if inputs is None:
+        raise InputError(f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input x=int64:8x512")
+
+    from analyzer.fx.tracer import symbolic_trace
+    from analyzer.profile import build_model, profile
+
+    args = tuple(s.make() for s in inputs if s.name is None)
+    kwargs = {s.name: s.make() for s in inputs if s.name is not None}
+    autocast = None if arguments.autocast is None else DTYPES[arguments.autocast]
+    try:
+        model = build_model(target.build).train()
+        names = [name for name, _ in zip(inspect.signature(model.forward).parameters, args)]
+        gm = symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs})
+        held = 0
+        if arguments.optimizer is not None:
+            held = profile(model, args, kwargs, optimizer=arguments.optimizer, autocast=autocast, device=arguments.device or "h200").optimizer_bytes or 0
+        planner = Planner(gm, args, kwargs, autocast=autocast, device=arguments.device, granularity=arguments.granularity, held_bytes=held)
+        try:
+            plan = planner.solve(arguments.budget, arguments.method)
+        except InfeasibleBudgetError as error:
+            print(f"analyzer: {error}", file=sys.stderr)
+            return 3
+        if arguments.frontier or arguments.plot:
+            points = planner.frontier((arguments.frontier or _SHARES).split(","), arguments.method)
+            plan = replace(plan, frontier=points)
+    except AnalyzerError:
+        raise
+    except Exception as error:  # whatever the model raises
+        traceback.print_exc()
+        print(f"analyzer: {arguments.target} failed: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    print(plan)
+    if plan.frontier:
+        print("\n" + format_frontier(plan))
+    if arguments.plot is not None:
+        draw_frontier(plan, arguments.plot)
+    if arguments.json is not None:
+        plan.to_json(arguments.json)
+    return 0
