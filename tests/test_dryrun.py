@@ -13,6 +13,7 @@ from analyzer import ProfileOptions, profile
 from analyzer.cli import main
 from analyzer.dryrun.script import dry_run
 from analyzer.errors import InputError, UnknownDeviceError
+from analyzer.hardware import find_device
 
 HEAD = """
 import torch, sys
@@ -320,3 +321,28 @@ def test_wrong_calls_are_named(script, capsys, tmp_path):
 def test_options_of_the_callers_own(script):
     run = dry_run(script(PLAIN), options=ProfileOptions(unknown_value="error"))
     assert "aten.item" in run.format_error() and run.steps == 1
+
+
+@pytest.mark.parametrize("catches", ["torch.cuda.OutOfMemoryError", "torch.OutOfMemoryError", "RuntimeError"])
+def test_a_script_can_catch_that_memory_ran_out(script, capsys, catches):
+    """An H200 holds rows of 256 + 512 + 512 + 8 floats, and their gradients, for less than 2**25 of them."""
+    run = dry_run(script(f"""
+    rows = 2**27
+    steps = 0
+    while steps < 2:
+        try:
+            optimizer.zero_grad()
+            model(torch.empty(rows, 256, device="cuda")).sum().backward()
+            optimizer.step()
+            steps += 1
+        except {catches} as error:
+            assert "out of memory" in str(error)
+            del error
+            torch.cuda.empty_cache()
+            rows //= 2
+    print(rows)
+    """), steps=5)
+    assert run.error is None
+    rows = int(capsys.readouterr().out)
+    assert 2**23 <= rows < 2**26
+    assert run.profile.out_of_memory is None and run.profile.peak_reserved_bytes <= find_device("h200").memory_bytes

@@ -13,6 +13,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ..errors import AnalyzerError, InputError
 from .allocator_options import ADDRESS_RANGE_BYTES, LARGE_ROUNDING_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorOptions
 from .allocator_play import Elsewhere, Takings, play_plainly
@@ -27,8 +29,9 @@ _UNBOUNDED_RANGE_BYTES = 1 << 40
 _PYTORCH_DEFAULTS = AllocatorOptions()
 
 
-class DeviceOutOfMemoryError(AnalyzerError, MemoryError):
-    """The simulated device has no memory left for an allocation. All attributes are bytes.
+class DeviceOutOfMemoryError(AnalyzerError, MemoryError, torch.OutOfMemoryError):
+    """The simulated device has no memory left for an allocation: code that catches ``torch.cuda.OutOfMemoryError``, or looks for
+    "out of memory" in the text of a RuntimeError, meets what it waits for. All attributes are bytes.
 
     ``requested_bytes`` asked for; ``short_bytes`` missing once all cached segments were given back; ``allocated_bytes``
     and ``reserved_bytes`` at that moment; ``capacity_bytes`` that may be reserved in all.
@@ -37,21 +40,21 @@ class DeviceOutOfMemoryError(AnalyzerError, MemoryError):
     def __init__(
         self, requested_bytes: int, short_bytes: int, allocated_bytes: int, reserved_bytes: int, capacity_bytes: int
     ) -> None:
-        super().__init__(requested_bytes, short_bytes, allocated_bytes, reserved_bytes, capacity_bytes)
+        unused_bytes = reserved_bytes - allocated_bytes
+        super().__init__(
+            f"CUDA out of memory. Tried to allocate {requested_bytes:,} bytes, {short_bytes:,} bytes short; of "
+            f"{capacity_bytes:,} bytes {allocated_bytes:,} are allocated and {unused_bytes:,} reserved but unused. "
+            + ("Fragmentation is the cause; expandable_segments:True avoids most of it" if unused_bytes >= short_bytes
+               else "Try a smaller batch, activation checkpointing or a device with more memory")
+        )
         self.requested_bytes = requested_bytes
         self.short_bytes = short_bytes
         self.allocated_bytes = allocated_bytes
         self.reserved_bytes = reserved_bytes
         self.capacity_bytes = capacity_bytes
 
-    def __str__(self) -> str:
-        unused_bytes = self.reserved_bytes - self.allocated_bytes
-        return (
-            f"out of device memory: {self.requested_bytes:,} bytes asked for, {self.short_bytes:,} bytes short; of "
-            f"{self.capacity_bytes:,} bytes {self.allocated_bytes:,} are allocated and {unused_bytes:,} reserved but unused. "
-            + ("Fragmentation is the cause; expandable_segments:True avoids most of it" if unused_bytes >= self.short_bytes
-               else "Try a smaller batch, activation checkpointing or a device with more memory")
-        )
+    def __reduce__(self) -> tuple[type[DeviceOutOfMemoryError], tuple[int, ...]]:
+        return type(self), (self.requested_bytes, self.short_bytes, self.allocated_bytes, self.reserved_bytes, self.capacity_bytes)
 
 
 class Block:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .mode_stack import without_modes
+from .state import current
 from .storage import MetaStorage, attach, find_storage
 
 
@@ -75,7 +76,10 @@ class MetaTensor(torch.Tensor):
         return data_ptr(self)
 
     def record_stream(self, stream: Any) -> None:
-        """Nothing: simulated streams do not run at once, and C++ takes none of them."""
+        """Nothing to hold back: simulated streams do not run at once."""
+        state = current()
+        if state is not None:
+            state.assume("record_stream: the memory of a tensor that dies is taken to be free at once, as if the other stream had caught up")
 
     @property
     def data(self) -> Any:

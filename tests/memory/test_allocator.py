@@ -259,7 +259,7 @@ def test_out_of_memory() -> None:
     assert (error.requested_bytes, error.short_bytes) == (19 * MIB, 2 * MIB)
     assert (error.allocated_bytes, error.reserved_bytes, error.capacity_bytes) == (12 * MIB, 12 * MIB, 30 * MIB)
     assert str(error) == (
-        "out of device memory: 19,922,944 bytes asked for, 2,097,152 bytes short; of 31,457,280 bytes 12,582,912 are allocated "
+        "CUDA out of memory. Tried to allocate 19,922,944 bytes, 2,097,152 bytes short; of 31,457,280 bytes 12,582,912 are allocated "
         "and 0 reserved but unused. Try a smaller batch, activation checkpointing or a device with more memory"
     )
     copy = pickle.loads(pickle.dumps(error))
