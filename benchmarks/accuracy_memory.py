@@ -24,6 +24,8 @@ import tabulate
 import torch
 
 from analyzer import profile
+from analyzer.profilers.annotation import Annotation
+from analyzer.record.log import Log
 from benchmarks.accuracy_cause import find_cause
 from benchmarks.cases import Case, build, measured_cases, read_truth
 
@@ -33,11 +35,12 @@ NAMED_ABOVE = 0.01  # errors from here on are listed with their cause
 
 @dataclass(frozen=True)
 class Value:
-    """One predicted figure beside the measured one, in bytes."""
+    """One predicted figure beside the measured one, in bytes; ``requested_difference`` tells how the bytes asked for differ."""
 
     what: str
     predicted: int
     measured: int
+    requested_difference: int = 0
 
     @property
     def error(self) -> float:
@@ -60,6 +63,19 @@ class Result:
         return [v for v in (self.peak, self.reserved) if v is not None] + self.held + self.phase_peaks
 
 
+class Requests:
+    """A profiler that notes what was asked for, before the allocator rounds: bytes at the end of each phase and at its peak."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[tuple[int, str], tuple[int, int]] = {}
+
+    def __call__(self, log: Log) -> Annotation:
+        for record in log.phases:
+            _, peak = self.bytes.get((record.step, record.phase), (0, 0))
+            self.bytes[record.step, record.phase] = record.requested_bytes, max(peak, record.peak_requested_bytes)
+        return Annotation()
+
+
 def judge(case: Case) -> Result:
     """Profile one case and compare."""
     torch.set_num_threads(1)
@@ -67,19 +83,26 @@ def judge(case: Case) -> Result:
     result = Result(case.id)
     try:
         model, args, kwargs = build(case)
-        p = profile(model, args, kwargs, mode=case.mode, optimizer=case.optimizer, autocast=case.autocast, device="h200")
+        requests = Requests()
+        p = profile(model, args, kwargs, mode=case.mode, optimizer=case.optimizer, autocast=case.autocast, device="h200",
+                    profilers={"requests": requests})
     except Exception:  # every failure is a row
         result.failure = traceback.format_exc()
         return result
     assert p.peak_allocated_bytes is not None and p.peak_reserved_bytes is not None
-    result.peak = Value("peak", p.peak_allocated_bytes, max(row[5] for row in case.phases))
-    result.reserved = Value("reserved", p.peak_reserved_bytes, max(row[7] for row in case.phases))
+    asked_peak = max(peak for _, peak in requests.bytes.values())
+    result.peak = Value("peak", p.peak_allocated_bytes, max(row[5] for row in case.phases), asked_peak - max(row[3] for row in case.phases))
+    differences = [0]
     for step, phases in enumerate((p.first_step, p.phases)):
         for name, info in phases.items():
             measured = [row for row in case.phases if row[:2] == (step, name)]
             if measured and info.allocated_bytes is not None and info.peak_allocated_bytes is not None:
-                result.held.append(Value(f"{step} {name} held", info.allocated_bytes, measured[0][4]))
-                result.phase_peaks.append(Value(f"{step} {name} peak", info.peak_allocated_bytes, measured[0][5]))
+                row = measured[0]
+                held, peak = (mine - theirs for mine, theirs in zip(requests.bytes[step, name], row[2:4]))
+                differences += held, peak
+                result.held.append(Value(f"{step} {name} held", info.allocated_bytes, row[4], held))
+                result.phase_peaks.append(Value(f"{step} {name} peak", info.peak_allocated_bytes, row[5], peak))
+    result.reserved = Value("reserved", p.peak_reserved_bytes, max(row[7] for row in case.phases), max(differences, key=abs))
     result.seconds = time.perf_counter() - began
     return result
 
@@ -136,9 +159,9 @@ def cause_table(results: list[Result]) -> tuple[str, int]:
     for r in results:
         for v in r.values():
             if abs(v.error) > NAMED_ABOVE:
-                cause = find_cause(r.case_id, v.what, v.error)
+                cause = find_cause(r.case_id, v.what, v.error, v.requested_difference)
                 unnamed += cause is None
-                rows.append([r.case_id, v.what, f"{v.predicted - v.measured:+,}", f"{100 * v.error:+.2f} %", cause or "**not known**"])
+                rows.append([r.case_id, v.what, f"{v.predicted - v.measured:+,}", f"{100 * v.error:+.2f} %", cause or "**not explained**"])
     return _table(rows, ["case", "figure", "bytes", "error", "cause"], 0), unnamed
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .device_spec import DeviceSpec
+from .nvidia import NVIDIA_DEVICES
 
 _MIB = 2**20
 _GIB = 2**30
@@ -35,7 +36,8 @@ _CONTEXTS: dict[str, tuple[int, str]] = {
                  "pytorch/pytorch issue 16417 (2024-03-13), a card of 23.65 GiB: 23.60 GiB in use - 22.90 GiB allocated - 194.87 MiB unallocated; "
                  "varies with driver, libraries and kernels"),
 }
-# Where nobody published such a message: each thing on its own, with what is known of it.
+_MULTIPROCESSORS = {device.name: device.multiprocessors for device in NVIDIA_DEVICES}
+# Where nothing tells which device is alike: each thing on its own, with what is known of it.
 _UNKNOWN = (
     UnseenMemory("CUDA context and kernels", None,
                  "not known for this device; with the handles 0.50 GiB on an L40S (huggingface/sentence-transformers issue 3214)"),
@@ -53,13 +55,14 @@ def list_unseen(device: DeviceSpec, world_size: int = 1) -> tuple[UnseenMemory, 
     """What takes memory of ``device`` outside the allocator in a process of a job of ``world_size`` ranks; nothing on a host.
 
     >>> from analyzer.hardware import find_device
-    >>> [(u.what, u.bytes) for u in list_unseen(find_device("a100_80gb"), world_size=2)][1:]
-    [('cuBLAS handles', None), ('cuDNN handle', None), ('NCCL buffers (one communicator)', 570425344)]
+    >>> for unseen in list_unseen(find_device("a100_80gb"), world_size=2):
+    ...     print(unseen.bytes, unseen.what)
+    547283272 CUDA context, kernels, cuBLAS and cuDNN handles (assumed: as on rtx_4090)
+    570425344 NCCL buffers (one communicator)
     """
     if device.kind != "cuda":
         return ()
-    known = _CONTEXTS.get(device.name)
-    found = list(_UNKNOWN) if known is None else [UnseenMemory("CUDA context, kernels, cuBLAS and cuDNN handles", *known)]
+    found = _list_contexts(device)
     if world_size > 1:
         if device.name.startswith("a100"):
             pair = world_size == 2
@@ -68,3 +71,21 @@ def list_unseen(device: DeviceSpec, world_size: int = 1) -> tuple[UnseenMemory, 
         else:
             found.append(UnseenMemory("NCCL buffers", None, _NCCL_ELSEWHERE))
     return tuple(found)
+
+
+def _list_contexts(device: DeviceSpec) -> list[UnseenMemory]:
+    """What the driver and the libraries take: known, else as on the known device with the nearest number of multiprocessors.
+
+    A context holds local memory and stacks for all threads that the multiprocessors can run (CUDA programming guide, cudaDeviceSetLimit).
+    """
+    what = "CUDA context, kernels, cuBLAS and cuDNN handles"
+    known = _CONTEXTS.get(device.name)
+    if known is not None:
+        return [UnseenMemory(what, *known)]
+    own = device.multiprocessors
+    if own is None:
+        return list(_UNKNOWN)
+    other = min(_CONTEXTS, key=lambda name: abs((_MULTIPROCESSORS[name] or 0) - own))
+    nbytes, source = _CONTEXTS[other]
+    return [UnseenMemory(f"{what} (assumed: as on {other})", nbytes,
+                         f"not known for this device; of those known {other} is nearest in multiprocessors ({_MULTIPROCESSORS[other]}, here {own}): {source}")]
