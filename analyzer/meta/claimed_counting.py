@@ -23,8 +23,9 @@ def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength:
     state.assume(f"bincount: all values are taken to be below minlength={minlength}")
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     out = aten.new_empty.default(self, [minlength], dtype=dtype)
-    if weights is None and state.options.unknown_size == "balanced" and state.expects_contents:
+    if weights is None and (state.options.unknown_size == "balanced" or state.repeats) and state.expects_contents:
         state.assume(f"bincount: unknown elements are taken to fall evenly into {minlength} bins (balanced) {state.where()}")
+        only = state.placeholder if state.repeats else None
         with without_modes():
-            out.untyped_storage().known = Deferred(torch.tensor(balanced_counts(self.numel(), minlength)))
+            out.untyped_storage().known = Deferred(torch.tensor(balanced_counts(self.numel(), minlength, only)))
     return out

@@ -92,7 +92,7 @@ def _scalar(state: MetaState, tensor: Tensor) -> Any:
         return passing
     if (answer := going_on(state, tensor)) is not None:
         return answer
-    value = read_known(tensor, assumed=True) if state.expects_contents else None
+    value = read_known(tensor, assumed=True) if state.expects_contents and not state.repeats else None
     if value is not None and (not tensor.dtype.is_floating_point or bool(value.isfinite())):
         number = value.item()
         state.assume(f"an unknown scalar ({tensor.dtype}) was taken as {number:.4g}, its value where what the layers compute is zero {state.where()}")

@@ -20,21 +20,23 @@ Rule = Callable[[Any, list[MetaStorage], "float | None"], "float | None"]
 _KEEPING = {"_to_copy", "clone", "contiguous", "index", "cat", "_reshape_copy", "flip", "gather", "index_select"}
 
 
-def balanced_counts(total: int, bins: int) -> list[int]:
-    """How many of ``total`` elements each of ``bins`` equally likely classes gets.
+def balanced_counts(total: int, bins: int, only: int | None = None) -> list[int]:
+    """How many of ``total`` elements each of ``bins`` equally likely classes gets; with ``only``, that class gets all.
 
-    >>> balanced_counts(10, 4)
-    [2, 3, 2, 3]
+    >>> balanced_counts(10, 4), balanced_counts(10, 4, only=2)
+    ([2, 3, 2, 3], [0, 0, 10, 0])
     """
+    if only is not None:
+        return [total if i == only % bins else 0 for i in range(bins)]
     return [total * (i + 1) // bins - total * i // bins for i in range(bins)]
 
 
-def expected_counts(name: str, args: Any, kwargs: Any) -> list[int] | None:
-    """Expected contents of what ``histc`` counts, as routing to experts does; None for other operators."""
+def expected_counts(name: str, args: Any, kwargs: Any, only: int | None = None) -> list[int] | None:
+    """Expected contents of what ``histc`` counts, as routing to experts does, see `balanced_counts`; None for other operators."""
     if name != "histc":
         return None
     bins = args[1] if len(args) > 1 else kwargs.get("bins", 100)
-    return balanced_counts(args[0].numel(), bins)
+    return balanced_counts(args[0].numel(), bins, only)
 
 
 def drawn_contents(name: str, storages: list[MetaStorage]) -> Known | None:

@@ -137,7 +137,9 @@ class MetaDispatchMode(TorchDispatchMode):
             density = expected_density(info.name, args, storages)
             if density is not None and born and born[0] is not None:
                 born[0].density = density
-            counts = expected_counts(info.name, args, kwargs or {}) if state.options.unknown_size == "balanced" else None
+            counts = None
+            if state.options.unknown_size == "balanced" or state.repeats:
+                counts = expected_counts(info.name, args, kwargs or {}, state.placeholder if state.repeats else None)
             if counts is not None and born[0] is not None and born[0].known is None and state.expects_contents:
                 state.assume(f"{info.name}: unknown elements are taken to fall evenly into {len(counts)} bins (balanced) {state.where()}")
                 with without_modes():

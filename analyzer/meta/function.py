@@ -293,7 +293,7 @@ def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     value = read_known(x)
     if value is None:
         x.reshape(-1)[0].item()  # raises with the place and the way out, or notes what was taken
-        value = read_known(x, assumed=True)
+        value = None if state.repeats else read_known(x, assumed=True)
         value = _ones_like(x) if value is None else value
     with without_modes():
         return value.numpy().copy()

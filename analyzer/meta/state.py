@@ -61,6 +61,11 @@ class MetaState:
     def __post_init__(self) -> None:
         self.follows_expected = self.options.unknown_value == "expected"
 
+    @property
+    def repeats(self) -> bool:
+        """Whether a call runs again with other answers to what is unknown, so that what depends on them shows."""
+        return self.placeholder != 1
+
     def assume(self, text: str) -> None:
         """Note something that was taken for granted."""
         self.assumptions.setdefault(text)
