@@ -251,8 +251,8 @@ def _commit() -> str:
     return found.stdout.strip()
 
 
-def write_report(path: Path, first: list[Row], last: list[Row], sample: list[Row], total: int) -> None:
-    """The page of the documentation: a sample run in one pass by one commit, and the sweep as it was first run and as it is now."""
+def write_report(path: Path, first: list[Row], last: list[Row], sample: list[Row], whole: list[Row], total: int) -> None:
+    """The page of the documentation: a sample run in one pass by one commit, families run whole, and the sweep as it was first run and is now."""
     versions = ", ".join(f"{p} {_version(p)}" for p in ("torch", "torchvision", "timm", "transformers", "diffusers"))
     lines = [
         "# Coverage", "",
@@ -274,7 +274,9 @@ def write_report(path: Path, first: list[Row], last: list[Row], sample: list[Row
         if again:
             lines += [f"After fixes: the {len(again)} that had failed, or could not be judged, were run again ({_commits(again)}), and no other.", "",
                       *_table(last), ""]
-    newest = {r["name"]: r for r in [*last, *sample]}  # of a model in both, the sample's
+    if whole:
+        lines += ["## Families run whole", "", f"Every model of these families; {_run_of(whole)}", "", *_table(whole), ""]
+    newest = {r["name"]: r for r in [*last, *sample, *whole]}  # of a model in two, the later
     rows = [newest[name] for name in sorted(newest)]
     lines += ["## Failures", ""]
     found = {(r["name"], s): r for r in rows if "unusable" not in r for s in STEPS if r.get(s, "pass") != "pass"}
@@ -330,6 +332,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--again", choices=("failed", "all"), help="run these though they have a result")
     parser.add_argument("--report", action="store_true", help="only write docs/coverage.md")
     parser.add_argument("--fresh", type=Path, help="results of a sample run in one pass, for the report")
+    parser.add_argument("--whole", type=Path, help="results of whole families, for the report")
     parser.add_argument("-v", "--verbose", action="store_true", help="print each failure as it comes")
     options = parser.parse_args(argv)
 
@@ -373,8 +376,8 @@ def main(argv: list[str] | None = None) -> int:
     for reason, where in failures(rows).items():
         print(f"{len(where):4d}  {reason}\n      {', '.join(f'{n} ({s})' for n, s in where[:4])}")
     if not options.only and not options.sample or options.report:
-        fresh = list(read_rows(options.fresh).values())
-        write_report(REPORT, list(read_rows(options.results, first=True).values()), rows, fresh, len(list_cases()))
+        fresh, whole = (list(read_rows(path).values()) for path in (options.fresh, options.whole))
+        write_report(REPORT, list(read_rows(options.results, first=True).values()), rows, fresh, whole, len(list_cases()))
     return 0
 
 

@@ -56,7 +56,7 @@ def test_the_report_tells_the_first_pass_from_what_was_run_again(tmp_path):
     results.write_text('{"name": "timm:a", "family": "timm", "commit": "one", "train": "E: x", "infer": "pass", "trace": "pass"}\n'
                        '{"name": "timm:b", "family": "timm", "commit": "one", ' + passed + '{"name": "timm:a", "family": "timm", "commit": "two", ' + passed)
     first, last = (list(read_rows(results, first=f).values()) for f in (True, False))
-    write_report(tmp_path / "page.md", first, last, [], total=5)
+    write_report(tmp_path / "page.md", first, last, [], [], total=5)
     page = (tmp_path / "page.md").read_text()
     assert "2 of the 5 models, the first of a random order. As each was first run; commit one." in page
     assert "the 1 that had failed, or could not be judged, were run again (commit two)" in page
