@@ -1,10 +1,12 @@
 """Specs in, specs out: what an operator returned once is rebuilt without running its kernel again."""
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
+from .mode_stack import without_modes
 from .signature import Signature
 from .spec import TensorSpec
 from .storage import MetaStorage, find_storage
@@ -51,9 +53,19 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
         return spec_of(tensor._values)  # type: ignore[arg-type]
     if tensor.layout is not torch.strided:
         return TensorSpec.of(tuple(tensor.shape), (), tensor.dtype, str(tensor.__dict__.get("_claim", "cpu")))
+    if tensor.is_nested:
+        shape = padded_shape(tensor)
+        return TensorSpec.of(shape, tuple(math.prod(shape[i + 1:]) for i in range(len(shape))), tensor.dtype, str(tensor.device))
     storage = find_storage(tensor)
     claim = storage.claim if isinstance(storage, MetaStorage) else tensor.device
     return TensorSpec.of(tuple(tensor.shape), tensor.stride(), tensor.dtype, str(claim))
+
+
+def padded_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Of a nested tensor with data, in the strided layout: in each dimension the largest size of its parts, which kernels pad the others to."""
+    with without_modes():
+        sizes: torch.Tensor = tensor._nested_tensor_size()
+        return len(sizes), *map(int, sizes.max(0).values.tolist())
 
 
 def to_specs(tree: Any) -> Any:

@@ -118,6 +118,9 @@ def _flatten(args: Any, tensors: list[torch.Tensor], key: list[Any]) -> bool:
             if type(a) in _LAZY:
                 return False
             tensors.append(a)
+            if a.is_nested:
+                key.append(id(to_specs(a)))  # specs are never given up
+                continue
             key.append((a.shape, a.stride() if a.layout is torch.strided else None, a.dtype, a.device))
         elif isinstance(a, (list, tuple)):
             key.append(len(a))

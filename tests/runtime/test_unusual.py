@@ -48,6 +48,21 @@ def test_predicted_modules_may_be_called_under_vmap_too():
     assert [p.modules.children[0].fwd_macs for p in (profile(model, (X,)), measure(model, (X,)))] == [6 * PRODUCT, 6 * PRODUCT]
 
 
+def test_an_encoder_that_packs_its_padding_away_is_counted_as_predicted():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+    x, padding = torch.rand(2, 5, 16), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        expected = model(x, src_key_padding_mask=padding)
+        with FlopsProfiler(model, convention="own") as prof:
+            assert torch.equal(model(x, src_key_padding_mask=padding), expected)
+    assert prof.profile.operators[0].operator == "aten._transformer_encoder_layer_fwd.default"
+    assert prof.profile.uncounted == ()
+    assert prof.get_total_macs() == profile(model, (x,), {"src_key_padding_mask": padding}, mode="infer").fwd_macs
+    layer = prof.profile.modules.children[0].children[0]
+    assert [t.shape for t in layer.outputs] == [(2, 5, 16)]  # as if padded
+
+
 def test_sparse_inputs_are_described_and_an_operator_without_a_formula_is_listed():
     model = Calls(lambda layer, x: layer(torch.sparse.mm(x, torch.ones(4, 4))))
     with FlopsProfiler(model, convention="own") as prof:

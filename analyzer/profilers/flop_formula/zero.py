@@ -25,7 +25,8 @@ MOVE = """
     _upsample_nearest_exact2d _upsample_nearest_exact3d max_unpool2d max_unpool3d to_mkldnn to_padded_tensor _chunk_cat
     mkldnn_reorder_conv2d_weight mkldnn_reorder_conv3d_weight _cudnn_rnn_flatten_weight _pin_memory copy_sparse_to_sparse
     _pack_padded_sequence _nested_from_padded _nested_from_padded_and_nested_example _nested_from_padded_tensor _nested_select_backward
-    _nested_sum_backward _nested_tensor_from_mask _nested_tensor_from_tensor_list _jagged_to_padded_dense_forward
+    _nested_sum_backward _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned _nested_tensor_from_tensor_list
+    _jagged_to_padded_dense_forward
     _padded_dense_to_jagged_forward lu_unpack _spdiags convert_element_type device_put copy_strided copy_to rev
     type_as unflatten_dense_tensors flatten_dense_tensors
     _convert_weight_to_int4pack _convert_weight_to_int4pack_for_cpu _dyn_quant_pack_4bit_weight int_repr
