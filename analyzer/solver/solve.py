@@ -73,8 +73,10 @@ class Planner:
                 raise InputError(f"budget={budget!r}: a share of the activations' memory is above 0 and at most 1; "
                                  f"give bytes as an int or as text such as '24GiB'")
             return int(budget * self.unplanned.peak_activation_bytes), "activations"
-        nbytes = parse_bytes(budget)
-        return nbytes, "step"
+        try:
+            return parse_bytes(budget), "step"
+        except InputError:
+            raise InputError(f"budget={budget!r}: write bytes of the whole step as '24GiB', or a share of the activations' memory as '50%'") from None
 
     # ---- solving
 
@@ -86,7 +88,7 @@ class Planner:
         whole = of == "step"
         if self._peak(self.unplanned, whole) <= nbytes:
             return self._plan([], nbytes, of, method, 0.0)
-        problem, units = self.problem(whole), self.units(whole)
+        units = self.units(whole)
         before = self._held_before(whole)
         found = self._close_in(units, nbytes, before, method, whole, of)
         if isinstance(found, Plan):

@@ -181,8 +181,10 @@ def make_units(problem: Problem, limit_bytes: int, spans: Sequence[tuple[int, in
         pairs = _pair(ends, passing_bytes(problem))
     starts = np.concatenate([[0], ends[:-1] + 1])
     units = [make.plain(int(a), int(b)) for a, b in zip(starts, ends)]
+    plain_held = np.concatenate([[0], np.cumsum([u.held_bytes for u in units])])
     for a, b in pairs:
-        units.extend(make.regions(a, b))
+        as_plain = int(plain_held[np.searchsorted(ends, b) + 1] - plain_held[np.searchsorted(starts, a)])
+        units.extend(u for u in make.regions(a, b) if u.held_bytes < as_plain)  # others spare nothing
     units.append(make.plain(count, count))
     return [u for u in units if u.work_bytes <= limit_bytes]
 

@@ -1,0 +1,94 @@
+"""Solvers against every division there is; the account of a plan's memory against the checker's."""
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analyzer.errors import MissingExtraError
+from analyzer.solver.chain import least_limit, solve_chain
+from analyzer.solver.exact import solve_exact
+from analyzer.solver.greedy import solve_greedy
+from analyzer.solver.unit import Unit, peak_bytes, total_cost
+
+
+@st.composite
+def unit_lists(draw):
+    """All plain units of a program of up to six atoms, and some checkpoints over them."""
+    count = draw(st.integers(1, 6))
+    small = st.integers(0, 40)
+    units = [Unit(i, i, False, 0.0, draw(small), draw(small)) for i in range(count)]
+    for first in range(count):
+        for last in range(first, count):
+            for _ in range(draw(st.integers(0, 2))):
+                units.append(Unit(first, last, True, float(draw(st.integers(1, 30))), draw(small), draw(small)))
+    return units
+
+
+def divisions(units, place=0):
+    """Every division, by trying all."""
+    if place == max(u.last for u in units) + 1:
+        yield []
+    for u in units:
+        if u.first == place:
+            for rest in divisions(units, u.last + 1):
+                yield [u, *rest]
+
+
+@settings(max_examples=60)
+@given(unit_lists(), st.integers(0, 120))
+def test_dynamic_program_finds_the_cheapest_division(units, limit):
+    fitting = [total_cost(d) for d in divisions(units) if peak_bytes(d) <= limit]
+    found = solve_chain(units, limit)
+    assert (found is None) == (not fitting)
+    if found is not None:
+        assert peak_bytes(found) <= limit and total_cost(found) == min(fitting)
+        assert [u.first for u in found] == [0, *(u.last + 1 for u in found[:-1])]
+
+
+@settings(max_examples=25)
+@given(unit_lists(), st.integers(0, 120))
+def test_mixed_integer_program_agrees(units, limit):
+    pytest.importorskip("scipy")
+    expected, found = solve_chain(units, limit), solve_exact(units, limit)
+    assert (found is None) == (expected is None)
+    if found is not None:
+        assert peak_bytes(found.units) <= limit
+        assert total_cost(found.units) == pytest.approx(total_cost(expected)) == pytest.approx(found.bound)
+
+
+@settings(max_examples=60)
+@given(unit_lists(), st.integers(0, 120))
+def test_greedy_stays_within_the_limit(units, limit):
+    found = solve_greedy(units, limit)
+    if found is not None:
+        assert peak_bytes(found) <= limit and total_cost(found) >= total_cost(solve_chain(units, limit))
+
+
+@settings(max_examples=60)
+@given(unit_lists())
+def test_the_least_limit_is_the_lowest_peak(units):
+    assert least_limit(units) == min(peak_bytes(d) for d in divisions(units))
+
+
+@settings(max_examples=60)
+@given(unit_lists(), st.integers(0, 120))
+def test_few_states_give_a_plan_that_is_valid_and_a_bound_below_it(units, limit):
+    found = solve_chain(units, limit, most_states=2)
+    best = solve_chain(units, limit)
+    if found is not None:
+        assert peak_bytes(found) <= limit and total_cost(found) >= total_cost(best)
+
+
+def test_without_scipy_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'torch-analyzer\[solver\]', or take method='chain'"):
+        solve_exact([Unit(0, 0, False, 0.0, 1, 1)], 10)
+
+
+def test_the_core_imports_neither_scipy_nor_matplotlib():
+    code = "import analyzer.cli, analyzer.solver, sys; assert not {'scipy', 'matplotlib'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
