@@ -1,4 +1,4 @@
-"""What the attention kernels that PyTorch brings hold while they run. cuDNN's are its own secret."""
+"""What attention kernels hold while they run: those that PyTorch brings, and of cuDNN's what its open frontend asks for."""
 from __future__ import annotations
 
 from math import ceil
@@ -28,6 +28,21 @@ def efficient_backward_stages(signature: Signature) -> tuple[Stage, ...]:
     delta_bytes = batch * heads * length * _FLOAT_BYTES
     blocks = ceil(length / _BLOCK) * ceil(size / _BLOCK) if key[2] > _BLOCK else 0
     return Stage((grad_out.nbytes, delta_bytes)), Stage((delta_bytes, batch * heads * blocks * (16 + _BLOCK * _BLOCK * _FLOAT_BYTES)))
+
+
+@kernel_stages(_aten._scaled_dot_product_cudnn_attention_backward)
+def cudnn_backward_stages(signature: Signature) -> tuple[Stage, ...]:
+    """``run_cudnn_SDP_bprop`` in ``aten/src/ATen/native/cudnn/MHA.cpp``: a copy of a gradient whose rows have gaps, then one workspace.
+
+    In it, by ``get_fe_workspace_size_node`` of CompositeSDPABackwardNode (cudnn-frontend, node/scaled_dot_product_flash_attention.h,
+    cuDNN 9): the query's gradient and the row sums in float32. The forward pass asks for none. What cuDNN's engine adds, as for the
+    full heads of grouped queries, is not known.
+    """
+    grad_out, query = signature.inputs[:2]
+    if not query.numel:
+        return ()
+    workspace = query.numel * _FLOAT_BYTES + query.numel // query[-1] * _FLOAT_BYTES
+    return (Stage((workspace,) if grad_out.stride[-1] == 1 else (grad_out.nbytes, workspace)),)
 
 
 @kernel_stages(_aten._scaled_dot_product_flash_attention_backward)

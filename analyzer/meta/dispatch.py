@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 
-from . import convolution_workspace, kernel_temporary, output_cache, reduction_workspace  # noqa: F401  three register their rules
+from . import convolution_workspace, kernel_temporary, output_cache, reduction_workspace, sort_workspace  # noqa: F401  four register their rules
 from .accumulation import ADD_IN_PLACE, is_engines_sum
 from .claimed import claimed_shapes, host_shapes
 from .current_device import selected
@@ -104,6 +104,10 @@ class MetaDispatchMode(TorchDispatchMode):
         if info.data_dependent:
             answer = answer_data_dependent(state, info, args, kwargs or {}, tensors)
             if answer is not NotImplemented:
+                if has_rule(info.op):  # rules of these operators ask for the inputs only
+                    signature = Signature(info.op, to_specs(args), to_specs(kwargs or {}), tuple(spec_of(t) for t in tensors), ())
+                    for stage in stages_of(signature):
+                        hold_blocks(state, _result_claim(state, storages, {}), stage.blocks)
                 return answer
         if info.reads_offset and key is not None:
             key.append(tensors[0].storage_offset())

@@ -64,6 +64,11 @@ def _kept(*blocks: int) -> tuple[Stage, ...]:
     return tuple(stage._replace(before=0, kept=True) for stage in _stages(*blocks))
 
 
+def copy_bytes(t: TensorSpec) -> int:
+    """Bytes of the contiguous copy that a kernel makes of ``t``; 0 where it is contiguous."""
+    return 0 if is_contiguous(t) else t.nbytes
+
+
 def _copies(signature: Signature, positions: tuple[int, ...]) -> list[int]:
     given = [signature.args[i] for i in positions if i < len(signature.args)]
     return [t.nbytes for t in given if isinstance(t, TensorSpec) and not is_contiguous(t)]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+import analyzer.meta.attention_workspace  # noqa: F401  registers its rules
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.transient import stages_of
@@ -33,6 +34,27 @@ GRID = spec((64, 64), stride=(256, 2))
     (aten._softmax.default, (TRANSPOSED, -1, False), [spec((64, 32))], (8192,)),
     (aten._safe_softmax.default, (spec((2, 8, 8)), -1), [spec((2, 8, 8))], (128, 16, 4)),
     (aten.native_layer_norm.default, (TRANSPOSED, [32], None, None, 1e-5), [spec((64, 32)), spec((64, 1)), spec((64, 1))], (8192,)),
+    # up to 4096 elements in place; one row: indices, and both once more for radix sort; below 128 rows: (index, row) twice, keys, radix sort;
+    # from then on: indices, radix sort
+    (aten.sort.default, (spec((8, 4096)),), [], ()),
+    (aten.sort.default, (spec((1, 5000)),), [], (40000, 60000)),
+    (aten.sort.default, (spec((8, 5000)),), [], (320000, 320000, 160000, 480000)),
+    (aten.sort.default, (spec((128, 5000), torch.int64),), [], (5120000, 10240000)),
+    (aten.sort.default, (spec((5000, 128)), 0), [], (2560000, 2560000, 5120000, 5120000, 7680000)),  # copied there, and results back
+    (aten.topk.default, (spec((8, 5000)), 10), [spec((8, 10)), spec((8, 10), INT)], ()),
+    # 20 rows of 20000 are shared by blocks of 1024 items: 20 each. Four arrays for rows, counts of 256 digits and two sums for blocks
+    (aten.topk.default, (spec((20, 20000)), 10), [spec((20, 10)), spec((20, 10), INT)], (80, 80, 80, 80, 204800, 1600, 1600)),
+    (aten.topk.default, (spec((500, 2500)), 2000), [spec((500, 2000)), spec((500, 2000), INT)], ()),
+    (aten.topk.default, (spec((1, 9000)), 5000), [spec((1, 5000)), spec((1, 5000), INT)], (40000, 20000, 40000, 60000)),
+    (aten.cumsum.default, (TRANSPOSED, 0), [spec((64, 32))], (8192,)),
+    (aten.nonzero.default, (TRANSPOSED,), [], (8192,)),
+    # sorted keys and radix sort; with the inverse also where they were and come from, then a mask and its sums
+    (aten._unique2.default, (spec((1000,)),), [], (4000, 4000)),
+    (aten._unique2.default, (spec((1000,)), True, True), [], (4000, 8000, 8000, 12000, 4000, 8000, 8000, 8000, 8000)),
+    (aten.unique_consecutive.default, (spec((1000,)),), [], ()),
+    # cuDNN: the query's gradient and a sum for each of its rows in float32
+    (aten._scaled_dot_product_cudnn_attention_backward.default, tuple(spec((2, 4, 8, 64), torch.bfloat16) for _ in range(4)), [],
+     (2 * 4 * 8 * 65 * 4,)),
     (aten.mm.default, (TRANSPOSED, spec((32, 8))), [spec((64, 8))], ()),
     (aten.mm.default, (GRID, spec((64, 8))), [spec((64, 8))], (16384,)),
     (aten.bmm.default, (spec((2, 4, 4), stride=(1, 8, 2)), spec((2, 4, 4))), [spec((2, 4, 4))], (128,)),
