@@ -132,8 +132,41 @@ def of_compiled_function(model, x):
     return torch.compile(run)(x)
 
 
+def of_kept_rows(model, x):
+    kept = x[x.sum(1) > 0]
+    if len(kept) > 0:  # as all rows are taken to be
+        raise Boom
+    return kept
+
+
+def of_unknown_size(model, x):
+    return of_kept_rows(model, model.first(x))  # traced again with this function as one node, which fails again
+
+
+def inside_flex_attention(model, x):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def fail(score, b, h, i, j):
+        raise Boom
+
+    with torch.no_grad():
+        q = model.first(x)[None, None]
+        return flex_attention(q, q, q, score_mod=fail)
+
+
+def inside_nested(model, x):
+    nested = torch.nested.nested_tensor_from_jagged(model.first(x), offsets=torch.tensor([0, 1, 4], device=x.device))
+    raise Boom(nested)
+
+
+def inside_scripted(model, x):
+    model.scripted = torch.jit.script(nn.Linear(8, 8))
+    return model.scripted(x[:, :3])
+
+
 POINTS = [at_once, interrupted, after_changes, inside_autocast, inside_no_grad, inside_checkpoint, inside_vmap, inside_saved_tensor_hooks, inside_hook,
-          with_other_dtype, with_random_numbers, under_mode, of_shapes, of_unknown_data, in_backward, of_no_output, of_compiled_function]
+          with_other_dtype, with_random_numbers, under_mode, of_shapes, of_unknown_data, in_backward, of_no_output, of_compiled_function,
+          of_unknown_size, inside_flex_attention, inside_nested, inside_scripted]
 
 
 class Failing(nn.Module):

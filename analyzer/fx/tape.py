@@ -129,10 +129,16 @@ class Tape:
     def run_leaf(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run, module: nn.Module | None = None) -> Any:
         """Run something whose inside is not looked at, as one node."""
         with self.pause():
-            result = run(args, kwargs)
-            if self.sizes.concerns(args, kwargs):
-                self.sizes.follow(run, args, kwargs, result, module)
-        self._bind(result, self._create(NodeCall(op, target, args, kwargs)), rename=True)
+            try:
+                result = run(args, kwargs)
+            except DataDependentError:
+                self._want(module)
+                raise
+            differs = self.sizes.concerns(args, kwargs) and self.sizes.follow(run, args, kwargs, result, module)
+        node = self._create(NodeCall(op, target, args, kwargs))
+        if differs and not self._want():
+            node = self._with_structure(node, result)
+        self._bind(result, node, rename=True)
         return result
 
     def run_outlined(self, site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -326,9 +332,10 @@ class Tape:
             node = self._with_structure(node, result)
         self._bind(result, node, rename=not writes(func, kwargs))
 
-    def _want(self) -> bool:
-        """Ask for the innermost function or module that runs to be one node; False where only the root does."""
-        site = next((s for s in open_sites(self.borrowed.root) if s not in self.outlined), None)
+    def _want(self, leaf: nn.Module | None = None) -> bool:
+        """Ask for ``leaf``, or the innermost function or module that runs, to be one node that may depend on data; False where only the root does."""
+        inner = [] if leaf is None else [Site(leaf)]
+        site = next((s for s in (*inner, *open_sites(self.borrowed.root)) if s not in self.outlined), None)
         if site is not None:
             self.wanted.setdefault(site, user_line() or "")
         return site is not None

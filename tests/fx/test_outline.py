@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from analyzer import MetaTensorMode, symbolic_profile, symbolic_trace
+from analyzer import MetaTensorMode, register_leaf_module, symbolic_profile, symbolic_trace
 from analyzer.errors import DataDependentError, InputError
 from analyzer.fx.graph_module import GraphModule
 from analyzer.fx.unknown_size import SizeWatch
@@ -269,6 +269,19 @@ def test_a_value_that_the_root_reads_is_an_error() -> None:
 
     with pytest.raises(DataDependentError, match=r"(?s)Way out.*in the root module at .*test_outline.py"):
         trace(Root())
+
+
+def test_a_registered_leaf_may_read_values() -> None:
+    class Leaf(ReadsValue.Gate):
+        pass
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Leaf())
+    with register_leaf_module.scope():
+        register_leaf_module(Leaf)
+        graph = symbolic_trace(model, meta_args={"input": torch.empty(5, WIDTH)})
+    assert names(graph) == ["_0", "_1"]
+    for seed in range(3):
+        torch.testing.assert_close(graph(inputs(seed)), model(inputs(seed)))
 
 
 def test_contents_that_a_policy_expects_are_no_constants() -> None:
