@@ -25,6 +25,7 @@ from analyzer.meta.source_line import is_user_code
 from .call_target import CallTarget
 from .structure import children, holds_tensor, is_plain_object, tensors_of
 
+_TRACER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tracer.py")
 _FUNCTIONAL = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "nn", "functional.py")
 
 
@@ -76,7 +77,7 @@ def open_sites(root: nn.Module) -> list[Site]:
     found: list[Site] = []
     end = _code_of(root.forward)
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code.co_filename != _TRACER:
         code = frame.f_code
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if code is end and (first is root or not inspect.ismethod(root.forward)):
@@ -99,7 +100,7 @@ def _site(frame: FrameType, code: CodeType, first: Any) -> Site | None:
                 return Site(kind, code.co_name)
     held = frame.f_globals.get(code.co_name)
     module = sys.modules.get(frame.f_globals.get("__name__", ""))
-    if module is not None and isinstance(held, FunctionType) and _code_of(held) is code:
+    if module is not None and isinstance(held, FunctionType) and _code_of(held) is code and vars(module).get(code.co_name) is held:
         return Site(module, code.co_name)
     return None
 
