@@ -31,6 +31,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 import torch  # noqa: E402
 
 from analyzer import Profile, profile  # noqa: E402
+from analyzer.record import block_reuse  # noqa: E402
 
 from .speed_case import CASES, REUSE_CASES, SpeedCase, find_case, import_libraries, opt  # noqa: E402
 from .speed_contender import OTHERS, OURS, TELLS, Prepared, prepare  # noqa: E402
@@ -66,7 +67,8 @@ class Report:
 
 def measure_ratios(report: Report) -> None:
     """Warm runs of this package against bare meta runs."""
-    pairs = [("profile", "bare", 0.5), ("profile + AdamW", "bare + AdamW", 0.6), ("trace + profile", "bare", 0.8), ("FlopCounterMode", "bare", None)]
+    pairs = [("profile", "bare", 0.5), ("profile, all read", "bare", None), ("profile + AdamW", "bare + AdamW", 0.6),
+             ("trace + profile", "bare", 0.8), ("FlopCounterMode", "bare", None)]
     rows: list[list[str]] = []
     wall: dict[str, list[float]] = {name: [] for name, _, _ in pairs}
     cpu: dict[str, list[float]] = {name: [] for name, _, _ in pairs}
@@ -89,7 +91,9 @@ def measure_ratios(report: Report) -> None:
                        for name, under, limit in pairs if limit is not None]
     report.add("Warm", "Each figure is a time divided by that of the bare step on meta tensors in the same round: forward, loss and backward "
                "(`profile`, `trace + profile`, `FlopCounterMode`), or these and an eager AdamW step whose states exist (`profile + AdamW`). "
-               "`trace + profile` is `symbolic_trace` and `symbolic_profile`. A profile covers two steps, the first and a later one.",
+               "`trace + profile` is `symbolic_trace` and `symbolic_profile`. A profile covers two steps, the first and a later one. It has its sums "
+               "at once (FLOPs, bytes, seconds, phases, peaks); rows (nodes, modules, operators, the memory timeline) are worked out when they are read, "
+               "which `profile, all read` includes.",
                markdown(["model", "bare, ms", *(name for name, _, _ in pairs)], rows))
 
 
@@ -207,6 +211,45 @@ def measure_reuse(report: Report) -> None:
                markdown(["model", "profiles", "time to that of reuse=False"], rows))
 
 
+class _Block(torch.nn.Module):
+    """A residual block of some layers."""
+
+    def __init__(self, leaves: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(leaves - 1)))
+        self.last = torch.nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.last(self.layers(x))
+
+
+def measure_blocks(report: Report) -> None:
+    """From how many leaves on it pays to try a block out: where `LEAST_LEAVES_SAVED` comes from."""
+    rows = []
+    for leaves in (2, 4, 8, 16):
+        cells = []
+        for blocks in (3, 4, 6, 10, 18):
+            model = torch.nn.Sequential(*(_Block(leaves) for _ in range(blocks)))
+            x = torch.empty(8, 64)
+
+            def run(least: float, model: torch.nn.Module = model, x: torch.Tensor = x) -> None:
+                before, block_reuse.LEAST_LEAVES_SAVED = block_reuse.LEAST_LEAVES_SAVED, least  # type: ignore[assignment]
+                try:
+                    profile(model, args=(x,))
+                finally:
+                    block_reuse.LEAST_LEAVES_SAVED = before
+
+            run(0)
+            timings = time_in_turn({"tried": lambda: run(0), "run": lambda: run(float("inf"))}, 2 * max(2, report.rounds))
+            cells.append(f"{(blocks - 2) * leaves}: {format_ratio(ratio(timings['tried'], timings['run'], CPU))}")
+        rows.append([str(leaves), *cells])
+        say(f"  {rows[-1]}")
+    report.add("When a block is tried out", "Time of a profile in which one block is tried out and the others are played, to that of one in which all are "
+               "run (processor time), by leaf modules in a block and number of blocks. Before each ratio stands how many leaves the blocks beyond the second "
+               f"hold: above {block_reuse.LEAST_LEAVES_SAVED} blocks are tried out (`LEAST_LEAVES_SAVED` in `analyzer/record/block_reuse.py`).",
+               markdown(["leaves in a block", "3 blocks", "4", "6", "10", "18"], rows))
+
+
 def measure_memory(report: Report) -> None:
     """Resident memory, and memory of the records."""
     names = [case.name for case in report.cases if case.name in ("resnet152", "opt_350m")]
@@ -293,7 +336,7 @@ def measure_where(report: Report) -> None:
 
 SECTIONS: dict[str, Callable[[Report], None]] = {
     "ratios": measure_ratios, "others": measure_others, "cold": measure_cold, "depth": measure_depth, "width": measure_width, "reuse": measure_reuse,
-    "memory": measure_memory, "llama": measure_llama, "import": measure_imports, "where": measure_where,
+    "blocks": measure_blocks, "memory": measure_memory, "llama": measure_llama, "import": measure_imports, "where": measure_where,
 }
 SECTION_FAILED = "{} could not be measured"
 # Others last: some leave torch patched.

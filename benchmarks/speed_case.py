@@ -31,12 +31,12 @@ class SpeedCase:
         return (), {name: torch.zeros(self.tokens, dtype=torch.int64, device=device) for name in self.names}
 
 
-def _transformer(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
+def _transformer(model: str, config: str, use_cache: bool = False, **settings: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         import transformers
 
         made = getattr(transformers, config)(**settings)
-        made.use_cache = False  # as when it is trained
+        made.use_cache = use_cache  # which is for generation; the library's default is True all the same
         found: nn.Module = getattr(transformers, model)._from_config(made)
         return found
 
@@ -74,6 +74,7 @@ REUSE_CASES = [
     SpeedCase("llama", _transformer("LlamaForCausalLM", "LlamaConfig", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
                                     num_key_value_heads=8), tokens=(1, 512)),
     SpeedCase("gpt2", _transformer("GPT2LMHeadModel", "GPT2Config"), tokens=(2, 512)),
+    SpeedCase("gpt2 with its cache", _transformer("GPT2LMHeadModel", "GPT2Config", use_cache=True), tokens=(2, 512)),
     SpeedCase("vit_b_16", _vision("vit_b_16"), images=IMAGES),
     SpeedCase("resnet50", _vision("resnet50"), images=IMAGES),
     SpeedCase("swin_t", _vision("swin_t"), images=IMAGES),

@@ -21,10 +21,10 @@ from .hold import is_autograds_alone
 from .recorder import Recorder
 from .reel import Reel, Take, play
 
-# When a trial pays. It costs about one and a half runs of the block and, in setting up, as much as two dozen leaf modules (section "where" of
-# benchmarks/speed.py). So a kind needs three blocks, and those beyond the second must hold more leaves than that.
+# When a trial pays: it costs about one and a half runs of the block, so a kind needs three, and something to set up, so the blocks beyond the
+# second must hold so many leaf modules: section "When a block is tried out" of docs/performance.md, which benchmarks/speed.py measures.
 _FEWEST = 3
-LEAST_LEAVES_SAVED = 24
+LEAST_LEAVES_SAVED = 64
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device)
 
 
