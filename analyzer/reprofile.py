@@ -150,7 +150,8 @@ class _Window:
             if row is None:
                 continue
             if node in changed:
-                row.module_path, row.saved, row.sharding = node.meta.get("module_path", ""), node.meta.get("saved"), node.meta.get("sharding")
+                row.module_path = node.meta.get("module_path", "")
+                row.saved, row.sharding = node.meta.get("saved"), node.meta.get("sharding")
                 infos[node] = row
             else:
                 infos[node] = replace(node.meta["info"], **{name: getattr(row, name) for name in _SAVED})
@@ -268,6 +269,7 @@ class _Window:
             if hold.is_held():
                 recorder.log.saved_inputs.add(hold.tensor.untyped_storage().number)  # type: ignore[attr-defined]
         recorder.mark(gradients, "gradient")
+        recorder.begin("backward")  # also where nothing has a gradient
         if edges:
             torch.autograd.backward(edges, gradients)
         recorder.end()

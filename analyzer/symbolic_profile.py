@@ -91,6 +91,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     first = min(rows.values(), default=0)
     for node, row in rows.items():
         info = node.meta["info"] = found.nodes[row - first]
+        info.module_path = node.meta.get("module_path", info.module_path)
         info.saved, info.sharding = node.meta.get("saved"), node.meta.get("sharding")
     gm.meta["profile"] = found
     records[-1].fingerprints = fingerprint_nodes(gm.graph)

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import torch
 
+from analyzer.meta.state import current
+
 Tensor = torch.Tensor
 
 
@@ -19,6 +21,9 @@ class HostCopy:
         else:
             self._contents = torch.empty_like(flat, device="cpu", pin_memory=torch.cuda.is_available())
             self._contents.copy_(flat)
+        state = current()
+        if state is not None and state.recorder is not None:
+            state.recorder.mark([self._contents], "host copy")  # no activation, wherever the run takes place
 
     def describe(self, tensor: Tensor) -> HostTensor:
         """``tensor``, a view of the memory that was copied, as a view of the copy."""

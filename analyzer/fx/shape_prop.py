@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -68,13 +68,17 @@ class GraphInterpreter(fx.Interpreter):
         open_blocks: list[tuple[Block, AbstractContextManager[Any]]] = []
         try:
             for i, statement in enumerate(statements):
-                shared = shared_blocks([b for b, _ in open_blocks], statement.blocks)
+                blocks = [b for b in statement.blocks if not isinstance(b, (Keeping, Offloading))]
+                shared = shared_blocks([b for b, _ in open_blocks], blocks)
                 _leave(open_blocks, shared)
-                for block in statement.blocks[shared:]:
-                    context = self._context(block)
+                for block in blocks[shared:]:
+                    context = block.context()
                     context.__enter__()
                     open_blocks.append((block, context))
-                self._run_statement(statement)
+                with self.around(statement), ExitStack() as own:
+                    for saving in statement.blocks[len(blocks):]:  # these are of one statement
+                        own.enter_context(self._context(saving))
+                    self._run_statement(statement)
                 if statement.node is not None and statement.node.op == "output":
                     return self.env[statement.node]
                 for n in last.get(i, ()):
@@ -84,6 +88,10 @@ class GraphInterpreter(fx.Interpreter):
         finally:
             _leave(open_blocks, 0)
             self.env = outer
+
+    def around(self, statement: Statement) -> AbstractContextManager[Any]:
+        """What surrounds a statement with the blocks that are its own."""
+        return nullcontext()
 
     def _run_statement(self, statement: Statement) -> None:
         if statement.node is not None:
@@ -108,12 +116,10 @@ class GraphInterpreter(fx.Interpreter):
         self.env.update(zip(results, region.call(run, *[self.env[i] for i in inputs])))
 
     def _context(self, block: Block) -> AbstractContextManager[Any]:
-        if isinstance(block, Offloading):
-            return self._offloaded
         if isinstance(block, Keeping):
             kept = self._kept[block.checkpoint]
             return kept.on_host if block.offloads else kept
-        return block.context()  # type: ignore[no-any-return]
+        return self._offloaded
 
 
 def _leave(blocks: list[tuple[Block, AbstractContextManager[Any]]], depth: int) -> None:
@@ -162,28 +168,34 @@ class RecordingInterpreter(GraphInterpreter):
         super().__init__(module)
         self.recorder, self.record = recorder, RunRecord()
         self.rows: dict[fx.Node, int] = {}
-        self._values: dict[fx.Node, Any] = {}
+        self._paths: dict[fx.Node, str] = {}
 
     def begin_step(self) -> None:
         """Make the rows of a new step."""
         root = self.recorder.log.modules
         paths = {m.path: i for i, m in enumerate(root)}
         for n in self.graph.nodes:
-            row = self.recorder.add_node(n.op, n.name, str(n.target) if isinstance(n.target, str) else _target_name(n.target),
-                                         paths.get(n.meta.get("module_path", ""), 0))
+            path = n.meta.get("module_path", "")
+            while path not in paths:  # a module that was traced into and holds nothing is not there: its parent, or the root
+                path = path.rpartition(".")[0]
+            self._paths[n] = path
+            row = self.recorder.add_node(n.op, n.name, str(n.target) if isinstance(n.target, str) else _target_name(n.target), paths[path])
             self.rows[n] = row
             record = self.recorder.node_at(row)
             record.source = n.meta.get("source")
             record.region = tuple(r.describe() for r in n.meta.get("region", ()))
             record.inputs = [self.rows[i] for i in n.all_input_nodes]
 
+    def around(self, statement: Statement) -> AbstractContextManager[Any]:
+        n = statement.node
+        return nullcontext() if n is None else self.recorder.at(self.rows[n], self._paths[n])
+
     def run_node(self, n: fx.Node) -> Any:
         row = self.rows[n]
         recorder = self.recorder
         if recorder.phase == "forward":
             recorder.read(row, tensors_in([self.env[i] for i in n.all_input_nodes]))
-        with recorder.at(row, n.meta.get("module_path", "")):
-            result = super().run_node(n)
+        result = super().run_node(n)
         if recorder.phase == "forward":
             recorder.set_outputs(row, result)
             if n.op != "output":

@@ -53,7 +53,7 @@ def _fill_rows(log: Log, out: Annotation) -> None:
             if trains and life.number in log.saved_inputs:
                 saved_at[life.number] = life.nbytes
             continue
-        if life.step != last or life.phase != "forward" or life.category in ("loss", "workspace"):
+        if life.step != last or life.phase != "forward" or life.category in ("loss", "workspace", "host copy"):
             continue
         saved = trains and (life.died is None or life.died > forward_end)
         if saved:
