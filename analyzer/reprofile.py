@@ -76,7 +76,7 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
         changed = {n for n in gm.graph.nodes if now[n.name] != last.record.fingerprints.get(n.name) or "info" not in n.meta}
         changed -= {n for n in changed if n.op == "output"}
         infos = _Window(gm, last).run(changed) if changed else {}
-    except (_CannotTell, AnalyzerError):
+    except (_CannotTell, AnalyzerError, RuntimeError):  # an error of the model's own comes again in the whole run
         return last.repeat(gm)
     for node, info in infos.items():
         node.meta["info"] = info
