@@ -91,13 +91,14 @@ class SizeWatch:
         if tensor.layout is not torch.strided or not isinstance(tensor.untyped_storage(), MetaStorage):
             return tensor
         if not dims:
-            return copy_claim(tensor, memo).requires_grad_(tensor.requires_grad)
-        shape = [change(n) if d in dims else n for d, n in enumerate(tensor.shape)]
-        with without_modes():
-            out = torch.empty(shape, dtype=tensor.dtype, device=META)
-        attach(out, claim_of(tensor), self.state.space)
-        out.__class__ = MetaTensor
-        return out.requires_grad_(tensor.requires_grad)
+            out: Tensor = copy_claim(tensor, memo)
+        else:
+            with without_modes():
+                out = torch.empty([change(n) if d in dims else n for d, n in enumerate(tensor.shape)], dtype=tensor.dtype, device=META)
+            attach(out, claim_of(tensor), self.state.space)
+            out.__class__ = MetaTensor
+        out.requires_grad_(tensor.requires_grad)
+        return out if tensor.is_leaf else out.clone()  # a leaf that requires a gradient cannot be written to
 
     @contextmanager
     def _undone(self, module: nn.Module | None, bound: int) -> Iterator[None]:
