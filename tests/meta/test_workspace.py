@@ -98,3 +98,34 @@ def test_rules_are_asked_for_the_claimed_device() -> None:
     peaks = [profile(model, args=(torch.rand(1568, 8),), loss_fn=lambda y: (y * y).sum(), device=d).peak_by_category["workspace"]
              for d in ("h200", unknown)]
     assert peaks[0] - peaks[1] >= 39_321_600
+
+
+def test_the_mask_of_dropout_is_allocated_before_the_result():
+    with MetaTensorMode():
+        x = torch.empty(24 << 18, device="cuda")  # 24 MiB, a segment of its own
+        for _ in range(2):  # run, then from the cache
+            y, mask = torch.native_dropout(x, 0.5, True)
+            # 6 MiB begin a segment of 20; 24 get one of their own below it
+            assert (mask.nbytes, y.nbytes, torch.cuda.memory_reserved()) == (6 << 20, 24 << 20, 68 << 20)
+            assert y.data_ptr() < mask.data_ptr() < x.data_ptr()
+            del y, mask
+            torch.cuda.empty_cache()
+
+
+def test_what_a_kernel_takes_before_its_outputs_lies_before_them():
+    """Layer norm makes its input contiguous first: the copy gets the free block that the output would have got."""
+    with MetaTensorMode():
+        x = torch.empty(1024, 6144, device="cuda").t()  # 24 MiB
+        weight = torch.empty(1024, device="cuda")
+        cached = torch.empty(6144, 1024, device="cuda")
+        place = cached.data_ptr()
+        del cached
+        for _ in range(2):
+            y = torch.nn.functional.layer_norm(x, (1024,), weight)
+            assert y.data_ptr() != place
+            assert torch.cuda.memory_allocated() == 2 * (24 << 20) + 4096  # the copy is gone
+            del y
+            torch.cuda.empty_cache()
+            cached = torch.empty(6144, 1024, device="cuda")
+            place = cached.data_ptr()
+            del cached
