@@ -22,6 +22,7 @@ _DOCUMENTED = re.compile(r"^\s*(\w+) \(([^\n]*of shape\s*\W?\(([^)\n]*)\)[^\n]*)
 _OF_ITS_OWN = re.compile(r"embeds$|past_key|outputs$|label|head_mask|input_masks|image_embeddings|position_ids|cache|attention_similarity|target_embedding")
 _DOCUMENTED_SIZES = {"batch_size": BATCH, "sequence_length": TOKENS, "seq_len": TOKENS, "seq_length": TOKENS, "num_boxes": TOKENS,
                      "target_sequence_length": ANSWER, "encoder_sequence_length": TOKENS}
+_SOUNDS = ("input_features", "input_values", "audio_values")
 _ANY_SIZE = 4  # of a dimension that the config does not name, such as corners of a box
 
 
@@ -30,12 +31,13 @@ def variants(model_class: Any, fields: dict[str, Any]) -> Iterator[tuple[str, Ca
     parameters = inspect.signature(model_class.forward).parameters
     main = _main_input(model_class, parameters)
     images = [("image", 0)] if main != "pixel_values" and "pixel_values" in parameters else []
-    if main in ("input_features", "input_values", "audio_values"):
+    if main in _SOUNDS:
         media = [("audio", i) for i in range(3)]
     elif main in ("pixel_values", "pixel_values_videos"):
         media = [("image", i) for i in range(3)]
     else:
-        media = [*images, ("text", 0)]
+        sounds = [("audio", i) for i in range(2)] if any(n in parameters for n in _SOUNDS) else []
+        media = [*images, ("text", 0), *sounds]
     for extra in ("", ", documented"):
         for labels in (", labels", ""):
             for kind, variant in media:
@@ -57,7 +59,8 @@ def _make_inputs(model_class: Any, fields: dict[str, Any], kind: str, variant: i
     name, main = model_class.__name__, _main_input(model_class, parameters)
     inputs: dict[str, Any] = {}
     if kind == "audio":
-        inputs[main] = _audio(fields, variant, main)
+        sound = main if main in _SOUNDS else next(n for n in _SOUNDS if n in parameters)
+        inputs[sound] = _audio(fields, variant, sound)
     elif kind == "image":
         key = main if main in ("pixel_values", "pixel_values_videos") else "pixel_values"
         inputs.update(_images(model_class, fields, parameters, variant, key))
@@ -76,11 +79,11 @@ def _make_inputs(model_class: Any, fields: dict[str, Any], kind: str, variant: i
         inputs["bbox"] = torch.randint(0, 50, (BATCH, TOKENS, 4)).cumsum(-1)
     if text:
         inputs["input_ids"] = _tokens(fields, TOKENS)
-        image_token = find_field(fields, "image_token_id", "image_token_index") if kind == "image" else None
-        if isinstance(image_token, int) and hasattr(model, "get_image_features"):
-            rows = counted.get("image")
+        image_token = find_field(fields, f"{kind}_token_id", f"{kind}_token_index") if kind in ("image", "audio") else None
+        if isinstance(image_token, int) and hasattr(model, f"get_{kind}_features"):
+            rows = counted.get(kind)
             if rows is None:
-                rows = counted["image"] = _count_features(model, inputs, parameters)
+                rows = counted[kind] = _count_features(getattr(model, f"get_{kind}_features"), inputs)
             per_sample = rows // BATCH
             inputs["input_ids"] = torch.cat([torch.full((BATCH, per_sample), image_token), inputs["input_ids"]], dim=1)
         elif name.endswith("SequenceClassification") and encoder_decoder and type(end := find_field(fields, "eos_token_id")) is int:
@@ -240,9 +243,8 @@ def _images(model_class: Any, fields: dict[str, Any], parameters: Any, variant: 
     return found
 
 
-def _count_features(model: nn.Module, inputs: dict[str, Any], parameters: Any) -> int:
-    """How many rows the images become: so many image tokens the text needs."""
-    function: Any = model.get_image_features
+def _count_features(function: Any, inputs: dict[str, Any]) -> int:
+    """How many rows the images or sounds become: so many of their tokens the text needs."""
     accepted = inspect.signature(function).parameters
     with torch.no_grad():
         result = function(**{k: v for k, v in inputs.items() if k in accepted and k != "input_ids"})
