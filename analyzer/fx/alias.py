@@ -1,9 +1,10 @@
 """Which values a graph node writes to, and whose memory its result may share, as far as schemas and names tell."""
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -32,8 +33,7 @@ def written_by(node: fx.Node) -> list[fx.Node]:
             written.extend(node.args[:1])
         elif name == "assign_buffer" or name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
             written.extend(node.args[:1] if not name.startswith("_foreach") else node.args)
-        written.extend(argument for schema in _schemas(node) for i, argument in _bound(schema, node)
-                       if (info := schema.arguments[i].alias_info) is not None and info.is_write)
+        written.extend(_shared(node, writes=True))
     return list(dict.fromkeys(_nodes_in(written)))
 
 
@@ -50,8 +50,7 @@ def may_share(node: fx.Node) -> list[fx.Node]:
     if not schemas:
         known = not isinstance(node.target, CallTarget) and str(getattr(node.target, "__module__", "")).partition(".")[0] in ("torch", "_operator")
         return written_by(node) if known else list(node.all_input_nodes)
-    shared = [argument for schema in schemas for i, argument in _bound(schema, node) if schema.arguments[i].alias_info is not None]
-    return list(dict.fromkeys([*_nodes_in(shared), *written_by(node)]))
+    return list(dict.fromkeys([*_nodes_in(list(_shared(node, writes=False))), *written_by(node)]))
 
 
 def makers(node: fx.Node) -> set[fx.Node]:
@@ -93,29 +92,44 @@ def _is_inplace_call(node: fx.Node) -> bool:
     return at < len(node.args) and node.args[at] is True
 
 
-def _schemas(node: fx.Node) -> list[Any]:
+class _Overload(NamedTuple):
+    """What the schema of an operator says of memory: (position, name, whether it is written to) of the arguments that share theirs."""
+
+    arguments: int
+    shared: tuple[tuple[int, str, bool], ...]
+
+
+def _schemas(node: fx.Node) -> list[_Overload]:
     """Those of the operators that the node may call; overloads share their aliases except for ``out``."""
     if isinstance(node.target, torch._ops.OpOverload):
-        return [node.target._schema]
+        return [_read(node.target._schema)]
     if isinstance(node.target, (torch._ops.OpOverloadPacket, CallTarget)) or node.op == "call_function" and not _is_torch(node.target):
         return []
-    packet = getattr(torch.ops.aten, _name(node), None) if _name(node) else None
-    if packet is None:
-        return []
-    schemas = [getattr(packet, o)._schema for o in packet.overloads()]
-    return [s for s in schemas if len(node.args) <= len(s.arguments) and not any(a.is_out for a in s.arguments)]
+    return [o for o in _overloads(_name(node)) if len(node.args) <= o.arguments]
+
+
+@functools.cache
+def _overloads(name: str) -> tuple[_Overload, ...]:
+    """The overloads of an operator of ATen, but for those that write into ``out``."""
+    packet = getattr(torch.ops.aten, name, None) if name else None
+    schemas = [] if packet is None else [getattr(packet, o)._schema for o in packet.overloads()]
+    return tuple(_read(s) for s in schemas if not any(a.is_out for a in s.arguments))
+
+
+def _read(schema: Any) -> _Overload:
+    return _Overload(len(schema.arguments), tuple((i, a.name, a.alias_info.is_write) for i, a in enumerate(schema.arguments) if a.alias_info is not None))
+
+
+def _shared(node: fx.Node, writes: bool) -> Iterator[Any]:
+    """The arguments of a call whose memory it shares, or only those that it writes to."""
+    for overload in _schemas(node):
+        for i, name, is_written in overload.shared:
+            if is_written or not writes:
+                yield node.args[i] if i < len(node.args) else node.kwargs.get(name)
 
 
 def _is_torch(target: Any) -> bool:
     return str(getattr(target, "__module__", None) or "torch").startswith("torch")  # builtins of torch name no module
-
-
-def _bound(schema: Any, node: fx.Node) -> Iterator[tuple[int, Any]]:
-    for i, argument in enumerate(schema.arguments):
-        if i < len(node.args):
-            yield i, node.args[i]
-        elif argument.name in node.kwargs:
-            yield i, node.kwargs[argument.name]
 
 
 def _nodes_in(values: Any) -> list[fx.Node]:
