@@ -53,7 +53,7 @@ _CROSS: dict[str, Any] = {**_BLOCKS, "down_block_types": ("CrossAttnDownBlock2D"
 
 _MODELS: dict[str, dict[str, Any]] = {
     "UNet1DModel": {
-        "config": {"sample_size": 64, "in_channels": 2, "out_channels": 2, "extra_in_channels": 16, "block_out_channels": (32, 32, 64),
+        "config": {"sample_size": 64, "in_channels": 2, "out_channels": 2, "extra_in_channels": 64, "block_out_channels": (32, 32, 64),
                    "layers_per_block": 1},
         "inputs": lambda: {"sample": torch.rand(BATCH, 2, 64), "timestep": _steps()}},
     "UNet2DModel": {
