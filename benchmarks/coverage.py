@@ -251,7 +251,8 @@ def _commit() -> str:
     return found.stdout.strip()
 
 
-def write_report(path: Path, first: list[Row], last: list[Row], sample: list[Row], whole: list[Row], total: int) -> None:
+def write_report(path: Path, first: list[Row], last: list[Row], sample: list[Row], whole: list[Row], total: int,
+                 remark: str = "") -> None:
     """The page of the documentation: a sample run in one pass by one commit, families run whole, and the sweep as it was first run and is now."""
     versions = ", ".join(f"{p} {_version(p)}" for p in ("torch", "torchvision", "timm", "transformers", "diffusers"))
     lines = [
@@ -267,7 +268,7 @@ def write_report(path: Path, first: list[Row], last: list[Row], sample: list[Row
     if sample:
         lines += ["## A fresh sample, run once", "",
                   f"{len(sample)} models: families in equal shares, and within a family one from each group before a second from any; {_run_of(sample)} "
-                  "No model of it was run again.", "", *_table(sample), ""]
+                  "No model of it was run again.", *([remark] if remark else []), "", *_table(sample), ""]
     if last:
         again = [r for r in last if r not in first]  # a model has a second row where it was run again
         lines += ["## The sweep", "", f"{len(last)} of the {total} models" + ("." if len(last) == total else ", the first of a random order.")
@@ -334,6 +335,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--report", action="store_true", help="only write docs/coverage.md")
     parser.add_argument("--fresh", type=Path, help="results of a sample run in one pass, for the report")
     parser.add_argument("--whole", type=Path, help="results of whole families, for the report")
+    parser.add_argument("--remark", default="", help="on the sample, for the report")
     parser.add_argument("-v", "--verbose", action="store_true", help="print each failure as it comes")
     options = parser.parse_args(argv)
 
@@ -378,7 +380,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{len(where):4d}  {reason}\n      {', '.join(f'{n} ({s})' for n, s in where[:4])}")
     if not options.only and not options.sample or options.report:
         fresh, whole = (list(read_rows(path).values()) for path in (options.fresh, options.whole))
-        write_report(REPORT, list(read_rows(options.results, first=True).values()), rows, fresh, whole, len(list_cases()))
+        write_report(REPORT, list(read_rows(options.results, first=True).values()), rows, fresh, whole, len(list_cases()),
+                     options.remark)
     return 0
 
 
