@@ -53,7 +53,7 @@ def check_case(case: Case, steps: tuple[str, ...] = ("train", "infer", "trace"))
     seen: Counter[tuple[str, str]] = Counter()
     chosen: tuple[Candidate, Reference] | None = None
     for candidate in candidates:
-        if any(variant == candidate.variant and count > 2 for (variant, _), count in seen.items()):
+        if any(variant == candidate.variant and count > 3 for (variant, _), count in seen.items()):
             continue
         try:
             reference = _run_on_data(candidate, row)

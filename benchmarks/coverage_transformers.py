@@ -51,8 +51,8 @@ def _candidates(kind: str, class_name: str) -> list[Candidate]:
         raise TypeError(f"{class_name} has no forward: it only generates")
     full = default_fields(model_class)
     shrinkers: dict[str, Callable[[dict[str, Any]], None]] = {
-        "scaled": scale, "scaled, more layers": partial(scale, depth=DEEPER), "scaled, all layers": partial(scale, depth=None), "small": fix,
-        "few layers": shorten, "as published": lambda fields: None,
+        "scaled": scale, "scaled, more layers": partial(scale, depth=DEEPER), "few layers": shorten,
+        "scaled, all layers": partial(scale, depth=None), "small": fix, "as published": lambda fields: None,
     }
     found: list[Candidate] = []
     for label, shrink in shrinkers.items():
