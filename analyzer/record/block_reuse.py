@@ -1,6 +1,7 @@
 """Runs each kind of block once and plays its record for the others, forward and backward."""
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from .block_place import BlockPlace
 from .block_trial import Arguments, Backward, Borrow, GradSpec, PassedOn, Refused, Segment, Trial, number_of
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
 from .hold import is_autograds_alone
-from .recorder import Recorder
+from .recorder import Recorder, UnseenGradient
 from .reel import Reel, Take, play
 
 # When a trial pays: it costs about one and a half runs of the block, so a kind needs three, and something to set up, so the blocks beyond the
@@ -29,7 +30,7 @@ _PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device)
 
 
 class PlayedTwice(BaseException):
-    """A module that was played is called again: its gradients are sums, which a record of one call does not tell.
+    """A module that was played is called again, or its parameters are used outside of it: their gradients are sums, which a record does not tell.
 
     Not an Exception, so that no handler in the model's code takes it.
     """
@@ -37,6 +38,10 @@ class PlayedTwice(BaseException):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(type(module).__name__)
         self.kind = type(module)
+
+
+def _refuse(module: nn.Module) -> None:
+    raise PlayedTwice(module)
 
 
 class BlockReuse:
@@ -64,6 +69,14 @@ class BlockReuse:
         self.keys = {i: k for i, k in keys.items() if k is not None and counts[k] >= _FEWEST
                      and (counts[k] - 2) * contents[i].leaves > LEAST_LEAVES_SAVED}
         self._contents = {i: contents[i]._replace(modules=list(dict.fromkeys(contents[i].modules))) for i in self.keys}
+        self._blocks_of: dict[int, list[nn.Module]] = {}  # candidates that hold a parameter, by the number of its storage
+        self._touched: set[int] = set()  # those whose parameters were read by a call that was run
+        for block in self._contents.values():
+            for tensor in block.tensors:
+                storage = tensor.untyped_storage() if tensor.requires_grad and tensor.layout is torch.strided else None
+                if isinstance(storage, MetaStorage):
+                    self._blocks_of.setdefault(storage.number, []).append(block.modules[0])
+        recorder.watched, recorder.touched = frozenset(self._blocks_of), self._touch
         self._known: dict[Hashable, list[tuple[ReadValues, Segment | None]]] = {}
         self._played: dict[int, nn.Module] = {}  # each module of a played block, by id, and the block
         self._plays: Counter[Hashable] = Counter()  # of another block's record, by structure
@@ -113,9 +126,16 @@ class BlockReuse:
         index: int = self._contents[id(module)].modules[slot.module].__dict__[slot.attribute]
         return index
 
+    def _touch(self, number: int) -> None:
+        """A parameter is read by a call that is run: all uses of it belong to one sum, so its block must be run as well."""
+        for block in self._blocks_of[number]:
+            if id(block) in self._played:
+                raise PlayedTwice(self._played[id(block)])
+            self._touched.add(id(block))
+
     def _ties(self, module: nn.Module) -> bool:
         tied = self._tied
-        return any(id(t) in tied or t.grad is not None for t in self._contents[id(module)].tensors)
+        return id(module) in self._touched or any(id(t) in tied or t.grad is not None for t in self._contents[id(module)].tensors)
 
     def _try(self, module: nn.Module, arguments: Arguments, variants: list[tuple[ReadValues, Segment | None]]) -> Segment | None:
         segment: Segment | None = None
@@ -295,10 +315,12 @@ class _Run:
         with without_modes():
             for path, slot, like in backward.parameters:
                 parameter = find_parameter(self.module, path)
+                if parameter.grad is not None:
+                    raise PlayedTwice(self.module)
                 if unseen is None:
                     parameter.grad = self._revive(reel, slot, like)
                 else:
-                    unseen[id(parameter)] = self._survive(reel, slot, like, "gradient")
+                    unseen[id(parameter)] = UnseenGradient(*self._survive(reel, slot, like, "gradient"), functools.partial(_refuse, self.module))
             return [self._give(reel, item) for item in backward.returned]
 
     def _give(self, reel: Reel, item: tuple[int, torch.Tensor] | None) -> torch.Tensor | None:

@@ -119,7 +119,7 @@ class EagerStep:
 
     def _drops_gradients(self) -> bool:
         """Whether nobody looks at gradients before they are dropped."""
-        return self.optimizer is None and self.options.set_to_none and type(self.model).zero_grad is torch.nn.Module.zero_grad
+        return self.step is None and self.optimizer is None and self.options.set_to_none and type(self.model).zero_grad is torch.nn.Module.zero_grad
 
     def _drop_gradients(self) -> None:
         """What ends a step that has no optimizer."""
@@ -128,8 +128,8 @@ class EagerStep:
         with self.recorder.during("zero_grad"):
             if self._drops_gradients():
                 for parameter in self.parameters:
-                    parameter.grad = None
                     self.recorder.drop_unseen(parameter)
+                    parameter.grad = None
             else:
                 with torch._C._EnableTorchFunction():
                     self.model.zero_grad(set_to_none=self.options.set_to_none)

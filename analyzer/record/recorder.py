@@ -4,7 +4,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -29,6 +29,15 @@ _ROOT = 0
 COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _DETACH = torch.ops.aten.detach.default
 FAILED = object()  #: what a module's call gave that ended with an exception
+
+
+class UnseenGradient(NamedTuple):
+    """A gradient that was played and is no tensor: what the books need to free it, and what to do where that was wrong."""
+
+    number: int
+    claim: torch.device
+    block: Any
+    refuse: Callable[[], None]
 
 
 class Recorder:
@@ -62,8 +71,9 @@ class Recorder:
         self._producer: dict[int, int] = {}  # storage number -> node that wrote it last
         self.events: list[Event] | None = None  #: collected while somebody wants to play them again
         self.first_node = 0  #: of the present step
-        #: block of each parameter's gradient that was played and that nobody will look at, as (number, claim, block); None where they may be
-        self.unseen_gradients: dict[int, tuple[int, torch.device, Any]] | None = None
+        self.watched: frozenset[int] = frozenset()  #: storages of parameters; `touched` is told of a forward call that reads one
+        self.touched: Callable[[int], None] = lambda number: None
+        self.unseen_gradients: dict[int, UnseenGradient] | None = None  #: of parameters, by id; None where somebody may look at gradients
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
         self.creates_graph = False  #: the running backward pass is itself differentiated
         self.shortage: Shortage | None = None  #: the last time that memory ran out
@@ -321,6 +331,9 @@ class Recorder:
                 found = self._call_of_sequence.get(backward[0]) if backward else None
                 node = self.place_of_call(found)[1] if found is not None and found < index else OUTSIDE
         in_numbers = tuple([s.number for s in inputs])
+        if phase == "forward" and not self.watched.isdisjoint(in_numbers) and torch.is_grad_enabled():
+            for number in self.watched.intersection(in_numbers):
+                self.touched(number)
         out_numbers = tuple([s.number for s in outputs])
         if self.events is not None:
             self.events.append((CALLED, index))
@@ -441,9 +454,10 @@ class Recorder:
         """The gradient of ``parameter``, if one was played that nobody looks at, is freed."""
         found = None if self.unseen_gradients is None else self.unseen_gradients.pop(id(parameter), None)
         if found is not None:
-            number, claim, block = found
-            self._note_death(number)
-            self.space.give_back(claim, block)
+            if parameter.grad is not None:  # another one came later, to be added to it
+                found.refuse()
+            self._note_death(found.number)
+            self.space.give_back(found.claim, found.block)
 
     def watch_peak(self, workspace_bytes: int) -> None:
         """Note the highest use so far, and the workspace that is part of it."""

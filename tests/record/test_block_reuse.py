@@ -238,6 +238,32 @@ def test_reads_are_seen_by_path_and_classes_are_as_they_were():
     assert {cls: cls.__dict__.get("__getattribute__") for cls in before} == before
 
 
+class Penalized(Stack):
+    """Weights of blocks get a second gradient, before or after the block's own."""
+
+    def __init__(self, first):
+        super().__init__(Block(i) for i in range(4))
+        self.first = first
+
+    def forward(self, x):
+        weights = self.blocks[1].up.weight, self.blocks[2].up.weight
+        penalty = sum((w * w).sum() for w in weights) if self.first else 0
+        for block in self.blocks:
+            x = block(x)
+        if not self.first:
+            penalty = sum((w * w).sum() for w in weights)
+        return x.sum() + penalty
+
+
+@pytest.mark.parametrize("optimizer", [None, "sgd"])
+@pytest.mark.parametrize("first", [True, False])
+def test_parameters_that_are_used_outside_of_their_block(first, optimizer, played):
+    model = Penalized(first)
+    run = profile(model, args=(X,), optimizer=optimizer, reuse=False)
+    assert profile(model, args=(X,), optimizer=optimizer) == run
+    assert len(played) == (2 if first else 4)  # where they are used later all blocks were played until then, and are run in a second try
+
+
 class Branches(nn.Module):
     """Blocks side by side: the gradients that they get are views of one, which autograd does not hold alone."""
 
