@@ -60,7 +60,7 @@ def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: i
     lines += [f"{name + ': ':<76}{value}" for name, value in list_notations(profile, as_string, recompute_fwd_factor)]
     lines += ["", _rule("Aggregated Profile per Device"), *aggregate(root, module_depth, top_modules, figures)]
     if detailed:
-        lines += ["", _rule("Detailed Profile per Device"), "Each module profile is listed after its name in the following order:",
+        lines += ["", _rule("Detailed Profile per Device"), "Behind the name of each module stand, in this order:",
                   _ORDER[style], "", _NOTE, "", *_print_module(root, figures, style, depth)]
     text = "\n".join([*lines, "-" * _WIDTH])
     if output_file is not None:
@@ -126,7 +126,7 @@ class Figures:
 
 def aggregate(root: ModuleInfo, module_depth: int = -1, top_modules: int = 1, figures: Figures | None = None) -> list[str]:
     """Lines that name the classes with the largest sums at each depth."""
-    lines = [f"Top {top_modules} modules in terms of params, flops, MACs, latency and activation bytes at different model depths:"]
+    lines = [f"Top {top_modules} classes of modules at each depth by params, flops, MACs, latency and activation bytes:"]
     depth_before = None
     for depth, quantity, largest in list_largest(root, module_depth, top_modules, figures or Figures(root)):
         if depth != depth_before:
