@@ -202,7 +202,7 @@ class Take:
                 address, nbytes = writer.born(life.device, reel.sizes[slot_of[what] - reel.first_slot], call)
                 copy = StorageLife(number, life.nbytes, nbytes, address, life.device, event, call, life.phase, step, rows[life.node],
                                    modules[life.module])
-                copy.requires_grad = life.requires_grad
+                copy.category, copy.label, copy.requires_grad = life.category, life.label, life.requires_grad
                 log.add_life(copy)
                 flat.append((BORN, number))
             elif kind == DIED:

@@ -280,6 +280,14 @@ def test_blocks_side_by_side(played):
     assert_same(Branches(), played, blocks=4, args=(X,), optimizer="sgd")
 
 
+def test_temporaries_of_kernels_are_told_apart(played):
+    """Layer norm of rows that are not contiguous copies its input: a workspace, no activation."""
+    models = pytest.importorskip("torchvision.models")
+    with torch.device("meta"):
+        model = models.VisionTransformer(32, 16, num_layers=4, num_heads=2, hidden_dim=32, mlp_dim=64)
+    assert_same(model, played, blocks=4, args=(torch.empty(8, 3, 32, 32, device="meta"),), optimizer="adamw")
+
+
 def test_atrous_branches_of_a_segmentation_model(played):
     segmentation = pytest.importorskip("torchvision.models.segmentation")
     with torch.device("meta"):
