@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from analyzer.errors import InputError
 from analyzer.fx.region import CheckpointRegion
 from analyzer.fx.region_edit import find_nodes, set_region
+from analyzer.fx.saved_edit import set_saved
 
 from .kept_product import KeepProducts
 
@@ -27,6 +28,8 @@ def apply_to_graph(plan: Plan, gm: fx.GraphModule) -> fx.GraphModule:
         nodes = find_nodes(planned, region.nodes, f"plan of {plan.model}, checkpoint {i}")
         norms = (planned.get_submodule(str(n.target)) for n in nodes if n.op == "call_module")
         set_region(planned, nodes, CheckpointRegion(i, context_fn=_context(region.keeps, norms)), recompile=False)
+    if plan.offloads:
+        set_saved(planned, plan.offloads, "offload", recompile=False)
     planned.recompile()
     return planned
 

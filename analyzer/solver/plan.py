@@ -70,6 +70,8 @@ class Plan:
     unplanned: StepInfo
     planned: StepInfo | None = None
     regions: tuple[PlanRegion, ...] = ()
+    offloads: tuple[str, ...] = ()      #: nodes whose saved results wait on the host
+    offload_seconds: float = 0.0        #: of taking them there and back one after the other, which no replay measures
     budget_of: str = "activations"      #: or "step": what ``budget_bytes`` limits
     granularity: str = "operator"       #: or "module"
     method: str = "chain"
@@ -96,7 +98,7 @@ class Plan:
         if self.objective == "flops":
             return self.planned.recompute_flops
         before, after = self.unplanned.seconds, self.planned.seconds
-        return None if before is None or after is None else after - before
+        return None if before is None or after is None else after - before + self.offload_seconds
 
     # ---- the program
 
@@ -189,6 +191,8 @@ class Plan:
                          + (f", {_percent(after.recompute_flops, before.fwd_flops)} of the forward pass" if before.fwd_flops else ""))
         if after is not None and before.seconds is not None and after.seconds is not None:
             lines.append(f"time on {self.device} (roofline): {format_seconds(before.seconds)}, {format_seconds(after.seconds)} with the plan")
+        if self.offloads:
+            lines.append(f"results of {len(self.offloads)} nodes wait on the host: {format_seconds(self.offload_seconds)} over PCIe, if nothing hides them")
         if self.gap is not None:
             lines.append("proven optimal among divisions into these units" if self.gap == 0 else
                          f"at most {self.gap:.1%} of the overhead is more than the least possible")

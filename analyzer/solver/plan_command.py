@@ -46,6 +46,7 @@ def add_plan_command(commands: Any) -> None:
     parser.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"),
                         help="count its states in the whole step's memory (default: none)")
     parser.add_argument("--autocast", metavar="DTYPE", choices=("bf16", "bfloat16", "fp16", "float16"), help="run the forward pass under torch.autocast")
+    parser.add_argument("--offload", action="store_true", help="saved results may also wait on the host (needs --device)")
     parser.add_argument("--frontier", nargs="?", const=_SHARES, metavar="BUDGETS", help=f"also the overhead at these budgets (default {_SHARES})"
                         .replace("%", "%%"))
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the frontier to this file (matplotlib; extra [report])")
@@ -83,7 +84,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
         held = 0
         if arguments.optimizer is not None:
             held = profile(model, args, kwargs, optimizer=arguments.optimizer, autocast=autocast, device=arguments.device or "h200").optimizer_bytes or 0
-        planner = Planner(gm, args, kwargs, autocast=autocast, device=arguments.device, granularity=arguments.granularity, held_bytes=held)
+        planner = Planner(gm, args, kwargs, autocast=autocast, device=arguments.device, granularity=arguments.granularity, held_bytes=held,
+                          offload=arguments.offload)
         try:
             plan = planner.solve(arguments.budget, arguments.method)
         except InfeasibleBudgetError as error:

@@ -58,6 +58,8 @@ class Problem:
     forward_bytes: np.ndarray
     incoming_bytes: np.ndarray
     fwd_cost: float
+    node_of: tuple[str, ...] = ()          #: per value the node whose result it is, "" for what lies inside a node
+    offload_cost_per_byte: float | None = None  #: of taking a byte to the host and back; None where values stay on the device
     uncounted: tuple[str, ...] = field(default=())  #: operators whose cost is not known
 
     def __len__(self) -> int:
@@ -128,7 +130,7 @@ class _Reader:
             last_saver=np.array([s[-1] if s else -1 for s in saved_by], dtype=np.int64),
             last_reader=np.array([r[-1] if r else -1 for r in read_by], dtype=np.int64), readers=tuple(read_by), savers=tuple(saved_by),
             backward_bytes=backward, forward_bytes=forward, incoming_bytes=incoming,
-            fwd_cost=sum(c.cost for atom in calls for c in atom), uncounted=uncounted)
+            fwd_cost=sum(c.cost for atom in calls for c in atom), node_of=self._results(order), uncounted=uncounted)
 
     # ---- atoms
 
@@ -212,6 +214,14 @@ class _Reader:
             for number in made.get(node, ()):
                 readers.setdefault(number, set()).add(atom_of[-1])
         return readers
+
+    def _results(self, order: Sequence[int]) -> tuple[str, ...]:
+        made: dict[int, str] = {}
+        for node in self.nodes:
+            for number, _ in self.log.nodes[self.rows[node.name]].outputs:
+                if self.maker_place.get(number) == self.position[self.rows[node.name]]:
+                    made.setdefault(number, node.name)
+        return tuple(made.get(v, "") for v in order)
 
     def _read_calls(self, atom_of: Sequence[int], reads: dict[int, set[int]],
                     index: dict[int, int]) -> tuple[tuple[tuple[CallInfo, ...], ...], tuple[str, ...]]:

@@ -38,11 +38,13 @@ class Planner:
 
     ``args`` and ``kwargs`` are what the program is called with; by default tensors as in its last `symbolic_profile`. With a ``device`` the
     objective is seconds, else FLOPs. ``held_bytes`` are held besides all along (optimizer states, other models), for budgets of the whole step.
+    With ``offload``, results that nodes outside of checkpoints make may wait on the host, at what PCIe takes there and back with nothing hiding it.
     """
 
     def __init__(self, gm: fx.GraphModule, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None, *,
                  loss_fn: Callable[[Any], torch.Tensor] | None = None, autocast: torch.dtype | None = None,
-                 device: str | DeviceSpec | None = None, granularity: str = "operator", held_bytes: int = 0) -> None:
+                 device: str | DeviceSpec | None = None, granularity: str = "operator", held_bytes: int = 0,
+                 offload: bool = False) -> None:
         if not isinstance(gm, fx.GraphModule):
             raise InputError(f"solve({type(gm).__name__}): takes a GraphModule of symbolic_trace, or a Profile")
         if granularity not in ("operator", "module"):
@@ -50,12 +52,18 @@ class Planner:
         self.gm = gm
         self.granularity, self.held_bytes = granularity, held_bytes
         self.device = None if device is None else find_device(device)
+        self.offload_cost: float | None = None
+        if offload:
+            if self.device is None or self.device.pcie_bandwidth is None or granularity == "module":
+                raise InputError(f"offload=True with device={device!r}, granularity={granularity!r}: needs a device whose PCIe bandwidth is known, "
+                                 f"and plans of operators")
+            self.offload_cost = 2 / self.device.pcie_bandwidth  # there and back
         self.run = {"loss_fn": loss_fn, "autocast": autocast, "device": self.device}
         if args is None and kwargs is None:
             args = default_arguments(gm)
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = (args or (), kwargs or {})
         self.step, self.unplanned, self.profile = record_step(copy_graph_module(gm), *self.arguments, **self.run)
-        self._replays: dict[tuple[PlanRegion, ...], StepInfo] = {(): self.unplanned}
+        self._replays: dict[tuple[tuple[PlanRegion, ...], tuple[str, ...]], StepInfo] = {((), ()): self.unplanned}
         self._problems: dict[bool, Problem] = {}
         self._units: dict[bool, list[Unit]] = {}
 
@@ -154,7 +162,8 @@ class Planner:
 
     def problem(self, whole: bool) -> Problem:
         if whole not in self._problems:
-            self._problems[whole] = read_problem(self.step, self.gm, self._cost, counts_gradients=whole)
+            self._problems[whole] = replace(read_problem(self.step, self.gm, self._cost, counts_gradients=whole),
+                                            offload_cost_per_byte=self.offload_cost)
         return self._problems[whole]
 
     def units(self, whole: bool) -> list[Unit]:
@@ -182,13 +191,16 @@ class Planner:
             PlanRegion(tuple(name for atom in problem.atoms[u.first:u.last + 1] for name in atom), paths.get((u.first, u.last)), u.keeps,
                        sum(c.is_product for atom in problem.calls[u.first:u.last + 1] for c in atom), u.cost)
             for u in units if u.is_region)
+        offloads = tuple(name for u in units for name in u.offloads)
         assumed = [f"the cost of {op} is not known and taken as 0" for op in problem.uncounted] if regions else []
         plan = Plan(problem_name(self.gm), budget, self.unplanned, None, regions, of, self.granularity, method,
                     "flops" if self.device is None else "seconds", None if self.device is None else self.device.name, problem.fwd_cost,
                     sum(r.cost for r in regions), bound, (*self.profile.assumptions, *assumed))
-        if regions not in self._replays:
-            self._replays[regions] = record_step(plan.apply(self.gm), *self.arguments, **self.run)[1]
-        return replace(plan, planned=self._replays[regions])
+        plan = replace(plan, offloads=offloads, offload_seconds=sum(u.cost for u in units if u.offloads),
+                       cost=sum(u.cost for u in units))
+        if (regions, offloads) not in self._replays:
+            self._replays[regions, offloads] = record_step(plan.apply(self.gm), *self.arguments, **self.run)[1]
+        return replace(plan, planned=self._replays[regions, offloads])
 
 
 def solve(profile_or_gm: fx.GraphModule, budget: int | float | str, method: str = "auto", **options: Any) -> Plan:
@@ -198,7 +210,7 @@ def solve(profile_or_gm: fx.GraphModule, budget: int | float | str, method: str 
     peak without a plan (a float, or text such as ``"50%"``). ``method`` is ``"greedy"``, ``"chain"`` (dynamic programming), ``"exact"``
     (a mixed-integer program; extra ``[solver]``) or ``"auto"``. ``options`` are those of `Planner`: ``args``, ``kwargs``, ``loss_fn``, ``autocast``,
     ``device`` (then the objective is seconds, else FLOPs), ``granularity`` (``"operator"``, or ``"module"`` for plans that the user's own eager
-    model can take), ``held_bytes``.
+    model can take), ``held_bytes``, ``offload`` (saved results may also wait on the host).
 
     Every plan is replayed before it is returned; ``plan.planned`` is what it was measured to take.
 

@@ -6,14 +6,14 @@ memory of a plan is a sum, and the best plan a shortest path with a limit: see `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .problem import Problem
 
 _MOST_STARTS = 400      # boundaries: units grow with their square
-_NEAR = 10              # a unit that spans no more boundaries than this may begin and end at any
+_NEAR = 12              # a unit that spans no more boundaries than this may begin and end at any
 _MOST_FAR_UNITS = 8000  # longer units begin and end where little passes, at as many places as keeps their number below this
 _MOST_SHARES = 8        # between keeping no product of a region and keeping all
 
@@ -29,6 +29,7 @@ class Unit:
     held_bytes: int         #: that it adds to what is held until its backward has run
     work_bytes: int         #: most that its forward or backward needs on top of what units before it hold
     keeps: tuple[int, ...] = ()
+    offloads: tuple[str, ...] = ()  #: nodes of a plain unit whose saved results wait on the host
 
 
 def peak_bytes(division: Sequence[Unit]) -> int:
@@ -48,19 +49,23 @@ def total_cost(division: Sequence[Unit]) -> float:
 def choose_boundaries(problem: Problem) -> np.ndarray:
     """The atoms after which a unit may end, the last atom before the loss among them.
 
-    After a product: what it makes is dear to run again, and as the last of a region it need not be. And where fewer bytes pass than on
-    either side: block ends.
+    After a product: what it makes is dear to run again, and as the last of a region it need not be. And between two products at the first of
+    the places where fewest bytes pass: block ends; all that lies between is cheap to run again.
     """
     count = len(problem)
     passing = passing_bytes(problem)
     chosen = np.zeros(count, dtype=bool)
+    lowest: int | None = None
     for i in range(count):
-        lowest = passing[i] < passing[i + 1] and (i == 0 or passing[i] <= passing[i - 1])
-        chosen[i] = lowest or any(c.is_product for c in problem.calls[i])
-        if problem.pinned[i]:
+        if any(c.is_product for c in problem.calls[i]) or problem.pinned[i] or i == count - 1:
             chosen[i] = True
-            chosen[max(i - 1, 0)] = True
-    chosen[count - 1:] = True
+            if problem.pinned[i] and i:
+                chosen[i - 1] = True
+            if lowest is not None:
+                chosen[lowest] = True
+            lowest = None
+        elif passing[i] < passing[i + 1] and (lowest is None or passing[i] < passing[lowest]):
+            lowest = i
     while chosen.sum() > _MOST_STARTS:  # give up those where most passes
         candidates = np.flatnonzero(chosen[:-1])
         worst = candidates[np.argsort(passing[candidates])[_MOST_STARTS // 2:]]
@@ -107,6 +112,18 @@ class UnitMaker:
         held = int(self.problem.nbytes[self._values(first, last)][saved].sum())
         work = max(self._backward_peak(first, last, saved), self.passing_unsaved(first) + self._forward_peak(first, last, saved))
         return Unit(first, last, False, 0.0, held, work)
+
+    def offloading(self, unit: Unit) -> list[Unit]:
+        """A plain unit whose saved results wait on the host, where there is a price for that."""
+        p = self.problem
+        if p.offload_cost_per_byte is None or self.pinned_before[unit.last + 1] > self.pinned_before[unit.first]:
+            return []
+        here = self._values(unit.first, unit.last)
+        moved = [v for v in range(here.start, here.stop) if p.saved[v] and p.node_of[v]]
+        nbytes = int(sum(p.nbytes[v] for v in moved))
+        if not nbytes:
+            return []
+        return [replace(unit, cost=nbytes * p.offload_cost_per_byte, held_bytes=unit.held_bytes - nbytes, offloads=tuple(p.node_of[v] for v in moved))]
 
     def _values(self, first: int, last: int) -> slice:
         """The values that these atoms make."""
@@ -185,6 +202,7 @@ def make_units(problem: Problem, limit_bytes: int, spans: Sequence[tuple[int, in
     for a, b in pairs:
         as_plain = int(plain_held[np.searchsorted(ends, b) + 1] - plain_held[np.searchsorted(starts, a)])
         units.extend(u for u in make.regions(a, b) if u.held_bytes < as_plain)  # others spare nothing
+    units.extend([other for u in units if not u.is_region for other in make.offloading(u)])
     units.append(make.plain(count, count))
     return [u for u in units if u.work_bytes <= limit_bytes]
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from analyzer import symbolic_trace
 from analyzer.errors import InputError, ProfileFormatError
-from analyzer.solver import Plan, Planner, measure_step, solve
+from analyzer.solver import InfeasibleBudgetError, Plan, Planner, measure_step, solve
 from analyzer.solver.application import CheckpointedForward
 from analyzer.solver.kept_product import KeepProducts
 
@@ -243,3 +243,16 @@ def test_error_texts():
         solve(gm, 0.5)
     with pytest.raises(InputError, match="takes a GraphModule"):
         solve(model, 0.5)
+
+
+def test_results_can_wait_on_the_host():
+    model, inputs, gm, _ = planner_of("encoder")
+    planner = Planner(gm, (), inputs, loss_fn=square, device="a100", offload=True)
+    with pytest.raises(InfeasibleBudgetError):
+        Planner(gm, (), inputs, loss_fn=square, device="a100").solve(0.18)
+    plan = planner.solve(0.18)
+    assert plan.offloads and plan.offload_seconds > 0 and plan.planned.peak_activation_bytes <= 0.18 * plan.unplanned.peak_activation_bytes
+    assert Plan.from_json(plan.to_json()) == plan and "wait on the host" in plan.summary()
+    assert_same(take_step(plan.apply(gm), model, inputs), take_step(model, model, inputs))
+    with pytest.raises(InputError, match="needs a device whose PCIe bandwidth is known"):
+        Planner(gm, (), inputs, offload=True)
