@@ -3,8 +3,8 @@
 The state is the place in the program and the bytes that the units before it hold, as in the dynamic programs of Beaumont, Herrmann,
 Pallez (Aupy) and Shilova, "Optimal memory-aware backpropagation of deep join networks" (2020) and "Optimal checkpointing for heterogeneous
 chains" (the tool rotor, 2019; persistent schedules: what is kept stays until its backward). Here a stage that is kept or not is a unit that runs
-plainly, under a checkpoint, or under one that keeps some products. Where theirs runs memory in equal steps, bytes are exact here, and at each
-place the cheapest of the states in equal steps of memory goes on: with fewer states than `most_states` the plan found is the best.
+plainly, under a checkpoint, or under one that keeps some products. Where theirs runs memory in equal steps, bytes are exact here; of more than
+`most_states` states at a place, those that hold least and those that cost least in each of equal steps of memory go on. With fewer the plan is the best.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from .unit import Unit
 
-MOST_STATES = 500
+MOST_STATES = 800
 
 
 def solve_chain(units: Sequence[Unit], limit_bytes: int, most_states: int = MOST_STATES) -> list[Unit] | None:
@@ -50,16 +50,14 @@ def solve_chain(units: Sequence[Unit], limit_bytes: int, most_states: int = MOST
 
 
 def _best_states(held: np.ndarray, cost: np.ndarray, limit_bytes: int, most_states: int) -> np.ndarray:
-    """Indices of the states that no other beats in both, by rising memory; of too many, the cheapest in each step of memory."""
+    """Indices of the states that no other beats in both, by rising memory; of too many, those that hold least and cost least in each step."""
     order = np.lexsort((cost, held))
     best = np.minimum.accumulate(cost[order])
     keep = order[np.concatenate([[True], cost[order][1:] < best[:-1]])]
     if len(keep) > most_states:
-        step = held[keep] * most_states // max(1, limit_bytes)
-        last_of_step = np.concatenate([step[1:] != step[:-1], [True]])  # costs fall as memory rises
-        first_of_all = np.zeros(len(keep), dtype=bool)
-        first_of_all[0] = True
-        keep = keep[last_of_step | first_of_all]
+        step = held[keep] * (most_states // 2) // max(1, limit_bytes)
+        changes = step[1:] != step[:-1]
+        keep = keep[np.concatenate([[True], changes]) | np.concatenate([changes, [True]])]
     return keep
 
 
