@@ -1,8 +1,7 @@
 """The best division of a program into units as a mixed-integer linear program, solved by HiGHS through SciPy.
 
 A plan is a path from the first atom to the loss in a graph whose edges are units; the bytes held at each place are a variable, and a unit
-may be taken only where they and what it needs are within the limit. Of a region that keeps no result the program may choose freely which of its
-products to keep. On any graph: values that skip over units are in what units hold.
+may be taken only where they and what it needs are within the limit. On any graph: values that skip over units are in what units hold.
 """
 from __future__ import annotations
 
@@ -13,11 +12,10 @@ from typing import Any
 from analyzer.errors import MissingExtraError
 
 from .chain import solve_chain
-from .unit import Unit
+from .unit import Unit, peak_bytes
 
 _SECONDS = 50.0       # of the solver
 _GAP = 1e-4           # a plan whose overhead is this much, relatively, above the least is optimal: HiGHS's own default
-_MOST_UNITS = 12_000  # of more, those that the dynamic program's plans of nearby limits do not use are thinned
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,7 @@ def solve_exact(units: Sequence[Unit], limit_bytes: int, seconds: float = _SECON
     except ImportError as error:
         raise MissingExtraError("method='exact': scipy is not installed; pip install 'torch-analyzer[solver]', or take method='chain'") from error
 
+    units = [u for u in units if u.work_bytes <= limit_bytes]
     known = solve_chain(units, limit_bytes)
     if known is None:
         return None
@@ -74,7 +73,7 @@ def solve_exact(units: Sequence[Unit], limit_bytes: int, seconds: float = _SECON
         if i:  # what is held grows by what the units that end here add
             add([(size + i, 1.0), (size + i - 1, -1.0), *((j, -units[j].held_bytes / scale) for j in arriving[i])], 0.0, 0.0)
         if leaving[i]:
-            add([(size + i, 1.0), *((j, units[j].work_bytes / scale) for j in leaving[i])], -np.inf, 1.0)
+            add([(size + i, 1.0), *((j, units[j].work_bytes / scale) for j in leaving[i])], -np.inf, limit_bytes / scale)
     matrix = coo_matrix((entries, (rows, columns)), shape=(len(low), size + count))
     unit_cost = best_known / 1e3 if best_known > 0 else 1.0  # HiGHS's tolerances are absolute
     cost = np.concatenate([[u.cost / unit_cost for u in units], np.zeros(count)])
@@ -86,9 +85,10 @@ def solve_exact(units: Sequence[Unit], limit_bytes: int, seconds: float = _SECON
     if result.x is None:
         return ExactSolution(known, min(bound, best_known))
     chosen = [units[j] for j in np.flatnonzero(result.x[:size] > 0.5)]
+    chosen.sort(key=lambda u: u.first)
     found = sum(u.cost for u in chosen)
-    if found > best_known:
+    if found > best_known or peak_bytes(chosen) > limit_bytes:  # HiGHS meets constraints within a tolerance
         chosen, found = known, best_known
-    return ExactSolution(sorted(chosen, key=lambda u: u.first), found if found - bound <= _GAP * found else bound)
+    return ExactSolution(chosen, found if found - bound <= _GAP * found else bound)
 
 

@@ -70,8 +70,6 @@ class Plan:
     unplanned: StepInfo
     planned: StepInfo | None = None
     regions: tuple[PlanRegion, ...] = ()
-    offloads: tuple[str, ...] = ()      #: nodes whose saved results wait on the host
-    offload_seconds: float = 0.0        #: of taking them there and back one after the other, which no replay measures
     budget_of: str = "activations"      #: or "step": what ``budget_bytes`` limits
     granularity: str = "operator"       #: or "module"
     method: str = "chain"
@@ -82,6 +80,8 @@ class Plan:
     bound: float | None = None          #: no plan made of the same units costs less; None where that is not known
     assumptions: tuple[str, ...] = ()
     frontier: tuple[FrontierPoint, ...] = field(default=())
+    offloads: tuple[str, ...] = ()      #: nodes whose saved results wait on the host
+    offload_seconds: float = 0.0        #: of taking them there and back one after the other, which no replay measures
 
     @property
     def gap(self) -> float | None:

@@ -53,6 +53,7 @@ class Problem:
     last_saver: np.ndarray
     last_reader: np.ndarray
     readers: tuple[tuple[int, ...], ...]
+    first_user: np.ndarray                 #: the first atom after its maker that computes with the value, not only views it; -1 if none
     savers: tuple[tuple[int, ...], ...]
     backward_bytes: np.ndarray
     forward_bytes: np.ndarray
@@ -128,7 +129,8 @@ class _Reader:
             nbytes=np.array([self.values[v].block_bytes for v in order], dtype=np.int64), maker=maker,
             first_saver=np.array([s[0] if s else count + 1 for s in saved_by], dtype=np.int64),
             last_saver=np.array([s[-1] if s else -1 for s in saved_by], dtype=np.int64),
-            last_reader=np.array([r[-1] if r else -1 for r in read_by], dtype=np.int64), readers=tuple(read_by), savers=tuple(saved_by),
+            last_reader=np.array([r[-1] if r else -1 for r in read_by], dtype=np.int64), readers=tuple(read_by),
+            first_user=self._first_users(atom_of, order, maker), savers=tuple(saved_by),
             backward_bytes=backward, forward_bytes=forward, incoming_bytes=incoming,
             fwd_cost=sum(c.cost for atom in calls for c in atom), node_of=self._results(order), uncounted=uncounted)
 
@@ -214,6 +216,16 @@ class _Reader:
             for number in made.get(node, ()):
                 readers.setdefault(number, set()).add(atom_of[-1])
         return readers
+
+    def _first_users(self, atom_of: Sequence[int], order: Sequence[int], maker: np.ndarray) -> np.ndarray:
+        made = {number: int(atom) for number, atom in zip(order, maker)}
+        found: dict[int, int] = {}
+        for i, call in enumerate(self.log.calls):
+            if call.phase == "forward":
+                for number in call.inputs:
+                    if number in made and number not in call.outputs and atom_of[self.place_of_call[i]] > made[number]:
+                        found.setdefault(number, atom_of[self.place_of_call[i]])
+        return np.array([found.get(v, -1) for v in order], dtype=np.int64)
 
     def _results(self, order: Sequence[int]) -> tuple[str, ...]:
         made: dict[int, str] = {}

@@ -57,7 +57,8 @@ def test_mixed_integer_program_agrees(units, limit):
     assert (found is None) == (expected is None)
     if found is not None:
         assert peak_bytes(found.units) <= limit
-        assert total_cost(found.units) == pytest.approx(total_cost(expected)) == pytest.approx(found.bound)
+        assert total_cost(found.units) == pytest.approx(total_cost(expected))
+        assert found.bound <= total_cost(expected) + 1e-6
 
 
 @settings(max_examples=60)

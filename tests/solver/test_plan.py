@@ -246,12 +246,15 @@ def test_error_texts():
 
 
 def test_results_can_wait_on_the_host():
-    model, inputs, gm, _ = planner_of("encoder")
-    planner = Planner(gm, (), inputs, loss_fn=square, device="a100", offload=True)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(64, 64), nn.GELU())))
+    inputs = {"input": torch.randn(512, 64)}
+    gm = symbolic_trace(model, meta_args=inputs)
+    planner = Planner(gm, (), inputs, device="a100", offload=True)
     with pytest.raises(InfeasibleBudgetError):
-        Planner(gm, (), inputs, loss_fn=square, device="a100").solve(0.18)
-    plan = planner.solve(0.18)
-    assert plan.offloads and plan.offload_seconds > 0 and plan.planned.peak_activation_bytes <= 0.18 * plan.unplanned.peak_activation_bytes
+        Planner(gm, (), inputs, device="a100").solve(0.25)
+    plan = planner.solve(0.25)
+    assert plan.offloads and plan.offload_seconds > 0 and plan.planned.peak_activation_bytes <= 0.25 * plan.unplanned.peak_activation_bytes
     assert Plan.from_json(plan.to_json()) == plan and "wait on the host" in plan.summary()
     assert_same(take_step(plan.apply(gm), model, inputs), take_step(model, model, inputs))
     with pytest.raises(InputError, match="needs a device whose PCIe bandwidth is known"):
