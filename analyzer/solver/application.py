@@ -59,7 +59,7 @@ class CheckpointedForward:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         context = _context(self.keeps, self.module.modules())
-        options = {} if context is None else {"context_fn": context}
+        options: dict[str, Any] = {} if context is None else {"context_fn": context}
         return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
 

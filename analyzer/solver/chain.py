@@ -53,7 +53,7 @@ def _best_states(held: np.ndarray, cost: np.ndarray, limit_bytes: int, most_stat
     """Indices of the states that no other beats in both, by rising memory; of too many, those that hold least and cost least in each step."""
     order = np.lexsort((cost, held))
     best = np.minimum.accumulate(cost[order])
-    keep = order[np.concatenate([[True], cost[order][1:] < best[:-1]])]
+    keep: np.ndarray = order[np.concatenate([[True], cost[order][1:] < best[:-1]])]
     if len(keep) > most_states:
         step = held[keep] * (most_states // 2) // max(1, limit_bytes)
         changes = step[1:] != step[:-1]

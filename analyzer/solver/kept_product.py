@@ -150,7 +150,7 @@ class _Again:
         before = [(m, m.momentum, m._buffers.get("num_batches_tracked")) for m in self.norms]
         self.modes.callback(_restore, before)
         for m, _, tracked in before:
-            m.momentum = 0.0  # the new statistics are the old ones
+            setattr(m, "momentum", 0.0)  # the new statistics are the old ones
             if tracked is not None:
                 m._buffers["num_batches_tracked"] = None
         if self.kept.ordinals:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import fx, nn
 
@@ -162,7 +162,8 @@ class Plan:
         version = data.pop("version", None)
         if version != cls.format_version:
             raise ProfileFormatError(f"Plan.from_json: format version {version!r}, and this analyzer reads version {cls.format_version}: solve again")
-        plan: Plan = decoder_of(cls)(data, "plan")
+        kind: Any = cls
+        plan: Plan = decoder_of(kind)(data, "plan")
         return plan
 
     def table(self, fmt: str = "simple") -> str:

@@ -58,7 +58,7 @@ class Planner:
                 raise InputError(f"offload=True with device={device!r}, granularity={granularity!r}: needs a device whose PCIe bandwidth is known, "
                                  f"and plans of operators")
             self.offload_cost = 2 / self.device.pcie_bandwidth  # there and back
-        self.run = {"loss_fn": loss_fn, "autocast": autocast, "device": self.device}
+        self.run: dict[str, Any] = {"loss_fn": loss_fn, "autocast": autocast, "device": self.device}
         if args is None and kwargs is None:
             args = default_arguments(gm)
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = (args or (), kwargs or {})
@@ -236,7 +236,8 @@ def solve_units(units: list[Unit], limit: int, method: str) -> _Solution | None:
     if method == "exact":
         from .exact import solve_exact
 
-        return solve_exact(usable, limit)
+        exact = solve_exact(usable, limit)
+        return None if exact is None else _Solution(exact.units, exact.bound)
     if method == "greedy":
         from .greedy import solve_greedy
 
