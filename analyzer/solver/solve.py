@@ -221,8 +221,8 @@ def solve(profile_or_gm: fx.GraphModule, budget: int | float | str, method: str 
     >>> from analyzer import symbolic_trace
     >>> model = torch.nn.Sequential(*(m for _ in range(8) for m in (torch.nn.Linear(64, 64), torch.nn.GELU())))
     >>> gm = symbolic_trace(model, meta_args={"input": torch.empty(512, 64)})
-    >>> plan = solve(gm, 0.6, args=(torch.empty(512, 64),))
-    >>> plan.planned.peak_activation_bytes <= 0.6 * plan.unplanned.peak_activation_bytes
+    >>> plan = solve(gm, 0.7, args=(torch.empty(512, 64),))
+    >>> plan.planned.peak_activation_bytes <= 0.7 * plan.unplanned.peak_activation_bytes
     True
     >>> plan.planned.recompute_flops < 0.05 * plan.unplanned.fwd_flops  # GELUs; no product is run again
     True
