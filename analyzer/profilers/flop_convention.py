@@ -24,8 +24,7 @@ from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 
 from .flop_formula.registration import FlopCount, Formula
-from .flop_formula.rnn import GATES
-from .flop_formula.size import first, per_input
+from .flop_formula.size import GATES, first, per_input
 from .flop_registry import apply_formula, count_call, family
 
 Spec = TensorSpec

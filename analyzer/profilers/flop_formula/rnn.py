@@ -11,12 +11,10 @@ from typing import Any
 from analyzer.meta.spec import TensorSpec
 
 from .registration import FlopCount, register_each
-from .size import multiply_adds
+from .size import GATES, multiply_adds
 
 Spec = TensorSpec
 
-# By cuDNN's mode (ATen's RNNDescriptor): 0 ReLU, 1 tanh, 2 LSTM, 3 GRU.
-GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 CELL_FLOPS = {
     0: 2, 1: 2,  # sum of the two products, activation
     2: 13,       # four such sums and activations; f c + i g (3); o tanh c (2)

@@ -9,6 +9,9 @@ from analyzer.meta.spec import TensorSpec
 
 from .registration import FlopCount, Formula
 
+# Of a recurrent cell, by cuDNN's mode (ATen's RNNDescriptor): 0 ReLU, 1 tanh, 2 LSTM, 3 GRU.
+GATES = {0: 1, 1: 1, 2: 4, 3: 3}
+
 
 def multiply_adds(count: int, dtype_of: TensorSpec | None = None) -> FlopCount:
     """``count`` multiply-adds on elements of the dtype of ``dtype_of``: 2 FLOPs and 1 MAC each.
