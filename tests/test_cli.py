@@ -135,7 +135,7 @@ RESNET = ("profile", "resnet18", "--input", "2x3x32x32", "--mode", "infer")
 
 
 @pytest.mark.parametrize(("words", "expected"), [
-    (["deepspeed", "--top-modules", "2", "--module-depth", "1"], ["Top 2 modules", "(conv1): Conv2d(9.41 k, 0.08% Params, "]),
+    (["deepspeed", "--top-modules", "2", "--module-depth", "1"], ["Top 2 classes of modules", "(conv1): Conv2d(9.41 k, 0.08% Params, "]),
     (["deepspeed", "--no-detail", "--raw"], ["params per device:", " 11689512"]),
     (["flops-profiler", "--depth", "1"], ["functionals_duration", "'conv2d'"]),
     (["torchinfo", "--columns", "num_params,kernel_size", "--depth", "1"], ["├─Conv2d: 1-1", "[7, 7]", "Total params: 11,689,512"]),

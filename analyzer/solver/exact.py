@@ -38,10 +38,10 @@ def solve_exact(units: Sequence[Unit], limit_bytes: int, seconds: float = _SECON
     except ImportError as error:
         raise MissingExtraError("method='exact': scipy is not installed; pip install 'torch-analyzer[solver]', or take method='chain'") from error
 
-    units = [u for u in units if u.work_bytes <= limit_bytes]
     known = solve_chain(units, limit_bytes)
     if known is None:
         return None
+    units = [u for u in units if u.work_bytes <= limit_bytes]
     best_known = sum(u.cost for u in known)
     places = sorted({u.first for u in units} | {u.last + 1 for u in units})
     index = {place: i for i, place in enumerate(places)}

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from analyzer.errors import MissingExtraError
@@ -51,6 +51,7 @@ def test_dynamic_program_finds_the_cheapest_division(units, limit):
 
 @settings(max_examples=25)
 @given(unit_lists(), st.integers(0, 120))
+@example([Unit(0, 0, False, 0.0, 0, 0), Unit(1, 1, False, 0.0, 0, 1)], 0)  # the last one alone is above the limit
 def test_mixed_integer_program_agrees(units, limit):
     pytest.importorskip("scipy")
     expected, found = solve_chain(units, limit), solve_exact(units, limit)
