@@ -1,7 +1,8 @@
 """The catalogue and its devices as text."""
 from __future__ import annotations
 
-from tabulate import tabulate  # type: ignore[import-untyped,unused-ignore]
+from collections.abc import Sequence
+from typing import Any
 
 from ..units import format_bytes, format_count, format_rate, format_seconds
 from .catalogue import find_device, register_device
@@ -26,7 +27,7 @@ def format_catalogue() -> str:
         )
         for spec in register_device
     ]
-    table = tabulate(rows, headers=("name", "memory", "bandwidth", *_RATES, "links"), tablefmt="simple", disable_numparse=True)
+    table = _lay_out(rows, ("name", "memory", "bandwidth", *_RATES, "links"))
     return f"{table}\n\nRates are dense peaks in FLOP/s, of the tensor cores but for fp32. Links count one direction."
 
 
@@ -47,7 +48,7 @@ def format_device(device: str | DeviceSpec) -> str:
     # a document serves many figures: each stands once, below, on one line so that its address can be copied
     documents = list(dict.fromkeys(figure.source for figure in figures if figure.source))
     rows = [(f.name, _format_figure(f), f"[{documents.index(f.source) + 1}]" if f.source else "unknown") for f in figures]
-    table = tabulate(rows, headers=("figure", "value", "source"), tablefmt="simple", disable_numparse=True)
+    table = _lay_out(rows, ("figure", "value", "source"))
     return "\n".join([title, "", table, "", *(f"[{i}] {document}" for i, document in enumerate(documents, 1))]).rstrip()
 
 
@@ -62,3 +63,9 @@ def _format_figure(figure: Figure) -> str:
     if figure.unit == "s":
         return format_seconds(figure.value)
     return format_count(figure.value, figure.unit)
+
+
+def _lay_out(rows: Sequence[Any], headers: Sequence[str]) -> str:
+    from tabulate import tabulate  # type: ignore[import-untyped,unused-ignore]  # at first use: `import analyzer` is to be quick
+
+    return str(tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True))
