@@ -15,6 +15,7 @@ from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.codegen import RegionCodeGen
 from analyzer.fx.module_borrow import borrow_module
 from analyzer.fx.node_info import NodeInfo
+from analyzer.fx.region import GradRegion
 from analyzer.fx.run_record import RunRecord, Unknown, Value, fingerprint_nodes, held_tensors
 from analyzer.fx.shape_prop import RecordingInterpreter
 from analyzer.fx.statement import statements_of
@@ -53,7 +54,7 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
     backward; all other records stay as they are, but for their columns of the node table that depend on the order of nodes. The records
     equal those of a whole run. ``gm.meta["profile"]`` then has the new nodes and sums; what only a whole run can tell (peaks,
     phases, timeline, modules) is None or empty in it. A whole run is made where most nodes changed, where the inputs or output did,
-    or where a value cannot be made again from its record.
+    where a part of the graph runs without gradients, or where a value cannot be made again from its record.
 
     Raises InputError where ``gm`` has not been profiled, and what `symbolic_profile` raises.
 
@@ -73,6 +74,7 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
     now = fingerprint_nodes(gm.graph)
     try:
         _check_edges(now, last.record)
+        _check_grad_mode(now, last.record)
         changed = {n for n in gm.graph.nodes if now[n.name] != last.record.fingerprints.get(n.name) or "info" not in n.meta}
         changed -= {n for n in changed if n.op == "output"}
         infos = _Window(gm, last).run(changed) if changed else {}
@@ -113,6 +115,12 @@ def _check_edges(now: dict[str, tuple[Any, ...]], record: RunRecord) -> None:
         return {name: p[:5] for name, p in prints.items() if p[0] in ("placeholder", "output")}
 
     if edges(now) != edges(record.fingerprints):
+        raise _CannotTell
+
+
+def _check_grad_mode(now: dict[str, tuple[Any, ...]], record: RunRecord) -> None:
+    """Where a stretch runs without gradients, now or before, what far nodes save depends on which paths around it carry any."""
+    if any(isinstance(r, GradRegion) for prints in (now, record.fingerprints) for p in prints.values() for r in p[4]):
         raise _CannotTell
 
 
