@@ -102,7 +102,7 @@ def profile(
     args = args if isinstance(args, tuple) else tuple(args) if isinstance(args, list) else (args,)
     module = model if isinstance(model, torch.nn.Module) else build_model(model)
     names = argument_names(module, args, kwargs or {})
-    facts = {"name": type(uncompiled(module)).__name__, "mode": mode, "device": spec.name,
+    facts: dict[str, Any] = {"name": type(uncompiled(module)).__name__, "mode": mode, "device": spec.name,
              "optimizer": optimizer if isinstance(optimizer, str) else None if factory is None else "custom",
              "autocast": None if autocast is None else str(autocast).removeprefix("torch.")}
     options, remark = limit_memory(options, spec)

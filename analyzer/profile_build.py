@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -34,8 +34,11 @@ def tensor_info(spec: Any) -> TensorInfo:
     return TensorInfo(tuple(spec), str(spec.dtype).removeprefix("torch."), spec.device)
 
 
-def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotation], *, is_final: bool = False, **facts: Any) -> Profile:
+def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotation], *, is_final: bool = False,
+                  blanks: Mapping[int, NodeInfo] | None = None, **facts: Any) -> Profile:
     """The profile of one recorded run; where profilers give the same quantity, the last one counts.
+
+    ``blanks`` are records, by index in the log's nodes, that are filled and put into the table of nodes.
 
     Sums are made at once. Where the log is final (nobody will change it), rows (nodes, modules, operators, the timeline) are worked out when
     they are read first.
@@ -46,7 +49,7 @@ def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotat
         shape = ModuleShape.of(root)
     rows: Rows | None = None
     if log.shortage is not None:
-        rows = Rows(log, shape, annotations, totals, phase_rows)
+        rows = Rows(log, shape, annotations, totals, phase_rows, blanks or {})
         forget_unfinished(log, [*rows.nodes.values(), *rows.modules.values(), totals], phase_rows)
     ended_early = log.shortage is not None and log.shortage.step < 2  # before a second step was whole
     totals["uncounted"] = tuple(UncountedInfo(op, calls, nbytes) for op, calls, nbytes in totals.get("uncounted", ()))
@@ -57,7 +60,7 @@ def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotat
                 batch_size=next((t.shape[0] for t in inputs.values() if t.shape), None), torch_version=str(torch.__version__),
                 analyzer_version=package_version(), first_step=_phases(phase_rows, 0), phases={} if ended_early else _phases(phase_rows, last),
                 out_of_memory=describe_shortage(log), assumptions=tuple(log.assumptions))
-    rows = rows or Rows(log, shape, annotations, totals, phase_rows)
+    rows = rows or Rows(log, shape, annotations, totals, phase_rows, blanks or {})
     if log.shortage is not None or not is_final:
         return Profile(**sums, **{name: value for make in (rows.of_nodes, rows.of_modules, rows.of_memory) for name, value in make().items()})
     return Profile.deferred(sums, {rows.of_nodes: ("nodes",), rows.of_modules: ("modules", "module_calls", "operators"),
@@ -67,9 +70,10 @@ def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotat
 class Rows:
     """What a profile tells in rows, group by group."""
 
-    def __init__(self, log: Log, shape: ModuleShape, annotations: Sequence[Annotation], totals: dict[str, Any], phase_rows: Any) -> None:
+    def __init__(self, log: Log, shape: ModuleShape, annotations: Sequence[Annotation], totals: dict[str, Any], phase_rows: Any,
+                 blanks: Mapping[int, NodeInfo]) -> None:
         self.log, self.shape, self.annotations, self.totals = log, shape, annotations, totals
-        self.phase_rows = phase_rows
+        self.phase_rows, self.blanks = phase_rows, blanks
 
     @functools.cached_property
     def nodes(self) -> defaultdict[int, dict[str, Any]]:
@@ -81,7 +85,10 @@ class Rows:
 
     def of_nodes(self) -> dict[str, Any]:
         log, rows = self.log, self.nodes
-        return {"nodes": tuple(node_info(log, i, rows[i]) for i, node in enumerate(log.nodes) if node.step == log.steps - 1)}
+        infos = {i: node_info(log, i, rows[i]) for i, node in enumerate(log.nodes) if node.step == log.steps - 1}
+        for i, blank in self.blanks.items():
+            blank.fill(infos[i])
+        return {"nodes": tuple(infos.values() if not self.blanks else [self.blanks.get(i, info) for i, info in infos.items()])}
 
     def of_modules(self) -> dict[str, Any]:
         log = self.log

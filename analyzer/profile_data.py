@@ -5,12 +5,12 @@ imported when a view is asked for.
 """
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from analyzer.deferred import DeferredFields
 from analyzer.errors import InputError
 from analyzer.fx.node_info import NodeInfo, TensorInfo
 
@@ -206,34 +206,8 @@ class MemoryEvent(NamedTuple):
     category: str = ""  #: parameter, gradient, optimizer state, activation, ...
 
 
-Groups = Mapping[Callable[[], Mapping[str, Any]], Sequence[str]]
-"""Functions that work out fields of a profile, with the names of these."""
-
-
-class Deferred:
-    """A record some of whose fields are worked out when they are read first; afterwards it is as any other."""
-
-    __slots__ = ("_groups",)
-    _lock: ClassVar[threading.RLock] = threading.RLock()
-
-    if not TYPE_CHECKING:
-        def __getattr__(self, name: str) -> Any:  # of a slot that is not set
-            with Deferred._lock:
-                groups = {} if name == "_groups" else getattr(self, "_groups", {})
-                for make, names in groups.items():
-                    if name in names:
-                        for field_name, value in make().items():
-                            object.__setattr__(self, field_name, value)
-                        object.__setattr__(self, "_groups", {m: n for m, n in groups.items() if m is not make})
-                        break
-                else:
-                    if not any(f.name == name for f in fields(self)):
-                        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-                return object.__getattribute__(self, name)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile(Deferred):
+class Profile(DeferredFields):
     """What a step of a model costs. Phases are those of a steady-state step, peaks the maximum over both steps.
 
     >>> Profile(name="demo", mode="infer", params=3).summary().splitlines()[0]
@@ -295,16 +269,6 @@ class Profile(Deferred):
     modules: ModuleInfo | None = None        #: the root of the module tree
     module_calls: tuple[ModuleCall, ...] = ()  #: runs of modules in one forward pass, in order, callers before what they call
     assumptions: tuple[str, ...] = ()
-
-    @classmethod
-    def deferred(cls, known: Mapping[str, Any], groups: Groups) -> Profile:
-        """A profile that works out the fields of each of ``groups`` when one of them is read; the others are ``known`` or their defaults."""
-        profile = cls(**known)
-        for names in groups.values():
-            for name in names:
-                object.__delattr__(profile, name)
-        object.__setattr__(profile, "_groups", dict(groups))
-        return profile
 
     @property
     def model_flops(self) -> int | None:

@@ -32,7 +32,7 @@ from analyzer.profile_data import Profile
 from analyzer.record.options import ProfileOptions
 from analyzer.record.hold import Hold
 from analyzer.record.recorder import Recorder, tensors_in
-from analyzer.symbolic_profile import LastRun, last_runs, note_storages
+from analyzer.symbolic_profile import LastRun, last_runs
 
 Tensor = torch.Tensor
 #: Fields of a profile that only a whole run can tell.
@@ -71,6 +71,7 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
     last = last_runs.get(gm)
     if last is None:
         raise InputError("reprofile(): this graph module has not been profiled; call symbolic_profile(gm, ...) first (a copy needs it too)")
+    last.record.complete()
     now = fingerprint_nodes(gm.graph)
     try:
         _check_edges(now, last.record)
@@ -239,7 +240,8 @@ class _Window:
                 inputs = {n.name: leaves[n.name] for n in given if n.op == "placeholder"}
                 register_inputs(recorder, part, borrowed, (), inputs, [])
                 self._step(recorder, part, makers, given, leaves, results)
-            note_storages(self.result, recorder.log)
+            self.result.log = recorder.log
+            self.result.complete()
             annotations = [f(recorder.log) for f in choose_profilers(last.profilers, last.device).values()]
             profile = build_profile(recorder.log, part, annotations, name="", mode=last.mode)
         return {row.name: row for row in profile.nodes}

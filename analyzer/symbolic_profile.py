@@ -12,6 +12,7 @@ from torch import fx
 from analyzer.errors import InputError
 from analyzer.fx.graph_step import GraphStep
 from analyzer.fx.module_borrow import borrow_module
+from analyzer.fx.node_info import NodeInfo
 from analyzer.fx.run_record import RunRecord, fingerprint_nodes
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.meta.claimed_device_spec import claimed_spec, claiming
@@ -21,7 +22,8 @@ from analyzer.meta.tensor import claim_of
 from analyzer.profile import Profilers, check_arguments, choose_profilers, expect_values, register_inputs
 from analyzer.profile_build import build_profile
 from analyzer.profile_data import Profile
-from analyzer.record.log import Log
+from analyzer.record.block_reuse import PlayedTwice
+from analyzer.record.collector import frozen_collector
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder, tensors_in
 
@@ -44,14 +46,15 @@ last_runs: WeakKeyDictionary[fx.GraphModule, LastRun] = WeakKeyDictionary()
 
 def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | None = None, mode: str = "train",
                      loss_fn: Callable[[Any], torch.Tensor] | None = None, autocast: torch.dtype | None = None,
-                     device: str | DeviceSpec | None = None, profilers: Profilers = None, verbose: bool = False) -> fx.GraphModule:
+                     device: str | DeviceSpec | None = None, profilers: Profilers = None, verbose: bool = False,
+                     reuse: bool = True) -> fx.GraphModule:
     """Fill ``node.meta["info"]`` of every node of ``gm`` with a `NodeInfo`, and return the same ``gm``.
 
     ``gm`` comes from `symbolic_trace`, or is such a graph after a transformation. It is run node by node on ``args`` (real, meta or
     `MetaTensor`; their data is not used), forward and, for ``mode="train"``, through the loss and backward. ``device`` is what tensors
     are taken to be on; by default what the arguments and parameters claim, and then seconds are unknown. ``profilers`` adds to
-    the default ones, or replaces them by name (``flops memory communication latency``). ``verbose`` prints the node table. The whole
-    `Profile` is kept in ``gm.meta["profile"]``.
+    the default ones, or replaces them by name (``flops memory communication latency``). ``verbose`` prints the node table. With ``reuse``,
+    stretches of the graph that repeat are run once; the result is the same. The whole `Profile` is kept in ``gm.meta["profile"]``.
 
     Raises InputError for arguments that do not fit the graph, and what `profile` raises.
 
@@ -70,29 +73,41 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     rows: dict[fx.Node, int] = {}
     records: list[RunRecord] = []
 
+    infos: dict[fx.Node, NodeInfo] = {}
+    plays = reuse
+
+    def read_rows() -> dict[str, Any]:
+        found.nodes  # fills the records of all nodes
+        return {}
+
     def run(options: ProfileOptions) -> Profile:
         meta_mode = MetaTensorMode(options, adopted_claim=claim)
-        with meta_mode, claiming(spec or claimed_spec()), borrow_module(gm, claim) as borrowed:
+        with frozen_collector(), meta_mode, claiming(spec or claimed_spec()), borrow_module(gm, claim) as borrowed:
             recorder = Recorder(meta_mode, gm, claim)
             with recorder.recording():
                 run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)
                 names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
                 register_inputs(recorder, gm, borrowed, run_args, run_kwargs, names)
-                step = GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast, device_type=claim.type)
+                step = GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast, device_type=claim.type,
+                                 reuse=plays)
                 rows.clear()
                 rows.update(step.run())
-            note_storages(step.interpreter.record, recorder.log)
+            step.interpreter.record.log = recorder.log
             records.append(step.interpreter.record)
             annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
-            return build_profile(recorder.log, gm, annotations, is_final=True, name=type(gm).__name__, mode=mode, device=None if spec is None else spec.name,
-                                  autocast=None if autocast is None else str(autocast).removeprefix("torch."))
+            infos.clear()
+            infos.update((node, _blank(node, read_rows)) for node in rows)
+            return build_profile(recorder.log, gm, annotations, is_final=True, blanks={row: infos[node] for node, row in rows.items()},
+                                 name=type(gm).__name__, mode=mode, device=None if spec is None else spec.name,
+                                 autocast=None if autocast is None else str(autocast).removeprefix("torch."))
 
-    found = expect_values(run, ProfileOptions(steps=1))
-    first = min(rows.values(), default=0)
-    for node, row in rows.items():
-        info = node.meta["info"] = found.nodes[row - first]
-        info.module_path = node.meta.get("module_path", info.module_path)
-        info.saved, info.sharding = node.meta.get("saved"), node.meta.get("sharding")
+    try:
+        found = expect_values(run, ProfileOptions(steps=1))
+    except PlayedTwice:
+        plays = False
+        found = expect_values(run, ProfileOptions(steps=1))
+    for node, info in infos.items():
+        node.meta["info"] = info
     gm.meta["profile"] = found
     records[-1].fingerprints = fingerprint_nodes(gm.graph)
     last_runs[gm] = LastRun(lambda gm: symbolic_profile(gm, *args, kwargs=kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast, device=device,
@@ -100,6 +115,14 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     if verbose:
         print(found.table())
     return gm
+
+
+def _blank(node: fx.Node, read_rows: Callable[[], dict[str, Any]]) -> NodeInfo:
+    """The record of a node, with what its annotations say."""
+    known = {"saved": node.meta.get("saved"), "sharding": node.meta.get("sharding")}
+    if "module_path" in node.meta:
+        known["module_path"] = node.meta["module_path"]
+    return NodeInfo.blank(read_rows, **known)
 
 
 def _claim(gm: fx.GraphModule, arguments: Any, spec: DeviceSpec | None) -> torch.device:
@@ -111,22 +134,3 @@ def _claim(gm: fx.GraphModule, arguments: Any, spec: DeviceSpec | None) -> torch
         if claim.type not in ("cpu", "meta"):
             return claim
     return torch.device("cpu")
-
-
-def note_storages(record: RunRecord, log: Log) -> None:
-    """Note the parameters and buffers that each node of a run uses, in order, and whether what it made is differentiable."""
-    def note(node: int, number: int) -> None:
-        life = log.storages.get(number)
-        if life is not None and life.category in ("parameter", "buffer"):
-            held = record.held.setdefault(log.nodes[node].name, [])
-            if (life.category, life.label, life.nbytes) not in held:
-                held.append((life.category, life.label, life.nbytes))
-
-    for i, node in enumerate(log.nodes):
-        lives = [log.storages[number] for number, _ in node.outputs if number in log.storages]
-        record.differentiable[node.name] = tuple(life.requires_grad for life in lives if life.node == i)
-        for number, _ in node.outputs if node.op == "get_attr" else ():
-            note(i, number)
-    for call in log.calls:
-        for number in call.inputs if call.phase == "forward" and call.node >= 0 else ():
-            note(call.node, number)

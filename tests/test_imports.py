@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "analyzer"
 # The order of the rooms; a file may import from its own and earlier ones.
-ORDER = ["errors", "registry", "units", "hardware", "memory", "meta", "record", "fx", "profilers", "report", "profile"]
+ORDER = ["errors", "registry", "deferred", "units", "hardware", "memory", "meta", "record", "fx", "profilers", "report", "profile"]
 RANK = {name: i for i, name in enumerate(ORDER)}
 # Files that stand between rooms.
 RANK.update(input_spec=RANK["meta"], zoo=RANK["meta"], target=RANK["meta"], profile_data=RANK["profilers"], profile_build=RANK["profile"],

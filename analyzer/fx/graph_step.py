@@ -14,16 +14,20 @@ from analyzer.record.hold import Hold
 from analyzer.record.recorder import Recorder, tensors_in
 
 from .shape_prop import RecordingInterpreter
+from .stretch_reuse import StretchReuse
 
 
 class GraphStep:
     """One forward pass, and in training its loss and backward pass, of a graph module under a recorder."""
 
     def __init__(self, recorder: Recorder, module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], *, mode: str,
-                 loss_fn: Callable[[Any], torch.Tensor] | None, autocast: torch.dtype | None, device_type: str) -> None:
+                 loss_fn: Callable[[Any], torch.Tensor] | None, autocast: torch.dtype | None, device_type: str, reuse: bool) -> None:
         self.recorder, self.module, self.args, self.kwargs = recorder, module, args, kwargs
         self.mode, self.loss_fn, self.autocast, self.device_type = mode, loss_fn or default_loss, autocast, device_type
         self.interpreter = RecordingInterpreter(module, recorder)
+        if reuse:
+            with torch._C.DisableTorchFunction():
+                self.interpreter.reuse = StretchReuse(recorder, module, self.interpreter)
 
     def run(self) -> dict[fx.Node, int]:
         """Run the step; the result is the row of each node in the log."""
@@ -49,7 +53,15 @@ class GraphStep:
         for hold in holds:
             if hold.is_held():
                 recorder.log.saved_inputs.add(hold.tensor.untyped_storage().number)  # type: ignore[attr-defined]
-        loss.backward()
-        recorder.mark([p.grad for p in self.module.parameters() if p.grad is not None], "gradient")
+        unseen = recorder.unseen_gradients = {}
+        try:
+            loss.backward()
+        finally:
+            recorder.unseen_gradients = None
+        parameters = list(self.module.parameters())
+        for p in parameters:
+            if p.grad is not None and id(p) in unseen:  # one was played and another made
+                unseen[id(p)].refuse()
+        recorder.mark([p.grad for p in parameters if p.grad is not None], "gradient")
         recorder.end()
         return self.interpreter.rows

@@ -3,8 +3,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from analyzer.deferred import DeferredFields
 
 Scalar = str | int | float | bool | None
 
@@ -39,7 +42,7 @@ class TensorInfo:
 
 
 @dataclass(slots=True)
-class NodeInfo:
+class NodeInfo(DeferredFields):
     """Costs of one node. None is unknown; bytes are exact; one multiply-add is 2 FLOPs and 1 MAC.
 
     Each storage counts once, at the node that made it; views count nothing; parameters and buffers are in
@@ -85,3 +88,23 @@ class NodeInfo:
     saved: str | None = None               #: "keep" or "offload" where `set_saved` chose it
     sharding: tuple[str, ...] | None = None #: for solvers to fill: a placement for each mesh dimension, such as "Shard(0)"
     extra: dict[str, Scalar] = field(default_factory=dict)  #: quantities of profilers that the user added
+
+    @classmethod
+    def blank(cls, make: Callable[[], Mapping[str, Any]], **known: Any) -> NodeInfo:
+        """A record of which ``known`` fields are set, the others when one is read: by ``make``, or from what it returns."""
+        info = object.__new__(cls)
+        for name, value in known.items():
+            setattr(info, name, value)
+        object.__setattr__(info, "_groups", {make: _FIELDS})
+        return info
+
+    def fill(self, info: NodeInfo) -> None:
+        """Take the fields that are not set from ``info``."""
+        for name in _FIELDS:
+            try:
+                object.__getattribute__(self, name)
+            except AttributeError:
+                setattr(self, name, getattr(info, name))
+
+
+_FIELDS = tuple(f.name for f in fields(NodeInfo))

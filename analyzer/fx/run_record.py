@@ -1,7 +1,7 @@
 """What a recorded run of a graph says of its values, so that a part of the graph can be run again as if all of it ran."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.storage import MetaStorage
+from analyzer.record.log import Log
 from analyzer.record.recorder import describe
 
 Tensor = torch.Tensor
@@ -38,14 +39,70 @@ class Unknown:
 
 
 @dataclass
+class Played:
+    """Nodes, by name, that were not run: what ``record`` says of as many others holds for them, with storages of their own.
+
+    Storage n of the record is number ``numbers[slot_of[n]]``.
+    """
+
+    names: list[str]
+    record: RunRecord
+    numbers: list[Any]
+    slot_of: dict[int, int]
+
+    def write(self, record: RunRecord) -> None:
+        """Write them into ``record``."""
+        def rename(value: Any) -> Any:
+            return replace(value, storage=self.numbers[self.slot_of[value.storage]]) if isinstance(value, Value) else value
+
+        for name, (theirs, values) in zip(self.names, self.record.values.items()):
+            record.values[name] = pytree.tree_map(rename, values)
+            record.gradients[name] = self.record.gradients[theirs]
+
+
+@dataclass
 class RunRecord:
-    """By name of node: its results (a tree of `Value`), the specs of their gradients, and what it was like when it ran."""
+    """By name of node: its results (a tree of `Value`), the specs of their gradients, and what it was like when it ran.
+
+    `complete` before it is read.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
     gradients: dict[str, dict[int, TensorSpec]] = field(default_factory=dict)
     fingerprints: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     differentiable: dict[str, tuple[bool, ...]] = field(default_factory=dict)  #: of the storages that it made
     held: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)  #: (category, path, bytes) of parameters and buffers it uses
+
+    played: list[Played] = field(default_factory=list)  #: what is to be written into the above
+    log: Log | None = None  #: of the run, until it was read
+
+    def complete(self) -> None:
+        """Write down what was left for the time that somebody asks for it."""
+        log, self.log = self.log, None
+        if log is None:
+            return
+        self._note_storages(log)  # which looks numbers up that were labels
+        for stretch in self.played:
+            stretch.write(self)
+        self.played.clear()
+
+    def _note_storages(self, log: Log) -> None:
+        """Note the parameters and buffers that each node uses, in order, and whether what it made is differentiable."""
+        def note(node: int, number: int) -> None:
+            life = log.storages.get(number)
+            if life is not None and life.category in ("parameter", "buffer"):
+                held = self.held.setdefault(log.nodes[node].name, [])
+                if (life.category, life.label, life.nbytes) not in held:
+                    held.append((life.category, life.label, life.nbytes))
+
+        for i, node in enumerate(log.nodes):
+            lives = [log.storages[number] for number, _ in node.outputs if number in log.storages]
+            self.differentiable[node.name] = tuple(life.requires_grad for life in lives if life.node == i)
+            for number, _ in node.outputs if node.op == "get_attr" else ():
+                note(i, number)
+        for call in log.calls:
+            for number in call.inputs if call.phase == "forward" and call.node >= 0 else ():
+                note(call.node, number)
 
     def note(self, node: fx.Node, result: Any) -> None:
         """``node`` returned ``result``."""

@@ -1,11 +1,13 @@
 """Runs a graph node by node without data: shapes, and a recorded step."""
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -23,6 +25,10 @@ from .module_borrow import borrow_module
 from .offload import OffloadedTensors
 from .run_record import RunRecord
 from .statement import Block, Keeping, Offloading, Statement, last_uses, shared_blocks, statements_of
+
+if TYPE_CHECKING:
+    from .stretch import Stretch
+    from .stretch_reuse import StretchReuse
 
 
 class GraphInterpreter(fx.Interpreter):
@@ -61,13 +67,20 @@ class GraphInterpreter(fx.Interpreter):
             return call_opaque(target, args, kwargs)
         return super().call_function(target, args, kwargs)
 
-    def _run_function(self, statements: list[Statement], given: dict[fx.Node, Any], returned: list[fx.Node]) -> Any:
+    def _run_function(self, statements: list[Statement], given: dict[fx.Node, Any], returned: Sequence[fx.Node]) -> Any:
         """Run a function that is given some values; its ``returned`` ones, or for forward the output of the graph."""
         outer, self.env = self.env, given
         last = last_uses(statements, {*given, *(n for s in statements for n in s.nodes())})
         open_blocks: list[tuple[Block, AbstractContextManager[Any]]] = []
+        played = 0  #: statements up to there
         try:
             for i, statement in enumerate(statements):
+                if i >= played and (count := self.play_from(statement)):
+                    _leave(open_blocks, 0)
+                    played = i + count
+                if i < played:
+                    self._forget(last.get(i, ()), returned)
+                    continue
                 blocks = [b for b in statement.blocks if not isinstance(b, (Keeping, Offloading))]
                 shared = shared_blocks([b for b, _ in open_blocks], blocks)
                 _leave(open_blocks, shared)
@@ -81,13 +94,20 @@ class GraphInterpreter(fx.Interpreter):
                     self._run_statement(statement)
                 if statement.node is not None and statement.node.op == "output":
                     return self.env[statement.node]
-                for n in last.get(i, ()):
-                    if n not in returned:
-                        self.env.pop(n, None)
+                self._forget(last.get(i, ()), returned)
             return tuple(self.env[n] for n in returned)
         finally:
             _leave(open_blocks, 0)
             self.env = outer
+
+    def _forget(self, nodes: Iterable[fx.Node], returned: Sequence[fx.Node]) -> None:
+        for n in nodes:
+            if n not in returned:
+                self.env.pop(n, None)
+
+    def play_from(self, statement: Statement) -> int:
+        """How many statements from this one on need not be run; what others read of them is in `env` then."""
+        return 0
 
     def around(self, statement: Statement) -> AbstractContextManager[Any]:
         """What surrounds a statement with the blocks that are its own."""
@@ -169,22 +189,40 @@ class RecordingInterpreter(GraphInterpreter):
         self.recorder, self.record = recorder, RunRecord()
         self.rows: dict[fx.Node, int] = {}
         self._paths: dict[fx.Node, str] = {}
+        self.reuse: StretchReuse | None = None  #: plays stretches of the graph, where it can
+
+    def like(self, recorder: Recorder) -> RecordingInterpreter:
+        """Another one, for a part of the same graph under another recorder."""
+        other = copy.copy(self)
+        other.recorder, other.record, other.rows, other._paths, other.reuse, other.env = recorder, RunRecord(), {}, {}, None, {}
+        return other
+
+    def run_stretch(self, stretch: Stretch, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Run the nodes of a stretch under the recorder of its module; what others read of them."""
+        self._add_rows(stretch.nodes, f"{stretch.path}.")
+        statements = [Statement((), n) for n in stretch.nodes]
+        return self._run_function(statements, dict(zip(stretch.inputs, values)), stretch.results)  # type: ignore[no-any-return]
 
     def begin_step(self) -> None:
         """Make the rows of a new step."""
-        root = self.recorder.log.modules
-        paths = {m.path: i for i, m in enumerate(root)}
-        for n in self.graph.nodes:
-            path = n.meta.get("module_path", "")
+        self._add_rows(self.graph.nodes, "")
+
+    def _add_rows(self, nodes: Iterable[fx.Node], prefix: str) -> None:
+        paths, rows = self.recorder.log.index_of_path, self.rows
+        for n in nodes:
+            path = n.meta.get("module_path", "").removeprefix(prefix)
             while path not in paths:  # a module that was traced into and holds nothing is not there: its parent, or the root
                 path = path.rpartition(".")[0]
             self._paths[n] = path
             row = self.recorder.add_node(n.op, n.name, str(n.target) if isinstance(n.target, str) else _target_name(n.target), paths[path])
-            self.rows[n] = row
+            rows[n] = row
             record = self.recorder.node_at(row)
             record.source = n.meta.get("source")
-            record.region = tuple(r.describe() for r in n.meta.get("region", ()))
-            record.inputs = [self.rows[i] for i in n.all_input_nodes]
+            record.region = tuple([r.describe() for r in n.meta.get("region", ())])
+            record.inputs = [rows[i] for i in n.all_input_nodes if i in rows]
+
+    def play_from(self, statement: Statement) -> int:
+        return 0 if self.reuse is None or statement.node is None else self.reuse.play_from(statement.node, self.env)
 
     def around(self, statement: Statement) -> AbstractContextManager[Any]:
         n = statement.node

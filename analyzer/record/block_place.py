@@ -36,6 +36,11 @@ class BlockPlace(Place):
         below = self.source.modules[module].path
         return self.index_of_path[f"{self.path}.{below}" if below else self.path]
 
+    def reserve(self, log: Log) -> None:
+        """Leave places in the log for what is written out later."""
+        log.node_slots.extend([None] * len(self.own_rows))
+        log.module_call_slots.extend([None] * (len(self.source.module_call_slots) - 1))
+
     def parts_played(self) -> tuple[()]:
         return ()
 
@@ -54,7 +59,10 @@ class BlockPlace(Place):
         for i, call in enumerate(source.module_calls[1:], before + 1):  # the first is the root's own
             parent = self.running_call if not call.parent else before + call.parent
             log.module_call_slots[i] = LogModuleCall(self.modules[call.module], parent, call.inputs, call.outputs)
-        slot_of, rows = self.slot_of, self.rows
+        self._write_rows(log)
+
+    def _write_rows(self, log: Log) -> None:
+        slot_of, rows, numbers, source = self.slot_of, self.rows, self.numbers, self.source
         for row in self.own_rows:
             node = source.node_slots[row]
             assert node is not None

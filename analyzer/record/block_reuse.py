@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from .reel import Reel, Take, play
 
 # When a trial pays: it costs about one and a half runs of the block, so a kind needs three, and something to set up, so the blocks beyond the
 # second must hold so many leaf modules: section "When a block is tried out" of docs/performance.md, which benchmarks/speed.py measures.
-_FEWEST = 3
+FEWEST = 3
 LEAST_LEAVES_SAVED = 64
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device)
 
@@ -50,7 +50,7 @@ class BlockReuse:
     def __init__(self, recorder: Recorder, root: nn.Module, borrow: Borrow, is_leaf: Callable[[nn.Module], bool],
                  excluded: Collection[type[nn.Module]] = ()) -> None:
         self.recorder, self.borrow = recorder, borrow
-        contents: dict[int, _Contents] = {}
+        contents: dict[int, Contents] = {}
         modules = list(root.modules())
         for module in modules:
             _survey(module, contents)
@@ -61,12 +61,9 @@ class BlockReuse:
                 owners.update(map(id, contents[id(module)].tensors))
             owners.update(id(t) for held in (module._parameters, module._buffers) for t in held.values() if t is not None)
         self._tied = {i for i, n in owners.items() if n > 1}
-        memo: dict[int, int | None] = {}
-        numbers: dict[Hashable, int] = {}
-        keys = {id(module): structure_key(module, memo, numbers) for module in modules
-                if module is not root and type(module) not in excluded and len(module._modules) > 1 and not is_leaf(module)}
+        keys = self._list_keys(root, modules, contents, lambda module: type(module) in excluded or is_leaf(module))
         counts = Counter(k for k in keys.values() if k is not None)
-        self.keys = {i: k for i, k in keys.items() if k is not None and counts[k] >= _FEWEST
+        self.keys = {i: k for i, k in keys.items() if k is not None and counts[k] >= FEWEST
                      and (counts[k] - 2) * contents[i].leaves > LEAST_LEAVES_SAVED}
         self._contents = {i: contents[i]._replace(modules=list(dict.fromkeys(contents[i].modules))) for i in self.keys}
         self._blocks_of: dict[int, list[nn.Module]] = {}  # candidates that hold a parameter, by the number of its storage
@@ -76,11 +73,41 @@ class BlockReuse:
                 storage = tensor.untyped_storage() if tensor.requires_grad and tensor.layout is torch.strided else None
                 if isinstance(storage, MetaStorage):
                     self._blocks_of.setdefault(storage.number, []).append(block.modules[0])
-        recorder.watched, recorder.touched = frozenset(self._blocks_of), self._touch
+        self._summed: dict[int, nn.Module] = {}  # what a played block read more than once, by the number of its storage, and the block
+        recorder.watched, recorder.touched = set(self._blocks_of), self._touch
         self._known: dict[Hashable, list[tuple[ReadValues, Segment | None]]] = {}
         self._played: dict[int, nn.Module] = {}  # each module of a played block, by id, and the block
         self._plays: Counter[Hashable] = Counter()  # of another block's record, by structure
         self.refusals: Counter[str] = Counter()  #: why blocks were run, by reason
+
+    def _list_keys(self, root: nn.Module, modules: Sequence[nn.Module], contents: dict[int, Contents],
+                   is_excluded: Callable[[nn.Module], bool]) -> dict[int, Hashable]:
+        """What blocks have in common that may be played for each other, by id(block); None for one of a kind."""
+        memo: dict[int, int | None] = {}
+        numbers: dict[Hashable, int] = {}
+        return {id(module): structure_key(module, memo, numbers) for module in modules
+                if module is not root and len(module._modules) > 1 and not is_excluded(module)}
+
+    def path_of(self, module: nn.Module) -> str:
+        """The path of a block in the model."""
+        return self.recorder.path_of(module)
+
+    def given_up(self, module: nn.Module) -> Collection[int]:
+        """Positions of the arguments that nobody besides the block has a use for."""
+        return ()
+
+    def read_later(self, module: nn.Module) -> Collection[int]:
+        """Positions of the arguments that are known to be read after the block."""
+        return ()
+
+    def make_trial(self, module: nn.Module, arguments: Arguments, grad_specs: tuple[GradSpec, ...] | None) -> Trial:
+        """The first run of a block, or another one for gradients of other specs."""
+        return Trial(self.recorder, module, arguments, self.borrow, grad_specs)
+
+    def make_place(self, segment: Segment, module: nn.Module, numbers: list[Any], producers: dict[int, int | None]) -> BlockPlace:
+        """The place of a block that is played in the log."""
+        recorder = self.recorder
+        return BlockPlace(segment, self.path_of(module), numbers, producers, recorder.log, recorder.step, recorder.running_call())
 
     def run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The block's output, played; NotImplemented where it has to be run."""
@@ -103,31 +130,38 @@ class BlockReuse:
         kind = (key, structure, inputs, torch.is_grad_enabled())
         variants = self._known.setdefault(kind, [])
         for values, segment in variants:
-            if self._may_fill(segment, module, leaves) and values.hold_for(module, self._contents[id(module)].modules):
+            if self._may_play(segment, module, leaves) and values.hold_for(module, self._contents[id(module)].modules):
                 self._plays[key] += 1
                 return NotImplemented if segment is None else self._play(segment, module, leaves)
         if len(variants) > self._plays[key]:  # what was tried was of no use to another: trials of more would not pay
             return NotImplemented
         has_cache = any(type(x) is CacheLike for x in likes)
-        segment = self._try(module, Arguments(likes, structure, self._find_indices(module, key) if has_cache else []), variants)
-        return NotImplemented if segment is None or not self._may_fill(segment, module, leaves) else self._play(segment, module, leaves)
+        segment = self._try(module, Arguments(likes, structure, self._find_indices(module, key) if has_cache else [], self.given_up(module)), variants)
+        return NotImplemented if segment is None or not self._may_play(segment, module, leaves) else self._play(segment, module, leaves)
 
-    def _find_indices(self, module: nn.Module, key: int) -> list[tuple[str, str]]:
+    def _find_indices(self, module: nn.Module, key: Hashable) -> list[tuple[str, str]]:
         """Integers in which a block differs from the others."""
         other = next(c.modules[0] for i, c in self._contents.items() if self.keys[i] == key and i != id(module))
         return index_candidates(module, other)
 
-    def _may_fill(self, segment: Segment | None, module: nn.Module, leaves: list[Any]) -> bool:
-        """Whether the slot of a cache that the block would fill is free."""
-        slot = None if segment is None else segment.slot
-        return slot is None or is_free(leaves[slot.argument], self._index_of(slot, module), slot.layer)
+    def _may_play(self, segment: Segment | None, module: nn.Module, leaves: list[Any]) -> bool:
+        """Whether the slot of a cache that the block would fill is free, and nobody after it reads what it adds gradients up of."""
+        if segment is None:
+            return True
+        slot = segment.slot
+        return segment.sums.isdisjoint(self.read_later(module)) and (slot is None or is_free(leaves[slot.argument], self._index_of(slot, module), slot.layer))
 
     def _index_of(self, slot: Slot, module: nn.Module) -> int:
         index: int = self._contents[id(module)].modules[slot.module].__dict__[slot.attribute]
         return index
 
     def _touch(self, number: int) -> None:
-        """A parameter is read by a call that is run: all uses of it belong to one sum, so its block must be run as well."""
+        """A parameter is read by a call that is run: all uses of it belong to one sum, so its block must be run as well.
+
+        So do all uses of what a played block read more than once: autograd adds to what later ones left, one by one.
+        """
+        if number in self._summed:
+            raise PlayedTwice(self._summed[number])
         for block in self._blocks_of[number]:
             if id(block) in self._played:
                 raise PlayedTwice(self._played[id(block)])
@@ -139,7 +173,7 @@ class BlockReuse:
 
     def _try(self, module: nn.Module, arguments: Arguments, variants: list[tuple[ReadValues, Segment | None]]) -> Segment | None:
         segment: Segment | None = None
-        trial = Trial(self.recorder, module, arguments, self.borrow, None)
+        trial = self.make_trial(module, arguments, None)
         try:
             segment = trial.run()
         except Refused as reason:
@@ -153,6 +187,13 @@ class BlockReuse:
         if torch.is_grad_enabled():
             self._played.update(dict.fromkeys(map(id, self._contents[id(module)].modules), module))
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        if torch.is_grad_enabled():
+            for tensor in tensors if self._summed else ():
+                if number_of(tensor) in self._summed:
+                    raise PlayedTwice(module)
+            for i in segment.sums:
+                self._summed[number_of(leaves[i])] = module
+                self.recorder.watched.add(number_of(leaves[i]))
         run = _Run(self, segment, module)
         if torch.is_grad_enabled() and segment.differentiable:
             with torch._C.DisableTorchFunction():
@@ -169,7 +210,7 @@ class BlockReuse:
         return pytree.tree_unflatten(outputs, segment.structure)
 
 
-class _Contents(NamedTuple):
+class Contents(NamedTuple):
     """What is in a module: the modules, itself first, how many of them are leaves, and the tensors."""
 
     modules: list[nn.Module]
@@ -177,12 +218,12 @@ class _Contents(NamedTuple):
     tensors: list[torch.Tensor]
 
 
-def _survey(module: nn.Module, found: dict[int, _Contents]) -> _Contents:
+def _survey(module: nn.Module, found: dict[int, Contents]) -> Contents:
     """The contents of a module and of all below it, by id."""
     known = found.get(id(module))
     if known is not None:
         return known
-    found[id(module)] = _Contents([], 0, [])  # a module that holds itself
+    found[id(module)] = Contents([], 0, [])  # a module that holds itself
     modules, leaves = [module], 0 if module._modules else 1
     tensors = [t for held in (module._parameters, module._buffers) for t in held.values() if t is not None]
     for child in module._modules.values():
@@ -191,7 +232,7 @@ def _survey(module: nn.Module, found: dict[int, _Contents]) -> _Contents:
             modules += below.modules
             leaves += below.leaves
             tensors += below.tensors
-    contents = found[id(module)] = _Contents(modules, leaves, tensors)
+    contents = found[id(module)] = Contents(modules, leaves, tensors)
     return contents
 
 
@@ -249,17 +290,16 @@ class _Run:
     def forward(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Play the forward pass; the tensors that it returns."""
         segment, recorder = self.segment, self.recorder
-        log, reel, path = recorder.log, segment.reel, recorder.path_of(self.module)
+        log, reel, path = recorder.log, segment.reel, self.reuse.path_of(self.module)
         given = [number_of(tensor) for tensor in tensors]
         first = take_numbers()
         numbers = [*given, *segment.held, *range(first, first + reel.births)]
         self.slots = [None] * len(numbers)
         producers = {row: recorder.producer_of(given[slot]) for row, slot in segment.placeholders}
-        place = self.place = BlockPlace(segment, path, numbers, producers, log, recorder.step, recorder.running_call())
+        place = self.place = self.reuse.make_place(segment, self.module, numbers, producers)
         log.pending.append(place)
         self.takes = play(recorder, reel, place, self.slots, self._let_go)
-        log.node_slots.extend([None] * len(segment.rows))
-        log.module_call_slots.extend([None] * (len(segment.log.module_call_slots) - 1))
+        place.reserve(log)
         for slot, row in segment.writers:
             number = numbers[slot]
             recorder.set_producer(number if isinstance(number, int) else log.number_of_label[f"{path}.{number}"], place.rows[row])
@@ -346,7 +386,7 @@ class _Run:
         found = segment.backwards.get(specs)
         if found is None:
             assert segment.arguments is not None
-            again = Trial(self.recorder, self.module, segment.arguments, self.reuse.borrow, specs).run()
+            again = self.reuse.make_trial(self.module, segment.arguments, specs).run()
             assert again.reel.births == segment.reel.births
             found = segment.backwards[specs] = again.backwards[specs]
         return found

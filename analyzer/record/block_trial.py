@@ -1,7 +1,8 @@
 """Runs one block in a memory of its own, forward and backward, to learn what it does."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from analyzer.meta.tensor import META, MetaTensor
 from .block_key import watch_reads
 from .cache_slot import CacheLike, CacheRefused, Index, Slot, TrialCache, indexed
 from .event import BORN, CALLED, DIED, Event
+from .hold import Hold
 from .log import Log, LogNode
 from .recorder import Recorder
 from .reel import Reel
@@ -54,10 +56,14 @@ class InputLike:
 
 
 class Arguments:
-    """The arguments of a block's call, without its tensors. ``indices`` are attributes (path, name) that may be no more than the index of a cache slot."""
+    """The arguments of a block's call, without its tensors.
 
-    def __init__(self, leaves: list[Any], structure: pytree.TreeSpec, indices: list[tuple[str, str]]) -> None:
-        self.indices = indices
+    ``indices`` are attributes (path, name) that may be no more than the index of a cache slot; ``given_up`` are the positions of tensors that would
+    die in the block if it did not save them.
+    """
+
+    def __init__(self, leaves: list[Any], structure: pytree.TreeSpec, indices: list[tuple[str, str]], given_up: Collection[int] = ()) -> None:
+        self.indices, self.given_up = indices, given_up
         self.leaves = [InputLike(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         self.structure = structure
         self.tensors = [x for x in self.leaves if isinstance(x, InputLike)]
@@ -96,6 +102,7 @@ class Segment:
     placeholders: list[tuple[int, int]]               #: the other rows: their index, and the slot of the input that each stands for
     writers: list[tuple[int, int]]                    #: slot of an input, output or parameter, and the row that wrote it last
     first_call: int                                   #: of log.calls, of the forward pass
+    sums: frozenset[int]                              #: positions of arguments that it reads more than once: it adds their gradients up
     slot: Slot | None = None                          #: of a cache, that it fills with the outputs beyond those of ``structure``
     arguments: Arguments | None = None
     backwards: dict[tuple[GradSpec, ...], Backward] = field(default_factory=dict)
@@ -209,15 +216,20 @@ class Trial:
         args, kwargs = pytree.tree_unflatten(leaves, self.arguments.structure)
         places = {id(t): i for i, t in enumerate(inputs)}
         given = [id(x) for x in leaves]
+        holds = [Hold(x) for i in self.arguments.given_up if isinstance(x := leaves[i], torch.Tensor)]
+        x = None
         del leaves, remaining, inputs
         try:
             with torch._C._EnableTorchFunction(), watch_reads(self.block) as self.reads:
-                result = self.block(*args, **kwargs)
+                result = self._run_block(args, kwargs)
         except Exception as error:
             if type(error) is CacheRefused or self.indices:  # code that takes no index but a true integer
                 raise Refused(f"with a cache: {error}") from error
             raise
         recorder.events = None
+        if not all(hold.is_held() for hold in holds):
+            raise Refused("an argument dies in its forward pass")
+        del holds
         self.reads.difference_update(place for place, index in self.indices.items() if not index.used)
         if not Footprint(self.block.modules()).is_like(before) or seed != state.random_seed:
             raise Refused("its forward pass changes a module")
@@ -239,7 +251,7 @@ class Trial:
         outputs = [(slot_of[o[0]], *o[1:]) if isinstance(o, tuple) else o for o in outputs]
         first_call = next((what for kind, what in forward if kind == CALLED), len(log.calls))
         segment = Segment(log, reel, len(numbers), list(held.values()), outputs, structure, *_divide(log, first_node, slot_of, numbers, reel, outputs),
-                          first_call, slot)
+                          first_call, self._find_sums(out_leaves), slot)
         if not trains or not segment.differentiable:
             return segment
         self.grad_specs = self.given_grad_specs or tuple(  # nobody differentiates what is in a cache
@@ -262,6 +274,24 @@ class Trial:
                 segment.stands_for = of, log.calls[of].module, log.calls[of].node
                 break
         return segment
+
+    def _run_block(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.block(*args, **kwargs)
+
+    def _find_sums(self, out_leaves: list[Any]) -> frozenset[int]:
+        """Arguments to whose gradients more than one autograd node adds."""
+        waiting = [x.grad_fn for x in out_leaves if isinstance(x, torch.Tensor) and x.grad_fn is not None]
+        seen, edges = set(waiting), Counter[int]()
+        while waiting:
+            node: Any = waiting.pop()
+            for source, output in node.next_functions:
+                if getattr(source, "_forward_cls", None) is _Source:
+                    edges[output] += 1
+                elif source is not None and source not in seen:
+                    seen.add(source)
+                    waiting.append(source)
+        positions = [i for i, x in enumerate(self.arguments.leaves) if isinstance(x, InputLike)]
+        return frozenset(positions[output] for output, count in edges.items() if count > 1)
 
     def _find_slot(self, argument: tuple[int, Any] | None, out_leaves: list[Any]) -> Slot | None:
         """What the block put into the cache that it was given; its tensors are added to the outputs."""

@@ -71,7 +71,7 @@ class Recorder:
         self._producer: dict[int, int] = {}  # storage number -> node that wrote it last
         self.events: list[Event] | None = None  #: collected while somebody wants to play them again
         self.first_node = 0  #: of the present step
-        self.watched: frozenset[int] = frozenset()  #: storages of parameters; `touched` is told of a forward call that reads one
+        self.watched: set[int] = set()  #: storages; `touched` is told of a forward call that reads one
         self.touched: Callable[[int], None] = lambda number: None
         self.unseen_gradients: dict[int, UnseenGradient] | None = None  #: of parameters, by id; None where somebody may look at gradients
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
@@ -390,7 +390,7 @@ class Recorder:
 
     def holds_workspace(self, storage: MetaStorage) -> None:
         """The storage just born is an operator's temporary, which dies when the operator ends."""
-        self.log.storages[storage.number].category = "workspace"
+        self.log.storage_table[storage.number].category = "workspace"
 
     def kept_workspace(self, region: Region, nbytes: int, claim: torch.device, label: str) -> None:
         """A library just took a workspace that it keeps for as long as the process lives."""

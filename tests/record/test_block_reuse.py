@@ -76,6 +76,38 @@ class Stack(nn.Module):
 X = torch.empty(4, 16)
 
 
+class Sums(nn.Module):
+    """Reads its input three times."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        return (self.q(x) @ self.k(x).T).softmax(-1) @ self.v(x)
+
+
+class PostNorm(Stack):
+    """Reads each block's input again after the block."""
+
+    def forward(self, x):
+        x = self.norm(x)
+        for block in self.blocks:
+            x = (x + block(x)) * x
+        return x
+
+
+def test_gradients_that_are_added_up_one_by_one(played):
+    """Autograd adds a block's three gradients to that of the later reading, one after the other, and not their sum."""
+    model = PostNorm(Sums() for _ in range(6))
+    model.norm = nn.LayerNorm(16)
+    run = profile(model, args=(X,), reuse=False)
+    assert profile(model, args=(X,)) == run
+    assert run.params == 6 * 3 * (16 * 16 + 16) + 2 * 16
+    played.clear()
+    assert_same(Stack(Sums() for _ in range(6)), played, blocks=6, args=(X,))  # here nobody reads it again
+
+
 def test_an_index_that_is_not_read_is_no_difference(played):
     assert_same(Stack(Block(i) for i in range(5)), played, blocks=5, args=(X,))
 

@@ -1,0 +1,53 @@
+"""Records some of whose fields are worked out when they are read first."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+Groups = Mapping[Callable[[], Mapping[str, Any]], Sequence[str]]
+"""Functions that work out fields of a record, with the names of these."""
+_Record = TypeVar("_Record", bound="DeferredFields")
+
+
+class DeferredFields:
+    """A dataclass with slots some of whose fields are worked out when they are read first; afterwards it is as any other.
+
+    Copies and pickles have all fields.
+    """
+
+    __slots__ = ("_groups",)
+    _lock: ClassVar[threading.RLock] = threading.RLock()
+
+    @classmethod
+    def deferred(cls: type[_Record], known: Mapping[str, Any], groups: Groups) -> _Record:
+        """A record that works out the fields of each of ``groups`` when one of them is read; the others are ``known`` or their defaults."""
+        record = cls(**known)
+        for names in groups.values():
+            for name in names:
+                object.__delattr__(record, name)
+        object.__setattr__(record, "_groups", dict(groups))
+        return record
+
+    if not TYPE_CHECKING:
+        def __getattr__(self, name: str) -> Any:  # of a slot that is not set
+            with DeferredFields._lock:
+                groups = {} if name == "_groups" else getattr(self, "_groups", {})
+                for make, names in groups.items():
+                    if name in names:
+                        for field_name, value in make().items():
+                            object.__setattr__(self, field_name, value)
+                        object.__setattr__(self, "_groups", {m: n for m, n in groups.items() if m is not make})
+                        break
+                else:
+                    if not any(f.name == name for f in fields(self)):
+                        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+                return object.__getattribute__(self, name)
+
+    def __getstate__(self) -> list[Any]:
+        return [getattr(self, f.name) for f in fields(self)]  # type: ignore[arg-type]
+
+    def __setstate__(self, state: list[Any]) -> None:
+        for f, value in zip(fields(self), state):  # type: ignore[arg-type]
+            object.__setattr__(self, f.name, value)

@@ -1,0 +1,243 @@
+"""Stretches of a graph that are played equal those that are run, to the byte, and what could differ is run."""
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from analyzer import symbolic_profile, symbolic_trace
+from analyzer.fx.region_edit import set_region
+from analyzer.fx.stretch import find_stretches
+from analyzer.fx.stretch_reuse import StretchReuse
+from analyzer.reprofile import reprofile
+from analyzer.symbolic_profile import last_runs
+from analyzer.zoo import MODELS
+from analyzer.zoo.llama import llama_1b
+
+IDS = torch.ones(2, 32, dtype=torch.int64)
+X = torch.empty(4, 16)
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """The paths of the stretches that were played."""
+    seen: list[str] = []
+    original = StretchReuse.play_from
+
+    def count(self, node, env):
+        number = original(self, node, env)
+        if number:
+            seen.append(next(s.path for s in self._beginning_at[node] if len(s.nodes) == number))
+        return number
+
+    monkeypatch.setattr(StretchReuse, "play_from", count)
+    monkeypatch.setattr("analyzer.record.block_reuse.LEAST_LEAVES_SAVED", 0)  # the blocks here are small
+    return seen
+
+
+def say_all(gm):
+    """What a run left: the profile, the record of each node, and what an edit's run would start from."""
+    record = last_runs[gm].record
+    record.complete()
+    values = {name: [dataclasses.replace(v, storage=0, known=v.known is None) for v in record.tensors(name)] for name in record.values}
+    order: dict[int, int] = {}
+    places = {n.name: [order.setdefault(v.storage, len(order)) for v in record.tensors(n.name)] for n in gm.graph.nodes}
+    return gm.meta["profile"], [n.meta["info"] for n in gm.graph.nodes], values, places, record.gradients, record.differentiable, record.held
+
+
+def assert_same(model, played, *args, trace=None, blocks, **options):
+    gm = symbolic_trace(model, meta_args=trace or {"x": args[0]})
+    run = say_all(symbolic_profile(gm, *args, reuse=False, **options))
+    assert played == []
+    reused = say_all(symbolic_profile(gm, *args, **options))
+    for mine, theirs in zip(reused, run):
+        assert mine == theirs
+    assert blocks in (None, len(played)), played
+    return gm
+
+
+def small(model, config, **settings):
+    with torch.device("meta"):
+        return getattr(transformers, model)._from_config(getattr(transformers, config)(num_hidden_layers=5, **settings)).train()
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize(("build", "inputs", "blocks"), [
+    (MODELS["resnet50"].factory, {"x": torch.empty(2, 3, 64, 64, device="meta")}, 8),  # 3+5 of layer2 and layer3; fewer are alike elsewhere
+    (MODELS["vit_b_16"].factory, {"x": torch.empty(1, 3, 224, 224, device="meta")}, 12),
+    (lambda: small("BertForMaskedLM", "BertConfig"), {"input_ids": IDS, "labels": IDS}, 5),
+    (lambda: small("OPTForCausalLM", "OPTConfig", hidden_size=64, ffn_dim=128, num_attention_heads=4, do_layer_norm_before=False),
+     {"input_ids": IDS, "labels": IDS}, 5),
+    (llama_1b, {"input_ids": IDS, "labels": IDS}, 16),
+])
+def test_models_of_equal_blocks(build, inputs, blocks, mode, played):
+    with torch.device("meta"):
+        model = build()
+    # Without gradients a block's input dies in the middle of it, and only what is inside of some is played.
+    assert_same(model, played, trace=inputs, blocks=blocks if mode == "train" else None, kwargs=inputs, mode=mode, device="h100")
+
+
+class Block(nn.Module):
+    def __init__(self, factor=2, width=16):
+        super().__init__()
+        self.factor = factor
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu()) * self.factor
+
+
+class Stack(nn.Module):
+    def __init__(self, blocks):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_blocks_are_found_by_what_their_nodes_do():
+    gm = symbolic_trace(Stack([Block(), Block(), Block(3), Block()]), meta_args={"x": X})
+    stretches = find_stretches(gm, 3)
+    assert [s.path for s in stretches] == [f"blocks.{i}" for i in range(4)]
+    keys = [s.key for s in stretches]
+    assert keys[1] == keys[3] != keys[2]
+    assert keys[0] != keys[1]  # the caller's tensor outlives the block
+    assert [n.name for n in stretches[1].inputs] == [n.name for n in stretches[0].results] == ["add"]
+
+
+@pytest.mark.parametrize("edit", [
+    lambda block: block.up.register_forward_hook(lambda *_: None),
+    lambda block: block.down.bias.requires_grad_(False),
+    lambda block: setattr(block, "factor", 5),
+    lambda block: block.down.double().float().half().float() and setattr(block.down, "bias", None),
+])
+def test_a_block_unlike_the_others_is_run(edit, played):
+    model = Stack(Block() for _ in range(6))
+    edit(model.blocks[3])
+    assert_same(model, played, X, blocks=4)  # nor the first, which is given the caller's tensor
+    assert "blocks.3" not in played
+
+
+def test_tied_weights(played):
+    model = Stack(Block() for _ in range(6))
+    model.blocks[1].up.weight = model.blocks[4].up.weight
+    assert_same(model, played, X, blocks=3)
+    assert set(played) == {"blocks.2", "blocks.3", "blocks.5"}
+
+
+def test_a_weight_that_is_read_outside_of_its_block(played):
+    class Net(Stack):
+        def forward(self, x):
+            return super().forward(x) @ self.blocks[2].down.weight
+
+    assert_same(Net(Block() for _ in range(6)), played, X, blocks=4)
+    assert "blocks.2" not in played
+
+
+class Attention(nn.Module):
+    """Reads its input three times."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        return (self.q(x) @ self.k(x).T).softmax(-1) @ self.v(x)
+
+
+class PostNorm(nn.Module):
+    """Blocks that are one of a kind around parts that are alike and whose input is read again after them."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(Attention() for _ in range(6))
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x):
+        x = self.norm(x)
+        for part in self.parts:
+            x = (x + part(x)) * x
+        return x
+
+
+def test_gradients_that_are_added_up_one_by_one(played):
+    assert_same(PostNorm(), played, X, blocks=0)
+    assert_same(PostNorm(), played, X, blocks=6, mode="infer")
+
+
+def test_an_input_that_would_die_in_the_block(played):
+    class Plain(Block):
+        def forward(self, x):
+            return self.down(self.up(x).relu()) * self.factor
+
+    assert_same(Stack(Plain() for _ in range(6)), played, X, blocks=0, mode="infer")
+
+
+def test_two_arguments_with_gradients(played):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x, y):
+            return self.a(x) + self.b(y)
+
+    class Net(Stack):
+        def forward(self, x):
+            y = x = self.blocks[0].a(x)
+            for block in self.blocks:
+                x = block(x, y)
+            return x
+
+    assert_same(Net(Pair() for _ in range(5)), played, X, blocks=0)
+
+
+def test_checkpointed_blocks_and_autocast_are_run(played):
+    class Checkpointed(Stack):
+        def forward(self, x):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return x
+
+    gm = symbolic_trace(Checkpointed(Block() for _ in range(5)), meta_args={"x": X}, trace_act_ckpt=True)
+    assert symbolic_profile(gm, X).meta["profile"].recompute_flops and played == []
+    assert_same(Stack(Block() for _ in range(5)), played, X, blocks=0, autocast=torch.bfloat16)
+
+
+def test_dropout_and_buffers(played):
+    class Mixed(Block):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.drop = nn.BatchNorm1d(16), nn.Dropout(0.1)
+
+        def forward(self, x):
+            return self.drop(super().forward(self.norm(x)))
+
+    assert_same(Stack(Mixed() for _ in range(6)), played, X, blocks=5)
+
+
+
+def test_an_edit_after_a_played_run(played):
+    model = Stack(Block() for _ in range(12))
+    gm = symbolic_profile(symbolic_trace(model, meta_args={"x": X}), X)
+    assert len(played) == 11
+    set_region(gm, [n for n in gm.graph.nodes if n.meta["module_path"].startswith("blocks.5")])
+    reprofile(gm)
+    mine = [n.meta["info"] for n in gm.graph.nodes]
+    assert gm.meta["profile"].peak_allocated_bytes is None  # it was no whole run
+    assert mine == [n.meta["info"] for n in symbolic_profile(gm, X, reuse=False).graph.nodes]
+
+
+def test_a_graph_profiled_again_keeps_nothing_of_the_user(played):
+    model = Stack(Block() for _ in range(6))
+    before = {name: (p, p.grad) for name, p in model.named_parameters()}
+    gm = symbolic_trace(model, meta_args={"x": X})
+    assert symbolic_profile(gm, X).meta["profile"] == symbolic_profile(gm, X).meta["profile"]
+    assert all(before[name][0] is p and p.grad is None for name, p in model.named_parameters())
