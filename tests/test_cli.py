@@ -2,14 +2,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from analyzer import Profile
 from analyzer.cli import main, make_parser
 from analyzer.progress_bar import ProgressBar
+
+ROOT = Path(__file__).parent.parent
 
 
 def run(capsys, *argv):
@@ -27,6 +31,16 @@ def test_profile_prints_the_table_and_the_summary_and_saves_files(capsys, tmp_pa
     p = Profile.from_json(tmp_path / "p.json")
     assert (p.params, p.optimizer, p.autocast, p.device) == (11_689_512, "adamw", "bfloat16", "h200")
     assert "<html" in (tmp_path / "p.html").read_text()
+
+
+def test_the_sample_in_the_readme_is_what_make_profile_prints(capsys):
+    command, sample = re.search(r"`make profile` runs `analyzer (.+?)` and prints[^\n]*\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).groups()
+    assert f"\t$(BIN)/analyzer {command}\n" in (ROOT / "Makefile").read_text()
+    code, out, _ = run(capsys, *command.split())
+    shown = [line for line in sample.splitlines() if line.strip() != "..." and not line.startswith("torch ")]  # versions are the machine's
+    assert code == 0 and len(shown) > 50
+    printed = iter(out.splitlines())
+    assert [line for line in shown if line not in printed] == [], "not printed, or not in this order"
 
 
 def test_modules_with_depth_and_inputs_by_name(capsys):
