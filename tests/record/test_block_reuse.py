@@ -10,24 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from analyzer import profile
 from analyzer.record.block_key import watch_reads
-from analyzer.record.block_reuse import BlockReuse
 from analyzer.zoo import MODELS
 from analyzer.zoo.llama import llama_1b
-
-
-@pytest.fixture
-def played(monkeypatch):
-    """The classes of the blocks that were played."""
-    seen: list[str] = []
-    original = BlockReuse._play
-
-    def count(self, segment, module, leaves):
-        seen.append(type(module).__name__)
-        return original(self, segment, module, leaves)
-
-    monkeypatch.setattr(BlockReuse, "_play", count)
-    monkeypatch.setattr("analyzer.record.block_reuse.LEAST_LEAVES_SAVED", 0)  # the blocks here are small
-    return seen
 
 
 def assert_same(model, played, *, blocks, **call):

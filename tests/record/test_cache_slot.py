@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from analyzer import profile
-from analyzer.record.block_reuse import BlockReuse
 from analyzer.record.cache_slot import Index
 
 transformers = pytest.importorskip("transformers")
@@ -13,20 +12,6 @@ transformers = pytest.importorskip("transformers")
 IDS = torch.zeros(2, 16, dtype=torch.int64)
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
 GPT2 = {"n_embd": 32, "n_layer": 5, "n_head": 4, "vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
-
-
-@pytest.fixture
-def played(monkeypatch):
-    seen: list[str] = []
-    original = BlockReuse._play
-
-    def count(self, segment, module, leaves):
-        seen.append(type(module).__name__)
-        return original(self, segment, module, leaves)
-
-    monkeypatch.setattr(BlockReuse, "_play", count)
-    monkeypatch.setattr("analyzer.record.block_reuse.LEAST_LEAVES_SAVED", 0)
-    return seen
 
 
 def count_blocks(played):

@@ -1,0 +1,21 @@
+"""Blocks that are played instead of run, noted."""
+from __future__ import annotations
+
+import pytest
+
+from analyzer.record.block_reuse import BlockReuse
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """The classes of the blocks that were played."""
+    seen: list[str] = []
+    original = BlockReuse._play
+
+    def count(self, segment, module, leaves):
+        seen.append(type(module).__name__)
+        return original(self, segment, module, leaves)
+
+    monkeypatch.setattr(BlockReuse, "_play", count)
+    monkeypatch.setattr("analyzer.record.block_reuse.LEAST_LEAVES_SAVED", 0)  # the blocks here are small
+    return seen
