@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +60,23 @@ def assert_equal(got: Any, expected: Any, place: str) -> None:
         assert_equal(vars(got), vars(expected), f"{place}.__dict__")
     else:
         assert got == expected or got is expected, place
+
+
+def pickle_again(gm: GraphModule) -> GraphModule:
+    return pickle.loads(pickle.dumps(gm))
+
+
+def save_and_load(gm: GraphModule) -> GraphModule:
+    file = io.BytesIO()
+    torch.save(gm, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.fixture(params=[copy.deepcopy, copy.copy, pickle_again, save_and_load], ids=lambda f: f.__name__)
+def duplicate(request: pytest.FixtureRequest) -> Callable[[GraphModule], GraphModule]:
+    """Each way to copy a graph module."""
+    return request.param
 
 
 @pytest.fixture
