@@ -99,7 +99,7 @@ def profile(
     spec = find_device(device)
     factory = find_optimizer(optimizer)
     claim = torch.device("cpu") if spec.kind == "cpu" else torch.device(spec.kind, 0)
-    args = args if isinstance(args, tuple) else tuple(args) if isinstance(args, list) else (args,)
+    args = as_arguments(args)
     module = model if isinstance(model, torch.nn.Module) else build_model(model)
     names = argument_names(module, args, kwargs or {})
     facts: dict[str, Any] = {"name": type(uncompiled(module)).__name__, "mode": mode, "device": spec.name,
@@ -185,6 +185,11 @@ def check_arguments(mode: str, autocast: Any, options: Any) -> None:
         raise InputError(f"options={options!r}: must be a ProfileOptions")
     if options.steps < 1:
         raise InputError(f"options.steps={options.steps}: at least one step is needed")
+
+
+def as_arguments(args: Any) -> tuple[Any, ...]:
+    """Positional arguments that were given as a tuple or a list of them, or as the only one."""
+    return tuple(args) if isinstance(args, (tuple, list)) else (args,)
 
 
 def build_model(factory: Any) -> torch.nn.Module:

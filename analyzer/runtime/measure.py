@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.fx.module_borrow import restore_generators, save_generators, uncompiled
 from analyzer.hardware import find_device
-from analyzer.profile import check_arguments
+from analyzer.profile import as_arguments, check_arguments
 from analyzer.profile_build import build_profile
 from analyzer.profile_data import Profile
 from analyzer.profilers.communication import profile_communication
@@ -66,7 +66,7 @@ def measure(
     if not isinstance(model, torch.nn.Module):
         model = build_real(model)
     device = check_device(model)
-    args = args if isinstance(args, tuple) else tuple(args) if isinstance(args, list) else (args,)
+    args = as_arguments(args)
     kwargs = dict(kwargs or {})
     measured = range(warm_up, warm_up + steps)
     with unchanged(model, device, weights=factory is not None or step is not None):
