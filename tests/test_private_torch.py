@@ -12,7 +12,8 @@ from torch import nn
 
 NAMES = {
     "meta/mode_stack.py": ["torch._C._DisableTorchDispatch", "torch._C.DisableTorchFunction", "torch._C._EnableTorchFunction",
-                           "torch.utils._python_dispatch._get_current_dispatch_mode_stack"],
+                           "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
+                           "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo"],
     "meta/tensor.py": ["torch._C.TensorBase.device", "torch._C.TensorBase.data", "torch._C.TensorBase.data_ptr",
                        "torch._C._disabled_torch_function_impl"],
     "meta/patch.py": ["torch.nn.functional.has_torch_function", "torch.nn.functional.has_torch_function_unary",

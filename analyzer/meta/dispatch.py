@@ -4,7 +4,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
@@ -21,7 +20,7 @@ from .dtype_rule import check_dtypes
 from .known_value import Call, Deferred, Known, ReadArgument, Result, Written, Zeros, covers_storage, small_enough, window_of, worth_following
 from .density import CHOOSING, chosen_among, drawn_contents, expected_counts, expected_density
 from .library_workspace import library_needs, take_library_workspaces
-from .mode_stack import without_modes
+from .mode_stack import DirectDispatchMode, without_modes
 from .operator_info import OperatorInfo, describe_operator
 from .output_cache import NEW, SAME, VIEW, Entry, make_recipes, spec_of, to_specs
 from .shape_registry import register_shape_impl
@@ -41,20 +40,12 @@ _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _AUTOGRAD = torch._C.DispatchKey.AutogradMeta
 
 
-class MetaDispatchMode(TorchDispatchMode):
+class MetaDispatchMode(DirectDispatchMode):
     """The dispatch half of `MetaTensorMode`."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.state: MetaState | None = None
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        return False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch wraps the method below in two more calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         for kind in types:

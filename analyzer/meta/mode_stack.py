@@ -1,4 +1,4 @@
-"""Private torch API: which dispatch modes are active in this thread, and code that runs as if none were."""
+"""Private torch API: how dispatch modes are called, which are active in this thread, and code that runs as if none were."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -6,6 +6,17 @@ from contextlib import contextmanager
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+
+class DirectDispatchMode(TorchDispatchMode):
+    """A dispatch mode whose method torch calls as it is; it wraps that of others in two more calls, which keep a compiler out of it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 @contextmanager

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
+from analyzer.meta.mode_stack import DirectDispatchMode
 from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.output_cache import to_specs
 from analyzer.meta.signature import Signature
@@ -20,7 +21,7 @@ _LARGEST = 1 << 16  # signatures; a process that meets more kinds of call than t
 _signatures: dict[Any, Signature] = {}
 
 
-class MeasuringMode(TorchDispatchMode):
+class MeasuringMode(DirectDispatchMode):
     """Runs every operator as it is, between two marks of the clock.
 
     Tensors that wrap others (DTensor, jagged) are let through: what they run inside is seen, in its local shapes.
@@ -29,17 +30,9 @@ class MeasuringMode(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, recorder: RuntimeRecorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.recorder = recorder
         self.clock = recorder.clock
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        return False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch wraps the method below in two more calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         start = self.clock.pause()
