@@ -70,6 +70,19 @@ def arguments_of(told):
     return re.split(r", (?![^(]*\))", told)
 
 
+def assert_as_published(report, published, assert_told):
+    """The published figures, largest modules, and each module with its arguments; ``assert_told`` compares what else is told of a module."""
+    figures, rows, modules = header(report), largest(report), detailed(report)
+    assert published["figures"].items() <= figures.items()
+    for depth, row in published["largest"].items():
+        assert row.items() <= rows[depth].items()
+    for path, row in published["modules"].items():
+        kind, told = modules[path]
+        assert kind == row["type"], path
+        assert_told(told, row, path)
+        assert set(arguments_of(row["arguments"])) - {""} <= set(arguments_of(told)), path
+
+
 @pytest.fixture(scope="module")
 def resnet18():
     torchvision = pytest.importorskip("torchvision")
@@ -87,39 +100,28 @@ def bert_base():
 
 def test_resnet18_as_deepspeed_prints_it(resnet18):
     published = load("published_resnet18.json")["deepspeed"]
+    published["figures"] = {re.sub("gpu|GPU", "device", name): value for name, value in published["figures"].items()}
     report = resnet18.report("deepspeed")
-    figures = header(report)
-    expected = {re.sub("gpu|GPU", "device", name): value for name, value in published["figures"].items()}
-    assert expected.items() <= figures.items()
-    rows = largest(report)
-    for depth, row in published["largest"].items():
-        assert row.items() <= rows[depth].items()
-    modules = detailed(report)
-    for path, row in published["modules"].items():
-        kind, told = modules[path]
-        match = re.match(FIGURES, told)
-        assert (kind, match.groupdict()) == (row["type"], {name: row[name] for name in match.groupdict()}), path
-        assert set(arguments_of(row["arguments"])) - {""} <= set(arguments_of(told)), path
-    assert len(published["modules"]) == 68 == sum(not path.endswith(".own") for path in modules)
+
+    def assert_told(told, row, path):
+        found = re.match(FIGURES, told).groupdict()
+        assert found == {name: row[name] for name in found}, path
+
+    assert_as_published(report, published, assert_told)
+    assert len(published["modules"]) == 68 == sum(not path.endswith(".own") for path in detailed(report))
 
 
 def test_bert_base_as_flops_profiler_prints_it(bert_base):
     published = load("published_bert_base.json")
-    report = bert_base.report("flops-profiler", top_modules=10)
-    assert published["figures"].items() <= header(report).items()
-    rows = largest(report)
-    for depth, row in published["largest"].items():
-        assert row.items() <= rows[depth].items()
-    modules = detailed(report)
-    for path, row in published["modules"].items():
-        kind, told = modules[path]
-        module, functions, _ = re.match(r"module = (\{.*?\}), functionals = (\{.*\}), functionals_duration = ([^,]*)", told).groups()
-        assert kind == row["type"]
+
+    def assert_told(told, row, path):
+        module, functions = re.match(r"module = (\{.*?\}), functionals = (\{.*\}), functionals_duration = ", told).groups()
         assert row["module"].items() <= ast.literal_eval(module).items(), path
         ours = ast.literal_eval(functions)
         for name, figures in row["functionals"].items():
             assert figures.items() <= ours[name].items(), (path, name)
-        assert set(arguments_of(row["arguments"])) - {""} <= set(arguments_of(told)), path
+
+    assert_as_published(bert_base.report("flops-profiler", top_modules=10), published, assert_told)
     assert len(published["modules"]) == 30
 
 
