@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from analyzer import profile
-from analyzer.profilers.flop_registry import ZERO_FLOP_NAMES
+from analyzer.profilers.flop_formula.zero import ZERO_FLOP_NAMES
 from analyzer.profilers.flops import make_flops_profiler
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
@@ -48,9 +48,9 @@ CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 def table(headers: list[str], rows: Rows) -> str:
     numbers = [i for i in range(len(headers)) if rows and isinstance(rows[0][i], (int, float))]
-    text = [[f"{v:,}" if isinstance(v, int) else v for v in row] for row in rows]
-    return tabulate.tabulate(text, headers, tablefmt="github", disable_numparse=True,
-                             colalign=["right" if i in numbers else "left" for i in range(len(headers))] if rows else None)
+    text: list[list[str]] = [[f"{v:,}" if isinstance(v, int) else v for v in row] for row in rows]
+    return str(tabulate.tabulate(text, headers, tablefmt="github", disable_numparse=True,
+                                 colalign=["right" if i in numbers else "left" for i in range(len(headers))] if rows else None))
 
 
 # ---- against FlopCounterMode
@@ -225,6 +225,7 @@ def check_decoders() -> str:
     rows: Rows = []
     for name, layers, width, batch, tokens in (("gpt2", 12, 768, 2, 1024), ("llama_1b", 16, 2048, 1, 2048)):
         p = profile(MODELS[name].factory, args=(torch.ones(batch, tokens, dtype=torch.int64),), reuse=False)
+        assert p.modules is not None and p.params is not None and p.fwd_macs is not None and p.bwd_macs is not None
         linear = sum(t.numel for m in p.modules.walk() for n, t in m.parameters.items() if len(t.shape) == 2 and "Embedding" not in m.type)
         embedded = next(t for m in p.modules.walk() if m.type == "Embedding" for t in m.parameters.values())
         if not any(m.path.endswith("lm_head") and m.parameters and not m.shared_with for m in p.modules.walk()):

@@ -196,7 +196,8 @@ def _restore(model: nn.Module, buffers: dict[str, torch.Tensor]) -> None:
 
 def _trace_with(model: nn.Module, inputs: Inputs) -> Any:
     bound = inspect.signature(model.forward).bind(*inputs[0], **inputs[1])
-    tensors, constants = {}, {}
+    tensors: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         (tensors if next(tensors_of(value), None) is not None else constants)[name] = value
     return symbolic_trace(model, meta_args=tensors, concrete_args=constants)

@@ -72,7 +72,7 @@ class _Flex(_Attention):
         from torch.nn.attention.flex_attention import flex_attention
 
         q = self.heads(x)
-        return flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score + (i - j) * 0.1)  # type: ignore[return-value]
+        return flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score + (i - j) * 0.1)
 
 
 @_feature("flex_attention (block mask)", lambda: (torch.rand(2, 128, 8),))
@@ -82,7 +82,7 @@ class _MaskedFlex(_Attention):
 
         q = self.heads(x)
         mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 128, 128, device=str(x.device))
-        return flex_attention(q, q, q, block_mask=mask)  # type: ignore[return-value]
+        return flex_attention(q, q, q, block_mask=mask)
 
 
 @_feature("nested tensors (jagged)")
@@ -102,7 +102,7 @@ class _NestedAttention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         nested = self.norm(torch.nested.nested_tensor_from_jagged(x, offsets=torch.tensor([0, 3, 10], device=x.device)))
         q, k, v = (project(nested).unflatten(-1, (2, 8)).transpose(1, 2) for project in self.projections)
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2).values()  # type: ignore[operator]
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2).values()
 
 
 @_feature("nested tensors (padded)", lambda: (torch.rand(10, 8),))
@@ -133,7 +133,7 @@ class _Functional(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         doubled = {name: p * 2 for name, p in self.linear.named_parameters()}
         tangent = torch.func.jvp(self.linear, (x,), (torch.ones_like(x),))[1]
-        return torch.func.functional_call(self.linear, doubled, (x,)) + tangent + torch.vmap(self.linear)(x)  # type: ignore[no-any-return]
+        return torch.func.functional_call(self.linear, doubled, (x,)) + tangent + torch.vmap(self.linear)(x)
 
 
 @_feature("gradient inside forward")
@@ -159,7 +159,7 @@ class _Square(torch.autograd.Function):
 @_feature("autograd.Function")
 class _Custom(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Square.apply(self.linear(x))  # type: ignore[no-any-return]
+        return _Square.apply(self.linear(x))  # type: ignore[no-untyped-call]
 
 
 @torch.library.custom_op("analyzer_benchmark::product", mutates_args=())
@@ -183,7 +183,7 @@ _product.register_autograd(_product_gradients, setup_context=lambda ctx, inputs,
 @_feature("custom operator")
 class _CustomOperator(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _product(self.linear(x), x)  # type: ignore[no-any-return]
+        return _product(self.linear(x), x)
 
 
 @torch.library.triton_op("analyzer_benchmark::double", mutates_args={})
@@ -197,19 +197,19 @@ _double.register_autograd(lambda ctx, grad: grad * 2, setup_context=lambda ctx, 
 @_feature("Triton operator")
 class _TritonOperator(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _double(self.linear(x))  # type: ignore[no-any-return]
+        return _double(self.linear(x))
 
 
 @_feature("activation checkpoint")
 class _Checkpointed(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(lambda y: F.dropout(self.linear(y).relu(), 0.3, self.training), x, use_reentrant=False)  # type: ignore[no-any-return]
+        return checkpoint(lambda y: F.dropout(self.linear(y).relu(), 0.3, self.training), x, use_reentrant=False)
 
 
 @_feature("activation checkpoint (reentrant)", lambda: (torch.rand(4, 8, requires_grad=True),))
 class _Reentrant(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.linear, x, use_reentrant=True)  # type: ignore[no-any-return]
+        return checkpoint(self.linear, x, use_reentrant=True)
 
 
 @_feature("torch.compile'd submodule")
@@ -219,7 +219,7 @@ class _Compiled(_Base):
         self.inner = torch.compile(nn.Linear(8, 8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(self.linear(x))  # type: ignore[no-any-return]
+        return self.inner(self.linear(x))
 
 
 @torch.compile
@@ -243,7 +243,7 @@ def _scripted(x: torch.Tensor, scale: float) -> torch.Tensor:
 @_feature("torch.jit.script'ed function")
 class _Scripted(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _scripted(self.linear(x), 2.0)  # type: ignore[no-any-return]
+        return _scripted(self.linear(x), 2.0)
 
 
 class _Gate(nn.Module):
@@ -258,7 +258,7 @@ class _ScriptedModule(_Base):
         self.gate = torch.jit.script(_Gate())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.gate(self.linear(x))  # type: ignore[no-any-return]
+        return self.gate(self.linear(x))
 
 
 @_feature("torch.jit.script'ed submodule with weights")
@@ -268,7 +268,7 @@ class _ScriptedLayer(_Base):
         self.inner = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(self.linear(x))  # type: ignore[no-any-return]
+        return self.inner(self.linear(x))
 
 
 @_feature("shared and tied modules")
@@ -280,12 +280,13 @@ class _Shared(_Base):
         self.tied.weight = self.linear.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.tied(self.again(self.linear(x)))  # type: ignore[no-any-return]
+        return self.tied(self.again(self.linear(x)))
 
 
 @_feature("weight norm")
 def _weight_norm() -> nn.Module:
-    return nn.Sequential(parametrizations.weight_norm(nn.Linear(8, 8)), nn.ReLU(), parametrizations.weight_norm(nn.Linear(8, 8), dim=None))
+    whole = parametrizations.weight_norm(nn.Linear(8, 8), dim=None)  # type: ignore[arg-type]  # None: over all dimensions
+    return nn.Sequential(parametrizations.weight_norm(nn.Linear(8, 8)), nn.ReLU(), whole)
 
 
 @_feature("weight norm (old)")
@@ -337,12 +338,15 @@ def _hooked() -> nn.Module:
     model[0].register_forward_pre_hook(lambda module, args: (args[0] * 2,))
     model[1].register_forward_hook(lambda module, args, output: output + 1)
     model[2].register_full_backward_hook(lambda module, grad_input, grad_output: None)
-    model[0].weight.register_hook(lambda grad: grad * 0.5)
+    model.get_parameter("0.weight").register_hook(lambda grad: grad * 0.5)
     return model
 
 
 @_feature("buffers changed in forward")
 class _Counting(_Base):
+    calls: torch.Tensor
+    mean: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
@@ -416,7 +420,7 @@ class _Routed(_Base):
         self.block = _RoutedExperts()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.block(self.linear(x))  # type: ignore[no-any-return]
+        return self.block(self.linear(x))
 
 
 @_feature("mixture of experts (routed by counts)", lambda: (torch.rand(16, 8),))
@@ -458,7 +462,7 @@ class _Packed(_Base):
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
         output, _ = self.rnn(packed)
-        return self.linear(nn.utils.rnn.pad_packed_sequence(output, batch_first=True)[0])  # type: ignore[no-any-return]
+        return self.linear(nn.utils.rnn.pad_packed_sequence(output, batch_first=True)[0])
 
 
 @_feature("complex numbers and FFT")
@@ -511,6 +515,9 @@ class _Einsum(_Base):
 
 @_feature("weights in int8")
 class _Int8(_Base):
+    quantized: torch.Tensor
+    scale: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("quantized", torch.randint(-127, 127, (8, 8), dtype=torch.int8))
@@ -522,13 +529,15 @@ class _Int8(_Base):
 
 @_feature("product in int8")
 class _Int8Product(_Base):
+    quantized: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("quantized", torch.randint(-127, 127, (8, 16), dtype=torch.int8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.linear(x.repeat(5, 1))  # more than 16 rows, which is what CUDA's kernel takes
-        return torch._int_mm((y * 10).to(torch.int8), self.quantized).to(y.dtype) * 0.01 + y.sum()  # type: ignore[arg-type]
+        return torch._int_mm((y * 10).to(torch.int8), self.quantized).to(y.dtype) * 0.01 + y.sum()
 
 
 @_feature("product in float8", lambda: (torch.rand(16, 8),))
@@ -565,11 +574,13 @@ class _DynamicallyQuantized(_Base):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.linear(x)
-        return self.quantized(y.detach()) + torch.quantize_per_tensor(y.detach(), 0.1, 0, torch.qint8).dequantize() + y  # type: ignore[no-any-return]
+        return self.quantized(y.detach()) + torch.quantize_per_tensor(y.detach(), 0.1, 0, torch.qint8).dequantize() + y
 
 
 @_feature("weights packed to 4 bits")
 class _Int4(_Base):
+    packed: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("packed", torch.randint(0, 255, (8, 4), dtype=torch.uint8))
@@ -644,7 +655,7 @@ class _Output:
 class _Structured(_Base):
     def forward(self, x: torch.Tensor) -> _Output:
         pair = _Pair(self.linear(x), x * 2)
-        parts = {"first": pair.first, "rest": [pair.second, *pair.first.chunk(2, dim=1)]}
+        parts: dict[str, Any] = {"first": pair.first, "rest": [pair.second, *pair.first.chunk(2, dim=1)]}
         return _Output(parts["first"] + pair.second, tuple(parts["rest"]), "done")
 
 
@@ -713,4 +724,4 @@ class _UnknownSizes(_Base):
         self.distinct = _Distinct()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.distinct(self.linear(x)) * 2  # type: ignore[no-any-return]
+        return self.distinct(self.linear(x)) * 2

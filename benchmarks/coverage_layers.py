@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -62,6 +62,18 @@ def _after(layer: Callable[..., nn.Module], width: int, *args: Any, **kwargs: An
     return lambda: _Then(layer(*args, **kwargs), width)
 
 
+def _random(*shape: int) -> _Maker:
+    return lambda: (torch.rand(shape),)
+
+
+def _applied(layer: nn.Module, *shape: int) -> _Maker:
+    return lambda: layer(torch.rand(shape))
+
+
+def _with_targets(makers: Iterable[Callable[[], torch.Tensor]]) -> _Maker:
+    return lambda: (torch.rand(4, 8), *(make() for make in makers))
+
+
 def _layers() -> list[tuple[str, Callable[[], nn.Module], _Maker]]:
     found: list[tuple[str, Callable[[], nn.Module], _Maker]] = []
 
@@ -70,21 +82,21 @@ def _layers() -> list[tuple[str, Callable[[], nn.Module], _Maker]]:
 
     def plain(name: str, shape: tuple[int, ...], *args: Any, suffix: str = "", **kwargs: Any) -> None:
         label = name + (f"({suffix})" if suffix else "")
-        found.append((label, _after(getattr(nn, name), shape[-1], *args, **kwargs), lambda: (torch.rand(shape),)))
+        found.append((label, _after(getattr(nn, name), shape[-1], *args, **kwargs), _random(*shape)))
 
     for n in (1, 2, 3):
         shape = (2, 4, *(8,) * n)
-        add(f"Conv{n}d", lambda shape=shape: (torch.rand(shape),), 4, 6, 3)
-        add(f"Conv{n}d", lambda shape=shape: (torch.rand(shape),), 4, 8, 3, suffix="grouped, dilated", groups=2, dilation=2, padding=2, bias=False)
-        add(f"Conv{n}d", lambda shape=shape: (torch.rand(shape),), 4, 4, 3, suffix="reflect", padding=1, padding_mode="reflect")
-        add(f"Conv{n}d", lambda shape=shape: (torch.rand(shape),), 4, 4, 3, suffix="same", padding="same")
-        add(f"ConvTranspose{n}d", lambda shape=shape: (torch.rand(shape),), 4, 6, 3, stride=2)
-        add(f"LazyConv{n}d", lambda shape=shape: (torch.rand(shape),), 6, 3)
-        add(f"LazyConvTranspose{n}d", lambda shape=shape: (torch.rand(shape),), 6, 3)
-        add(f"BatchNorm{n}d", lambda shape=shape: (torch.rand(shape),), 4)
-        add(f"LazyBatchNorm{n}d", lambda shape=shape: (torch.rand(shape),))
-        add(f"InstanceNorm{n}d", lambda shape=shape: (torch.rand(shape),), 4, affine=True, track_running_stats=True)
-        add(f"LazyInstanceNorm{n}d", lambda shape=shape: (torch.rand(shape),), affine=True)
+        add(f"Conv{n}d", _random(*shape), 4, 6, 3)
+        add(f"Conv{n}d", _random(*shape), 4, 8, 3, suffix="grouped, dilated", groups=2, dilation=2, padding=2, bias=False)
+        add(f"Conv{n}d", _random(*shape), 4, 4, 3, suffix="reflect", padding=1, padding_mode="reflect")
+        add(f"Conv{n}d", _random(*shape), 4, 4, 3, suffix="same", padding="same")
+        add(f"ConvTranspose{n}d", _random(*shape), 4, 6, 3, stride=2)
+        add(f"LazyConv{n}d", _random(*shape), 6, 3)
+        add(f"LazyConvTranspose{n}d", _random(*shape), 6, 3)
+        add(f"BatchNorm{n}d", _random(*shape), 4)
+        add(f"LazyBatchNorm{n}d", _random(*shape))
+        add(f"InstanceNorm{n}d", _random(*shape), 4, affine=True, track_running_stats=True)
+        add(f"LazyInstanceNorm{n}d", _random(*shape), affine=True)
         for kind, args in (("MaxPool", (2,)), ("AvgPool", (2,)), ("AdaptiveAvgPool", (3,)), ("AdaptiveMaxPool", (3,)), ("LPPool", (2, 2)),
                            ("ReflectionPad", (1,)), ("ReplicationPad", (1,)), ("ZeroPad", (1,)), ("CircularPad", (1,)), ("ConstantPad", (1, 0.5))):
             plain(f"{kind}{n}d", shape, *args)
@@ -94,7 +106,7 @@ def _layers() -> list[tuple[str, Callable[[], nn.Module], _Maker]]:
             plain(f"Dropout{n}d", shape, 0.3)
         pool = getattr(nn, f"MaxPool{n}d")(2, return_indices=True)
         found.append((f"MaxUnpool{n}d", _after(getattr(nn, f"MaxUnpool{n}d"), 4, 2),
-                      lambda shape=shape, pool=pool: pool(torch.rand(shape))))
+                      _applied(pool, *shape)))
     plain("Dropout1d", (2, 4, 8), 0.3)
     for name in ("ReLU", "ReLU6", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish", "Hardswish", "Hardsigmoid", "Hardtanh", "Hardshrink", "Softshrink",
                  "Softplus", "Softsign", "Tanhshrink", "Sigmoid", "LogSigmoid", "Tanh", "LeakyReLU", "Dropout", "AlphaDropout",
@@ -219,7 +231,7 @@ def _losses() -> list[tuple[str, Callable[[], nn.Module], _Maker]]:
             warnings.simplefilter("ignore")  # NLLLoss2d is deprecated
             build = partial(_build_loss, name, options, squash)
         label = name if name not in {n for n, _, _ in found} else f"{name}({', '.join(options) or 'probabilities'})"
-        found.append((label, build, lambda targets=targets: (torch.rand(4, 8), *(t() for t in targets))))
+        found.append((label, build, _with_targets(targets)))
     found.append(("CTCLoss", lambda: _Loss(nn.CTCLoss(), 8, partial(F.log_softmax, dim=-1)),
                   lambda: (torch.rand(9, 2, 8), torch.randint(1, 8, (2, 3)), torch.tensor([9, 9]), torch.tensor([3, 2]))))
     if hasattr(nn, "LinearCrossEntropyLoss"):

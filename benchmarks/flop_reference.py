@@ -101,7 +101,7 @@ class SignatureLog(TorchDispatchMode):
     """The signature of every operator that runs on real tensors."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.signatures: list[Signature] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -175,7 +175,7 @@ def watch(build: Callable[[], nn.Module], references: list[FlopCounterMode]) -> 
             with references[-1]:
                 return forward(*args, **kwargs)
 
-        model.forward = watched  # type: ignore[method-assign]
+        model.forward = watched
         return model
 
     return build_watched

@@ -27,7 +27,7 @@ class ZeroCheck(TorchDispatchMode):
     """Looks at every call of an operator on the zero list; ``guilty`` names those that gave a number of their own making."""
 
     def __init__(self, is_zero: Callable[[Any], bool] = is_zero_flop_op) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.is_zero = is_zero
         self.calls = 0
         self.names: set[str] = set()

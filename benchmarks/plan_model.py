@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,11 @@ from diffusers import UNet2DModel  # noqa: E402
 
 def unet(width: int) -> nn.Module:
     """The U-Net of diffusers: residual blocks with group norm, attention at one level, every block joined to its opposite by a skip connection."""
-    return UNet2DModel(sample_size=64, in_channels=3, out_channels=3, layers_per_block=2, norm_num_groups=4, attention_head_dim=8,
-                       block_out_channels=(width, 2 * width, 4 * width, 4 * width),
-                       down_block_types=("DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "DownBlock2D"),
-                       up_block_types=("UpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"))
+    return cast(nn.Module, UNet2DModel(
+        sample_size=64, in_channels=3, out_channels=3, layers_per_block=2, norm_num_groups=4, attention_head_dim=8,
+        block_out_channels=(width, 2 * width, 4 * width, 4 * width),
+        down_block_types=("DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D")))
 
 
 class Case(NamedTuple):

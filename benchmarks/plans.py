@@ -95,11 +95,11 @@ def main() -> None:
             cells = [percent(others[k], base.fwd_flops) if k in others else "over budget" for k in ("every block", "sqrt(N) blocks", "partitioner")]
             print(f"| {name} | {len(gm.graph.nodes)} | {budget:.0%} of {format_bytes(whole)} | {percent(peak, whole)} | {took:.1f} | "
                   f"{percent(plan.planned.recompute_flops, base.fwd_flops)} | {' | '.join(cells)} | {'equal' if equal else 'DIFFERENT'} |", flush=True)
-        others = {k: (reference[name][k]["peak"], reference[name][k]["again"]) for k in ("every block", "sqrt(N) blocks")}
-        others |= {f"partitioner, {setting}": (s["peak"], max(0, s["flops"] - base.fwd_flops - base.bwd_flops))
-                   for setting, s in reference[name]["partitioner"].items()}
+        ways = {k: (reference[name][k]["peak"], reference[name][k]["again"]) for k in ("every block", "sqrt(N) blocks")}
+        ways |= {f"partitioner, {setting}": (s["peak"], max(0, s["flops"] - base.fwd_flops - base.bwd_flops))
+                 for setting, s in reference[name]["partitioner"].items()}
         seen = set()
-        for label, (peak, again) in others.items():
+        for label, (peak, again) in ways.items():
             if (peak, again) in seen:
                 continue
             seen.add((peak, again))

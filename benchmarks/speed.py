@@ -286,7 +286,7 @@ def measure_imports(report: Report) -> None:
     """What ``import analyzer`` adds to ``import torch``."""
     found = time_imports(max(3, report.rounds))
     adds = [statistics.median((ours[i] - alone[i]) / alone[i] for ours, alone in zip(found["analyzer"], found["torch"])) for i in (0, 1)]
-    report.targets.append(("import of analyzer beyond torch, to import of torch", *adds, 0.15))
+    report.targets.append(("import of analyzer beyond torch, to import of torch", adds[0], adds[1], 0.15))
     report.add("Import", f"Processes that import analyzer take {format_ratio(1 + adds[0])} times as long as those that import torch "
                f"(processor time: {format_ratio(1 + adds[1])} times).")
 

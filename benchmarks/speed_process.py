@@ -16,6 +16,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,8 @@ def in_fork(work: Callable[[], Iterator[Line]]) -> Iterator[Line]:
             os._exit(code)
     os.close(into)
     with os.fdopen(out) as file:
-        for line in file:
-            yield json.loads(line)
+        for text in file:
+            yield json.loads(text)
     _, status = os.waitpid(child, 0)
     if status != 0:
         raise RuntimeError(f"a measuring process ended with status {status}")
@@ -92,7 +93,7 @@ def measure_cold(rounds: int, names: Sequence[str]) -> Iterator[Line]:
                 yield from in_fork(once)
 
     for name in names:
-        yield from in_fork(lambda name=name: of_model(name))
+        yield from in_fork(partial(of_model, name))
 
 
 def resident_bytes(field: str = "VmRSS") -> int:

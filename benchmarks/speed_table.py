@@ -44,7 +44,8 @@ def ratio(over: Sequence[Timing], under: Sequence[Timing], field: str = "wall_se
     >>> round(ratio([Timing(1.0, 1.0), Timing(4.0, 1.0), Timing(3.0, 1.0)], [Timing(2.0, 1.0), Timing(8.0, 1.0), Timing(2.0, 1.0)]), 2)
     0.5
     """
-    return statistics.median(getattr(a, field) / getattr(b, field) for a, b in zip(over, under, strict=True))
+    ratios: list[float] = [getattr(a, field) / getattr(b, field) for a, b in zip(over, under, strict=True)]
+    return statistics.median(ratios)
 
 
 def median_known(values: Iterable[float | None]) -> float | None:
