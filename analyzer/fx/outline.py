@@ -23,6 +23,7 @@ from analyzer.meta.patch import Undo, replace
 from analyzer.meta.source_line import is_user_code
 
 from .call_target import CallTarget
+from .module_borrow import Borrowed
 from .structure import children, holds_tensor, is_plain_object, tensors_of
 
 _TRACER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tracer.py")
@@ -30,14 +31,15 @@ _FUNCTIONAL = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "nn
 
 
 class Site(NamedTuple):
-    """What can be one node: a module (``name`` empty), or the function that ``owner``, a class or a Python module, holds under ``name``."""
+    """What can be one node: a module, or every module of a class that forward makes anew (``name`` empty), or the function that ``owner``, a
+    class or a Python module, holds under ``name``."""
 
     owner: Any
     name: str = ""
 
     def __str__(self) -> str:
-        if isinstance(self.owner, nn.Module):
-            return f"the module {type(self.owner).__name__}"
+        if not self.name:
+            return f"the module {(self.owner if isinstance(self.owner, type) else type(self.owner)).__name__}"
         return f"{getattr(self.owner, '__qualname__', self.owner.__name__)}.{self.name}()"
 
 
@@ -72,9 +74,25 @@ def _thaw(value: Any) -> Any:
     return {k: _thaw(v) for k, v in value.items()} if type(value) in (dict, immutable_dict) else value
 
 
-def open_sites(root: nn.Module) -> list[Site]:
-    """The functions and modules that run now, innermost first, up to the forward of ``root``, which is none."""
+def module_site(module: nn.Module, borrowed: Borrowed) -> Site | None:
+    """What names ``module`` in the next run of the forward too; None for one that is made anew by each run, with tensors."""
+    if id(module) in borrowed.modules:
+        return Site(module)
+    tensors = [*module.parameters(), *module.buffers(), *_attributes(module)]
+    if not tensors:
+        return Site(type(module))
+    return Site(module) if all(borrowed.original_of(t) is not None for t in tensors) else None
+
+
+def _attributes(module: nn.Module) -> list[torch.Tensor]:
+    """Tensors that modules hold without registering them."""
+    return [t for m in module.modules() for t in vars(m).values() if isinstance(t, torch.Tensor)]
+
+
+def open_sites(borrowed: Borrowed) -> list[Site]:
+    """The functions and modules that run now, innermost first, up to the forward of the root, which is none."""
     found: list[Site] = []
+    root = borrowed.root
     end = _code_of(root.forward)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TRACER:
@@ -83,19 +101,21 @@ def open_sites(root: nn.Module) -> list[Site]:
         if code is end and (first is root or not inspect.ismethod(root.forward)):
             return found
         if (is_user_code(code.co_filename) or code.co_filename == _FUNCTIONAL) and not code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE):
-            site = _site(frame, code, first)
+            site = _site(frame, code, first, borrowed)
             if site is not None:
                 found.append(site)
         frame = frame.f_back
     return found
 
 
-def _site(frame: FrameType, code: CodeType, first: Any) -> Site | None:
+def _site(frame: FrameType, code: CodeType, first: Any, borrowed: Borrowed) -> Site | None:
     if isinstance(first, nn.Module) and _code_of(type(first).forward) is code:
-        return Site(first)
+        return module_site(first, borrowed)
     if first is not None and (isinstance(first, nn.Module) or is_plain_object(first)):
         for kind in type(first).__mro__:
             held = vars(kind).get(code.co_name)
+            if "<locals>" in kind.__qualname__ and id(first) not in borrowed.modules:
+                continue  # a class that forward may make anew, too
             if isinstance(held, FunctionType) and _code_of(held) is code:
                 return Site(kind, code.co_name)
     held = frame.f_globals.get(code.co_name)
@@ -115,7 +135,7 @@ def _code_of(function: Any) -> CodeType | None:
 def outline_functions(sites: Iterable[Site], run: Callable[[Site, Any, tuple[Any, ...], dict[str, Any]], Any]) -> Iterator[Undo]:
     """Let calls of the functions go through ``run``, wherever a module or a class holds them under a name; each result undoes one step."""
     for site in sites:
-        if isinstance(site.owner, nn.Module):
+        if not site.name:
             continue
         function = vars(site.owner)[site.name]
 
@@ -181,5 +201,5 @@ def held_tensors(value: Any) -> list[int]:
 def own_tensors(value: Any) -> list[int]:
     """Identities of the tensors in plain attributes of the modules among arguments, all the way down."""
     if isinstance(value, nn.Module):
-        return [id(t) for module in value.modules() for t in vars(module).values() if isinstance(t, torch.Tensor)]
+        return [id(t) for t in _attributes(value)]
     return [i for _, child in children(value) if isinstance(child, (nn.Module, tuple, dict)) for i in own_tensors(child)]

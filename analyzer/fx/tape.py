@@ -27,12 +27,12 @@ from .function_call import READS, NodeCall, describe_call, reads_size, writes
 from .graph_value import to_argument
 from .leaf_module import is_leaf
 from .module_borrow import Borrowed
-from .outline import (CallMethod, GiveArguments, HeldModule, Site, expected_structure, held_tensors, keep_sizes, keep_structure, open_sites,
-                      own_tensors)
+from .outline import (CallMethod, GiveArguments, HeldModule, Site, expected_structure, held_tensors, keep_sizes, keep_structure, module_site,
+                      open_sites, own_tensors)
 from .region_stack import RegionStack
 from .structure import children, holds_tensor, tensors_of
 from .tracer_impl import register_tracer_impl
-from .unknown_size import Run, SizeWatch, subscript_of_shape
+from .unknown_size import Run, SizeWatch, forget_contents, known_contents, subscript_of_shape
 
 Tensor = torch.Tensor
 
@@ -141,23 +141,26 @@ class Tape:
         self._bind(result, node, rename=True)
         return result
 
-    def run_outlined(self, site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_outlined(self, site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module | None = None) -> Any:
         """Run code that asks for what depends on data, as one node; where its result shows what that was, code around it is wanted too.
 
-        ``function`` is that of ``site``, or what runs its module.
+        ``function`` is that of ``site``, or what runs ``module``.
         """
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return function(*args, **kwargs)
 
-        module = site.owner if isinstance(site.owner, nn.Module) else None
         given = tuple(to_argument(self, a) for a in args), {k: to_argument(self, v) for k, v in kwargs.items()}
         held, kept = held_tensors((args, kwargs)), own_tensors((module, args, kwargs))
+        before = known_contents([*tensors_of((args, kwargs)), *(() if module is None else module.buffers())])
         options, self.state.options = self.state.options, dataclasses.replace(self.state.options, unknown_value="placeholder")
         self.state.expects_contents = True
         try:
             with self.pause():
                 result = run(args, kwargs)
-                differs = self.sizes.follow(run, args, kwargs, result, module)
+                for tensor, known in before:
+                    if tensor.untyped_storage().known is not known:  # type: ignore[attr-defined]  # written to, with what data decides
+                        forget_contents(tensor)
+                differs = self.sizes.follow(run, args, kwargs, result, module, contents=True)
         except Exception:  # it cannot run with what unknown data was taken as
             self._want()
             raise
@@ -334,8 +337,8 @@ class Tape:
 
     def _want(self, leaf: nn.Module | None = None) -> bool:
         """Ask for ``leaf``, or the innermost function or module that runs, to be one node that may depend on data; False where only the root does."""
-        inner = [] if leaf is None else [Site(leaf)]
-        site = next((s for s in (*inner, *open_sites(self.borrowed.root)) if s not in self.outlined), None)
+        inner = None if leaf is None else module_site(leaf, self.borrowed)
+        site = next((s for s in (inner, *open_sites(self.borrowed)) if s is not None and s not in self.outlined), None)
         if site is not None:
             self.wanted.setdefault(site, user_line() or "")
         return site is not None

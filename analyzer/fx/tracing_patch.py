@@ -28,7 +28,7 @@ from analyzer.meta.state import current
 from . import flex_leaf  # noqa: F401  # registers it
 from .call_target import CallTarget
 from .leaf_module import find_leaf_impl
-from .outline import Site, outline_functions
+from .outline import Site, module_site, outline_functions
 from .tape import Tape
 from .tracer_impl import register_leaf_function, register_tracer_impl
 
@@ -93,7 +93,8 @@ def _call_module(original: Any) -> Any:
             return original(module, *args, **kwargs)
         path = tape.borrowed.modules.get(id(module))
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        outlined = Site(module) in tape.outlined
+        site = module_site(module, tape.borrowed) if tape.outlined else None
+        outlined = site is not None and site in tape.outlined
         if module is tape.borrowed.root or not outlined and (not tape.is_leaf(module) or tape.borrowed.lends_others(module)):
             with tape.module(path if path is not None else f"{tape.where()}.<{type(module).__name__}>".lstrip("."), kind):
                 return original(module, *args, **kwargs)
@@ -104,8 +105,8 @@ def _call_module(original: Any) -> Any:
             return original(module, *args, **kwargs) if impl is None else impl(module, *args, **kwargs)
 
         with tape.module(target, kind):
-            if outlined:
-                return tape.run_outlined(Site(module), functools.partial(original, module), args, kwargs)
+            if site is not None and outlined:
+                return tape.run_outlined(site, functools.partial(original, module), args, kwargs, module)
             return tape.run_leaf("call_module", target, args, kwargs, run, module)
 
     return call

@@ -11,7 +11,7 @@ import dataclasses
 import dis
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from analyzer.meta.known_value import Known, read_known
 from analyzer.meta.mode_stack import without_modes
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage, attach
@@ -58,10 +59,11 @@ class SizeWatch:
         answered, self._answered = self._answered != self.state.unknown_sizes, self.state.unknown_sizes
         return answered or bool(self._dims) and any(id(t) in self._dims and self._dims[id(t)] for t in tensors_of((args, kwargs)))
 
-    def follow(self, run: Run, args: Any, kwargs: Any, result: Any, module: nn.Module | None = None) -> bool:
+    def follow(self, run: Run, args: Any, kwargs: Any, result: Any, module: nn.Module | None = None, contents: bool = False) -> bool:
         """Note what sizes of ``result``, which ``run(args, kwargs)`` gave, depend on data; whether anything else in it does.
 
-        ``module`` is the one that runs, if any: its buffers stay as they are.
+        ``module`` is the one that runs, if any: its buffers stay as they are. With ``contents``, those that are known of tensors in ``result``
+        are not from then on, where they depend on data.
         """
         others = [again for change, bound in _OTHERS if (again := self._repeat(run, args, kwargs, change, bound, module)) is not None]
         tensors = list(tensors_of(result))
@@ -72,6 +74,8 @@ class SizeWatch:
             shapes = [found[i].shape for found in known if len(found) == len(tensors)]
             dims = [d for d in range(tensor.dim()) if any(len(s) != tensor.dim() or s[d] != tensor.shape[d] for s in shapes)]
             self.set_dims(tensor, frozenset(dims if shapes else range(tensor.dim())))
+            if contents and not (shapes and all(_same_contents(tensor, found[i]) for found in known if len(found) == len(tensors))):
+                forget_contents(tensor)
         self._answered = self.state.unknown_sizes
         return differs
 
@@ -119,6 +123,22 @@ class SizeWatch:
             state.assumptions.update(assumptions)
             for storage, known in zip(storages, contents):
                 storage.known = known
+
+
+def known_contents(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Known | None]]:
+    """Tensors with what is known of them now."""
+    return [(t, s.known) for t in tensors if t.layout is torch.strided and isinstance(s := t.untyped_storage(), MetaStorage)]
+
+
+def forget_contents(tensor: Tensor) -> None:
+    """Let the contents of ``tensor`` be unknown."""
+    for t, _ in known_contents([tensor]):
+        t.untyped_storage().known = None  # type: ignore[attr-defined]
+
+
+def _same_contents(tensor: Tensor, other: Tensor) -> bool:
+    first, second = (read_known(t) if known_contents([t]) else None for t in (tensor, other))
+    return first is None or second is not None and torch.equal(first, second)
 
 
 def _is_fixed(value: Any) -> bool:

@@ -147,7 +147,102 @@ class Stretches(Model):  # numbers of which something is known are no more const
         return average(stretch(self.linear(x)))
 
 
-MODELS = [Stretches, ReadsShape, ReadsInModule, ReadsInMethod, ReadsInObject, ReturnsNumber, ReturnsList, FillsArgument, ReadsValue]
+class Picker(nn.Module):
+    """Without tensors, so that the graph can hold one."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[int(x.detach().sum(1).argmax())] * self.factor
+
+
+class MakesModule(Model):  # another one in each run of its forward
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return Picker(2.0)(x) + Picker(3.0)(x).sin()
+
+
+class Weighted(Picker):
+    def __init__(self) -> None:
+        super().__init__(2.0)
+        self.register_buffer("weight", torch.linspace(1, 2, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.weight
+
+
+def pick_weighted(x: Tensor) -> Tensor:
+    return Weighted()(x)
+
+
+class MakesModuleWithTensors(Model):  # which are those of a run: the function around it is one node
+    def forward(self, x: Tensor) -> Tensor:
+        return pick_weighted(self.linear(x)) + 1
+
+
+def pick_by_an_object(x: Tensor) -> Tensor:
+    class Choice:
+        def __init__(self, scores: Tensor) -> None:
+            self.scores = scores
+
+        def best(self) -> int:
+            return int(self.scores.argmax())
+
+    return x[Choice(x.detach().sum(1)).best()] * 2
+
+
+class MakesClass(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return pick_by_an_object(self.linear(x)) + 1
+
+
+class ReadsResult(Model):  # of code that is one node: known while tracing, from what unknown data was taken as
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = ReadsResult.Inner()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * int(self.inner(x))
+
+    class Inner(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tensor([int(x.sum(0).argmax())])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = self.Outer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.linear(x)) + 1
+
+
+class ReadsWritten(ReadsResult):
+    class Outer(ReadsResult.Outer):
+        def forward(self, x: Tensor) -> Tensor:
+            counts = torch.zeros(WIDTH, dtype=torch.int64)
+            note_best(counts, x)
+            return x * (counts.tolist()[1] + 1)
+
+
+def note_best(counts: Tensor, x: Tensor) -> None:
+    counts[int(x.sum(0).argmax())] += 2
+
+
+class ReadsKnownResult(Model):  # what does not depend on data may be read
+    def forward(self, x: Tensor) -> Tensor:
+        kept, positions = best_and_positions(self.linear(x))
+        return torch.cat([kept * i for i in positions.tolist()])
+
+
+def best_and_positions(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x[int(x.detach().sum(1).argmax())], torch.arange(3)
+
+
+READ_VALUES = [MakesModule, MakesModuleWithTensors, MakesClass, ReadsResult, ReadsWritten, ReadsKnownResult, ReadsValue]
+MODELS = [*READ_VALUES, Stretches, ReadsShape, ReadsInModule, ReadsInMethod, ReadsInObject, ReturnsNumber, ReturnsList, FillsArgument]
 
 
 def inputs(seed: int, shift: float = 0.0) -> Tensor:
@@ -184,12 +279,17 @@ def test_copies_and_pickles_stand_on_their_own(kind: type[Model]) -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_graph_can_be_profiled(kind: type[Model]) -> None:
-    if kind is ReadsValue:  # what it does depends on a value that nothing is known of
-        with pytest.raises(DataDependentError, match="in module 'gate'"):
+    if kind in READ_VALUES:  # what it does depends on a value that nothing is known of
+        with pytest.raises(DataDependentError, match="in module 'gate'" if kind is ReadsValue else "needs the contents"):
             symbolic_profile(trace(kind()), torch.empty(5, WIDTH), mode="infer")
         return
     graph = symbolic_profile(trace(kind()), torch.empty(5, WIDTH), mode="infer")
     assert graph.meta["profile"].fwd_macs >= 5 * WIDTH * WIDTH
+
+
+def test_a_value_of_a_node_that_the_root_reads_is_an_error() -> None:
+    with pytest.raises(DataDependentError):
+        trace(ReadsResult().outer)
 
 
 def test_functions_are_put_back() -> None:
