@@ -135,7 +135,7 @@ class Planner:
                 if limit == least or best is not None:
                     break
                 limit = max(least, limit - max(peak - budget, budget // 1000))
-        if best is None and limit != least:
+        if best is None and (limit != least or not peaks):  # the dynamic program finds the plan that `least` was computed for
             solution = solve_units(units, least, "chain")
             assert solution is not None
             plan = self._plan(solution.units, budget, of, method, None)
