@@ -232,18 +232,17 @@ def solve(profile_or_gm: fx.GraphModule, budget: int | float | str, method: str 
 
 def solve_units(units: list[Unit], limit: int, method: str) -> _Solution | None:
     """Units within the limit by one of the methods."""
-    usable = [u for u in units if u.work_bytes <= limit]
     if method == "exact":
         from .exact import solve_exact
 
-        exact = solve_exact(usable, limit)
+        exact = solve_exact(units, limit)
         return None if exact is None else _Solution(exact.units, exact.bound)
     if method == "greedy":
         from .greedy import solve_greedy
 
-        chosen = solve_greedy(usable, limit)
+        chosen = solve_greedy(units, limit)
     else:
-        chosen = solve_chain(usable, limit)
+        chosen = solve_chain(units, limit)
     return None if chosen is None else _Solution(chosen, None)
 
 

@@ -203,7 +203,7 @@ def make_units(problem: Problem, limit_bytes: int, spans: Sequence[tuple[int, in
         units.extend(u for u in make.regions(a, b) if u.held_bytes < as_plain)  # others spare nothing
     units.extend([other for u in units if not u.is_region for other in make.offloading(u)])
     units.append(make.plain(count, count))
-    return [u for u in units if u.work_bytes <= limit_bytes]
+    return [u for u in units if not u.is_region or u.work_bytes <= limit_bytes]  # without its last unit a program would be a shorter one
 
 
 def _pair(ends: np.ndarray, passing: np.ndarray) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ from analyzer.errors import MissingExtraError
 from analyzer.solver.chain import least_limit, solve_chain
 from analyzer.solver.exact import solve_exact
 from analyzer.solver.greedy import solve_greedy
+from analyzer.solver.solve import solve_units
 from analyzer.solver.unit import Unit, peak_bytes, total_cost
 
 
@@ -68,6 +69,13 @@ def test_greedy_stays_within_the_limit(units, limit):
     found = solve_greedy(units, limit)
     if found is not None:
         assert peak_bytes(found) <= limit and total_cost(found) >= total_cost(solve_chain(units, limit))
+
+
+@pytest.mark.parametrize("method", ["greedy", "chain", "exact"])
+def test_a_program_whose_last_unit_is_above_the_limit_has_no_plan(method):
+    if method == "exact":
+        pytest.importorskip("scipy")
+    assert solve_units([Unit(0, 0, False, 0.0, 1, 1), Unit(1, 1, False, 0.0, 1, 9)], 5, method) is None
 
 
 @settings(max_examples=60)
