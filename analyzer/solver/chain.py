@@ -14,7 +14,7 @@ import numpy as np
 
 from .unit import Unit
 
-MOST_STATES = 800
+MOST_STATES = 2 * 500  # in as many equal steps of memory as rotor has by default (its mem_slots), the least that is held and the least that it costs
 
 
 def solve_chain(units: Sequence[Unit], limit_bytes: int, most_states: int = MOST_STATES) -> list[Unit] | None:
@@ -46,14 +46,12 @@ def solve_chain(units: Sequence[Unit], limit_bytes: int, most_states: int = MOST
                 arrived.setdefault(u.last + 1, []).append((held[:fits] + u.held_bytes, cost[:fits] + u.cost, np.full(fits, i), np.arange(fits)))
     if goal not in fixed:
         return None
-    return _trace_back(units, fixed, goal)
+    return trace_back(units, fixed, goal)
 
 
 def _best_states(held: np.ndarray, cost: np.ndarray, limit_bytes: int, most_states: int) -> np.ndarray:
-    """Indices of the states that no other beats in both, by rising memory; of too many, those that hold least and cost least in each step."""
-    order = np.lexsort((cost, held))
-    best = np.minimum.accumulate(cost[order])
-    keep: np.ndarray = order[np.concatenate([[True], cost[order][1:] < best[:-1]])]
+    """Indices of the states to go on from; of too many, those that hold least and those that cost least in each step."""
+    keep = undominated(held, cost)
     if len(keep) > most_states:
         step = held[keep] * (most_states // 2) // max(1, limit_bytes)
         changes = step[1:] != step[:-1]
@@ -61,7 +59,16 @@ def _best_states(held: np.ndarray, cost: np.ndarray, limit_bytes: int, most_stat
     return keep
 
 
-def _trace_back(units: Sequence[Unit], fixed: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]], goal: int) -> list[Unit]:
+def undominated(held: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """Indices of the states that no other beats in both, by rising memory."""
+    order = np.lexsort((cost, held))
+    best = np.minimum.accumulate(cost[order])
+    keep: np.ndarray = order[np.concatenate([[True], cost[order][1:] < best[:-1]])[:len(order)]]
+    return keep
+
+
+def trace_back(units: Sequence[Unit], fixed: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]], goal: int) -> list[Unit]:
+    """The units that lead to the cheapest state at ``goal``; ``fixed`` has the states of each place: held, cost, last unit, state before it."""
     place = goal
     _, cost, _, _ = fixed[place]
     at = int(np.argmin(cost))

@@ -1,7 +1,9 @@
-"""The best division of a program into units as a mixed-integer linear program, solved by HiGHS through SciPy.
+"""The best division of a program into units, with a proof.
 
-A plan is a path from the first atom to the loss in a graph whose edges are units; the bytes held at each place are a variable, and a unit
-may be taken only where they and what it needs are within the limit. On any graph: values that skip over units are in what units hold.
+A plan is a path from the first atom to the loss in a graph whose edges are units, along which memory stays within a limit; on any graph: values that skip
+over units are in what units hold. Prices of memory bound its cost from below (`bound`) and rule out most units. What is left is searched state
+by state (`label`); where that takes too long, it is a mixed-integer linear program for HiGHS, through SciPy: a variable for each unit, and one
+for what is held at each place.
 """
 from __future__ import annotations
 
@@ -9,12 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from analyzer.errors import MissingExtraError
 
+from .bound import UnitGraph, find_prices, units_left
 from .chain import solve_chain
-from .unit import Unit, peak_bytes
+from .label import search_labels
+from .unit import Unit, peak_bytes, total_cost
 
-_SECONDS = 50.0       # of the solver
+_LABEL_SECONDS = 20.0
+_MILP_SECONDS = 30.0  # with the rest (about a second for a thousand nodes) less than a minute
 _GAP = 1e-4           # a plan whose overhead is this much, relatively, above the least is optimal: HiGHS's own default
 
 
@@ -26,28 +33,43 @@ class ExactSolution:
     bound: float
 
 
-def solve_exact(units: Sequence[Unit], limit_bytes: int, seconds: float = _SECONDS) -> ExactSolution | None:
+def solve_exact(units: Sequence[Unit], limit_bytes: int, label_seconds: float = _LABEL_SECONDS,
+                milp_seconds: float = _MILP_SECONDS) -> ExactSolution | None:
     """The division of least cost whose memory stays within ``limit_bytes``; None where there is none.
 
-    Raises MissingExtraError without scipy.
+    Raises MissingExtraError where the mixed-integer solver is needed, and scipy is not there.
     """
-    try:
-        import numpy as np
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import coo_matrix
-    except ImportError as error:
-        raise MissingExtraError("method='exact': scipy is not installed; pip install 'torch-analyzer[solver]', or take method='chain'") from error
-
     known = solve_chain(units, limit_bytes)
     if known is None:
         return None
-    units = [u for u in units if u.work_bytes <= limit_bytes]
-    best_known = sum(u.cost for u in known)
-    places = sorted({u.first for u in units} | {u.last + 1 for u in units})
-    index = {place: i for i, place in enumerate(places)}
-    count, size = len(places), len(units)
-    scale = max(1, limit_bytes)
-    # variables: one for each unit, then the share of the limit that is held on arriving at each place
+    cost = total_cost(known)
+    if not cost:
+        return ExactSolution(known, 0.0)
+    graph = UnitGraph(units, limit_bytes)
+    bound, prices = find_prices(graph, cost)
+    left = UnitGraph([graph.units[i] for i in np.flatnonzero(units_left(graph, prices, cost * (1 + _GAP)))], limit_bytes)
+    found: list[Unit] | None = None
+    done = cost - bound <= _GAP * cost
+    if not done:
+        found, done = search_labels(graph, limit_bytes, prices, cost * (1 - _GAP), label_seconds)
+    if not done:
+        found, milp_bound = _solve_milp(left, limit_bytes, cost, milp_seconds)
+        bound = max(bound, min(milp_bound, cost))
+    if found is not None and total_cost(found) < cost and peak_bytes(found) <= limit_bytes:  # HiGHS meets constraints within a tolerance
+        known, cost = found, total_cost(found)
+    return ExactSolution(known, cost if done or cost - bound <= _GAP * cost else bound)
+
+
+def _solve_milp(graph: UnitGraph, limit_bytes: int, known_cost: float, seconds: float) -> tuple[list[Unit] | None, float]:
+    """The best division that HiGHS finds among these units in the time, and its bound."""
+    try:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import coo_matrix
+    except ImportError as error:
+        raise MissingExtraError("method='exact': this program needs scipy, which is not installed; pip install 'torch-analyzer[solver]', "
+                                "or take method='chain'") from error
+    size, stretches = len(graph.units), len(graph.places) - 1
+    # variables: one for each unit, then the share of the limit that is held on arriving at each place but the last
     rows: list[int] = []
     columns: list[int] = []
     entries: list[float] = []
@@ -62,33 +84,27 @@ def solve_exact(units: Sequence[Unit], limit_bytes: int, seconds: float = _SECON
         low.append(at_least)
         high.append(at_most)
 
-    leaving: list[list[int]] = [[] for _ in places]
-    arriving: list[list[int]] = [[] for _ in places]
-    for j, u in enumerate(units):
-        leaving[index[u.first]].append(j)
-        arriving[index[u.last + 1]].append(j)
-    for i in range(count):
-        balance = 1.0 if i == 0 else -1.0 if i == count - 1 else 0.0
-        add([*((j, 1.0) for j in leaving[i]), *((j, -1.0) for j in arriving[i])], balance, balance)
+    arriving: list[list[int]] = [[] for _ in graph.places]
+    over: list[list[int]] = [[] for _ in graph.places]
+    for j in range(size):
+        arriving[graph.end[j]].append(j)
+        for i in range(graph.begin[j], graph.end[j]):
+            over[i].append(j)
+    for i in range(stretches):
+        leaving = range(graph.leaving[i], graph.leaving[i + 1])
+        start = 1.0 if i == 0 else 0.0
+        add([*((j, 1.0) for j in leaving), *((j, -1.0) for j in arriving[i])], start, start)
         if i:  # what is held grows by what the units that end here add
-            add([(size + i, 1.0), (size + i - 1, -1.0), *((j, -units[j].held_bytes / scale) for j in arriving[i])], 0.0, 0.0)
-        if leaving[i]:
-            add([(size + i, 1.0), *((j, units[j].work_bytes / scale) for j in leaving[i])], -np.inf, limit_bytes / scale)
-    matrix = coo_matrix((entries, (rows, columns)), shape=(len(low), size + count))
-    unit_cost = best_known / 1e3 if best_known > 0 else 1.0  # HiGHS's tolerances are absolute
-    cost = np.concatenate([[u.cost / unit_cost for u in units], np.zeros(count)])
-    upper = np.concatenate([np.ones(size + 1), np.ones(count - 1)])
+            add([(size + i, 1.0), (size + i - 1, -1.0), *((j, -float(graph.held[j])) for j in arriving[i])], 0.0, 0.0)
+        add([(size + i, 1.0), *((j, float(graph.work[j])) for j in over[i])], -np.inf, 1.0)
+    matrix = coo_matrix((entries, (rows, columns)), shape=(len(low), size + stretches))
+    unit_cost = known_cost / 1e3  # HiGHS's tolerances are absolute
+    upper = np.ones(size + stretches)
     upper[size] = 0.0
-    result: Any = milp(cost, integrality=np.concatenate([np.ones(size), np.zeros(count)]), bounds=Bounds(np.zeros(size + count), upper),
-                       constraints=LinearConstraint(matrix, low, high), options={"time_limit": seconds, "mip_rel_gap": _GAP})
+    result: Any = milp(np.concatenate([graph.cost / unit_cost, np.zeros(stretches)]), bounds=Bounds(np.zeros(size + stretches), upper),
+                       integrality=np.concatenate([np.ones(size), np.zeros(stretches)]), constraints=LinearConstraint(matrix, low, high),
+                       options={"time_limit": seconds, "mip_rel_gap": _GAP})
     bound = 0.0 if result.mip_dual_bound is None else max(0.0, float(result.mip_dual_bound) * unit_cost)
     if result.x is None:
-        return ExactSolution(known, min(bound, best_known))
-    chosen = [units[j] for j in np.flatnonzero(result.x[:size] > 0.5)]
-    chosen.sort(key=lambda u: u.first)
-    found = sum(u.cost for u in chosen)
-    if found > best_known or peak_bytes(chosen) > limit_bytes:  # HiGHS meets constraints within a tolerance
-        chosen, found = known, best_known
-    return ExactSolution(chosen, found if found - bound <= _GAP * found else bound)
-
-
+        return None, bound
+    return sorted((graph.units[j] for j in np.flatnonzero(result.x[:size] > 0.5)), key=lambda u: u.first), bound

@@ -4,11 +4,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from analyzer.errors import MissingExtraError
+from analyzer.solver.bound import UnitGraph, find_prices, units_left
 from analyzer.solver.chain import least_limit, solve_chain
 from analyzer.solver.exact import solve_exact
 from analyzer.solver.greedy import solve_greedy
@@ -50,17 +52,46 @@ def test_dynamic_program_finds_the_cheapest_division(units, limit):
         assert [u.first for u in found] == [0, *(u.last + 1 for u in found[:-1])]
 
 
-@settings(max_examples=25)
+@settings(max_examples=60)
 @given(unit_lists(), st.integers(0, 120))
 @example([Unit(0, 0, False, 0.0, 0, 0), Unit(1, 1, False, 0.0, 0, 1)], 0)  # the last one alone is above the limit
+def test_exact_divisions_are_proven(units, limit):
+    fitting = [total_cost(d) for d in divisions(units) if peak_bytes(d) <= limit]
+    found = solve_exact(units, limit)
+    assert (found is None) == (not fitting)
+    if found is not None:
+        assert peak_bytes(found.units) <= limit
+        assert total_cost(found.units) == found.bound == pytest.approx(min(fitting), rel=1e-4)
+
+
+# 6 bytes are to be spared, and each checkpoint spares 4: prices alone prove a cost of 2 + 3 / 2, and it takes 2 + 3
+KNAPSACK = [unit for i in range(3) for unit in (Unit(i, i, False, 0.0, 5, 5), Unit(i, i, True, 2.0 + i, 1, 1))]
+
+
+@settings(max_examples=25)
+@given(unit_lists(), st.integers(0, 120))
+@example(KNAPSACK, 9)
 def test_mixed_integer_program_agrees(units, limit):
     pytest.importorskip("scipy")
-    expected, found = solve_chain(units, limit), solve_exact(units, limit)
+    expected, found = solve_exact(units, limit), solve_exact(units, limit, label_seconds=-1.0)
     assert (found is None) == (expected is None)
     if found is not None:
         assert peak_bytes(found.units) <= limit
-        assert total_cost(found.units) == pytest.approx(total_cost(expected))
-        assert found.bound <= total_cost(expected) + 1e-6
+        assert total_cost(found.units) == pytest.approx(total_cost(expected.units), rel=1e-4)
+        assert found.bound == pytest.approx(total_cost(found.units), rel=1e-4)
+
+
+@settings(max_examples=60)
+@given(unit_lists(), st.integers(1, 120))
+def test_prices_bound_every_division_from_below(units, limit):
+    fitting = [d for d in divisions(units) if peak_bytes(d) <= limit]
+    if fitting:
+        best = min(fitting, key=total_cost)
+        graph = UnitGraph(units, limit)
+        bound, prices = find_prices(graph, 1.5 * total_cost(best))
+        assert bound <= total_cost(best) * (1 + 1e-9)
+        left = [graph.units[i] for i in np.flatnonzero(units_left(graph, prices, total_cost(best) * (1 + 1e-9) + 1e-9))]
+        assert all(any(u is v for v in left) for u in best)
 
 
 @settings(max_examples=60)
@@ -95,8 +126,9 @@ def test_few_states_give_a_plan_that_is_valid_and_a_bound_below_it(units, limit)
 
 def test_without_scipy_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    assert total_cost(solve_exact(KNAPSACK, 9).units) == 5.0
     with pytest.raises(MissingExtraError, match=r"pip install 'torch-analyzer\[solver\]', or take method='chain'"):
-        solve_exact([Unit(0, 0, False, 0.0, 1, 1)], 10)
+        solve_exact(KNAPSACK, 9, label_seconds=-1.0)
 
 
 def test_the_core_imports_neither_scipy_nor_matplotlib():
