@@ -32,6 +32,8 @@ from analyzer.record.recorder import Recorder, tensors_in
 class LastRun:
     """How a graph module was profiled last, and what the run said of its values."""
 
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    loss_fn: Callable[[Any], torch.Tensor] | None
     repeat: Callable[[fx.GraphModule], fx.GraphModule]
     mode: str
     autocast: torch.dtype | None
@@ -110,7 +112,8 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
         node.meta["info"] = info
     gm.meta["profile"] = found
     records[-1].fingerprints = fingerprint_nodes(gm.graph)
-    last_runs[gm] = LastRun(lambda gm: symbolic_profile(gm, *args, kwargs=kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast, device=device,
+    last_runs[gm] = LastRun((args, dict(kwargs or {})), loss_fn,
+                            lambda gm: symbolic_profile(gm, *args, kwargs=kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast, device=device,
                                                         profilers=profilers), mode, autocast, spec, claim, profilers, records[-1])
     if verbose:
         print(found.table())

@@ -10,9 +10,11 @@ from torch import fx
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
+from analyzer.profile_data import Profile
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.latency import call_seconds
 from analyzer.record.op_call import OpCall
+from analyzer.symbolic_profile import LastRun, last_runs
 from analyzer.units import format_bytes, parse_bytes
 
 from .application import copy_graph_module
@@ -36,19 +38,23 @@ class _Solution:
 class Planner:
     """A program, recorded once, for which plans are sought. `solve` makes one for each call; keep one to ask for several budgets.
 
-    ``args`` and ``kwargs`` are what the program is called with; by default tensors as in its last `symbolic_profile`. With a ``device`` the
-    objective is seconds, else FLOPs. ``held_bytes`` are held besides all along (optimizer states, other models), for budgets of the whole step.
-    With ``offload``, results that nodes outside of checkpoints make may wait on the host, at what PCIe takes there and back with nothing hiding it.
+    The program is a graph, or the profile that `symbolic_profile` left in ``meta["profile"]`` of one that is still there. ``args`` and ``kwargs`` are
+    what it is called with; without them it is called as by its last `symbolic_profile`: with the same arguments, and unless given here the same
+    ``loss_fn``, ``autocast`` and ``device``. With a ``device`` the objective is seconds, else FLOPs. ``held_bytes`` are held besides all along
+    (optimizer states, other models), for budgets of the whole step. With ``offload``, results that nodes outside of checkpoints make may wait on the host, at what PCIe takes there and back with nothing hiding it.
     """
 
-    def __init__(self, gm: fx.GraphModule, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None, *,
+    def __init__(self, profile_or_gm: Profile | fx.GraphModule, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None, *,
                  loss_fn: Callable[[Any], torch.Tensor] | None = None, autocast: torch.dtype | None = None,
                  device: str | DeviceSpec | None = None, granularity: str = "operator", held_bytes: int = 0,
                  offload: bool = False) -> None:
-        if not isinstance(gm, fx.GraphModule):
-            raise InputError(f"solve({type(gm).__name__}): takes a GraphModule of symbolic_trace, or a Profile")
+        gm = find_program(profile_or_gm)
         if granularity not in ("operator", "module"):
             raise InputError(f"granularity={granularity!r}: must be 'operator' or 'module'")
+        if args is None and kwargs is None:
+            args, kwargs, known = last_arguments(gm)
+            if known is not None:
+                loss_fn, autocast, device = loss_fn or known.loss_fn, autocast or known.autocast, device or known.device
         self.gm = gm
         self.granularity, self.held_bytes = granularity, held_bytes
         self.device = None if device is None else find_device(device)
@@ -59,8 +65,6 @@ class Planner:
                                  f"and plans of operators")
             self.offload_cost = 2 / self.device.pcie_bandwidth  # there and back
         self.run: dict[str, Any] = {"loss_fn": loss_fn, "autocast": autocast, "device": self.device}
-        if args is None and kwargs is None:
-            args = default_arguments(gm)
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = (args or (), kwargs or {})
         self.step, self.unplanned, self.profile = record_step(copy_graph_module(gm), *self.arguments, **self.run)
         self._replays: dict[tuple[tuple[PlanRegion, ...], tuple[str, ...]], StepInfo] = {((), ()): self.unplanned}
@@ -203,8 +207,10 @@ class Planner:
         return replace(plan, planned=self._replays[regions, offloads])
 
 
-def solve(profile_or_gm: fx.GraphModule, budget: int | float | str, method: str = "auto", **options: Any) -> Plan:
-    """A plan for ``profile_or_gm``, a graph of `symbolic_trace`, that keeps its training step within ``budget``.
+def solve(profile_or_gm: Profile | fx.GraphModule, budget: int | float | str, method: str = "auto", **options: Any) -> Plan:
+    """A plan for ``profile_or_gm`` that keeps its training step within ``budget``.
+
+    It is a graph of `symbolic_trace`, or the profile that `symbolic_profile` made of one; after that, the graph needs no ``args``.
 
     ``budget`` is bytes of the whole step at its peak (an int, or text such as ``"24GiB"``), or a share of the activations' memory at its
     peak without a plan (a float, or text such as ``"50%"``). ``method`` is ``"greedy"``, ``"chain"`` (dynamic programming), ``"exact"``
@@ -250,14 +256,31 @@ def problem_name(gm: fx.GraphModule) -> str:
     return type(gm).__name__
 
 
-def default_arguments(gm: fx.GraphModule) -> tuple[Any, ...]:
-    """Tensors like those that the graph was profiled with, in the order of its inputs."""
+def find_program(profile_or_gm: Any) -> fx.GraphModule:
+    """The graph, or the one that a profile is of."""
+    if isinstance(profile_or_gm, fx.GraphModule):
+        return profile_or_gm
+    if not isinstance(profile_or_gm, Profile):
+        raise InputError(f"solve({type(profile_or_gm).__name__}): takes a GraphModule of symbolic_trace, or the Profile that symbolic_profile left in "
+                         f"its meta['profile']")
+    for gm in list(last_runs):
+        if gm.meta.get("profile") is profile_or_gm:
+            return gm
+    raise InputError(f"solve(Profile of {profile_or_gm.name}): every plan is replayed before it is returned, and a profile of analyzer.profile, or one "
+                     f"that was loaded, has no program with it; give the graph: solve(symbolic_trace(model, meta_args=...), budget, args=(...,))")
+
+
+def last_arguments(gm: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any], LastRun | None]:
+    """What a graph was called with when it was profiled last; for a copy, tensors like those, in the order of its inputs."""
+    last = last_runs.get(gm)
+    if last is not None:
+        return *last.arguments, last
     known = gm.meta.get("profile")
     inputs = {} if known is None else known.inputs
     names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
     if not names or any(name not in inputs for name in names):
-        raise InputError(f"solve({type(gm).__name__}): give what it is called with: args=(...,), kwargs={{...}}")
-    return tuple(torch.empty(inputs[name].shape, dtype=getattr(torch, inputs[name].dtype), device="meta") for name in names)
+        raise InputError(f"solve({type(gm).__name__}): give what it is called with: args=(...,), kwargs={{...}}; or call symbolic_profile first")
+    return tuple(torch.empty(inputs[name].shape, dtype=getattr(torch, inputs[name].dtype), device="meta") for name in names), {}, None
 
 
 def module_spans(gm: fx.GraphModule, problem: Problem) -> list[tuple[tuple[int, int], str]]:

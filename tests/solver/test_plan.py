@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from analyzer import symbolic_trace
+from analyzer import Profile, profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.solver import InfeasibleBudgetError, Plan, Planner, measure_step, solve
 from analyzer.solver.application import CheckpointedForward
@@ -244,6 +244,21 @@ def test_error_texts():
         solve(gm, 0.5)
     with pytest.raises(InputError, match="takes a GraphModule"):
         solve(model, 0.5)
+    with pytest.raises(InputError, match=r"solve\(Profile of Dense\): every plan is replayed .* has no program with it; give the graph"):
+        solve(profile(model, (), inputs), 0.5)
+
+
+def test_a_profiled_graph_and_its_profile_need_no_arguments():
+    model, inputs, gm, planner = planner_of("encoder", device="a100")
+    expected = planner.solve(0.7)
+    symbolic_profile(gm, kwargs=inputs, loss_fn=square, device="a100")
+    assert solve(gm, 0.7) == solve(gm.meta["profile"], 0.7) == expected
+    assert solve(gm, 0.7, device="h200").device == "h200"
+    again = Profile.from_json(gm.meta["profile"].to_json())
+    with pytest.raises(InputError, match="one that was loaded, has no program with it"):
+        solve(again, 0.7)
+    symbolic_profile(gm, kwargs=inputs, mode="infer")
+    assert solve(gm, 0.7).objective == "flops"
 
 
 def test_results_can_wait_on_the_host():
