@@ -32,6 +32,7 @@ class CallInfo:
     is_product: bool       #: counts in the order by which a policy tells what to keep
     keep_bytes: int = -1   #: what keeping its result costs; -1 where it cannot be kept
     keep_value: int = -1   #: the value that it makes
+    written_value: int = -1  #: the value that it writes to in place; where that is kept, it does not run again
 
 
 @dataclass(frozen=True)
@@ -253,10 +254,12 @@ class _Reader:
             count_info = count_call(call.signature)
             product = is_product(call.signature.op)
             keepable = product and count_info is not None and count_info.macs > 0 and fresh and not own & changed and len(fresh) == len(own)
+            into = [v for v in written(call) if v in index and call.inputs and v == call.inputs[0]]
             found[atom_of[self.place_of_call[i]]].append(CallInfo(
                 (costs[i] or 0) + tie * traffic[i], saves=bool(reads.get(i)), saves_own=bool(own & reads.get(i, set())), is_product=product,
                 keep_bytes=sum(self.values[v].block_bytes for v in fresh) if keepable else -1,
-                keep_value=index[max(fresh, key=lambda v: self.values[v].block_bytes)] if keepable else -1))
+                keep_value=index[max(fresh, key=lambda v: self.values[v].block_bytes)] if keepable else -1,
+                written_value=index[into[0]] if into else -1))
         return tuple(map(tuple, found)), tuple(uncounted)
 
     def _changed_after_use(self) -> set[int]:

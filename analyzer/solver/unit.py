@@ -167,11 +167,15 @@ class UnitMaker:
         units = [Unit(first, last, True, cost, held, work)]
         ordinals = [i for i, c in enumerate(calls) if c.is_product]
         kept = [(ordinal, calls[i]) for ordinal, i in enumerate(ordinals) if calls[i].keep_bytes >= 0 and i < len(executed)]
+        writing: dict[int, float] = {}  # of what writes to each value in place
+        for c in executed:
+            if c.written_value >= 0:
+                writing[c.written_value] = writing.get(c.written_value, 0.0) + c.cost
         options = []
         for ordinal, call in kept:
             is_held = bool(crossing[call.keep_value - here.start])
             extra = call.keep_bytes - (int(p.nbytes[call.keep_value]) if is_held else 0)
-            options.append((call.cost, extra, ordinal, 0 if recomputed[call.keep_value - here.start] else call.keep_bytes))
+            options.append((call.cost + writing.get(call.keep_value, 0.0), extra, ordinal, 0 if recomputed[call.keep_value - here.start] else call.keep_bytes))
         options.sort(key=lambda o: -o[0] / max(o[1], 1))
         for n in sorted({round(len(options) * share / (_MOST_SHARES - 1)) for share in range(1, _MOST_SHARES)}):
             taken = options[:n]
