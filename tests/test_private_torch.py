@@ -26,6 +26,7 @@ NAMES = {
     "meta/gated_kernel.py": ["torch._C.DispatchKey.AutocastIPU", "torch._C.DispatchKey.AutocastHPU", "torch._C._dispatch_keyset_full_after",
                              "torch._C._dispatch_tls_set_dispatch_key_included", "torch._C._dispatch_tls_set_dispatch_key_excluded",
                              "torch.library.fallthrough_kernel"],
+    "meta/host_attention.py": ["torch._C.DispatchKeySet", "torch.ops.aten._fused_sdp_choice.default.redispatch"],
     "meta/operator_info.py": ["torch._C._dispatch_has_kernel_for_dispatch_key", "torch.ops.aten.add.Tensor._schema",
                               "torch.ops.aten.add.Tensor.tags"],
     "record/autograd_node.py": ["torch._C._autograd._get_sequence_nr", "torch._C._current_autograd_node",

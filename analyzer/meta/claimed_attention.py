@@ -1,4 +1,4 @@
-"""Scaled dot product attention on CUDA: the kernel that would run, with the same preparation of its arguments.
+"""Scaled dot product attention on the claimed device: the kernel that would run, with the same preparation of its arguments.
 
 Source: ``scaled_dot_product_attention`` and its helpers in ``aten/src/ATen/native/transformers/attention.cpp``.
 """
@@ -12,6 +12,9 @@ import torch
 from .claimed import claimed, claimed_shape
 from .claimed_sdp import CUDNN, EFFICIENT, FLASH, MATH, AttentionCall, choose_backend, describe
 from .claimed_factory import new_on_device_of
+from .gated_kernel import any_claims
+from .host_attention import choose_host_backend
+from .state import current
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -19,12 +22,19 @@ _FLASH_ALIGNMENT = 8       # pad_last_dim<8>: head sizes of the flash kernel
 _EFFICIENT_ALIGNMENT = 8   # preprocess_mask, mem_eff_alignment
 
 
-@claimed("scaled_dot_product_attention")
+@claimed("scaled_dot_product_attention", on_any_device=True)
 def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
            *, scale: float | None = None, enable_gqa: bool = False) -> Any:
     if not _is_valid(query, key, value, attn_mask, is_causal):
         return NotImplemented  # torch says what is wrong
     call = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    state = current()
+    assert state is not None
+    if not any_claims(state, "cuda", call[:3]):
+        if choose_host_backend(call) != FLASH:
+            return NotImplemented  # torch's own way to the plain products
+        return aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, dropout_p, is_causal,
+                                                                        attn_mask=_to_additive(attn_mask, query.dtype), scale=scale)[0]
     backend = choose_backend(call)
     if backend == CUDNN:
         mask = _to_additive(attn_mask, query.dtype, -65504.0)  # the least half: convert_boolean_attn_mask_cudnn

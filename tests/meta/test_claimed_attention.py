@@ -209,3 +209,35 @@ def test_the_plain_products_are_those_that_torch_runs_on_tensors_with_data(optio
         mine = Counter(mode.state.recorder.names())
     for name in ("bmm", "add", "add_", "_safe_softmax", "tril", "ones", "logical_not"):
         assert mine[name] == real[name], name
+
+
+@pytest.mark.parametrize("mask", [None, FP32, torch.bool])
+@pytest.mark.parametrize("options", [{}, dict(is_causal=True), dict(dropout_p=0.1), dict(heads=4, enable_gqa=True), dict(heads=4), dict(value_size=4),
+                                     dict(dtype=BF16), dict(dtype=FP64, is_causal=True), dict(dtype=torch.complex64)])
+def test_the_claimed_host_runs_what_a_cpu_runs(options, mask, make_recorder):
+    options = dict(options)
+    heads, value_size, dtype = options.pop("heads", 2), options.pop("value_size", 8), options.pop("dtype", FP32)
+    if mask is not None and "is_causal" in options or dtype is torch.complex64 and mask is FP32:
+        pytest.skip("torch takes no such call")
+
+    def run():
+        q, k, v = (torch.ones(2, h, 16, s, dtype=dtype, requires_grad=True) for h, s in ((heads, 8), (2, 8), (2, value_size)))
+        attn_mask = None if mask is None else torch.ones(16, 16, dtype=mask)
+        try:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)
+            (grad,) = torch.autograd.grad(out.abs().sum(), q)
+        except RuntimeError as error:
+            return str(error).partition("\n")[0]
+        return type(out.grad_fn).__name__, tuple(out.shape), out.stride(), grad.stride()
+
+    expected, real = run(), real_calls(run)
+    with MetaTensorMode() as mode:
+        mode.state.recorder = make_recorder()
+        found = run()
+        mine = Counter(mode.state.recorder.names())
+    if isinstance(expected, str):
+        assert isinstance(found, str)
+        return
+    assert found == expected
+    for name in ("bmm", "_safe_softmax", "_scaled_dot_product_flash_attention_for_cpu"):
+        assert mine[name] == real[name], name
