@@ -1,6 +1,7 @@
 """The tables of docs/plans.md: plans at three budgets, and beside other ways of checkpointing at the same peak.
 
     python -m benchmarks.plans REFERENCE.json [MODEL ...]    # figures of others from `python -m benchmarks.plan_reference REFERENCE.json`
+    python -m benchmarks.plans --exact                       # what method="exact" proves
 
 Each plan is replayed under the recorder at full size without data. Then the same plan is applied to a small model with the same graph, whose
 loss, gradients and buffers after a step on the CPU must equal, to the bit, those without a plan.
@@ -19,10 +20,13 @@ from torch import nn
 from analyzer import symbolic_trace
 from analyzer.errors import InputError
 from analyzer.record.eager import default_loss
-from analyzer.solver import Plan, Planner
+from analyzer.solver import InfeasibleBudgetError, Plan, Planner
+from analyzer.solver.solve import solve_units
+from analyzer.solver.unit import total_cost
 from analyzer.units import format_bytes
+from analyzer.zoo.llama import Llama, LlamaConfig
 
-from benchmarks.plan_model import CASES, Case, build_meta
+from benchmarks.plan_model import CASES, Case, build_meta, images, tm, tokens
 
 BUDGETS = (0.75, 0.5, 0.35)
 
@@ -70,9 +74,34 @@ def best_within(reference: dict[str, Any], peak: int, fwd_flops: int, bwd_flops:
     return found
 
 
+def print_exact() -> None:
+    """What `chain` and `exact` find for the same units, and in what time."""
+    print("| model | nodes | units | budget | chain | exact | gap | seconds |\n|---|---:|---:|---:|---:|---:|---:|---:|")
+    llama = Case(lambda: Llama(LlamaConfig(num_hidden_layers=18)), tokens(2, 1024), "", nn.Identity, dict)
+    resnet = Case(tm.resnet50, images(16, 3, 224, 224), "", tm.resnet50, dict)
+    cases = {"Llama, 18 layers": llama, "ResNet-50": resnet, **{name: CASES[name] for name in ("ViT-B/16", "ResNet-152", "U-Net")}}
+    for name, case in cases.items():
+        gm = symbolic_trace(build_meta(case), meta_args=case.inputs)
+        planner = Planner(gm, (), case.inputs)
+        units = planner.units(whole=False)
+        for budget in (0.75, 0.5):
+            limit, _ = planner.budget_bytes(budget)
+            chain = solve_units(units, limit, "chain")
+            begun = time.perf_counter()
+            exact = solve_units(units, limit, "exact")
+            seconds = time.perf_counter() - begun
+            assert chain is not None and exact is not None and exact.bound is not None
+            found, whole = total_cost(exact.units), planner.problem(whole=False).fwd_cost
+            print(f"| {name} | {len(gm.graph.nodes)} | {len(units):,} | {budget:.0%} | {100 * total_cost(chain.units) / whole:.3f} % | "
+                  f"{100 * found / whole:.3f} % | {percent(found - exact.bound, found)} | {seconds:.1f} |", flush=True)
+
+
 def main() -> None:
-    reference = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
+    if "--exact" in sys.argv:
+        print_exact()
+        return
+    reference = json.loads(Path(sys.argv[1]).read_text())
     print("| model | nodes | budget | peak reached | seconds to plan | run again: plan | every block | √N blocks | partitioner | loss, gradients, buffers |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---|")
     points: list[str] = []
@@ -83,10 +112,13 @@ def main() -> None:
         base = planner.unplanned
         assert base.fwd_flops is not None and base.bwd_flops is not None
         whole = base.peak_activation_bytes
-        plans, seconds = [], []
+        plans, seconds, infeasible = [], [], ""
         for budget in BUDGETS:
             begun = time.perf_counter()
-            plans.append(planner.solve(budget))
+            try:
+                plans.append(planner.solve(budget))
+            except InfeasibleBudgetError as error:
+                infeasible = f"| {name} | {len(gm.graph.nodes)} | {budget:.0%} of {format_bytes(whole)} | none: {error} |"
             seconds.append(time.perf_counter() - begun)
         for budget, plan, took, equal in zip(BUDGETS, plans, seconds, equals(case, plans)):
             assert plan.planned is not None and plan.planned.recompute_flops is not None
@@ -95,6 +127,8 @@ def main() -> None:
             cells = [percent(others[k], base.fwd_flops) if k in others else "over budget" for k in ("every block", "sqrt(N) blocks", "partitioner")]
             print(f"| {name} | {len(gm.graph.nodes)} | {budget:.0%} of {format_bytes(whole)} | {percent(peak, whole)} | {took:.1f} | "
                   f"{percent(plan.planned.recompute_flops, base.fwd_flops)} | {' | '.join(cells)} | {'equal' if equal else 'DIFFERENT'} |", flush=True)
+        if infeasible:
+            print(infeasible)
         ways = {k: (reference[name][k]["peak"], reference[name][k]["again"]) for k in ("every block", "sqrt(N) blocks")}
         ways |= {f"partitioner, {setting}": (s["peak"], max(0, s["flops"] - base.fwd_flops - base.bwd_flops))
                  for setting, s in reference[name]["partitioner"].items()}
