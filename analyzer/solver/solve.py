@@ -41,7 +41,8 @@ class Planner:
     The program is a graph, or the profile that `symbolic_profile` left in ``meta["profile"]`` of one that is still there. ``args`` and ``kwargs`` are
     what it is called with; without them it is called as by its last `symbolic_profile`: with the same arguments, and unless given here the same
     ``loss_fn``, ``autocast`` and ``device``. With a ``device`` the objective is seconds, else FLOPs. ``held_bytes`` are held besides all along
-    (optimizer states, other models), for budgets of the whole step. With ``offload``, results that nodes outside of checkpoints make may wait on the host, at what PCIe takes there and back with nothing hiding it.
+    (optimizer states, other models), for budgets of the whole step. With ``offload``, results that nodes outside of checkpoints make may wait on the
+    host, at what PCIe takes there and back with nothing hiding it.
     """
 
     def __init__(self, profile_or_gm: Profile | fx.GraphModule, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None, *,
