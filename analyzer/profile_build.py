@@ -84,21 +84,25 @@ class Rows:
         return _merge_rows(a.modules for a in self.annotations)
 
     def of_nodes(self) -> dict[str, Any]:
-        log, rows = self.log, self.nodes
-        infos = {i: node_info(log, i, rows[i]) for i, node in enumerate(log.nodes) if node.step == log.steps - 1}
+        log = self.log
+        with log.reading():
+            rows = self.nodes
+            infos = {i: node_info(log, i, rows[i]) for i, node in enumerate(log.nodes) if node.step == log.steps - 1}
         for i, blank in self.blanks.items():
             blank.fill(infos[i])
         return {"nodes": tuple(infos.values() if not self.blanks else [self.blanks.get(i, info) for i, info in infos.items()])}
 
     def of_modules(self) -> dict[str, Any]:
         log = self.log
-        operators = _operators(log, _merge_rows(a.operators for a in self.annotations), {phase for _, phase in self.phase_rows})
-        return {"modules": _module_tree(log, self.shape, self.modules, operators, self.totals.get("optimizer_seconds")),
-                "module_calls": _module_calls(log), "operators": _sum_operators(operators)}
+        with log.reading():
+            operators = _operators(log, _merge_rows(a.operators for a in self.annotations), {phase for _, phase in self.phase_rows})
+            return {"modules": _module_tree(log, self.shape, self.modules, operators, self.totals.get("optimizer_seconds")),
+                    "module_calls": _module_calls(log), "operators": _sum_operators(operators)}
 
     def of_memory(self) -> dict[str, Any]:
-        timeline, events = read_memory(self.log)
-        return {"timeline": timeline, "memory_events": events, "holders": _holders(self.log), "peak_by_category": peak_by_category(self.log)}
+        with self.log.reading():
+            timeline, events = read_memory(self.log)
+            return {"timeline": timeline, "memory_events": events, "holders": _holders(self.log), "peak_by_category": peak_by_category(self.log)}
 
 
 def build_unplaced_profile(root: torch.nn.Module, error: DeviceOutOfMemoryError, **facts: Any) -> Profile:

@@ -219,7 +219,7 @@ class RecordingInterpreter(GraphInterpreter):
             record = self.recorder.node_at(row)
             record.source = n.meta.get("source")
             record.region = tuple([r.describe() for r in n.meta.get("region", ())])
-            record.inputs = [rows[i] for i in n.all_input_nodes if i in rows]
+            record.inputs = tuple([rows[i] for i in n.all_input_nodes if i in rows])
 
     def play_from(self, statement: Statement) -> int:
         return 0 if self.reuse is None or statement.node is None else self.reuse.play_from(statement.node, self.env)

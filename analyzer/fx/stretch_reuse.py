@@ -116,6 +116,6 @@ class _StretchPlace(BlockPlace):
             theirs, mine = self.source.node_slots[row], log.node_slots[rows[row]]
             assert theirs is not None and mine is not None
             producers = [self.producers[j] if j in self.producers else rows[j] for j in theirs.inputs]
-            mine.inputs = list(dict.fromkeys([*mine.inputs, *(p for p in producers if p is not None)]))
-            mine.outputs = [(numbers[slot_of[n]], spec) for n, spec in theirs.outputs]
-            mine.reads = list(dict.fromkeys(numbers[slot_of[n]] for n in theirs.reads))
+            mine.inputs = tuple(dict.fromkeys([*mine.inputs, *(p for p in producers if p is not None)]))
+            mine.outputs = tuple([(numbers[slot_of[n]], spec) for n, spec in theirs.outputs])
+            mine.reads = tuple(dict.fromkeys(numbers[slot_of[n]] for n in theirs.reads))

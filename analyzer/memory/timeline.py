@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from analyzer.profile_data import MemoryEvent, TimelinePoint
 from analyzer.profilers.memory import category_of, forward_ends
-from analyzer.record.log import Act, Log, StorageLife
+from analyzer.record.act_table import Act
+from analyzer.record.log import Log
+from analyzer.record.storage_life import StorageLife
 
 Span = tuple[int, int]
 

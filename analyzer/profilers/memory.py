@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import functools
 
-from analyzer.record.log import Log, StorageLife
+from analyzer.record.log import Log
+from analyzer.record.storage_life import StorageLife
 
 from .annotation import Annotation
 

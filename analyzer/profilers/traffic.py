@@ -15,7 +15,8 @@ import torch
 
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
-from analyzer.record.log import Log, StorageLife
+from analyzer.record.log import Log
+from analyzer.record.storage_life import StorageLife
 from analyzer.record.op_call import OpCall
 
 from .annotation import Annotation, part_of

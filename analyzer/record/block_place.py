@@ -71,6 +71,6 @@ class BlockPlace(Place):
             producers = [self.producers[j] if j in self.producers else rows[j] for j in node.inputs]
             log.node_slots[rows[row]] = LogNode(
                 node.op, "", target, self.modules[node.module], base=base, source=node.source, region=node.region, step=self.step,
-                outputs=[(numbers[slot_of[n]], spec) for n, spec in node.outputs],
-                inputs=list(dict.fromkeys(p for p in producers if p is not None)),
-                reads=list(dict.fromkeys(numbers[slot_of[n]] for n in node.reads)))
+                outputs=tuple([(numbers[slot_of[n]], spec) for n, spec in node.outputs]),
+                inputs=tuple(dict.fromkeys(p for p in producers if p is not None)),
+                reads=tuple(dict.fromkeys(numbers[slot_of[n]] for n in node.reads)))

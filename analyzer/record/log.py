@@ -2,38 +2,16 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from .act_table import Act, ActTable
+from .call_table import CallTable
+from .collector import frozen_collector
 from .op_call import OpCall
-
-
-class StorageLife:
-    """One storage: how large, what for, made where, alive from when to when (indices into the log's events)."""
-
-    __slots__ = ("number", "nbytes", "block_bytes", "address", "device", "category", "label", "born", "died", "born_call", "died_call",
-                 "phase", "step", "node", "module", "requires_grad", "spec")
-
-    def __init__(self, number: int, nbytes: int, block_bytes: int, address: int, device: str, born: int, born_call: int,
-                 phase: str, step: int, node: int, module: int) -> None:
-        self.number = number
-        self.nbytes = nbytes            #: as asked for
-        self.block_bytes = block_bytes  #: as the allocator gave, rounded
-        self.address = address
-        self.device = device
-        self.category = ""              #: "parameter", "buffer", "input", "gradient", "optimizer state", "cast copy"; "" is undecided
-        self.label = ""
-        self.born = born
-        self.died: int | None = None
-        self.born_call = born_call      #: index in `Log.calls` of the call that made it
-        self.died_call: int | None = None
-        self.phase = phase
-        self.step = step
-        self.node = node
-        self.module = module
-        self.requires_grad = False
-        self.spec: object = None        #: TensorSpec of an input
+from .storage_life import LifeTable, StorageLife
 
 
 @dataclass(slots=True)
@@ -68,9 +46,9 @@ class LogNode:
     module: int
     base: str = ""                                                   #: its name before it was made unique
     source: str | None = None
-    outputs: list[tuple[int, object]] = field(default_factory=list)  #: (storage number, TensorSpec) of each output tensor
-    inputs: list[int] = field(default_factory=list)                  #: nodes it reads
-    reads: list[int] = field(default_factory=list)                   #: storage numbers of its distinct tensor inputs
+    outputs: tuple[tuple[int, object], ...] = ()                     #: (storage number, TensorSpec) of each output tensor
+    inputs: tuple[int, ...] = ()                                     #: nodes it reads
+    reads: tuple[int, ...] = ()                                      #: storage numbers of its distinct tensor inputs
     region: tuple[object, ...] = ()
     step: int = 0
 
@@ -111,10 +89,6 @@ class Shortage:
     capacity_bytes: int
 
 
-Act = tuple[str, int, int, int]
-"""One act of the allocator: action, address, bytes, and the index of the operator call in or before which it happened."""
-
-
 class Pending(Protocol):
     """Something that was played and is not written into the log yet."""
 
@@ -150,8 +124,9 @@ class Log:
     being recorded uses the fields behind them, in which places are left for what was played.
     """
 
-    call_slots: list[OpCall | None] = field(default_factory=list)
+    call_slots: CallTable = field(default_factory=CallTable)
     storage_table: dict[int, StorageLife] = field(default_factory=dict)
+    life_table: LifeTable = field(default_factory=LifeTable)
     modules: list[LogModule] = field(default_factory=list)
     module_call_slots: list[LogModuleCall | None] = field(default_factory=list)
     node_slots: list[LogNode | None] = field(default_factory=list)
@@ -165,19 +140,20 @@ class Log:
     steps: int = 0
     device: str = ""                         #: the claim whose memory is watched
     assumptions: list[str] = field(default_factory=list)
-    act_slots: list[Act | None] = field(default_factory=list)
+    act_slots: ActTable = field(default_factory=ActTable)
     keeps_acts: bool = False
     shortage: Shortage | None = None         #: where the run ended for want of memory
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
     number_of_label: dict[str, int] = field(default_factory=dict)  #: storages of parameters and buffers
     pending: deque[Pending] = field(default_factory=deque)
     _tallies: tuple[tuple[int, int], list[Tally]] | None = None
+    _read: list[OpCall] | None = None  # all calls, while many read them
     _named: int = 0
     _names: dict[str, int] = field(default_factory=dict)
 
     def expect(self, number: int, nbytes: int, claim: str, category: str = "") -> None:
         """Take note of a storage that was played and outlives the playing: its birth is written out later, its death may come before."""
-        life = self.storage_table[number] = StorageLife(number, nbytes, nbytes, 0, claim, 0, -1, "", -1, -1, 0)
+        life = self.storage_table[number] = StorageLife(self.life_table, number, nbytes, nbytes, 0, claim, 0, -1, "", -1, -1, 0)
         life.category = category
 
     def add_life(self, life: StorageLife) -> None:
@@ -190,10 +166,10 @@ class Log:
         self.storage_table[life.number] = life
 
     @property
-    def calls(self) -> list[OpCall]:
+    def calls(self) -> Sequence[OpCall]:
         """Every operator call, in order."""
         self.write_out()
-        return self.call_slots  # type: ignore[return-value]
+        return self.call_slots if self._read is None else self._read
 
     @property
     def storages(self) -> dict[int, StorageLife]:
@@ -215,10 +191,22 @@ class Log:
         return self.module_call_slots  # type: ignore[return-value]
 
     @property
-    def acts(self) -> list[Act]:
+    def acts(self) -> Sequence[Act]:
         """What the watched device's allocator did, what was there at the start first; empty where it is not kept."""
         self.write_out()
-        return self.act_slots  # type: ignore[return-value]
+        return self.act_slots
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Make each call once for all that read them in a block, not once for each reader."""
+        before = self._read
+        with frozen_collector():
+            self.write_out()
+            self._read = self.call_slots.to_list() if before is None else before
+            try:
+                yield
+            finally:
+                self._read = before
 
     def tallies(self) -> list[Tally]:
         """Calls that are alike, with how many there are of each: enough for sums, without writing out what was played."""
@@ -231,12 +219,11 @@ class Log:
         table = self.storage_table
         alike: dict[Any, list[Any]] = {}
         for call in self.call_slots:
-            if call is not None:
-                found = alike.get(key := kind_of(call, table))
-                if found is None:
-                    alike[key] = [call.step, call, table, 1]
-                else:
-                    found[3] += 1
+            found = alike.get(key := kind_of(call, table))
+            if found is None:
+                alike[key] = [call.step, call, table, 1]
+            else:
+                found[3] += 1
         parts = Counter(part for pending in self.pending for part in pending.parts_played())
         return [*(Tally(step, call, reel.log.storage_table, number * count)
                   for (step, reel, start, stop), number in parts.items() for call, count in reel.tally(start, stop)),

@@ -20,10 +20,11 @@ from analyzer.meta.storage import MetaStorage, find_storage
 
 from .autograd_node import current_backward_node, next_sequence_number
 from .event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, Event
-from .log import Log, LogModule, LogModuleCall, LogNode, PhaseRecord, Shortage, StorageLife
-from .op_call import OpCall
+from .log import Log, LogModule, LogModuleCall, LogNode, PhaseRecord, Shortage
 from .progress import report_progress
 from .row_name import identifier
+from .sequence_index import SequenceIndex
+from .storage_life import StorageLife
 
 _ROOT = 0
 COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
@@ -63,7 +64,7 @@ class Recorder:
         self._stack: list[int] = []
         self._open_calls: list[int | None] = []  #: beside the stack: index in `Log.module_calls`
         self._leaf_depth = 0
-        self._call_of_sequence: dict[int, int] = {}
+        self._call_of_sequence = SequenceIndex()
         self._place_of_call: dict[int, tuple[int, int]] = {}  # module and node of calls that stand for a played block
         self._collective_of_sequence: dict[int, int] = {}
         self._last_sequence = -1
@@ -99,7 +100,7 @@ class Recorder:
         for number, life in self.log.storage_table.items():
             if placeholders and life.category == "input":
                 node = self.add_node("placeholder", life.label or "input", life.label or "input", _ROOT)
-                self.node_at(node).outputs.append((number, life.spec))
+                self.node_at(node).outputs += ((number, life.spec),)
                 self._producer[number] = node
 
     def describe_step(self, step: int) -> None:
@@ -148,8 +149,8 @@ class Recorder:
 
     def place_of_call(self, index: int) -> tuple[int, int]:
         """The module and the node of a call."""
-        call = self.log.call_slots[index]
-        return self._place_of_call[index] if call is None else (call.module, call.node)
+        place = self._place_of_call.get(index)
+        return self.log.call_slots.place(index) if place is None else place
 
     def node_at(self, index: int) -> LogNode:
         """A row that was not played."""
@@ -275,12 +276,12 @@ class Recorder:
         return len(nodes) - 1
 
     def set_outputs(self, node: int, result: Any) -> None:
-        outputs = self.node_at(node).outputs
+        record = self.node_at(node)
         for tensor in tensors_in(result):
             if tensor.layout is torch.strided:
                 storage = self.storage_of(tensor)
                 if storage is not None:
-                    outputs.append((storage.number, describe(tensor)))
+                    record.outputs += ((storage.number, describe(tensor)),)
                     self._producer[storage.number] = node
 
     def read(self, node: int, tensors: Any) -> None:
@@ -293,10 +294,10 @@ class Recorder:
 
     def _read_storage(self, record: LogNode, node: int, number: int) -> None:
         if number not in record.reads:
-            record.reads.append(number)
+            record.reads += (number,)
         producer = self._producer.get(number)
         if producer is not None and producer != node and producer not in record.inputs:
-            record.inputs.append(producer)
+            record.inputs += (producer,)
 
     # ---- calls (CallListener)
 
@@ -318,7 +319,8 @@ class Recorder:
             sequence = next_sequence_number()
             if sequence != self._last_sequence and signature.op is not _DETACH:  # which has no gradient: a saved-tensor hook calls it
                 for earlier in range(self._last_sequence, sequence - 1):  # nodes around this call, as those of nested checkpoints
-                    self._call_of_sequence.setdefault(earlier, index)
+                    if self._call_of_sequence.get(earlier) is None:
+                        self._call_of_sequence[earlier] = index
                 self._last_sequence = sequence
                 self._call_of_sequence[sequence - 1] = index
                 made_grad = True
@@ -337,7 +339,7 @@ class Recorder:
         out_numbers = tuple([s.number for s in outputs])
         if self.events is not None:
             self.events.append((CALLED, index))
-        log.call_slots.append(OpCall(signature, in_numbers, out_numbers, self.step, phase, module, node, forward, recomputed))
+        log.call_slots.append(signature, in_numbers, out_numbers, self.step, phase, module, node, forward, recomputed)
         for number in out_numbers:
             life = log.storage_table.get(number)
             if life is not None and life.born_call == index and not life.category:
@@ -362,7 +364,7 @@ class Recorder:
         for storage in inputs:
             self._read_storage(record, node, storage.number)
         for storage, spec in zip(outputs, signature.outputs):
-            record.outputs.append((storage.number, spec))
+            record.outputs += ((storage.number, spec),)
             self._producer[storage.number] = node
         return node
 
@@ -397,8 +399,8 @@ class Recorder:
         log = self.log
         log.events += 1
         number = -1 - len(self.space.library_workspaces)  # storages count from 0
-        life = log.storage_table[number] = StorageLife(number, nbytes, region.bytes, region.address, str(claim), log.events, len(log.call_slots),
-                                                  self.phase, self.step, OUTSIDE, _ROOT)
+        life = log.storage_table[number] = StorageLife(log.life_table, number, nbytes, region.bytes, region.address, str(claim), log.events,
+                                                       len(log.call_slots), self.phase, self.step, OUTSIDE, _ROOT)
         life.category, life.label = "workspace", label
         self.watch_peak(0)
 
@@ -433,7 +435,7 @@ class Recorder:
             self.events.append((BORN, storage.number))
         region = storage.region
         log.storage_table[storage.number] = StorageLife(
-            storage.number, storage.nbytes(), region.bytes, region.address, str(storage.claim), log.events, len(log.call_slots), self.phase,
+            log.life_table, storage.number, storage.nbytes(), region.bytes, region.address, str(storage.claim), log.events, len(log.call_slots), self.phase,
             self.step, self.node, self._stack[-1] if self._stack else _ROOT)
         self.watch_peak(0)
 
@@ -524,11 +526,13 @@ class Recorder:
         self.log.keeps_acts = True
         if isinstance(self.memory, CachingAllocator):
             for segment in self.memory.snapshot():
-                acts.append(("segment_map" if segment["is_expandable"] else "segment_alloc", segment["address"], segment["total_size"], 0))
-                acts += [("alloc", b["address"], b["size"], 0) for b in segment["blocks"] if b["state"] == "active_allocated"]
+                acts.append("segment_map" if segment["is_expandable"] else "segment_alloc", segment["address"], segment["total_size"], 0)
+                for block in segment["blocks"]:
+                    if block["state"] == "active_allocated":
+                        acts.append("alloc", block["address"], block["size"], 0)
 
         def observe(action: str, address: int, nbytes: int) -> None:
-            acts.append((action, address, nbytes, len(calls)))
+            acts.append(action, address, nbytes, len(calls))
 
         self.memory.observer = observe
 

@@ -5,7 +5,7 @@ written out from the record the first time that the log is read (`Log.calls` and
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,8 +14,9 @@ from analyzer.memory.allocator_play import Held, Takings
 from analyzer.meta.library_workspace import library_needs, take_library_workspaces
 
 from .event import BORN, CALLED, DIED, TAKEN, Event
-from .log import Log, StorageLife, kind_of
+from .log import Log, kind_of
 from .op_call import OpCall
+from .storage_life import StorageLife
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -59,7 +60,7 @@ class Reel:
             counted = recorded = 1
             if kind == CALLED:
                 if takes_workspaces:
-                    signature = log.call_slots[what].signature  # type: ignore[union-attr]  # of a trial: all are there
+                    signature = log.call_slots[what].signature  # of a trial: all are there
                     if needs := library_needs(signature):
                         self.stops.append(Mark(index, len(self.acts), calls, births, signature=signature, needs=needs))
                         self.library_keys.update((library, signature.inputs[-1].device) for library in needs)
@@ -122,7 +123,6 @@ class Reel:
             for kind, what in self.events[start:stop]:
                 if kind == CALLED:
                     call = self.log.call_slots[what]
-                    assert call is not None
                     alike.setdefault(kind_of(call, self.log.storage_table), [call, 0])[1] += 1
             found = self._tallies[start, stop] = [(call, count) for call, count in alike.values()]
         return found
@@ -164,16 +164,27 @@ class Take:
     ``survivors`` are slots and numbers of the storages born in it that outlive the playing.
     """
 
-    __slots__ = ("reel", "place", "start", "stop", "step", "call", "event", "act", "takings", "flat", "survivors")
+    __slots__ = ("reel", "place", "start", "stop", "step", "call", "event", "act", "takings", "survivors")
 
     def __init__(self, reel: Reel, place: Place, start: Mark, stop: Mark, step: int, log: Log, takings: Takings) -> None:
         self.reel, self.place, self.start, self.stop, self.step, self.takings = reel, place, start, stop, step, takings
         self.call, self.event, self.act = len(log.call_slots), log.events, len(log.act_slots)
-        self.flat: list[Event] = []
         self.survivors: list[tuple[int, int]] = []
 
     def parts_played(self) -> list[tuple[int, Reel, int, int]]:
         return [(self.step, self.reel, self.start.event, self.stop.event)]
+
+    def events(self) -> Iterator[Event]:
+        """What happened, in terms of the log that it is written into."""
+        numbers, slot_of, call = self.place.numbers, self.reel.slot_of, self.call
+        for kind, what in self.reel.events[self.start.event:self.stop.event]:
+            if kind == CALLED:
+                yield CALLED, call
+                call += 1
+            elif kind == BORN or kind == DIED:
+                yield kind, numbers[slot_of[what]]
+            else:
+                yield kind, what
 
     def expand(self, log: Log) -> None:
         """Write it into the log."""
@@ -183,16 +194,13 @@ class Take:
         calls, storages, call, event = log.call_slots, log.storage_table, self.call, self.event
         local_calls, local_storages = local.call_slots, local.storage_table
         writer = ActWriter(log, self.takings, self.act)
-        flat = self.flat
         for kind, what in reel.events[self.start.event:self.stop.event]:
             if kind == CALLED:
                 theirs = local_calls[what]
-                assert theirs is not None
-                calls[call] = OpCall(
-                    theirs.signature, tuple([numbers[slot_of[n]] for n in theirs.inputs]), tuple([numbers[slot_of[n]] for n in theirs.outputs]),
+                calls.write(
+                    call, theirs.signature, [numbers[slot_of[n]] for n in theirs.inputs], [numbers[slot_of[n]] for n in theirs.outputs],
                     step, theirs.phase, modules[theirs.module], rows[theirs.node],
                     None if theirs.forward is None else theirs.forward + place.call_offset, theirs.recomputed)
-                flat.append((CALLED, call))
                 call += 1
                 continue
             event += 1
@@ -200,20 +208,17 @@ class Take:
                 life = local_storages[what]
                 number = numbers[slot_of[what]]
                 address, nbytes = writer.born(life.device, reel.sizes[slot_of[what] - reel.first_slot], call)
-                copy = StorageLife(number, life.nbytes, nbytes, address, life.device, event, call, life.phase, step, rows[life.node],
+                copy = StorageLife(log.life_table, number, life.nbytes, nbytes, address, life.device, event, call, life.phase, step, rows[life.node],
                                    modules[life.module])
                 copy.category, copy.label, copy.requires_grad = life.category, life.label, life.requires_grad
                 log.add_life(copy)
-                flat.append((BORN, number))
             elif kind == DIED:
                 number = numbers[slot_of[what]]
                 life = storages[number]
                 life.died, life.died_call = event, call
                 writer.died(life, call)
-                flat.append((DIED, number))
             else:
                 writer.held(what, call)
-                flat.append((kind, what))
         writer.finish(call)
 
 
@@ -238,7 +243,7 @@ class ActWriter:
 
     def _write(self, action: str, address: int, nbytes: int, call: int) -> None:
         if self.log.keeps_acts:
-            self.log.act_slots[self.act] = (action, address, nbytes, call)
+            self.log.act_slots.write(self.act, action, address, nbytes, call)
             self.act += 1
 
     def born(self, device: str, rounded_bytes: int, call: int) -> tuple[int, int]:
@@ -293,7 +298,7 @@ def _take(recorder: Recorder, reel: Reel, place: Place, start: Mark, stop: Mark,
     take = Take(reel, place, start, stop, recorder.step, log, takings)
     if stop.act > start.act:
         act_on(recorder, reel, start.act, stop.act, slots, takings)
-    log.call_slots.extend([None] * (stop.call - start.call))
+    log.call_slots.leave(stop.call - start.call)
     log.pending.append(take)
     takes.append(take)
     if recorder.events is not None:
@@ -325,4 +330,4 @@ def act_on(recorder: Recorder, reel: Reel, start: int, stop: int, slots: list[An
         log.peak_event = log.events + reel.event_counts[at] - reel.event_counts[start] + 1
     log.events += reel.event_counts[stop] - reel.event_counts[start]
     if log.keeps_acts:
-        log.act_slots.extend([None] * (reel.act_counts[stop] - reel.act_counts[start] + len(takings.extras)))
+        log.act_slots.leave(reel.act_counts[stop] - reel.act_counts[start] + len(takings.extras))

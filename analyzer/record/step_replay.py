@@ -8,7 +8,6 @@ from __future__ import annotations
 import operator
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +19,10 @@ from analyzer.meta.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage, revive, take_numbers, template
 
 from .event import BEGAN, BORN, CALLED, DIED, ENDED, OUTSIDE, TAKEN, Event
-from .log import Log, LogNode, StorageLife
-from .op_call import OpCall
+from .log import Log, LogNode
 from .recorder import Recorder
 from .reel import START, ActWriter, Reel, act_on
+from .storage_life import StorageLife
 
 
 class Footprint:
@@ -120,7 +119,7 @@ class StepReplay:
                 start, stop = START, reel.end
             if stop.act > start.act:
                 act_on(recorder, reel, start.act, stop.act, mine, takings)
-            log.call_slots.extend([None] * (stop.call - start.call))
+            log.call_slots.leave(stop.call - start.call)
             first = again.first_number + births - start.birth - reel.first_slot
             for slot, number, place in part.survivors:
                 numbers[number] = first + slot
@@ -205,7 +204,7 @@ class Repetition:
         for part in self.parts:
             if part.kind == TAKEN:
                 take = part.what
-                events, sizes = take.flat, iter(take.reel.sizes[take.start.birth:take.stop.birth])
+                events, sizes = take.events(), iter(take.reel.sizes[take.start.birth:take.stop.birth])
             elif part.kind == CALLED:
                 events, sizes = part.what.events, iter(part.what.sizes)
             else:
@@ -214,9 +213,8 @@ class Repetition:
             for kind, what in events:
                 if kind == CALLED:
                     old = calls[what]
-                    assert old is not None
-                    calls[call] = OpCall(
-                        old.signature, tuple([numbers.get(n, n) for n in old.inputs]), tuple([numbers.get(n, n) for n in old.outputs]), step,
+                    calls.write(
+                        call, old.signature, [numbers.get(n, n) for n in old.inputs], [numbers.get(n, n) for n in old.outputs], step,
                         old.phase, old.module, old.node if old.node == OUTSIDE else old.node + offset,
                         None if old.forward is None else old.forward + call - what, old.recomputed)
                     call += 1
@@ -225,7 +223,7 @@ class Repetition:
                 if kind == BORN:
                     life = storages[what]
                     address, nbytes = writer.born(life.device, next(sizes), call)
-                    log.add_life(_copy_life(life, number, address, nbytes, event, call, step, offset))
+                    log.add_life(_copy_life(log, life, number, address, nbytes, event, call, step, offset))
                     numbers[what] = number
                     number += 1
                 elif kind == DIED:
@@ -242,13 +240,13 @@ class Repetition:
             log.node_slots[self.node + i] = _copy_node(node, numbers, offset, step)
 
 
-def _copy_life(life: StorageLife, number: int, address: int, nbytes: int, event: int, call: int, step: int, offset: int) -> StorageLife:
-    copy = StorageLife(number, life.nbytes, nbytes, address, life.device, event, call, life.phase, step,
+def _copy_life(log: Log, life: StorageLife, number: int, address: int, nbytes: int, event: int, call: int, step: int, offset: int) -> StorageLife:
+    copy = StorageLife(log.life_table, number, life.nbytes, nbytes, address, life.device, event, call, life.phase, step,
                        life.node if life.node == OUTSIDE else life.node + offset, life.module)
     copy.category, copy.label, copy.requires_grad, copy.spec = life.category, life.label, life.requires_grad, life.spec
     return copy
 
 
 def _copy_node(node: LogNode, numbers: dict[int, int], offset: int, step: int) -> LogNode:
-    return replace(node, step=step, inputs=[i + offset for i in node.inputs], reads=[numbers.get(n, n) for n in node.reads],
-                   outputs=[(numbers.get(n, n), spec) for n, spec in node.outputs])
+    return LogNode(node.op, "", node.target, node.module, node.base, node.source, tuple([(numbers.get(n, n), spec) for n, spec in node.outputs]),
+                   tuple([i + offset for i in node.inputs]), tuple([numbers.get(n, n) for n in node.reads]), node.region, step)

@@ -13,7 +13,7 @@ from analyzer.fx.region import CheckpointRegion, GradRegion
 from analyzer.fx.statement import region_of
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.traffic import traffic_bytes
-from analyzer.record.log import StorageLife
+from analyzer.record.storage_life import StorageLife
 from analyzer.record.op_call import OpCall
 
 from .kept_product import is_product

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzer.record.log import Log, StorageLife
+from analyzer.record.log import Log
+from analyzer.record.storage_life import StorageLife
 
 _HELD_BEFORE = ("parameter", "buffer", "input", "workspace", "optimizer state")
 

@@ -1,0 +1,113 @@
+"""Operator calls kept in columns: some sixty bytes each, where objects and their tuples would take three times as much."""
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+from analyzer.meta.signature import Signature
+
+from .op_call import OpCall
+
+
+class CallTable(Sequence[OpCall]):
+    """A list of `OpCall`, each of which is made when it is read.
+
+    `leave` keeps places for calls that are written later; until then they are no calls, and iteration passes over them.
+    """
+
+    def __init__(self) -> None:
+        self.signatures: list[Signature | None] = []
+        self._numbers = array("q")  # of the storages of all calls, in the order of writing
+        self._starts = array("I")   # where in the numbers a call's inputs begin
+        self._inputs = array("I")   # how many there are
+        self._outputs = array("I")
+        self._kinds = array("I")    # step, phase and whether it is a recomputation
+        self._modules = array("i")
+        self._nodes = array("i")
+        self._forwards = array("i")  # -1: none
+        self._kind_at: list[tuple[int, str, bool]] = []
+        self._kind_of: dict[tuple[int, str, bool], int] = {}
+
+    def __len__(self) -> int:
+        return len(self.signatures)
+
+    def append(self, signature: Signature, inputs: Sequence[int], outputs: Sequence[int], step: int, phase: str, module: int, node: int,
+               forward: int | None, recomputed: bool) -> None:
+        """Write a call behind the others."""
+        numbers, key = self._numbers, (step, phase, recomputed)
+        kind = self._kind_of.get(key)
+        self.signatures.append(signature)
+        self._starts.append(len(numbers))
+        self._inputs.append(len(inputs))
+        self._outputs.append(len(outputs))
+        self._kinds.append(self._number_kind(key) if kind is None else kind)
+        self._modules.append(module)
+        self._nodes.append(node)
+        self._forwards.append(-1 if forward is None else forward)
+        numbers.extend(inputs)
+        numbers.extend(outputs)
+
+    def leave(self, count: int) -> None:
+        """Keep places for calls to be written later."""
+        self.signatures.extend([None] * count)
+        for column in (self._starts, self._inputs, self._outputs, self._kinds, self._modules, self._nodes, self._forwards):
+            column.frombytes(bytes(count * column.itemsize))
+
+    def write(self, index: int, signature: Signature, inputs: Iterable[int], outputs: Iterable[int], step: int, phase: str, module: int, node: int,
+              forward: int | None, recomputed: bool) -> None:
+        """Write a call into a place that was left for it."""
+        numbers, start = self._numbers, len(self._numbers)
+        self.signatures[index] = signature
+        self._starts[index] = start
+        numbers.extend(inputs)
+        middle = len(numbers)
+        numbers.extend(outputs)
+        self._inputs[index], self._outputs[index] = middle - start, len(numbers) - middle
+        self._kinds[index] = self._number_kind((step, phase, recomputed))
+        self._modules[index], self._nodes[index] = module, node
+        self._forwards[index] = -1 if forward is None else forward
+
+    def _number_kind(self, key: tuple[int, str, bool]) -> int:
+        found = self._kind_of.get(key)
+        if found is None:
+            found = self._kind_of[key] = len(self._kind_at)
+            self._kind_at.append(key)
+        return found
+
+    @overload
+    def __getitem__(self, index: int) -> OpCall: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[OpCall]: ...
+    def __getitem__(self, index: int | slice) -> OpCall | list[OpCall]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        signature = self.signatures[index]
+        assert signature is not None  # else it is read before what was played is written out
+        start = self._starts[index]
+        middle = start + self._inputs[index]
+        step, phase, recomputed = self._kind_at[self._kinds[index]]
+        forward = self._forwards[index]
+        return OpCall(signature, tuple(self._numbers[start:middle]), tuple(self._numbers[middle:middle + self._outputs[index]]), step, phase,
+                      self._modules[index], self._nodes[index], None if forward < 0 else forward, recomputed)
+
+    def place(self, index: int) -> tuple[int, int]:
+        """The module and the node of a call."""
+        return self._modules[index], self._nodes[index]
+
+    def __iter__(self) -> Iterator[OpCall]:
+        return self._make(self._numbers)
+
+    def to_list(self) -> list[OpCall]:
+        """All calls, made at once: faster than one by one."""
+        return list(self._make(self._numbers.tolist()))
+
+    def _make(self, numbers: Sequence[int]) -> Iterator[OpCall]:
+        kinds = self._kind_at
+        for signature, start, inputs, outputs, kind, module, node, forward in zip(
+                self.signatures, self._starts, self._inputs, self._outputs, self._kinds, self._modules, self._nodes, self._forwards):
+            if signature is not None:
+                middle = start + inputs
+                step, phase, recomputed = kinds[kind]
+                yield OpCall(signature, tuple(numbers[start:middle]), tuple(numbers[middle:middle + outputs]), step, phase, module, node,
+                             None if forward < 0 else forward, recomputed)

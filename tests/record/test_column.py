@@ -1,0 +1,79 @@
+"""Calls, acts, lives and sequence numbers that are kept in columns come back as they were written."""
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analyzer.record.act_table import ActTable
+from analyzer.record.call_table import CallTable
+from analyzer.record.op_call import OpCall
+from analyzer.record.sequence_index import SequenceIndex
+from analyzer.record.storage_life import LifeTable, StorageLife
+
+FIELDS = OpCall.__slots__
+NUMBERS = st.lists(st.integers(-3, 2**62), max_size=4).map(tuple)
+CALLS = st.lists(st.tuples(st.builds(SimpleNamespace), NUMBERS, NUMBERS, st.integers(0, 3), st.sampled_from(["forward", "backward", "a phase of its own"]),
+                           st.integers(0, 9), st.integers(-1, 9), st.none() | st.integers(0, 9), st.booleans()), max_size=12)
+
+
+def facts(call):
+    return tuple(getattr(call, name) for name in FIELDS)
+
+
+@settings(deadline=None)
+@given(calls=CALLS, late=st.sets(st.integers(0, 11)))
+def test_calls_come_back_whenever_they_are_written(calls, late):
+    table = CallTable()
+    for i, call in enumerate(calls):
+        table.leave(1) if i in late else table.append(*call)
+    assert [facts(c) for c in table] == [c for i, c in enumerate(calls) if i not in late]
+    for i in sorted(late & set(range(len(calls))), reverse=True):
+        table.write(i, *calls[i])
+    assert len(table) == len(calls)
+    assert [facts(c) for c in table] == [facts(c) for c in table.to_list()] == [facts(table[i]) for i in range(len(calls))] == calls
+    assert [facts(c) for c in table[1:5]] == calls[1:5]
+    assert [table.place(i) for i in range(len(calls))] == [c[5:7] for c in calls]
+
+
+def test_a_call_whose_place_was_left_cannot_be_read():
+    table = CallTable()
+    table.leave(1)
+    with pytest.raises(AssertionError):
+        table[0]
+
+
+@settings(deadline=None)
+@given(acts=st.lists(st.tuples(st.sampled_from(["alloc", "free", "segment_map"]), st.integers(0, 2**63), st.integers(0, 2**63), st.integers(0, 2**31)),
+                     max_size=12), late=st.sets(st.integers(0, 11)))
+def test_acts_come_back(acts, late):
+    table = ActTable()
+    for i, act in enumerate(acts):
+        table.leave(1) if i in late else table.append(*act)
+    for i in late & set(range(len(acts))):
+        table.write(i, *acts[i])
+    assert list(table) == table[:] == [table[i] for i in range(len(acts))] == acts
+    assert table[2:4] == acts[2:4]
+
+
+def test_a_life_keeps_what_it_is_told():
+    table = LifeTable()
+    first, second = (StorageLife(table, n, 10 + n, 512, 2**47 + n, "cuda:0", 3, -1, "forward", 0, -1, 2) for n in (7, 8 << 32))
+    assert (first.number, second.number, first.nbytes, second.nbytes, second.address) == (7, 8 << 32, 17, 10 + (8 << 32), 2**47 + (8 << 32))
+    assert (first.died, first.died_call, first.category, first.label, first.requires_grad, first.spec) == (None, None, "", "", False, None)
+    spec = object()
+    second.died, second.died_call, second.category, second.label, second.requires_grad, second.spec = 9, 0, "parameter", "a.weight", True, spec
+    second.node, second.step = 4, -1
+    assert (second.died, second.died_call, second.category, second.label, second.requires_grad, second.spec) == (9, 0, "parameter", "a.weight", True, spec)
+    assert (second.node, second.step, second.device, second.phase, second.born_call) == (4, -1, "cuda:0", "forward", -1)
+    assert (first.died, first.category, first.label, first.requires_grad, first.spec, first.node) == (None, "", "", False, None, -1)
+    with pytest.raises(AttributeError):
+        first.colour = "red"
+
+
+@given(pairs=st.lists(st.tuples(st.integers(50, 90), st.integers(0, 9)), max_size=20))
+def test_sequence_numbers_lead_to_the_last_call_that_was_given_them(pairs):
+    index = SequenceIndex()
+    for sequence, call in pairs:
+        index[sequence] = call
+    assert [index.get(n) for n in range(40, 100)] == [dict(pairs).get(n) for n in range(40, 100)]
