@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from analyzer.errors import DataDependentError, InputError
+from analyzer.fx.graph_module import forward_signature
 from analyzer.fx.leaf_module import find_leaf_impl, is_leaf
 from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
 from analyzer.hardware import DeviceSpec, find_device
@@ -206,7 +207,7 @@ def build_model(factory: Any) -> torch.nn.Module:
 def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """Names of the positional arguments, as forward's signature gives them. Raises InputError where the call does not fit it."""
     try:
-        signature = inspect.signature(module.forward)
+        signature = forward_signature(module)
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise InputError(f"{type(module).__name__}.forward{signature} cannot be called with {len(args)} positional arguments "

@@ -3,7 +3,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
+import weakref
 from collections.abc import Iterable
+from inspect import Parameter
 from typing import Any
 
 import torch
@@ -15,19 +18,40 @@ from analyzer.errors import InputError
 from .graph_pickle import PackedGraph, pack_graph, unpack_graph
 from .input_check import Expected
 
-_COMPILED = ("_graph", "_code", "_lineno_map", "_prologue_start", "forward")  # made anew from the graph
+_CODE = ("_code", "_lineno_map", "_prologue_start")  # what torch.fx notes of the code that it generates
+_COMPILED = ("_graph", *_CODE, "forward")  # made anew from the graph
+
+
+class _Generated:
+    """An attribute that comes with the generated code: the code is made when somebody asks for it, and then hides this descriptor."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: GraphModule | None, owner: Any) -> Any:
+        if module is not None:
+            module.recompile()
+            return getattr(module, self.name)
+        only = vars(owner).get("instance")  # torch.fx makes a class for each graph module
+        if self.name != "forward" or only is None:
+            return self
+        only().recompile()
+        return owner.forward
 
 
 class GraphModule(fx.GraphModule):
     """A `torch.fx.GraphModule` that shares parameters and buffers with the module it was traced from.
 
     Nodes know ``node.meta["module_path"]``, ``["module_stack"]``, ``["source"]`` and ``["region"]`` (see `analyzer.fx.region`);
-    after an edit of the graph or of a region, `recompile` changes the program. ``meta["assumptions"]`` lists what was taken
+    after an edit of the graph or of a region, `recompile` changes the program. Its code is generated when it is first run or
+    read, or by `recompile`. ``meta["assumptions"]`` lists what was taken
     for granted. Copies and pickles keep the graph with its annotations. Inputs unlike those of the trace raise
     InputError; set ``checks_inputs = False`` to leave that to the operators.
     """
 
     checks_inputs = True
+    forward = _Generated()  # type: ignore[assignment]
+    _code, _lineno_map, _prologue_start = _Generated(), _Generated(), _Generated()  # type: ignore[assignment]
 
     def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "GraphModule") -> None:
         super().__init__(nn.Module(), fx.Graph(), class_name)
@@ -46,6 +70,22 @@ class GraphModule(fx.GraphModule):
         for e in expected:
             by_name.setdefault(e.argument, []).append(e)
         self._expected = by_name
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph. One that is set here is compiled when its code is first asked for."""
+        return self._graph
+
+    @graph.setter
+    def graph(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        graph.owning_module = self
+        cls: Any = type(self)
+        cls.instance = weakref.ref(self)
+        for name in _CODE:
+            self.__dict__.pop(name, None)
+        if "forward" in vars(cls):
+            del cls.forward
 
     def recompile(self) -> PythonCode:
         """Generate the code of `forward` from the graph; to be called after edits of the graph or of node annotations."""
@@ -107,6 +147,25 @@ class GraphModule(fx.GraphModule):
 
     def _state(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in _COMPILED}
+
+
+def forward_signature(module: nn.Module) -> inspect.Signature:
+    """The signature of ``module.forward``; of a `GraphModule` without having its code generated.
+
+    >>> gm = GraphModule(nn.Module(), fx.symbolic_trace(nn.Linear(2, 2)).graph)
+    >>> str(forward_signature(gm))
+    '(input)'
+    """
+    if not isinstance(module, GraphModule) or "forward" in vars(type(module)):
+        return inspect.signature(module.forward)
+    by_name = getattr(module.graph._codegen, "keyword_only", ())
+    parameters = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        name = node.target.lstrip("*")
+        kind = (Parameter.VAR_KEYWORD if node.target.startswith("**") else Parameter.VAR_POSITIONAL if node.target.startswith("*")
+                else Parameter.KEYWORD_ONLY if name in by_name else Parameter.POSITIONAL_OR_KEYWORD)
+        parameters.append(Parameter(name, kind, default=node.args[0] if node.args else Parameter.empty))
+    return inspect.Signature(parameters)
 
 
 def _check_extra(name: str, value: Any, known: Iterable[Expected]) -> None:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -20,6 +19,7 @@ from analyzer.meta.shape_registry import register_shape_impl
 from analyzer.meta.stand_in import stand_in_arguments
 from analyzer.record.recorder import Recorder, tensors_in
 
+from .graph_module import forward_signature
 from .kept import KeptResults
 from .module_borrow import borrow_module
 from .offload import OffloadedTensors
@@ -48,7 +48,7 @@ class GraphInterpreter(fx.Interpreter):
 
         Raises InputError where they do not fit its signature.
         """
-        signature = inspect.signature(self.module.forward)
+        signature = forward_signature(self.module)
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
