@@ -50,8 +50,8 @@ class GraphModule(fx.GraphModule):
     """
 
     checks_inputs = True
-    forward = _Generated()  # type: ignore[assignment]
-    _code, _lineno_map, _prologue_start = _Generated(), _Generated(), _Generated()  # type: ignore[assignment]
+    forward: Any = _Generated()
+    _code, _lineno_map, _prologue_start = _Generated(), _Generated(), _Generated()
 
     def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "GraphModule") -> None:
         super().__init__(nn.Module(), fx.Graph(), class_name)

@@ -69,6 +69,10 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 def holds_tensor(value: Any) -> bool:
     """Whether there is a tensor anywhere inside."""
+    if isinstance(value, Tensor):
+        return True
+    if isinstance(value, _PLAIN):
+        return False
     return next(tensors_of(value), None) is not None
 
 

@@ -41,6 +41,19 @@ _SPEC_ONLY = frozenset({"zeros_like", "ones_like", "empty_like", "full_like", "n
                         "ones", "full", "empty"})
 
 
+class _Pause:
+    """While it is entered, the tape writes nothing down."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+
+    def __enter__(self) -> None:
+        self.tape.paused += 1
+
+    def __exit__(self, *exc: object) -> None:
+        self.tape.paused -= 1
+
+
 class Tape:
     """The listener of `MetaFunctionMode` while tracing.
 
@@ -60,8 +73,9 @@ class Tape:
         self.graph = fx.Graph()
         self.graph.set_codegen(RegionCodeGen())
         self.paused = 0
+        self._pause = _Pause(self)
         self.constants: dict[str, Any] = {}      #: attribute name on the graph module -> tensor, module or object
-        self.modules: list[tuple[str, str]] = [] #: (path, class) of the modules that run, outermost first
+        self.modules: tuple[tuple[str, str], ...] = () #: (path, class) of the modules that run, outermost first
         self.failed_in: tuple[str, str] | None = None
         self.optional: list[fx.Node] = []        #: nodes that nobody asked for, such as the parts of a container; dropped where unused
         self._nodes: dict[int, fx.Node] = {}
@@ -196,23 +210,19 @@ class Tape:
     @contextmanager
     def module(self, path: str, kind: str) -> Iterator[None]:
         """A module that runs."""
-        self.modules.append((path, kind))
+        before = self.modules
+        self.modules = (*before, (path, kind))
         try:
             yield
         except BaseException:
             self.failed_in = self.failed_in or self.modules[-1]
             raise
         finally:
-            self.modules.pop()
+            self.modules = before
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self) -> _Pause:
         """Write nothing down inside."""
-        self.paused += 1
-        try:
-            yield
-        finally:
-            self.paused -= 1
+        return self._pause
 
     @contextmanager
     def checkpoint(self, **options: Any) -> Iterator[None]:
@@ -371,20 +381,23 @@ class Tape:
 
     def _create(self, call: NodeCall) -> fx.Node:
         """A node for ``call``, whose arguments hold tensors."""
-        args = tuple(to_argument(self, a) for a in call.args)
-        kwargs = {k: to_argument(self, v) for k, v in call.kwargs.items()}
+        args = tuple([to_argument(self, a) for a in call.args])
+        kwargs = {k: to_argument(self, v) for k, v in call.kwargs.items()} if call.kwargs else {}
         node = self.create_from(NodeCall(call.op, call.target, args, kwargs))
         name = str(getattr(call.target, "__name__", call.target)).rpartition(".")[2]
         if call.op == "call_module":
             node.meta["module_path"] = call.target
-        if name not in _SPEC_ONLY and any(a in self._dependent for a in node.all_input_nodes) or name.startswith(_RANDOM):
+        if name not in _SPEC_ONLY and not self._dependent.isdisjoint(node.all_input_nodes) or name.startswith(_RANDOM):
             self._dependent.add(node)
         return node
 
     def create_from(self, call: NodeCall) -> fx.Node:
         """A node for ``call``, whose arguments hold nodes."""
-        node = self.graph.create_node(*call)
-        node.meta.update(region=self.regions.current(), module_path=self.where(), module_stack=tuple(self.modules), source=user_line())
+        node = self.graph.create_node(call.op, call.target)
+        node.args = call.args  # given to create_node, they would be searched for symbolic sizes
+        if call.kwargs:
+            node.kwargs = call.kwargs
+        node.meta.update(region=self.regions.current(), module_path=self.where(), module_stack=self.modules, source=user_line())
         return node
 
     def where(self) -> str:
@@ -413,7 +426,8 @@ class Tape:
         for access, child in children(value):
             if holds_tensor(child):
                 accessor: Callable[..., Any] = getattr if access.attribute else operator.getitem
-                part = self.graph.create_node("call_function", accessor, (node, access.key))
+                part = self.graph.create_node("call_function", accessor)
+                part.args = (node, access.key)
                 part.meta.update(node.meta)
                 self.optional.append(part)
                 if node in self._dependent:

@@ -5,12 +5,13 @@ The replacements act only in threads that trace; other threads get what was ther
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.checkpoint
@@ -196,14 +197,8 @@ def _function_replacements() -> Iterator[Undo]:
             wrappers[id(func)] = func, _wrap(func)
     if not wrappers:
         return
-    for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", None)
-        if type(names) is not dict or _holds_none(module, names, frozenset(wrappers)):
-            continue
-        for name, value in list(names.items()):
-            found = wrappers.get(id(value))
-            if found is not None and found[0] is value:
-                yield _replace(module, name, found[1])
+    for names, held in _find_names(frozenset(wrappers)):
+        yield _replace(names, held, wrappers[id(vars(names)[held])][1])
     for func, wrapper in wrappers.values():
         owner: Any = sys.modules.get(func.__module__)
         *classes, name = func.__qualname__.split(".")
@@ -213,19 +208,54 @@ def _function_replacements() -> Iterator[Undo]:
             yield _replace(owner, name, wrapper)
 
 
-_without: dict[int, tuple[int, frozenset[int]]] = {}  # libraries' namespaces by id: their size, and functions they do not hold
-_LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+class _Searched(NamedTuple):
+    """Namespaces of libraries that hold none of some functions, and what there was when they were searched."""
+
+    modules: list[Any]
+    functions: frozenset[int]
+    namespaces: list[dict[str, Any]]
+    sizes: list[int]
+    others: list[Any]  #: the modules that must be searched each time
 
 
-def _holds_none(module: Any, names: dict[str, Any], functions: frozenset[int]) -> bool:
-    """Whether a module has no name for any of ``functions`` (ids). Of a library's it is enough that no name came since it was asked last."""
-    if _without.get(id(names)) == (len(names), functions):
-        return True
-    if not functions.isdisjoint(map(id, names.values())):
-        return False
-    if str(names.get("__file__")).startswith(_LIBRARIES):
-        _without[id(names)] = len(names), functions
-    return True
+_searched = _Searched([], frozenset(), [], [], [])
+_LIBRARIES = (*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+              os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def _find_names(functions: frozenset[int]) -> list[tuple[Any, str]]:
+    """Modules and the names under which they hold one of ``functions`` (ids).
+
+    A library's namespace that held none is not searched again until some library has another number of names.
+    """
+    global _searched
+    modules = list(sys.modules.values())
+    known = _searched
+    if known.modules == modules and known.functions == functions and known.sizes == list(map(len, known.namespaces)):
+        modules = known.others
+    found: list[tuple[Any, str]] = []
+    others: list[Any] = []
+    clean: list[dict[str, Any]] = []
+    for module in modules:
+        names = getattr(module, "__dict__", None)
+        if type(names) is not dict:
+            continue
+        if not functions.isdisjoint(map(id, names.values())):
+            found += [(module, name) for name, value in names.items() if id(value) in functions]
+        elif _is_library(names):
+            clean.append(names)
+            continue
+        others.append(module)
+    if modules is not known.others:
+        _searched = _Searched(modules, functions, clean, list(map(len, clean)), others)
+    return found
+
+
+def _is_library(names: dict[str, Any]) -> bool:
+    """Whether a namespace is that of Python, of an installed package or of this one."""
+    top = str(names.get("__name__")).partition(".")[0]
+    file = names.get("__file__") or getattr(sys.modules.get(top), "__file__", None)  # the parts of an extension have none
+    return top in sys.builtin_module_names or str(file).startswith(_LIBRARIES)
 
 
 _OVERRIDABLE = ("torch", "torch.functional", "torch._tensor", "torch.autograd")

@@ -12,6 +12,9 @@ _SKIPPED = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OWN_MODELS = os.path.join(_SKIPPED[0], "zoo")
 
 
+_is_users: dict[str, bool] = {}  # by file name
+
+
 def user_frame() -> FrameType | None:
     """The innermost frame outside torch and this package (the shipped models count as the user's)."""
     frame: FrameType | None = sys._getframe(1)
@@ -24,7 +27,10 @@ def user_frame() -> FrameType | None:
 
 def is_user_code(filename: str) -> bool:
     """Whether a source file is neither torch's nor this package's (its models count as the user's)."""
-    return filename.startswith(_OWN_MODELS) or not filename.startswith(_SKIPPED)
+    found = _is_users.get(filename)
+    if found is None:
+        found = _is_users[filename] = filename.startswith(_OWN_MODELS) or not filename.startswith(_SKIPPED)
+    return found
 
 
 def user_line() -> str | None:
