@@ -14,12 +14,10 @@ _CONTAINERS = (tuple, list)
 
 
 class StretchModule(nn.Module):
-    """Holds what the modules of a stretch hold, under the same names and in the same containers."""
+    """Holds what the module of a stretch holds, in the same containers."""
 
     def __init__(self, held: nn.Module) -> None:
-        super().__init__()
-        self.training = held.training
-        self.__dict__.update(_modules=held._modules, _parameters=held._parameters, _buffers=held._buffers)
+        self.__dict__.update(held.__dict__)
 
 
 class Stretch(NamedTuple):
