@@ -27,6 +27,7 @@ _OPTIMIZERS = os.path.join(_TORCH, "optim") + os.sep
 # These check that data is valid before they use it.
 _CHECKS = (os.path.join(_TORCH, "distributions") + os.sep, os.path.join(_TORCH, "nn", "utils", "parametrizations.py"))
 _BOOLEAN = (torch.bool, torch.uint8)
+_CONDITION = torch.empty((), dtype=torch.bool, device=META)  # whose value nobody knows
 _MOST_PLACEHOLDERS = 100_000  # a loop that data would end does not end with them; a trace gives it up
 
 
@@ -80,7 +81,12 @@ def _unknown(state: MetaState, operator: str, remedy: str) -> DataDependentError
     return DataDependentError(f"{operator} needs the contents of a tensor that has no data. {state.where()}\nWay out: {remedy}.")
 
 
-def _scalar(state: MetaState, tensor: Tensor) -> Any:
+_VALUE = ("aten.item (also bool(), int(), float(), if tensor:)",
+          "compute the value from shapes or Python numbers, pass the tensor with its values (a small integer or boolean tensor keeps them), or choose "
+          "ProfileOptions(unknown_value='placeholder') or, for a condition, unknown_condition='false'")
+
+
+def _scalar(state: MetaState, tensor: Tensor, operator: str = _VALUE[0], remedy: str = _VALUE[1]) -> Any:
     value = read_known(tensor)
     if value is not None:
         return value.item()
@@ -106,9 +112,7 @@ def _scalar(state: MetaState, tensor: Tensor) -> Any:
         state.unknown_sizes += 1
         if state.unknown_sizes < _MOST_PLACEHOLDERS or state.tape is None:
             return float(state.placeholder) if tensor.dtype.is_floating_point else bool(state.placeholder) if tensor.dtype is torch.bool else state.placeholder
-    raise _unknown(state, "aten.item (also bool(), int(), float(), if tensor:)",
-                   "compute the value from shapes or Python numbers, pass the tensor with its values (a small integer or boolean tensor keeps "
-                   "them), or choose ProfileOptions(unknown_value='placeholder') or, for a condition, unknown_condition='false'")
+    raise _unknown(state, operator, remedy)
 
 
 def _compare(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -118,10 +122,8 @@ def _compare(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, 
             return True
         if args[0].shape != args[1].shape:
             return False
-        if any(map(asked_by, _CHECKS)):
-            state.assume(f"data is taken to be valid where torch checks it {state.where()}")
-            return True
-        raise _unknown(state, f"aten.{info.name}", "compare shapes instead, or keep the comparison out of the model")
+        return bool(_scalar(state, _CONDITION, f"aten.{info.name}",
+                            "compare shapes instead, keep the comparison out of the model, or choose ProfileOptions(unknown_condition='false')"))
     return bool(info.op(*values, *args[2:], **kwargs))
 
 

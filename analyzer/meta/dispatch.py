@@ -485,6 +485,8 @@ def _propagate_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: di
         _write_known(state, info, args, kwargs)
         if not any(born):
             return
+    if not info.runs_on_host:
+        return
     if info.is_random:
         # Random scalars decide control flow (layer drop, stochastic depth): they get a value from a seed of their own.
         if not (born and born[0] is not None and first.numel() == 1 and not storages and info.name != "randperm"):
@@ -552,7 +554,7 @@ def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
         if not isinstance(storage, MetaStorage):
             continue
         new: Known | None = None
-        if worth_following(_numel(storage, target.dtype)) and not info.is_random:
+        if worth_following(_numel(storage, target.dtype)) and not info.is_random and info.runs_on_host:
             if whole is not None:
                 others = [u for u in unknown if u is not target]
                 overwritten = info.overwrites and covers_storage(target, storage)

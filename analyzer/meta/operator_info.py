@@ -23,7 +23,7 @@ class OperatorInfo:
     """Facts about one overload, read from its schema once."""
 
     __slots__ = ("op", "name", "silent", "mutated", "cacheable", "is_random", "filler", "enumerator", "undefined", "overwrites", "composite",
-                 "reads_offset", "data_dependent", "arguments", "host_outputs", "tests_finiteness")
+                 "reads_offset", "data_dependent", "arguments", "host_outputs", "tests_finiteness", "runs_on_host")
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
@@ -47,6 +47,8 @@ class OperatorInfo:
         self.reads_offset = self.name.startswith("as_strided")
         self.host_outputs = _HOST_OUTPUTS.get(self.name, ())
         self.composite = bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+        # Contents are worked out on the host, where the kernels of cuDNN and other libraries of a device are not.
+        self.runs_on_host: bool = torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU")
 
 
 _infos: dict[Any, OperatorInfo] = {}

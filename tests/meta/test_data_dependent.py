@@ -107,6 +107,25 @@ def test_unknown_scalars_are_what_is_known_of_them():
     assert any("was taken as 8, its value where what the layers compute is zero" in a for a in p.assumptions)
 
 
+class Shifted(torch.nn.Module):
+    """Anchors behind layers whose kernel on the claimed device, cuDNN's, is not on the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        y = self.norm(x)
+        width = torch.tensor([2.0, 5.0]) + y.mean((2, 3))[0, :2]
+        return y[..., :int(width[1])].sum()
+
+
+def test_what_the_host_has_no_kernel_for_is_unknown_as_the_rest():
+    p = profile(Shifted(), args=(torch.rand(2, 4, 8, 8),))
+    assert any("was taken as 5, its value where what the layers compute is zero" in a for a in p.assumptions)
+    assert "cudnn_batch_norm" in str(p.modules)
+
+
 @pytest.mark.parametrize("options", [ProfileOptions(unknown_value="error"), None])
 def test_a_scalar_of_which_nothing_is_known_is_an_error(options):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), Reader()) if options is None else Cut(ANCHORS)

@@ -57,6 +57,14 @@ def while_unfinished(x):
     return step
 
 
+def stop_where_nothing_changes(x):
+    for step in range(STEPS):
+        before, x = x, x.clamp(min=0.5)
+        if torch.equal(before, x):
+            break
+    return step + 1
+
+
 def while_not_finished(x):
     step = 0
     while not (x > 0).all():
@@ -67,7 +75,7 @@ def while_not_finished(x):
 
 
 @pytest.mark.parametrize("loop", [stop_at_break, stop_where_none_is_left, stop_in_nested_if, go_on_with_else, while_unfinished,
-                                  while_not_finished])
+                                  stop_where_nothing_changes, while_not_finished])
 def test_a_loop_that_data_would_end_runs_to_its_own_bound(loop):
     with MetaTensorMode(MetaOptions(unknown_condition="false")) as mode:
         assert loop(torch.rand(3)) == STEPS
@@ -80,6 +88,17 @@ def test_other_conditions_follow_the_option(answer):
         x = torch.rand(3)
         assert (1 if x.sum() > 1 else 2) == (1 if answer == "true" else 2)
         assert [text for text in mode.state.assumptions if f"unknown_condition='{answer}'" in text]
+
+
+@pytest.mark.parametrize("compare", [torch.equal, torch.allclose])
+def test_comparisons_of_whole_tensors_are_conditions(compare):
+    with MetaTensorMode(MetaOptions(unknown_condition="true")) as mode:
+        x = torch.rand(3)
+        assert compare(x, x * 2)
+        assert [text for text in mode.state.assumptions if "unknown_condition='true'" in text]
+        assert torch.equal(torch.arange(3), torch.tensor([0, 1, 2])) and not torch.equal(torch.rand(3), torch.rand(4))
+    with MetaTensorMode() as mode, pytest.raises(DataDependentError, match=r"(?s)aten.(equal|allclose).*unknown_condition='false'"):
+        compare(torch.rand(3), torch.rand(3))
 
 
 def test_a_loop_without_a_bound_is_an_error_that_says_so(monkeypatch):
