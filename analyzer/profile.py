@@ -27,10 +27,11 @@ from analyzer.profilers.flops import profile_flops
 from analyzer.profilers.latency import make_latency_profiler
 from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
-from analyzer.record.block_reuse import BlockReuse, PlayedTwice
+from analyzer.record.block_reuse import BlockReuse
 from analyzer.record.collector import frozen_collector
 from analyzer.record.eager import EagerStep, OptimizerFactory, find_optimizer
 from analyzer.record.options import ProfileOptions
+from analyzer.record.played_twice import PlayedTwice
 from analyzer.record.recorder import Recorder, tensors_in
 
 __all__ = ["Profile", "ProfileOptions", "profile"]

@@ -8,13 +8,14 @@ from torch import nn
 
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.profile_data import CostInfo, ModuleCall, ModuleInfo, Profile
+from analyzer.record.module_walk import walk_modules
 
 _HELD = "_orig_mod"  # the name under which torch.compile's module holds the one that it wraps
 
 
 def list_wrappers(module: nn.Module) -> frozenset[str]:
     """The paths of the compiled modules in ``module``, ``""`` for itself."""
-    return frozenset(path for path, inner in module.named_modules() if uncompiled(inner) is not inner)
+    return frozenset([path for path, inner in walk_modules(module) if uncompiled(inner) is not inner])
 
 
 def show_wrappers(profile: Profile, wrappers: Collection[str]) -> Profile:

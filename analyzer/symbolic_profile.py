@@ -22,7 +22,7 @@ from analyzer.meta.tensor import claim_of
 from analyzer.profile import Profilers, check_arguments, choose_profilers, expect_values, register_inputs
 from analyzer.profile_build import build_profile
 from analyzer.profile_data import Profile
-from analyzer.record.block_reuse import PlayedTwice
+from analyzer.record.played_twice import PlayedTwice
 from analyzer.record.collector import frozen_collector
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder, tensors_in

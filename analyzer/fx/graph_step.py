@@ -12,6 +12,7 @@ from analyzer.errors import InputError
 from analyzer.record.eager import default_loss
 from analyzer.record.hold import Hold
 from analyzer.record.recorder import Recorder, tensors_in
+from analyzer.record.unseen_gradient import UnseenGradients
 
 from .shape_prop import RecordingInterpreter
 from .stretch_reuse import StretchReuse
@@ -53,15 +54,13 @@ class GraphStep:
         for hold in holds:
             if hold.is_held():
                 recorder.log.saved_inputs.add(hold.tensor.untyped_storage().number)  # type: ignore[attr-defined]
-        unseen = recorder.unseen_gradients = {}
+        unseen = recorder.unseen_gradients = UnseenGradients(recorder)
         try:
             loss.backward()
         finally:
             recorder.unseen_gradients = None
         parameters = list(self.module.parameters())
-        for p in parameters:
-            if p.grad is not None and id(p) in unseen:  # one was played and another made
-                unseen[id(p)].refuse()
+        unseen.check(parameters)
         recorder.mark([p.grad for p in parameters if p.grad is not None], "gradient")
         recorder.end()
         return self.interpreter.rows

@@ -18,6 +18,7 @@ from analyzer.meta.dispatch import claimed_device
 from analyzer.meta.mode_stack import without_modes
 from analyzer.meta.state import MetaState, current
 from analyzer.meta.tensor import MetaTensor
+from analyzer.record.module_walk import walk_modules
 
 from .stand_in import StandIns
 
@@ -106,9 +107,12 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterato
         restore_generators(generators)
 
 
-def is_placed(tensors: Iterable[Tensor]) -> bool:
+def is_placed(tensors: Iterable[Tensor | None]) -> bool:
     """Whether somebody put tensors made under a mode on an accelerator; then those that claim the host are there on purpose."""
-    return any(isinstance(t, MetaTensor) and t.device.type not in ("cpu", "meta") for t in tensors)
+    return any(t is not None and type(t) is not nn.Parameter and isinstance(t, MetaTensor) and t.device.type not in ("cpu", "meta") for t in tensors)
+
+
+_Contents = tuple[dict[Any, Any], tuple[Any, ...], tuple[Any, ...]]  # a mapping, its keys and values
 
 
 class _Loan:
@@ -117,9 +121,11 @@ class _Loan:
     def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None) -> None:
         self.state = state
         root = uncompiled(root)
-        self.stand_ins = StandIns(state, claim, is_placed(t for tensors in (root.parameters(), root.buffers()) for t in tensors))
+        self.stand_ins = StandIns(state, claim, is_placed(t for _, module in walk_modules(root) for held in (module._parameters, module._buffers)
+                                                          for t in held.values()))
         self.borrowed = Borrowed(root, self.stand_ins)
-        self.undo: list[Callable[[], None]] = []
+        self.undo: list[Callable[[], None] | _Contents] = []
+        self.keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # modules of a class have the same ones
         self.empty: list[Any] = []              # containers that were empty
         self.seen: set[int] = set()             # modules, containers and objects already walked
         self.kept: list[Any] = []               # keeps what `seen` names by id alive
@@ -130,7 +136,14 @@ class _Loan:
 
     def give_back(self) -> None:
         while self.undo:
-            self.undo.pop()()
+            last = self.undo.pop()
+            if type(last) is not tuple:
+                last()  # type: ignore[operator]
+                continue
+            contents, keys, values = last
+            if tuple(contents) != keys or not all(map(operator.is_, contents.values(), values)):  # some mappings refuse to be changed
+                contents.clear()
+                contents.update(zip(keys, values))
         for container in self.empty:
             if container:
                 container.clear()
@@ -183,16 +196,8 @@ class _Loan:
             self._walk(child)
 
     def _snapshot(self, contents: dict[Any, Any]) -> None:
-        before = dict(contents)
-
-        def put_back() -> None:
-            same = (len(contents) == len(before) and all(map(operator.is_, contents.values(), before.values()))
-                    and all(map(operator.is_, contents, before)))
-            if not same:  # some mappings refuse to be changed
-                contents.clear()
-                contents.update(before)
-
-        self.undo.append(put_back)
+        keys = tuple(contents)
+        self.undo.append((contents, self.keys.setdefault(keys, keys), tuple(contents.values())))
 
     def _keep_class(self, module: nn.Module) -> None:
         kind = type(module)
@@ -282,7 +287,7 @@ class _Loan:
         """Fill the lists of the result, in the order and under the names of ``named_parameters()``."""
         borrowed, original_of = self.borrowed, self.stand_ins.original_of
         named: set[int] = set()
-        for path, module in borrowed.root.named_modules():
+        for path, module in walk_modules(borrowed.root):
             borrowed.modules[id(module)] = path
             prefix = path + "." if path else ""
             for tensors, target in ((module._parameters, borrowed.parameters), (module._buffers, borrowed.buffers)):

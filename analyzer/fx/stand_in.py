@@ -76,10 +76,10 @@ class StandIns:
         out = self._strided(original, readable, constant)
         out.__class__ = MetaTensor
         attributes = original.__dict__
-        if attributes:
-            out.__dict__.update(attributes)
         if is_parameter or isinstance(original, nn.Parameter):
-            out.__dict__["_is_param"] = True  # what isinstance(x, Parameter) asks: torch/nn/parameter.py
+            out.__dict__ = {**attributes, "_is_param": True}  # what isinstance(x, Parameter) asks: torch/nn/parameter.py
+        elif attributes:
+            out.__dict__.update(attributes)
         if original.requires_grad:
             out.requires_grad_()
         return out
@@ -91,7 +91,7 @@ class StandIns:
             nbytes = real.nbytes()
             fills = original.storage_offset() == 0 and original.numel() * original.itemsize == nbytes and original.is_contiguous()
             if fills:
-                base = torch.empty_strided(original.size(), original.stride(), dtype=original.dtype, device=META)
+                base = torch.empty_strided(original.shape, original.stride(), dtype=original.dtype, device=META)
             else:
                 base = torch.empty_strided((nbytes,), (1,), dtype=torch.uint8, device=META)
             storage = attach(base, self._claim(original, real), self.state.space)
@@ -99,12 +99,12 @@ class StandIns:
                 storage.known, storage.drawn_from, storage.density = real.known, real.drawn_from, real.density
             elif readable and original.device.type == "cpu" and _is_readable(original, nbytes, constant):
                 storage.known = Deferred(original.detach())
-            found = self.state.stand_ins[real._cdata] = (real, base)
+            found = self.state.stand_ins[real._cdata] = (real, storage)
             self._adopted.append(real._cdata)
             if fills:
-                return base.detach()
+                return base
         out = torch.empty(0, dtype=original.dtype, device=META)
-        out.set_(found[1].untyped_storage(), original.storage_offset(), original.size(), original.stride())
+        out.set_(found[1], original.storage_offset(), original.size(), original.stride())
         return out
 
     def _claim(self, original: Tensor, real: torch.UntypedStorage) -> torch.device:

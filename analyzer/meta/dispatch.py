@@ -426,9 +426,9 @@ def adopt(state: MetaState, tensor: Tensor, claim: torch.device | None = None) -
             storage = attach(base, claim, state.space)
             if tensor.device.type == "cpu" and small_enough(real.nbytes() // tensor.itemsize, tensor.dtype):
                 storage.known = Deferred(tensor.detach())
-            found = state.stand_ins[real._cdata] = (real, base)
+            found = state.stand_ins[real._cdata] = (real, storage)
         out = torch.empty(0, dtype=tensor.dtype, device=META)
-        out.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+        out.set_(found[1], tensor.storage_offset(), tensor.size(), tensor.stride())
     out.__class__ = MetaTensor
     return out
 

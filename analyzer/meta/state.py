@@ -51,7 +51,7 @@ class MetaState:
     tape: FunctionListener | None = None
     assumptions: dict[str, None] = field(default_factory=dict)
     scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)  #: contents of tensors of one number, by the number
-    stand_ins: dict[int, tuple[Any, torch.Tensor]] = field(default_factory=dict)
+    stand_ins: dict[int, tuple[Any, torch.UntypedStorage]] = field(default_factory=dict)
     random_seed: int = 0
     conditions: dict[tuple[str, int], int] = field(default_factory=dict)  #: how often unknown data was asked whether a loop ends, by line
     unknown_sizes: int = 0        #: how often a size or a value that only data could give was answered by a policy

@@ -3,18 +3,22 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from .module_walk import walk_modules
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _VALUES = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
+_FIXED = (types.FunctionType, staticmethod, classmethod, *_VALUES)  # what a class gives to all its modules
 _MODULE_FILE = sys.modules[nn.Module.__module__].__file__
 
 
@@ -26,24 +30,27 @@ def structure_key(module: nn.Module, memo: dict[int, int | None], numbers: dict[
     if id(module) in memo:
         return memo[id(module)]
     memo[id(module)] = None  # a module that holds itself is one of a kind
-    children = []
+    key: list[Any] = [type(module), module.training]
     for name, child in module._modules.items():
-        key = None if child is None else structure_key(child, memo, numbers)
-        if child is not None and key is None:
-            return None
-        children.append((name, key))
-    if isinstance(module, torch.jit.ScriptModule) or any(getattr(module, name, None) for name in _HOOKS):
+        below = None
+        if child is not None:
+            below = memo[id(child)] if id(child) in memo else structure_key(child, memo, numbers)
+            if below is None:
+                return None
+        key += name, below
+    contents = module.__dict__
+    if isinstance(module, torch.jit.ScriptModule) or any([contents.get(name) for name in _HOOKS]):
         return None
-    tensors: list[Any] = []
     for held in (module._parameters, module._buffers):
+        key.append(len(held))
         for name, tensor in held.items():
             if tensor is None:
-                tensors.append((name, None))
+                key += name, None
             elif tensor.layout is not torch.strided or tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
                 return None
             else:
-                tensors.append((name, (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)))
-    found = memo[id(module)] = numbers.setdefault((type(module), module.training, tuple(children), tuple(tensors)), len(numbers))
+                key += name, tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
+    found = memo[id(module)] = numbers.setdefault(tuple(key), len(numbers))
     return found
 
 
@@ -97,14 +104,16 @@ class ReadValues:
         for path, name in sorted(reads):
             module, i = modules[path], index_of[path]
             for n in list(module.__dict__) if name == "*" else [name]:
-                if n in _REGISTERED or n in module._parameters or n in module._buffers or n in module._modules:
+                if n == "__class__" or n in _REGISTERED or n in module._parameters or n in module._buffers or n in module._modules:
                     continue  # the same by structure
                 if n in module.__dict__:
                     self.values.append((i, n, module.__dict__[n]))
-                elif isinstance(inspect.getattr_static(type(module), n, None), (types.FunctionType, staticmethod, classmethod)):
+                elif isinstance(inspect.getattr_static(type(module), n, _MISSING), _FIXED):
                     self.fixed.append((i, n))
                 else:
                     self.computed.append((i, n, getattr(module, n, _MISSING)))
+        self._hidden = [(i, frozenset(n for j, n in self.fixed if j == i)) for i in dict.fromkeys(i for i, _ in self.fixed)]
+        self._own = [_Own(i, [(n, v) for j, n, v in self.values if j == i]) for i in dict.fromkeys(i for i, _, _ in self.values)]
 
     def hold_for(self, other: nn.Module, its: Sequence[nn.Module]) -> bool:
         """Whether ``other``, of the same structure, would have given the same values; ``its`` are the modules in it, itself first."""
@@ -113,18 +122,25 @@ class ReadValues:
         if len(its) != self.count:
             return False  # one of them holds a module twice
         contents = [m.__dict__ for m in its]
-        for i, name in self.fixed:
-            if name in contents[i]:
+        for i, names in self._hidden:
+            if not names.isdisjoint(contents[i]):
                 return False
         where: dict[int, str] | None = None
-        for i, name, mine in self.values:
-            theirs = contents[i].get(name, _MISSING)
-            if mine is theirs or type(mine) is type(theirs) and (
-                    mine == theirs if isinstance(mine, _VALUES) else type(mine) in _CONTAINERS and not mine and not theirs):
-                continue
-            where = where or positions(other)
-            if not _same(mine, theirs, self.positions, where):
+        for own in self._own:
+            try:
+                theirs, empty = own.read(contents[own.index]), own.read_empty(contents[own.index])
+            except KeyError:
                 return False
+            if any(empty) or tuple(map(type, empty)) != own.empty_types:
+                return False
+            if all(map(operator.is_, theirs, own.values)):
+                continue
+            for mine, its_own in zip(own.values, theirs):
+                if mine is its_own or type(mine) is type(its_own) and isinstance(mine, _VALUES) and mine == its_own:
+                    continue
+                where = where or positions(other)
+                if not _same(mine, its_own, self.positions, where):
+                    return False
         for i, name, mine in self.computed:
             theirs = getattr(its[i], name, _MISSING)
             where = where or positions(other)
@@ -133,7 +149,27 @@ class ReadValues:
         return True
 
 
-_MISSING = object()
+class _Own:
+    """What was read of one module's own attributes: those that were empty containers, and the others."""
+
+    __slots__ = ("index", "read", "values", "read_empty", "empty_types")
+
+    def __init__(self, index: int, read: list[tuple[str, Any]]) -> None:
+        empty = [(name, value) for name, value in read if type(value) in _CONTAINERS and not value]
+        others = [(name, value) for name, value in read if not (type(value) in _CONTAINERS and not value)]
+        self.index = index
+        self.read, self.values = _getter([name for name, _ in others]), tuple(value for _, value in others)
+        self.read_empty, self.empty_types = _getter([name for name, _ in empty]), tuple(type(value) for _, value in empty)
+
+
+def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Gives the values of some keys."""
+    if len(names) > 1:
+        return operator.itemgetter(*names)
+    return lambda contents: tuple([contents[name] for name in names])
+
+
+_MISSING: Any = object()
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _CONTAINERS = (dict, OrderedDict, list, tuple, set)
 
@@ -141,7 +177,7 @@ _CONTAINERS = (dict, OrderedDict, list, tuple, set)
 def positions(root: nn.Module) -> dict[int, str]:
     """Where each module, parameter and buffer stands below ``root``, by id."""
     found: dict[int, str] = {}
-    for path, module in root.named_modules():
+    for path, module in walk_modules(root):
         found[id(module)] = path
         for held in (module._parameters, module._buffers):
             for name, tensor in held.items():

@@ -1,7 +1,6 @@
 """Runs each kind of block once and plays its record for the others, forward and backward."""
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +18,9 @@ from .block_place import BlockPlace
 from .block_trial import Arguments, Backward, Borrow, GradSpec, PassedOn, Refused, Segment, Trial, number_of
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
 from .hold import is_autograds_alone
-from .recorder import Recorder, UnseenGradient
+from .module_walk import walk_modules
+from .played_twice import PlayedTwice
+from .recorder import Recorder
 from .reel import Reel, Take, play
 
 # When a trial pays: it costs about one and a half runs of the block, so a kind needs three, and something to set up, so the blocks beyond the
@@ -29,21 +30,6 @@ LEAST_LEAVES_SAVED = 64
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device)
 
 
-class PlayedTwice(BaseException):
-    """A module that was played is called again, or its parameters are used outside of it: their gradients are sums, which a record does not tell.
-
-    Not an Exception, so that no handler in the model's code takes it.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(type(module).__name__)
-        self.kind = type(module)
-
-
-def _refuse(module: nn.Module) -> None:
-    raise PlayedTwice(module)
-
-
 class BlockReuse:
     """Decides for each call of a module whether it is played or run."""
 
@@ -51,7 +37,7 @@ class BlockReuse:
                  excluded: Collection[type[nn.Module]] = ()) -> None:
         self.recorder, self.borrow = recorder, borrow
         contents: dict[int, Contents] = {}
-        modules = list(root.modules())
+        modules = [module for _, module in walk_modules(root)]
         for module in modules:
             _survey(module, contents)
         parents = Counter(id(child) for module in modules for child in module._modules.values() if child is not None)
@@ -138,6 +124,10 @@ class BlockReuse:
         has_cache = any(type(x) is CacheLike for x in likes)
         segment = self._try(module, Arguments(likes, structure, self._find_indices(module, key) if has_cache else [], self.given_up(module)), variants)
         return NotImplemented if segment is None or not self._may_play(segment, module, leaves) else self._play(segment, module, leaves)
+
+    def modules_in(self, block: nn.Module) -> list[nn.Module]:
+        """The modules of a candidate, itself first, as ``modules()`` lists them."""
+        return self._contents[id(block)].modules
 
     def _find_indices(self, module: nn.Module, key: Hashable) -> list[tuple[str, str]]:
         """Integers in which a block differs from the others."""
@@ -306,19 +296,18 @@ class _Run:
         with without_modes():
             return [self._revive(reel, o[0], o[1]) for o in segment.outputs if isinstance(o, tuple)]
 
-    def _survive(self, reel: Reel, slot: int, like: torch.Tensor, category: str = "") -> tuple[int, torch.device, Any]:
-        """Take note of a storage that was played and lives on: its number, claim and block."""
-        number, space, claim = self.place.numbers[slot], self.space, reel.claim_of(slot)
-        self.recorder.log.expect(number, like.untyped_storage().nbytes(), str(claim), category)
+    def _outlive(self, reel: Reel, survivors: list[tuple[int, int]]) -> None:
+        """Take note of storages that were played and live on, by slot and number."""
         for take in self.takes:
-            if take.start.birth <= slot - reel.first_slot < take.stop.birth:
-                take.survivors.append((slot, number))
-        return number, claim, self.recorder.memory.block_of(self.slots[slot], space.stream)
+            first, end = take.start.birth + reel.first_slot, take.stop.birth + reel.first_slot
+            take.survivors += [survivor for survivor in survivors if first <= survivor[0] < end]
 
     def _revive(self, reel: Reel, slot: int, like: torch.Tensor) -> torch.Tensor:
         """A tensor of the user's on a storage that was played. Without modes."""
-        number, claim, block = self._survive(reel, slot, like)
-        return revive(like, claim, number, block, self.space)
+        number, space, claim = self.place.numbers[slot], self.space, reel.claim_of(slot)
+        self.recorder.log.expect(number, like.untyped_storage().nbytes(), str(claim))
+        self._outlive(reel, [(slot, number)])
+        return revive(like, claim, number, self.recorder.memory.block_of(self.slots[slot], space.stream), space)
 
     def stands_for(self) -> tuple[int, int, int] | None:
         """The forward call whose gradient is the last that the block computes: what autograd does with its result belongs there."""
@@ -351,16 +340,18 @@ class _Run:
         place.numbers += range(born, born + reel.births)
         self.slots += [None] * (len(place.numbers) - len(self.slots))
         self.takes = play(self.recorder, reel, place, self.slots, self._let_go)
-        unseen = self.recorder.unseen_gradients
+        modules = self.reuse.modules_in(self.module)
+        parameters: list[Any] = [modules[index]._parameters[name] for index, name, _, _ in backward.parameters]
+        if any([parameter.grad is not None for parameter in parameters]):
+            raise PlayedTwice(self.module)
         with without_modes():
-            for path, slot, like in backward.parameters:
-                parameter = find_parameter(self.module, path)
-                if parameter.grad is not None:
-                    raise PlayedTwice(self.module)
-                if unseen is None:
+            if self.recorder.unseen_gradients is None or not reel.elsewhere.keys().isdisjoint(backward.gradients):
+                for parameter, (_, _, slot, like) in zip(parameters, backward.parameters):
                     parameter.grad = self._revive(reel, slot, like)
-                else:
-                    unseen[id(parameter)] = UnseenGradient(*self._survive(reel, slot, like, "gradient"), functools.partial(_refuse, self.module))
+            else:
+                numbers = [place.numbers[slot] for slot in backward.gradients]
+                self._outlive(reel, list(zip(backward.gradients, numbers)))
+                self.recorder.unseen_gradients.add(parameters, numbers, [self.slots[slot] for slot in backward.gradients], self.module)
             return [self._give(reel, item) for item in backward.returned]
 
     def _give(self, reel: Reel, item: tuple[int, torch.Tensor] | None) -> torch.Tensor | None:
@@ -390,18 +381,6 @@ class _Run:
             assert again.reel.births == segment.reel.births
             found = segment.backwards[specs] = again.backwards[specs]
         return found
-
-
-def find_parameter(module: nn.Module, path: str) -> nn.Parameter:
-    """The parameter at a path below ``module``."""
-    *owners, name = path.split(".")
-    for owner in owners:
-        child = module._modules[owner]
-        assert child is not None
-        module = child
-    parameter = module._parameters[name]
-    assert parameter is not None
-    return parameter
 
 
 class _Block(torch.autograd.Function):

@@ -22,6 +22,7 @@ from .cache_slot import CacheLike, CacheRefused, Index, Slot, TrialCache, indexe
 from .event import BORN, CALLED, DIED, Event
 from .hold import Hold
 from .log import Log, LogNode
+from .module_walk import walk_modules
 from .recorder import Recorder
 from .reel import Reel
 from .step_replay import Footprint
@@ -84,8 +85,11 @@ class Backward:
     reel: Reel
     incoming: list[bool]                              #: for each differentiable output, whether a gradient of it takes a slot
     returned: list[tuple[int, torch.Tensor] | None]   #: per tensor input: slot and a tensor like its gradient
-    parameters: list[tuple[str, int, torch.Tensor]]   #: path, slot and a tensor like its gradient
+    parameters: list[tuple[int, str, int, torch.Tensor]]  #: place of its module, name, slot and a tensor like its gradient
     dying: set[int]                                   #: slots of inputs and outputs that autograd lets go of
+
+    def __post_init__(self) -> None:
+        self.gradients = [slot for _, _, slot, _ in self.parameters]
 
 
 @dataclass
@@ -356,13 +360,16 @@ class Trial:
             returned.append(None if grad is None else (number_of(grad), template(grad)))
         kept = {r[0] for r in returned if r is not None}
         parameters = []
+        place_of = {path: i for i, (path, _) in enumerate(walk_modules(self.block))}
         for path, parameter in self.block.named_parameters():
             if parameter.grad is not None:
                 number = number_of(parameter.grad)
                 if number in kept:
                     raise Refused("gradients share memory")
                 kept.add(number)
-                parameters.append((path, number, template(parameter.grad)))
+                log.storages[number].category = "gradient"
+                owner, _, name = path.rpartition(".")
+                parameters.append((place_of[owner], name, number, template(parameter.grad)))
         self.kept.clear()
         ours = {n for n, life in log.storages.items()
                 if life.died is None and n >= 0 and life.nbytes and life.category not in ("parameter", "buffer")}
@@ -371,7 +378,7 @@ class Trial:
         if left:
             raise Refused(f"{len(left)} tensors outlive its backward pass")
         born = {what for kind, what in events if kind == BORN}
-        if not {n for _, n, _ in parameters} <= born or not kept <= born | {n for n in self.incoming if n is not None}:
+        if not {n for _, _, n, _ in parameters} <= born or not kept <= born | {n for n in self.incoming if n is not None}:
             raise Refused("a gradient was not made in its backward pass")
         slot_of = dict(segment.reel.slot_of)
         outputs = {o[0] for o in segment.outputs if isinstance(o, tuple)}
@@ -382,7 +389,7 @@ class Trial:
         reel = Reel(log, events, slot_of, first + len(self.incoming), inner, dict(segment.reel.elsewhere), self.main.memory)
         dying = {stop.slot for stop in reel.stops if 0 <= stop.slot < first}
         return Backward(reel, [n is not None for n in self.incoming], [None if r is None else (slot_of[r[0]], r[1]) for r in returned],
-                        [(path, slot_of[n], like) for path, n, like in parameters], dying)
+                        [(place, name, slot_of[n], like) for place, name, n, like in parameters], dying)
 
 
 def _divide(log: Log, first_node: int, slot_of: dict[int, int], inputs: list[int], reel: Reel,

@@ -12,10 +12,12 @@ from torch.utils import _pytree as pytree
 from analyzer.errors import InputError
 
 from .hold import Hold
+from .module_walk import walk_modules
 from .options import ProfileOptions
 from .event import Event
 from .recorder import Recorder, tensors_in
 from .step_replay import Footprint, StepReplay
+from .unseen_gradient import UnseenGradients
 
 _PLAIN = (torch.Tensor, str, int, float, bool, complex, type(None), torch.dtype, torch.device)  # arguments that a forward pass cannot change
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -98,11 +100,11 @@ class EagerStep:
 
     def _run_watched(self) -> StepReplay | None:
         """Run the model once; the result plays it again, None where a later step could differ from this one."""
-        recorder, modules = self.recorder, list(self.model.modules())
+        recorder, modules = self.recorder, [module for _, module in walk_modules(self.model)]
         before = Footprint(modules)
         events: list[Event] = []
         recorder.events = events
-        recorder.unseen_gradients = {} if self._drops_gradients() else None
+        recorder.unseen_gradients = UnseenGradients(recorder) if self._drops_gradients() else None
         try:
             self._run_model()
             self._drop_gradients()
@@ -127,9 +129,7 @@ class EagerStep:
             return
         with self.recorder.during("zero_grad"):
             if self._drops_gradients():
-                for parameter in self.parameters:
-                    self.recorder.drop_unseen(parameter)
-                    parameter.grad = None
+                (self.recorder.unseen_gradients or UnseenGradients(self.recorder)).drop(self.parameters)
             else:
                 with torch._C._EnableTorchFunction():
                     self.model.zero_grad(set_to_none=self.options.set_to_none)

@@ -151,10 +151,9 @@ class Log:
     _named: int = 0
     _names: dict[str, int] = field(default_factory=dict)
 
-    def expect(self, number: int, nbytes: int, claim: str, category: str = "") -> None:
+    def expect(self, number: int, nbytes: int, claim: str) -> None:
         """Take note of a storage that was played and outlives the playing: its birth is written out later, its death may come before."""
-        life = self.storage_table[number] = StorageLife(self.life_table, number, nbytes, nbytes, 0, claim, 0, -1, "", -1, -1, 0)
-        life.category = category
+        self.storage_table[number] = StorageLife(self.life_table, number, nbytes, nbytes, 0, claim, 0, -1, "", -1, -1, 0)
 
     def add_life(self, life: StorageLife) -> None:
         """Write out the birth of a storage that was played."""

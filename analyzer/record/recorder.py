@@ -4,7 +4,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -21,24 +21,17 @@ from analyzer.meta.storage import MetaStorage, find_storage
 from .autograd_node import current_backward_node, next_sequence_number
 from .event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, Event
 from .log import Log, LogModule, LogModuleCall, LogNode, PhaseRecord, Shortage
+from .module_walk import walk_modules
 from .progress import report_progress
 from .row_name import identifier
 from .sequence_index import SequenceIndex
 from .storage_life import StorageLife
+from .unseen_gradient import UnseenGradients
 
 _ROOT = 0
 COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _DETACH = torch.ops.aten.detach.default
 FAILED = object()  #: what a module's call gave that ended with an exception
-
-
-class UnseenGradient(NamedTuple):
-    """A gradient that was played and is no tensor: what the books need to free it, and what to do where that was wrong."""
-
-    number: int
-    claim: torch.device
-    block: Any
-    refuse: Callable[[], None]
 
 
 class Recorder:
@@ -74,7 +67,7 @@ class Recorder:
         self.first_node = 0  #: of the present step
         self.watched: set[int] = set()  #: storages; `touched` is told of a forward call that reads one
         self.touched: Callable[[int], None] = lambda number: None
-        self.unseen_gradients: dict[int, UnseenGradient] | None = None  #: of parameters, by id; None where somebody may look at gradients
+        self.unseen_gradients: UnseenGradients | None = None  #: None where somebody may look at gradients
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
         self.creates_graph = False  #: the running backward pass is itself differentiated
         self.shortage: Shortage | None = None  #: the last time that memory ran out
@@ -131,7 +124,7 @@ class Recorder:
 
     def _collect_modules(self, root: torch.nn.Module, prefix: str = "") -> None:
         index_of_path = self.log.index_of_path
-        for path, module in root.named_modules(prefix=prefix):
+        for path, module in walk_modules(root, prefix):
             parent = None if path == "" else index_of_path[path.rpartition(".")[0]]
             index_of_path[path] = self._module_index[id(module)] = len(self.log.modules)
             self.log.modules.append(LogModule(path, type(module).__name__, parent))
@@ -185,19 +178,23 @@ class Recorder:
 
     def own_parameters(self, root: torch.nn.Module) -> None:
         """Mark the storages of the model's parameters and buffers (they must be the mode's own by now)."""
-        for path, module in root.named_modules():
+        lives, number_of_label = self.log.storage_table, self.log.number_of_label
+        for path, module in walk_modules(root):
             index = self._module_index[id(module)]
             for category, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for name, tensor in tensors.items():
                     if tensor is None or tensor.layout is not torch.strided or is_lazy(tensor):
                         continue
-                    life = self._life(tensor)
                     self._parameter_owner.setdefault(id(tensor), index)
-                    if life is not None and not life.category:
-                        life.category, life.module, life.label = category, index, f"{path}.{name}".lstrip(".")
-                    if life is not None:
-                        self.log.number_of_label[f"{path}.{name}".lstrip(".")] = life.number
-                        life.requires_grad = tensor.requires_grad
+                    storage = self.storage_of(tensor)
+                    life = None if storage is None else lives.get(storage.number)
+                    if life is None:
+                        continue
+                    label = f"{path}.{name}" if path else name
+                    if not life.category:
+                        life.belongs(category, label, index)
+                    number_of_label[label] = life.number
+                    life.requires_grad = tensor.requires_grad
 
     def mark(self, tensors: Any, category: str, label: str = "") -> None:
         """Put the storages of ``tensors`` that have no category yet into ``category``."""
@@ -212,7 +209,7 @@ class Recorder:
     def storage_of(self, tensor: torch.Tensor) -> MetaStorage | None:
         """The storage of a strided tensor; None for one that is not in the books."""
         storage = find_storage(tensor)
-        return storage if isinstance(storage, MetaStorage) else None
+        return storage if type(storage) is MetaStorage else None
 
     def _life(self, tensor: torch.Tensor) -> StorageLife | None:
         storage = self.storage_of(tensor)
@@ -451,15 +448,6 @@ class Recorder:
         if life is not None:
             life.died = log.events
             life.died_call = len(log.call_slots)
-
-    def drop_unseen(self, parameter: torch.Tensor) -> None:
-        """The gradient of ``parameter``, if one was played that nobody looks at, is freed."""
-        found = None if self.unseen_gradients is None else self.unseen_gradients.pop(id(parameter), None)
-        if found is not None:
-            if parameter.grad is not None:  # another one came later, to be added to it
-                found.refuse()
-            self._note_death(found.number)
-            self.space.give_back(found.claim, found.block)
 
     def watch_peak(self, workspace_bytes: int) -> None:
         """Note the highest use so far, and the workspace that is part of it."""

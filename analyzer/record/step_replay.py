@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -25,6 +26,10 @@ from .reel import START, ActWriter, Reel, act_on
 from .storage_life import StorageLife
 
 
+_SIZED = frozenset({list, dict, set, OrderedDict})
+_PLAIN = frozenset({str, int, float, bool, type(None), tuple})
+
+
 class Footprint:
     """What a forward pass could change that a later step would see; two that differ mean that the next step may differ."""
 
@@ -32,9 +37,10 @@ class Footprint:
         self._attributes: list[tuple[list[str], list[Any]]] = []
         self._sizes: list[int] = []
         for module in modules:
-            values = list(module.__dict__.values())
-            self._attributes.append((list(module.__dict__), values))
-            self._sizes += [len(value) for value in values if isinstance(value, (list, dict, set))]
+            contents = module.__dict__
+            values = list(contents.values())
+            self._attributes.append((list(contents), values))
+            self._sizes += [len(value) for value in values if type(value) in _SIZED or type(value) not in _PLAIN and isinstance(value, (list, dict, set))]
         self._random = random.getstate()
 
     def is_like(self, other: Footprint) -> bool:

@@ -120,6 +120,11 @@ class StorageLife:
     node = _Number("that made it, an index in `Log.nodes`")
     module = _Number("that made it, an index in `Log.modules`")
 
+    def belongs(self, category: str, label: str, module: int) -> None:
+        """Set what it is for, its name and the module that holds it."""
+        table, row = self.table, self.row
+        table.category[row], table.labels[row], table.module[row] = table.code(category), label, module
+
     @property
     def label(self) -> str:
         """Its name, where it has one."""
