@@ -54,7 +54,7 @@ class Problem:
     last_saver: np.ndarray
     last_reader: np.ndarray
     readers: tuple[tuple[int, ...], ...]
-    first_user: np.ndarray                 #: the first atom after its maker that computes with the value, not only views it; -1 if none
+    users: tuple[tuple[int, ...], ...]     #: the atoms after its maker that compute with the value, not only view it
     savers: tuple[tuple[int, ...], ...]
     backward_bytes: np.ndarray
     forward_bytes: np.ndarray
@@ -131,7 +131,7 @@ class _Reader:
             first_saver=np.array([s[0] if s else count + 1 for s in saved_by], dtype=np.int64),
             last_saver=np.array([s[-1] if s else -1 for s in saved_by], dtype=np.int64),
             last_reader=np.array([r[-1] if r else -1 for r in read_by], dtype=np.int64), readers=tuple(read_by),
-            first_user=self._first_users(atom_of, order, maker), savers=tuple(saved_by),
+            users=self._users(atom_of, order, maker), savers=tuple(saved_by),
             backward_bytes=backward, forward_bytes=forward, incoming_bytes=incoming,
             fwd_cost=sum(c.cost for atom in calls for c in atom), node_of=self._results(order), uncounted=uncounted)
 
@@ -218,15 +218,16 @@ class _Reader:
                 readers.setdefault(number, set()).add(atom_of[-1])
         return readers
 
-    def _first_users(self, atom_of: Sequence[int], order: Sequence[int], maker: np.ndarray) -> np.ndarray:
+    def _users(self, atom_of: Sequence[int], order: Sequence[int], maker: np.ndarray) -> tuple[tuple[int, ...], ...]:
         made = {number: int(atom) for number, atom in zip(order, maker)}
-        found: dict[int, int] = {}
+        found: dict[int, set[int]] = {}
         for i, call in enumerate(self.log.calls):
             if call.phase == "forward":
+                atom = atom_of[self.place_of_call[i]]
                 for number in call.inputs:
-                    if number in made and number not in call.outputs and atom_of[self.place_of_call[i]] > made[number]:
-                        found.setdefault(number, atom_of[self.place_of_call[i]])
-        return np.array([found.get(v, -1) for v in order], dtype=np.int64)
+                    if number in made and number not in call.outputs and atom > made[number]:
+                        found.setdefault(number, set()).add(atom)
+        return tuple(tuple(sorted(found.get(v, ()))) for v in order)
 
     def _results(self, order: Sequence[int]) -> tuple[str, ...]:
         made: dict[int, str] = {}

@@ -92,11 +92,12 @@ class UnitMaker:
         self.start = np.searchsorted(problem.maker, np.arange(count + 2))  # first value of each atom
         self.last_use = np.maximum(problem.last_saver, problem.last_reader)
         self.pinned_before = np.concatenate([[0], np.cumsum(problem.pinned)])
-        # values that nothing saves, by the atom that computes with them first: a region holds them as its arguments
+        # values that nothing saves, by the atoms that compute with them: a region holds them as its arguments (two regions hold one value
+        # only once, but which of them is first with it depends on how the program before them is divided)
         self.arguments: list[list[int]] = [[] for _ in range(count + 1)]
         for v in np.flatnonzero(~problem.saved):
-            if problem.first_user[v] >= 0:
-                self.arguments[problem.first_user[v]].append(int(v))
+            for atom in problem.users[v]:
+                self.arguments[atom].append(int(v))
         unsaved = np.flatnonzero(~problem.saved & (problem.last_reader > problem.maker))
         self.unsaved_maker, self.unsaved_reader, self.unsaved_bytes = (
             problem.maker[unsaved], problem.last_reader[unsaved], problem.nbytes[unsaved])

@@ -14,6 +14,7 @@ from analyzer.errors import InputError, ProfileFormatError
 from analyzer.solver import InfeasibleBudgetError, Plan, Planner, measure_step, solve
 from analyzer.solver.application import CheckpointedForward
 from analyzer.solver.kept_product import KeepProducts
+from analyzer.solver.unit import UnitMaker, peak_bytes
 
 from .plan_model import MODELS, build, take_step
 
@@ -275,3 +276,28 @@ def test_results_can_wait_on_the_host():
     assert_same(take_step(plan.apply(gm), model, inputs), take_step(model, model, inputs))
     with pytest.raises(InputError, match="needs a device whose PCIe bandwidth is known"):
         Planner(gm, (), inputs, offload=True)
+
+
+def test_a_value_that_nothing_saves_is_held_by_each_later_checkpoint_that_computes_with_it():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+        def forward(self, x):
+            y = nn.functional.group_norm(x, 4).transpose(1, 2)  # each layer saves a contiguous copy of its own
+            return sum([layer(y).exp() for layer in self.layers])
+
+    inputs = {"x": torch.empty(8, 64, 128, device="meta")}
+    gm = symbolic_trace(Branches(), meta_args=inputs)
+    planner = Planner(gm, (), inputs)
+    problem = planner.problem(whole=False)
+    ends = [i for i, atom in enumerate(problem.atoms) if atom[-1].startswith("exp")]
+    make = UnitMaker(problem)
+    spans = list(zip([0, *(e + 1 for e in ends)], ends))
+    division = [make.regions(a, b)[0] for a, b in spans]
+    division += [make.plain(ends[-1] + 1, len(problem) - 1)] * (ends[-1] + 1 < len(problem)) + [make.plain(len(problem), len(problem))]
+    y = 8 * 64 * 128 * 4
+    assert [u.held_bytes // y for u in division[:3]] == [1, 2, 2]  # the result, and y where it comes from outside
+    plan = planner._plan(division, 0, "activations", "chain", None)
+    assert plan.planned.peak_activation_bytes <= peak_bytes(division)
