@@ -33,17 +33,21 @@ class RegionStack:
         self.replays_checkpoints = replays_checkpoints
         self.frames = [Frame((), 0)]
         self._autocasts: list[AutocastRegion] = []
-        self._numbers = {"autocast": 0, "checkpoint": 0}
+        self.numbers = {"autocast": 0, "checkpoint": 0}  #: how many of each there were
 
     @property
     def frame(self) -> Frame:
         """The innermost function."""
         return self.frames[-1]
 
+    def open_autocasts(self) -> list[AutocastRegion]:
+        """Those of the innermost function, outermost first."""
+        return self._autocasts[self.frame.autocasts:]
+
     def current(self) -> tuple[Region, ...]:
         """The regions of a node made now, outermost first."""
         frame = self.frame
-        region = (*frame.prefix, *self._autocasts[frame.autocasts:])
+        region = (*frame.prefix, *self.open_autocasts())
         mode = _grad_mode()
         return region if mode == frame.grad_mode else (*region, GradRegion(*mode))
 
@@ -65,5 +69,5 @@ class RegionStack:
             self._autocasts.pop()
 
     def _number(self, kind: str) -> int:
-        self._numbers[kind] += 1
-        return self._numbers[kind] - 1
+        self.numbers[kind] += 1
+        return self.numbers[kind] - 1

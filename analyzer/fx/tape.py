@@ -20,6 +20,7 @@ from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import claim_of
 
+from .block_copy import BlockCopies
 from .bias_split import register_bias_split, splits
 from .call_target import ApplyFunction, name_target
 from .codegen import RegionCodeGen
@@ -62,7 +63,7 @@ class Tape:
     """
 
     def __init__(self, state: MetaState, borrowed: Borrowed, replays_checkpoints: bool = False, splits_bias: bool = False,
-                 outlined: Mapping[Site, str] | None = None) -> None:
+                 outlined: Mapping[Site, str] | None = None, copies: bool = False) -> None:
         self.state, self.borrowed = state, borrowed
         self.outlined = outlined or {}           #: functions and modules that are one node, with the line that asks for what depends on data
         self.wanted: dict[Site, str] = {}        #: those that should be as well
@@ -81,9 +82,10 @@ class Tape:
         self._nodes: dict[int, fx.Node] = {}
         self._kept: list[Any] = []               # keeps what `_nodes` names by id alive
         self._held: dict[int, Tensor] = {}       # id(tensor without a node) -> what the graph module holds for it
-        self._dependent: set[fx.Node] = set()    # nodes whose contents depend on inputs, parameters or chance
+        self.dependent: set[fx.Node] = set()     #: nodes whose contents depend on inputs, parameters or chance
         self._active_impls: set[Any] = set()
         self._paths = {id(stand_in): path for group in (borrowed.parameters, borrowed.buffers) for path, stand_in, _ in group}
+        self.blocks = BlockCopies(self) if copies else None
 
     # -- what the mode calls -------------------------------------------------------------------------------------
 
@@ -204,7 +206,7 @@ class Tape:
     def follow(self, values: Any, results: Any) -> None:
         """Let ``results`` be what ``values`` are in the graph."""
         for value, result in zip(tensors_of(values), tensors_of(results)):
-            self._map(result, self.node_of(value))
+            self.map(result, self.node_of(value))
             self.sizes.set_dims(result, self.sizes.dims_of(value))
 
     @contextmanager
@@ -240,7 +242,7 @@ class Tape:
         """An argument of the forward, with what is inside it."""
         node = self.graph.create_node("placeholder", name, default, name=name.lstrip("*"))
         node.meta.update(region=(), module_path="", module_stack=(), source=None)
-        self._dependent.add(node)
+        self.dependent.add(node)
         self._bind(value, node)
 
     def output(self, value: Any) -> None:
@@ -269,12 +271,16 @@ class Tape:
                 held = self._held[id(tensor)] = original if original is not None else self._constant(tensor)
             return self.attribute(tensor, "_tensor_constant", held)
         node = self._attribute_node(tensor, path)
-        self._dependent.add(node)
+        self.dependent.add(node)
         return node
 
     def find(self, value: Any) -> fx.Node | None:
         """The node of a tensor, or of a container that a call returned, if it has one."""
         return self._nodes.get(id(value))
+
+    def path_of(self, tensor: Tensor) -> str | None:
+        """The first path of a parameter or buffer of the root."""
+        return self._paths.get(id(tensor))
 
     def _constant(self, tensor: Tensor) -> Tensor:
         """The tensor that the graph module will hold for one that was not made by a recorded call."""
@@ -364,7 +370,7 @@ class Tape:
             self.state.assume(f"a size that depends on data is a constant of the graph, which raises where data gives another one, at {user_line()}")
             sizes = {d: tensor.shape[d] for d in sorted(dims)}
             node = self.create_from(NodeCall("call_function", keep_sizes, (self.node_of(tensor), sizes, user_line()), {}))
-            self._map(tensor, node)
+            self.map(tensor, node)
 
     def _with_structure(self, node: fx.Node, result: Any) -> fx.Node:
         """``node``, checked when it runs to give as many items as now, where it gives a container."""
@@ -374,7 +380,7 @@ class Tape:
     def _note_read(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         tensor = next(tensors_of(args), None)
         node = None if tensor is None else self._nodes.get(id(tensor))
-        if node is not None and node in self._dependent:
+        if node is not None and node in self.dependent:
             text = repr(result)
             text = text if len(text) < 60 else text[:57] + "..."
             self.state.assume(f"{func.__name__} of {node.name} was {text} when traced and is a constant of the graph at {user_line()}")
@@ -387,8 +393,8 @@ class Tape:
         name = str(getattr(call.target, "__name__", call.target)).rpartition(".")[2]
         if call.op == "call_module":
             node.meta["module_path"] = call.target
-        if name not in _SPEC_ONLY and not self._dependent.isdisjoint(node.all_input_nodes) or name.startswith(_RANDOM):
-            self._dependent.add(node)
+        if name not in _SPEC_ONLY and not self.dependent.isdisjoint(node.all_input_nodes) or name.startswith(_RANDOM):
+            self.dependent.add(node)
         return node
 
     def create_from(self, call: NodeCall) -> fx.Node:
@@ -404,7 +410,8 @@ class Tape:
         """Path of the module that runs."""
         return self.modules[-1][0] if self.modules else ""
 
-    def _map(self, tensor: Any, node: fx.Node) -> None:
+    def map(self, tensor: Any, node: fx.Node) -> None:
+        """Let ``node`` stand for a tensor, or for a container that a call returned."""
         self._nodes[id(tensor)] = node
         self._kept.append(tensor)
 
@@ -419,10 +426,10 @@ class Tape:
                 before = self._nodes.get(id(value))
                 if before is not None and before.meta["region"][:len(frame.prefix)] != frame.prefix:
                     frame.renamed.append((value, before))
-            self._map(value, node)
+            self.map(value, node)
             return
         if isinstance(value, tuple):
-            self._map(value, node)
+            self.map(value, node)
         for access, child in children(value):
             if holds_tensor(child):
                 accessor: Callable[..., Any] = getattr if access.attribute else operator.getitem
@@ -430,8 +437,8 @@ class Tape:
                 part.args = (node, access.key)
                 part.meta.update(node.meta)
                 self.optional.append(part)
-                if node in self._dependent:
-                    self._dependent.add(part)
+                if node in self.dependent:
+                    self.dependent.add(part)
                 self._bind(child, part, rename)
 
 

@@ -83,6 +83,7 @@ def _replacements() -> Iterator[Undo]:
     yield _replace(torch.jit.ScriptFunction, "__call__", _call_scripted(torch.jit.ScriptFunction.__call__))
     yield replace(autocast_mode.autocast, "__enter__", _enter_autocast)
     yield replace(autocast_mode.autocast, "__exit__", _exit_autocast)
+    yield replace(torch.autograd, "_engine_run_backward", _run_backward)
     yield from _function_replacements()
 
 
@@ -98,7 +99,9 @@ def _call_module(original: Any) -> Any:
         outlined = site is not None and site in tape.outlined
         if module is tape.borrowed.root or not outlined and (not tape.is_leaf(module) or tape.borrowed.lends_others(module)):
             with tape.module(path if path is not None else f"{tape.where()}.<{type(module).__name__}>".lstrip("."), kind):
-                return original(module, *args, **kwargs)
+                if tape.blocks is None:
+                    return original(module, *args, **kwargs)
+                return tape.blocks.call(module, args, kwargs, lambda: original(module, *args, **kwargs))
         target = tape.module_target(module)
         impl = find_leaf_impl(module)
 
@@ -149,6 +152,16 @@ def _apply_function(original: Any) -> Any:
         return tape.run_function(cls, args, kwargs, lambda a, k: real(*a, **k))
 
     return apply
+
+
+def _run_backward(original: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        state = current()
+        if state is not None and isinstance(state.tape, Tape) and state.tape.blocks is not None:
+            state.tape.blocks.keep_history()
+        return original(*args, **kwargs)
+
+    return run
 
 
 def _checkpoint_generator(original: Any) -> Any:

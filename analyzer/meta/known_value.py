@@ -6,6 +6,7 @@ need no care of their own: a view's value is a window on the storage's. Nothing 
 """
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,15 @@ def worth_following(numel: int) -> bool:
     return numel <= LARGEST_INTEGER
 
 
+class _Reads(threading.local):
+    """How often this thread asked for contents: what ran in between without asking did not depend on them."""
+
+    count = 0
+
+
+reads = _Reads()
+
+
 class Known:
     """The contents of one storage, as a flat tensor on CPU, computed at the first call of `flat`."""
 
@@ -52,6 +62,7 @@ class Known:
 
     def flat(self) -> torch.Tensor:
         """The elements in storage order."""
+        reads.count += 1
         if self._flat is None:
             pending: list[Known] = [self]  # a loop, because chains of in-place updates can be deeper than Python's stack
             while pending:
@@ -67,9 +78,9 @@ class Known:
         assert self._flat is not None
         return self._flat
 
-
     def number(self, dtype: torch.dtype) -> int | float | bool | complex | None:
         """The element of a storage of one, None for one of another dtype."""
+        reads.count += 1
         if self._number is None:
             flat = self.flat()
             if flat.dtype != dtype or flat.numel() != 1:

@@ -105,7 +105,7 @@ class BlockReuse:
             return NotImplemented
         leaves, structure = pytree.tree_flatten((args, kwargs))
         likes = [x if isinstance(x, (torch.Tensor, *_PLAIN)) else like_cache(x) or x for x in leaves]
-        inputs = _input_key(likes)
+        inputs = input_key(likes)
         if inputs is None:
             self.refusals["an argument is an object that its forward pass could change"] += 1
             return NotImplemented
@@ -243,7 +243,7 @@ def _is_plain_context() -> bool:
     return not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu") or saves_are_hooked() or torch.is_inference_mode_enabled())
 
 
-def _input_key(leaves: list[Any]) -> Hashable:
+def input_key(leaves: list[Any]) -> Hashable:
     """What of the arguments decides a block's record; None where an argument is more than a tensor or a plain value."""
     key: list[Any] = []
     groups: dict[int, int] = {}
