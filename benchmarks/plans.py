@@ -61,7 +61,7 @@ def equals(case: Case, plans: list[Plan]) -> list[bool]:
 
 
 def percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.2f} %"
+    return f"{100 * part / whole:.3f} %"
 
 
 def best_within(reference: dict[str, Any], peak: int, fwd_flops: int, bwd_flops: int) -> dict[str, int]:

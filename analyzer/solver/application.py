@@ -18,7 +18,7 @@ from analyzer.fx.saved_edit import set_saved
 from .kept_product import KeepProducts
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from .plan import Plan, PlanRegion
 
 
 def apply_to_graph(plan: Plan, gm: fx.GraphModule) -> fx.GraphModule:
@@ -27,7 +27,7 @@ def apply_to_graph(plan: Plan, gm: fx.GraphModule) -> fx.GraphModule:
     for i, region in enumerate(plan.regions):
         nodes = find_nodes(planned, region.nodes, f"plan of {plan.model}, checkpoint {i}")
         norms = (planned.get_submodule(str(n.target)) for n in nodes if n.op == "call_module")
-        set_region(planned, nodes, CheckpointRegion(i, context_fn=_context(region.keeps, norms)), recompile=False)
+        set_region(planned, nodes, CheckpointRegion(i, context_fn=_context(region, norms)), recompile=False)
     if plan.offloads:
         set_saved(planned, plan.offloads, "offload", recompile=False)
     planned.recompile()
@@ -41,24 +41,24 @@ def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
     return copied
 
 
-def _context(keeps: tuple[int, ...], modules: Iterable[nn.Module]) -> KeepProducts | None:
+def _context(region: PlanRegion, modules: Iterable[nn.Module]) -> KeepProducts | None:
     norms = tuple(m for m in modules if isinstance(m, _NormBase) and m.track_running_stats)
-    return KeepProducts(keeps, norms) if keeps or norms else None
+    return KeepProducts(region.keeps, norms, region.skips) if region.keeps or norms or region.skips else None
 
 
 class CheckpointedForward:
     """A module's forward under a checkpoint; it takes the place of ``forward`` on the module, whose class and hooks stay."""
 
-    def __init__(self, module: nn.Module, keeps: tuple[int, ...]) -> None:
+    def __init__(self, module: nn.Module, region: PlanRegion) -> None:
         self.module = module
         self.before = vars(module).get("forward")  #: what the user had put there
-        self.keeps = keeps
+        self.region = region
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = self.before or type(self.module).forward.__get__(self.module)
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        context = _context(self.keeps, self.module.modules())
+        context = _context(self.region, self.module.modules())
         options: dict[str, Any] = {} if context is None else {"context_fn": context}
         return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
@@ -81,7 +81,7 @@ def apply_to_modules(plan: Plan, model: nn.Module) -> nn.Module:
             raise InputError(f"plan.apply({type(model).__name__}): {region.module_path} is under a plan already; plan.undo(model) first")
         modules.append((module, region))
     for module, region in modules:
-        module.forward = CheckpointedForward(module, region.keeps)
+        module.forward = CheckpointedForward(module, region)
     return model
 
 

@@ -1,6 +1,7 @@
 """How a checkpointed region is run again: which products' results it keeps, and running statistics that are not updated twice."""
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,8 @@ def is_product(op: Any) -> bool:
 class KeepProducts:
     """The ``context_fn`` of a checkpoint: keeps the results of the products with these ordinals and runs all else again.
 
-    Products are counted in the order in which the region calls them (`is_product`), so that the same plan holds where attention or
+    Products at ``skips`` are not run again either, and nothing is kept of them: their results are read outside of the region alone, and all that
+    a gradient needs of them are their inputs. In place of such a result there are NaNs that take no memory. Products are counted in the order in which the region calls them (`is_product`), so that the same plan holds where attention or
     convolution run another kernel. What is written into a result in place right after (a bias, a mask) is kept with it. ``norms`` are
     normalization layers of the region whose running statistics the forward pass updates, once.
 
@@ -46,24 +48,30 @@ class KeepProducts:
 
     ordinals: tuple[int, ...] = ()
     norms: tuple[nn.Module, ...] = ()
+    skips: tuple[int, ...] = ()
 
     __name__ = "keep_products"  # in generated code
 
     def __call__(self) -> tuple[_Forward, _Again]:
-        kept = _Kept(frozenset(self.ordinals))
+        kept = _Kept(frozenset(self.ordinals), frozenset(self.skips))
         return _Forward(kept), _Again(kept, self.norms)
 
 
 class _Kept:
     """The results that one run of a region keeps."""
 
-    def __init__(self, ordinals: frozenset[int]) -> None:
-        self.ordinals = ordinals
+    def __init__(self, ordinals: frozenset[int], skips: frozenset[int]) -> None:
+        self.ordinals, self.skips = ordinals, skips
+        self.skipped: dict[int, tuple[torch.Size, torch.dtype]] = {}
         self.results: dict[int, Any] = {}
         self.versions: dict[int, list[int]] = {}
 
     def keep(self, ordinal: int, result: Any) -> None:
         self.results[ordinal] = tree_map_only(torch.Tensor, alias_with_version, result)
+
+    def note_skipped(self, ordinal: int, result: Any) -> None:
+        if isinstance(result, torch.Tensor) and result.is_floating_point():
+            self.skipped[ordinal] = result.shape, result.dtype
 
     def note_versions(self) -> None:
         """The region has run: what is written now, it did not write."""
@@ -100,6 +108,8 @@ class _Keeping(TorchDispatchMode):
         if is_product(func):
             if self.met in self.kept.ordinals:
                 self.kept.keep(self.met, result)
+            elif self.met in self.kept.skips:
+                self.kept.note_skipped(self.met, result)
             self.met += 1
         return result
 
@@ -118,6 +128,12 @@ class _Giving(TorchDispatchMode):
                 for tensor in _tensors(result):
                     self.given.put(tensor, True)
                 return result
+            if self.met - 1 in self.kept.skipped:
+                shape, dtype = self.kept.skipped[self.met - 1]
+                source = next(t for t in args if isinstance(t, torch.Tensor))
+                nothing = source.new_full((), math.nan, dtype=dtype).expand(shape)
+                self.given.put(nothing, True)
+                return nothing
         elif args and _writes_first(func) and self.given.find(args[0]):
             return args[0]  # it was kept as this left it
         return func(*args, **(kwargs or {}))
@@ -131,7 +147,7 @@ class _Forward:
         self.modes = ExitStack()
 
     def __enter__(self) -> None:
-        if self.kept.ordinals:
+        if self.kept.ordinals or self.kept.skips:
             self.modes.enter_context(_Keeping(self.kept))
 
     def __exit__(self, *exc: Any) -> None:
@@ -153,7 +169,7 @@ class _Again:
             setattr(m, "momentum", 0.0)  # the new statistics are the old ones
             if tracked is not None:
                 m._buffers["num_batches_tracked"] = None
-        if self.kept.ordinals:
+        if self.kept.ordinals or self.kept.skips:
             self.modes.enter_context(_Giving(self.kept))
 
     def __exit__(self, *exc: Any) -> None:

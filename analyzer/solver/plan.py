@@ -41,6 +41,7 @@ class PlanRegion:
     keeps: tuple[int, ...] = ()         #: ordinals, among the products (matrix products, convolutions, fused attention) that it calls, of
                                         #: those whose results are kept
     products: int = 0                   #: that it calls
+    skips: tuple[int, ...] = ()         #: ordinals of those that are not run again though nothing is kept of them: the region does not read them
     cost: float = 0.0                   #: of running it again, in units of the plan's objective
 
 

@@ -32,6 +32,7 @@ class CallInfo:
     is_product: bool       #: counts in the order by which a policy tells what to keep
     keep_bytes: int = -1   #: what keeping its result costs; -1 where it cannot be kept
     keep_value: int = -1   #: the value that it makes
+    first_use: int = -1    #: of a product with one result: the first atom that does more with it than view it; -1 where it must run
     written_value: int = -1  #: the value that it writes to in place; where that is kept, it does not run again
 
 
@@ -123,7 +124,7 @@ class _Reader:
         saved_by = [tuple(sorted(savers.get(v, ()))) for v in order]
         read_by = [tuple(sorted(readers.get(v, ()))) for v in order]
         maker = np.array([atom_of[self.maker_place[v]] for v in order], dtype=np.int64)
-        calls, uncounted = self._read_calls(atom_of, reads_of_call, index)
+        calls, uncounted = self._read_calls(atom_of, reads_of_call, index, self._first_uses(atom_of))
         backward, forward, incoming = self._transients(atom_of, maker, order)
         return Problem(
             atoms=tuple(map(tuple, atoms)), calls=calls, pinned=pinned, fences=self._fences(atom_of),
@@ -229,6 +230,26 @@ class _Reader:
                         found.setdefault(number, set()).add(atom)
         return tuple(tuple(sorted(found.get(v, ()))) for v in order)
 
+    def _first_uses(self, atom_of: Sequence[int]) -> dict[int, int]:
+        """For each value, the first atom that does more with it than to view it: its maker's, beyond making it, or one with a node that takes it."""
+        calls_of: list[list[OpCall]] = [[] for _ in range(self.end + 1)]
+        for i, call in enumerate(self.log.calls):
+            if call.phase == "forward":
+                calls_of[self.place_of_call[i]].append(call)
+        made = {n: [number for number, _ in self.log.nodes[self.rows[n.name]].outputs if number in self.maker_place] for n in self.nodes}
+        found: dict[int, int] = {}
+        for place, node in enumerate(self.nodes):
+            taken = {number for source in node.all_input_nodes for number in made.get(source, ())}
+            if not all(is_view(call) for call in calls_of[place]) or not calls_of[place]:  # no call at all: what it returns is not known to be a view
+                for number in taken:
+                    found.setdefault(number, atom_of[place])
+            for call in calls_of[place]:
+                for number in {*call.inputs} - {*call.outputs}:  # neither viewed nor written
+                    found.setdefault(number, atom_of[place])
+        for number in self.maker_place:
+            found.setdefault(number, atom_of[-1])
+        return found
+
     def _results(self, order: Sequence[int]) -> tuple[str, ...]:
         made: dict[int, str] = {}
         for node in self.nodes:
@@ -238,7 +259,7 @@ class _Reader:
         return tuple(made.get(v, "") for v in order)
 
     def _read_calls(self, atom_of: Sequence[int], reads: dict[int, set[int]],
-                    index: dict[int, int]) -> tuple[tuple[tuple[CallInfo, ...], ...], tuple[str, ...]]:
+                    index: dict[int, int], first_uses: dict[int, int]) -> tuple[tuple[tuple[CallInfo, ...], ...], tuple[str, ...]]:
         count = atom_of[-1]
         found: list[list[CallInfo]] = [[] for _ in range(count + 1)]
         changed = self._changed_after_use()
@@ -260,6 +281,7 @@ class _Reader:
                 (costs[i] or 0) + tie * traffic[i], saves=bool(reads.get(i)), saves_own=bool(own & reads.get(i, set())), is_product=product,
                 keep_bytes=sum(self.values[v].block_bytes for v in fresh) if keepable else -1,
                 keep_value=index[max(fresh, key=lambda v: self.values[v].block_bytes)] if keepable else -1,
+                first_use=first_uses.get(fresh[0], -1) if product and len(own) == len(fresh) == 1 else -1,
                 written_value=index[into[0]] if into else -1))
         return tuple(map(tuple, found)), tuple(uncounted)
 
@@ -317,6 +339,11 @@ def written(call: OpCall) -> list[int]:
     if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable:
         return []
     return [v for v in call.outputs if v in call.inputs]
+
+
+def is_view(call: OpCall) -> bool:
+    """Whether a call does nothing but show storages that it is given."""
+    return not written(call) and {*call.outputs} <= {*call.inputs}
 
 
 def running_statistics(call: OpCall) -> list[int]:

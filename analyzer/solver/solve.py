@@ -194,7 +194,7 @@ class Planner:
         paths = {} if self.granularity == "operator" else {span: path for span, path in module_spans(self.gm, problem)}
         regions = tuple(
             PlanRegion(tuple(name for atom in problem.atoms[u.first:u.last + 1] for name in atom), paths.get((u.first, u.last)), u.keeps,
-                       sum(c.is_product for atom in problem.calls[u.first:u.last + 1] for c in atom), u.cost)
+                       sum(c.is_product for atom in problem.calls[u.first:u.last + 1] for c in atom), u.skips, u.cost)
             for u in units if u.is_region)
         offloads = tuple(name for u in units for name in u.offloads)
         assumed = [f"the cost of {op} is not known and taken as 0" for op in problem.uncounted] if regions else []

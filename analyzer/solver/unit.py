@@ -30,6 +30,7 @@ class Unit:
     held_bytes: int         #: that it adds to what is held until its backward has run
     work_bytes: int         #: most that its forward or backward needs on top of what units before it hold
     keeps: tuple[int, ...] = ()
+    skips: tuple[int, ...] = ()     #: ordinals of products that are not run again, as nothing in the unit needs their results
     offloads: tuple[str, ...] = ()  #: nodes of a plain unit whose saved results wait on the host
 
 
@@ -165,25 +166,32 @@ class UnitMaker:
         held = int(p.nbytes[here][crossing].sum()) + argument_bytes
         again = max(self._backward_peak(first, last, recomputed), int(p.incoming_bytes[last]) + self._forward_peak(first, last, recomputed))
         work = max(argument_bytes + again, self.passing_unsaved(first) + self._forward_peak(first, last, np.zeros_like(recomputed)))
-        cost = sum(c.cost for c in executed)
-        units = [Unit(first, last, True, cost, held, work)]
-        ordinals = [i for i, c in enumerate(calls) if c.is_product]
-        kept = [(ordinal, calls[i]) for ordinal, i in enumerate(ordinals) if calls[i].keep_bytes >= 0 and i < len(executed)]
         writing: dict[int, float] = {}  # of what writes to each value in place
         for c in executed:
             if c.written_value >= 0:
                 writing[c.written_value] = writing.get(c.written_value, 0.0) + c.cost
-        options = []
-        for ordinal, call in kept:
+        cost = sum(c.cost for c in executed)
+        ordinals = [i for i, c in enumerate(calls) if c.is_product]
+        options, skips = [], []
+        for ordinal, i in enumerate(ordinals):
+            call = calls[i]
+            if call.keep_bytes < 0 or i >= len(executed):
+                continue
+            own_cost = call.cost + writing.get(call.keep_value, 0.0)
+            if call.first_use > last and not recomputed[call.keep_value - here.start]:
+                skips.append(ordinal)
+                cost -= own_cost
+                continue
             is_held = bool(crossing[call.keep_value - here.start])
             extra = call.keep_bytes - (int(p.nbytes[call.keep_value]) if is_held else 0)
-            options.append((call.cost + writing.get(call.keep_value, 0.0), extra, ordinal, 0 if recomputed[call.keep_value - here.start] else call.keep_bytes))
+            options.append((own_cost, extra, ordinal, 0 if recomputed[call.keep_value - here.start] else call.keep_bytes))
+        units = [Unit(first, last, True, cost, held, work, skips=tuple(skips))]
         options.sort(key=lambda o: -o[0] / max(o[1], 1))
         for n in sorted({round(len(options) * share / (_MOST_SHARES - 1)) for share in range(1, _MOST_SHARES)}):
             taken = options[:n]
             if taken:
                 units.append(Unit(first, last, True, cost - sum(o[0] for o in taken), held + sum(o[1] for o in taken),
-                                  work + sum(o[3] for o in taken), tuple(sorted(o[2] for o in taken))))
+                                  work + sum(o[3] for o in taken), tuple(sorted(o[2] for o in taken)), tuple(skips)))
         return units
 
     def _crosses_fence(self, first: int, last: int) -> bool:
