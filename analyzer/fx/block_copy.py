@@ -307,13 +307,14 @@ class _Objects:
     """The objects and containers that a block's modules hold, which are no modules or tensors: state that blocks may share and change."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
-        held = {id(v): v for m in modules for k, v in m.__dict__.items() if k not in _REGISTERED and (type(v) in _CONTAINERS and v or is_plain_object(v))}
-        self.held = list(held.values())
+        values = {id(v): v for m in modules for k, v in m.__dict__.items() if k not in _REGISTERED and type(v) not in _PLAIN}.values()
+        self.empty = [v for v in values if type(v) in _CONTAINERS and not v]
+        self.held = [v for v in values if (v if type(v) in _CONTAINERS else is_plain_object(v))]
         self.contents = [_contents_of(v, _OBJECT_DEPTH) for v in self.held]
 
     def are_same(self) -> bool:
         """Whether their contents are what they were."""
-        return all(_contents_of(v, _OBJECT_DEPTH) == contents for v, contents in zip(self.held, self.contents))
+        return not any(self.empty) and all(_contents_of(v, _OBJECT_DEPTH) == contents for v, contents in zip(self.held, self.contents))
 
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
@@ -323,7 +324,7 @@ _OBJECT_DEPTH = 2  # an object and the containers in it; what these hold is know
 
 def _contents_of(value: Any, depth: int) -> Any:
     """What a change of an object or a container changes."""
-    if type(value) in _PLAIN or value is None:
+    if type(value) in _PLAIN:
         return type(value), value
     if depth and type(value) in (*_CONTAINERS, tuple):
         items = value.items() if isinstance(value, dict) else enumerate(value)

@@ -454,3 +454,35 @@ class TwoHeads(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.scores(x), self.boxes(x)
+
+
+class MethodWithLayers(nn.Module):
+    """A method of the root, which asks for what depends on data, uses layers and weights of the root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.BatchNorm1d(4)])
+        self.gain, self.unused = nn.Parameter(torch.ones(4)), nn.Linear(2, 2)
+        self.register_buffer("shift", torch.ones(4))
+
+    def normalize(self, x: Tensor) -> Tensor:
+        if bool((x > 0).any()):
+            x = self.layers[1](x) * self.gain + self.shift
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.normalize(self.layers[0](x)).sum()
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_graph_that_calls_a_method_of_the_root_holds_what_the_root_holds(traced_like: Any, copied: bool) -> None:
+    model = MethodWithLayers()
+    gm = traced_like(model, {"x": torch.ones(3, 4)}, other={"x": -torch.rand(3, 4)})
+    assert any("normalize" in str(n.target) for n in gm.graph.nodes)
+    if copied:
+        gm = copy.deepcopy(gm)
+        assert gm._root0.module.layers[1] is gm.get_submodule("layers.1") and gm._root0.module is not model
+    assert [n for n, _ in gm.named_parameters()] == [n for n, _ in model.named_parameters()]
+    assert [n for n, _ in gm.named_buffers()] == [n for n, _ in model.named_buffers()]
+    gm(torch.rand(3, 4))
+    assert int(gm.get_buffer("layers.1.num_batches_tracked")) == 1
