@@ -125,7 +125,7 @@ class BlockCopies:
         candidate = self._candidates.get(id(module))
         if candidate is None or self._trying:
             return run()
-        with torch._C.DisableTorchFunction():  # the books are none of the mode's business
+        with self.tape.pause(), torch._C.DisableTorchFunction():  # of the books, which also read properties, nothing is written down
             call = self._describe(args, kwargs)
             if call is None or self.tape.borrowed.lends_others(module):
                 return self._run(run)
@@ -142,8 +142,13 @@ class BlockCopies:
             return self._try(candidate, args, kwargs, call, run, variants)
 
     def _run(self, run: Callable[[], Any]) -> Any:
-        with torch._C._EnableTorchFunction():
-            return run()
+        """Run the block as if nobody had looked at it."""
+        paused, self.tape.paused = self.tape.paused, 0
+        try:
+            with torch._C._EnableTorchFunction():
+                return run()
+        finally:
+            self.tape.paused = paused
 
     def _describe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
         """The call, with a key of all that is not the block's own; None where it is given or surrounded by something that is not understood."""
@@ -167,7 +172,7 @@ class BlockCopies:
                        for t, n in zip(tensors, inputs)])
         autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cuda", "cpu"))
         context = (torch.is_grad_enabled(), frame.grad_mode, bool(frame.prefix), autocast, torch.is_autocast_cache_enabled(), torch.get_default_dtype(),
-                   torch.get_default_device(), torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack(), user_line())
+                   torch.get_default_device(), torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack(), tape.active_impls(), user_line())
         self._kept += [(s.known, s.drawn_from) for t in tensors if (s := t.untyped_storage()).known is not None or s.drawn_from is not None]  # type: ignore[attr-defined]
         return _Call((key, structure, alike, context), leaves, structure, tensors, inputs)
 
@@ -391,11 +396,12 @@ def _list_places(candidate: _Candidate) -> Iterator[tuple[Place, str]]:
 
 
 class _Survey(NamedTuple):
-    """A module with all below it: the modules, how many are leaves, and whether all are registered there and hold plain stand-ins."""
+    """A module with all below it: the modules, how many are leaves, whether all are registered there and hold plain stand-ins, and what these claim."""
 
     modules: list[nn.Module]
     leaves: int
     plain: bool
+    claims: frozenset[torch.device]
 
 
 def _find_candidates(tape: Tape) -> Iterator[tuple[int, _Candidate]]:
@@ -409,7 +415,7 @@ def _find_candidates(tape: Tape) -> Iterator[tuple[int, _Candidate]]:
     memo: dict[int, int | None] = {}
     numbers: dict[Hashable, int] = {}
     settings: dict[int, Hashable] = {}
-    keys = {id(m): (structure, _settings_of(found[id(m)].modules, settings)) for m in modules
+    keys = {id(m): (structure, found[id(m)].claims, _settings_of(found[id(m)].modules, settings)) for m in modules
             if (structure := structure_key(m, memo, numbers)) is not None}
     counts = Counter(keys.values())
     saved = {i: (counts[key] - 1) * (found[i].leaves - _LEAVES_OF_A_COPY) for i, key in keys.items()}
@@ -436,18 +442,22 @@ def _survey(module: nn.Module, paths: dict[int, str], found: dict[int, _Survey])
     known = found.get(id(module))
     if known is not None:
         return known
-    found[id(module)] = _Survey([], 0, False)  # a module that holds itself
+    found[id(module)] = _Survey([], 0, False, frozenset())  # a module that holds itself
     path = paths.get(id(module), "")
     modules, leaves, plain = [module], 0 if module._modules else 1, True
+    claims: set[torch.device] = set()
     for held in (module._parameters, module._buffers):
         for tensor in held.values():
-            if tensor is not None and (type(tensor) is not MetaTensor or not tensor.__dict__.keys() <= _OWN_ATTRIBUTES):
+            if type(tensor) is MetaTensor and tensor.__dict__.keys() <= _OWN_ATTRIBUTES:
+                claims.add(tensor.device)
+            elif tensor is not None:
                 plain = False
     for name, child in module._modules.items():
         if child is not None:
             below = _survey(child, paths, found)
             modules += below.modules
             leaves += below.leaves
+            claims |= below.claims
             plain = plain and below.plain and paths.get(id(child)) == (f"{path}.{name}" if path else name)
-    survey = found[id(module)] = _Survey(modules, leaves, plain)
+    survey = found[id(module)] = _Survey(modules, leaves, plain and len(claims) < 2, frozenset(claims))
     return survey

@@ -140,6 +140,10 @@ class Tape:
     def is_inside_impl(self, func: Any) -> bool:
         return func in self._active_impls
 
+    def active_impls(self) -> frozenset[Any]:
+        """Functions in whose implementation for tracing the code is that runs now."""
+        return frozenset(self._active_impls)
+
     # -- what the patches call -----------------------------------------------------------------------------------
 
     def run_leaf(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run, module: nn.Module | None = None) -> Any:

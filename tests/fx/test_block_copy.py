@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from analyzer import symbolic_trace
+from analyzer import MetaTensorMode, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.fx.block_copy import BlockCopies
 from analyzer.fx.tape import Tape
@@ -443,6 +443,17 @@ class UsesKnown(Model):
         return x
 
 
+class Computes(Block):
+    """Has a property that calls torch."""
+
+    @property
+    def gate(self) -> Tensor:
+        return self.scale.sigmoid()
+
+    def forward(self, x: Tensor) -> Any:
+        return x + self.body(x) * self.gate
+
+
 class SharedLayer(Block):
     layer = nn.Linear(4, 4)
 
@@ -537,6 +548,7 @@ COPIED_NOT: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "fills a list": (lambda: GivesList(TakesList), 0),
     "changes an object": (lambda: GivesObject(TakesObject), 0),
     "known output": (lambda: UsesKnown(KnownOutput), 0),
+    "computes a property": (lambda: Model(Computes), 0),
     "shared layer": (lambda: Model(SharedLayer), 0),
     "called again": (lambda: OneBlock(Block), 0),
     "tied parameter": (lambda: Tied(Block), 0),
@@ -572,6 +584,25 @@ def test_other_blocks_are_run(every_block: None, blocks: list[BlockCopies], name
             if name not in ("counts its calls", "writes shared state", "writes a shared list"):  # whose runs differ from each other
                 for part in expected:
                     assert_equal(got[part], expected[part], f"{name} {part}")
+
+
+class Moves(Model):
+    def forward(self, x: Tensor) -> Any:
+        x = x * self.gain
+        for block in self.blocks:
+            x = block(x.to(block.scale.device))  # type: ignore[arg-type,union-attr]
+        return x
+
+
+def test_blocks_on_another_device_are_others(every_block: None, blocks: list[BlockCopies]) -> None:
+    with MetaTensorMode():
+        model = Moves(Block, 6).cuda()
+        model.blocks[3:].to("cuda:1")
+        x = torch.empty(2, 3, 4, device="cuda")
+        graphs = trace_both(model, {"x": x})
+    assert_same_graph(*graphs)
+    assert {key[0][1] for key in blocks[0]._known} == {frozenset({torch.device("cuda", i)}) for i in range(2)}
+    assert sum(blocks[0]._copies.values()) == 4
 
 
 def test_an_error_is_told_of_a_forward_that_was_run_whole(every_block: None, blocks: list[BlockCopies]) -> None:
