@@ -39,7 +39,7 @@ class Borrowed:
     ``parameters`` and ``buffers`` list (path, stand-in, original) as ``named_parameters()`` and ``named_buffers()`` do:
     a tensor that the module holds under several names is listed once, under the first. ``attributes`` pairs stand-ins with originals
     for tensors of plain attributes (also inside lists and dicts) and of modules that are not registered. ``modules`` maps
-    id(module) to its first path, registered modules only. ``root`` is the module to call: what a compiled one wraps.
+    id(module) to its first path, registered modules only, ``by_path`` the other way. ``root`` is the module to call: what a compiled one wraps.
     """
 
     def __init__(self, root: nn.Module, stand_ins: StandIns) -> None:
@@ -48,6 +48,7 @@ class Borrowed:
         self.buffers: list[Triple] = []
         self.attributes: list[tuple[Tensor, Tensor]] = []
         self.modules: dict[int, str] = {}
+        self.by_path: dict[str, nn.Module] = {}
         self.stand_ins = stand_ins
 
     def assigned(self) -> Iterator[tuple[str, str, Tensor]]:
@@ -289,6 +290,7 @@ class _Loan:
         named: set[int] = set()
         for path, module in walk_modules(borrowed.root):
             borrowed.modules[id(module)] = path
+            borrowed.by_path[path] = module
             prefix = path + "." if path else ""
             for tensors, target in ((module._parameters, borrowed.parameters), (module._buffers, borrowed.buffers)):
                 for name, stand_in in tensors.items():

@@ -16,12 +16,11 @@ Tensor = torch.Tensor
 def collect_contents(tape: Tape, borrowed: Borrowed) -> dict[str, Any]:
     """What the graph module holds, by path: modules, original tensors and constants."""
     originals = {path: original for group in (borrowed.parameters, borrowed.buffers) for path, _, original in group}
-    modules = {path: m for path, m in borrowed.root.named_modules()}
     targets = {n.target: None for n in tape.graph.nodes if n.op in ("call_module", "get_attr")}
     contents: dict[str, Any] = {}
     for target in targets:
         held = tape.constants.get(target, originals.get(target))
-        contents[target] = modules[target] if held is None else held
+        contents[target] = borrowed.by_path[target] if held is None else held
     if any(isinstance(held, HeldModule) for held in contents.values()):  # code of the root may use whatever the root has
         contents.update({name: child for name, child in borrowed.root._modules.items() if child is not None})
         contents.update({path: original for path, original in originals.items() if "." not in path})
