@@ -56,6 +56,8 @@ class ModuleShape:
 
 
 def _kernel_size(module: Any) -> tuple[int, ...] | None:
+    if "kernel_size" not in module.__dict__ and not hasattr(type(module), "kernel_size"):
+        return None  # a module looks long for an attribute that it has not
     size = getattr(module, "kernel_size", None)
     if isinstance(size, int):
         return (size,)

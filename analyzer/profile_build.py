@@ -157,7 +157,7 @@ def _aliases(log: Log, index: int, node: LogNode) -> tuple[str, ...]:
 
 
 def _inputs(log: Log) -> dict[str, TensorInfo]:
-    return {s.label: tensor_info(s.spec) for s in log.storage_table.values() if s.category == "input" and s.spec is not None}
+    return {s.label: tensor_info(s.spec) for s in log.lives_in("input") if s.spec is not None}
 
 
 def _phases(rows: dict[tuple[int, str], dict[str, Any]], step: int) -> dict[str, PhaseInfo]:

@@ -199,3 +199,22 @@ def test_nested_attention_asks_which_kernels_can_be_used():
 
     for name in ("can_use_flash_attention", "can_use_efficient_attention", "can_use_cudnn_attention"):
         assert name in inspect.getsource(sdpa._select_sdp_backend)
+
+
+def test_hooks_inside_an_optimizers_step_are_seen():
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    from analyzer.record.step_hook import has_step_hooks
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    assert not has_step_hooks(optimizer)
+    with_all = register_optimizer_step_pre_hook(lambda *_: None)
+    try:
+        assert has_step_hooks(optimizer)
+    finally:
+        with_all.remove()
+    for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+        own = register(lambda *_: None)
+        assert has_step_hooks(optimizer) and has_step_hooks(optimizer, known=0)
+        own.remove()
+        assert not has_step_hooks(optimizer)

@@ -20,6 +20,7 @@ from .dtype_rule import check_dtypes
 from .known_value import Call, Deferred, Known, ReadArgument, Result, Written, Zeros, covers_storage, small_enough, window_of, worth_following
 from .density import CHOOSING, chosen_among, drawn_contents, expected_counts, expected_density
 from .library_workspace import library_needs, take_library_workspaces
+from .list_memo import ListMemo
 from .mode_stack import DirectDispatchMode, without_modes
 from .operator_info import OperatorInfo, describe_operator
 from .output_cache import NEW, SAME, VIEW, Entry, make_recipes, spec_of, to_specs
@@ -86,7 +87,8 @@ class MetaDispatchMode(DirectDispatchMode):
         tensors: list[Tensor] = []
         storages: list[MetaStorage] = []
         key: Any = [func, pending]
-        if not _flatten(args, tensors, storages, key) or (kwargs and not _flatten_named(kwargs, tensors, storages, key)):
+        lists = state.lists
+        if not _flatten(args, tensors, storages, key, lists) or (kwargs and not _flatten_named(kwargs, tensors, storages, key, lists)):
             tensors.clear()
             storages.clear()
             args, kwargs = adopt_arguments(state, args), adopt_arguments(state, kwargs or {})
@@ -172,7 +174,10 @@ def _any_known(storages: list[MetaStorage]) -> bool:
     return False
 
 
-def _flatten(args: Any, tensors: list[Tensor], storages: list[MetaStorage], key: list[Any]) -> bool:
+_FLOATS = {float}
+
+
+def _flatten(args: Any, tensors: list[Tensor], storages: list[MetaStorage], key: list[Any], lists: ListMemo | None = None) -> bool:
     """Collect tensors and the cache key; False where a tensor is not one of the mode's own."""
     for a in args:
         if isinstance(a, Tensor):
@@ -191,7 +196,12 @@ def _flatten(args: Any, tensors: list[Tensor], storages: list[MetaStorage], key:
             key.append(len(a))
             if a and isinstance(a[0], int):
                 key.append(tuple(a))
-            elif not _flatten(a, tensors, storages, key):
+            elif len(a) > 1 and type(a[0]) is float and set(map(type, a)) == _FLOATS:
+                key.append(float)
+                key.append(tuple(a))
+            elif lists is not None and (kind := lists.take(a, tensors, storages)) is not None:
+                key.append(kind)
+            elif not _flatten(a, tensors, storages, key, lists):
                 return False
         else:
             key.append(type(a))  # 1, 1.0 and True are equal as keys but promote differently
@@ -199,10 +209,10 @@ def _flatten(args: Any, tensors: list[Tensor], storages: list[MetaStorage], key:
     return True
 
 
-def _flatten_named(kwargs: dict[str, Any], tensors: list[Tensor], storages: list[MetaStorage], key: list[Any]) -> bool:
+def _flatten_named(kwargs: dict[str, Any], tensors: list[Tensor], storages: list[MetaStorage], key: list[Any], lists: ListMemo | None = None) -> bool:
     for name, value in kwargs.items():
         key.append(name)
-        if not _flatten((value,), tensors, storages, key):
+        if not _flatten((value,), tensors, storages, key, lists):
             return False
     return True
 
@@ -474,15 +484,20 @@ def _propagate_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: di
         if born and born[0] is not None and worth_following(_numel(born[0], first.dtype)):
             value = _fill_value(info, args, kwargs)
             if isinstance(value, (int, float, bool, complex)):
-                call = Call(_FULL, [tuple(first.shape), value], {"dtype": first.dtype}, [])
-                born[0].known = Result(call, None, window_of(first), _numel(born[0], first.dtype), first.dtype)
+                window, numel = window_of(first), _numel(born[0], first.dtype)
+                key = type(value), repr(value), window, numel, first.dtype  # 0.0 and -0.0 are equal
+                known = state.fills.get(key)
+                if known is None:
+                    call = Call(_FULL, [window[0], value], {"dtype": first.dtype}, [])
+                    known = state.fills[key] = Result(call, None, window, numel, first.dtype)
+                born[0].known = known
         return
     if info.undefined:
         return
     reads: list[ReadArgument] = []
     unknown: list[Tensor] = []
     if info.mutated:
-        _write_known(state, info, args, kwargs)
+        _write_known(state, info, args, kwargs, storages)
         if not any(born):
             return
     if not info.runs_on_host:
@@ -527,7 +542,10 @@ def _fill_value(info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     return args[position] if position < len(args) else kwargs.get("fill_value", kwargs.get("s"))
 
 
-def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> None:
+def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], storages: list[MetaStorage]) -> None:
+    foreach = info.name.startswith("_foreach")
+    if foreach and not info.is_random and not _any_known(storages):
+        return  # each element is followed alone: what was not known stays so
     targets: list[tuple[tuple[int, ...], Tensor]] = []
     for i, name, named in info.mutated:
         if named or i >= len(args):
@@ -541,13 +559,12 @@ def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
         return
     reads: list[ReadArgument] = []
     unknown: list[Tensor] = []
-    foreach = info.name.startswith("_foreach")
     written: list[tuple[MetaStorage, Known | None]] = []
     expects = _expects(state, info)
     whole = None if foreach else Call(info.op, _defer(args, reads, unknown, expects), _defer(kwargs, reads, unknown, expects), reads)
     expects = expects and any(not isinstance(r.known, Zeros) for r in reads)
     # Elements of one content to which a foreach call does the same have one content after it.
-    same_for_all = foreach and not any(isinstance(a, (Tensor, list, tuple)) for a in (*args[1:], *kwargs.values()))
+    same_for_all = foreach and not any(isinstance(a, (list, tuple)) for a in (*args[1:], *kwargs.values()))
     alike: dict[Any, Known] = {}
     for position, target in targets:
         storage = target.untyped_storage() if target.layout is torch.strided else None

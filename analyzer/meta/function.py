@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodWrapperType
 from typing import Any
 
 import numpy
@@ -34,7 +35,7 @@ class MetaFunctionMode(TorchFunctionMode):
         state = self.state
         assert state is not None
         call: Callable[..., Any] = call_function
-        if types and func not in _HANDLERS and torch._C._is_torch_function_enabled():
+        if types and not _PLAIN_KINDS.issuperset(types) and func not in _HANDLERS and torch._C._is_torch_function_enabled():
             call = next((self._calling(kind, types) for kind in types if _overrides(kind)), call_function)
         if state.tape is not None:
             return state.tape.run(func, args, kwargs or {}, call)
@@ -50,6 +51,9 @@ class MetaFunctionMode(TorchFunctionMode):
         return call
 
 
+_PLAIN_KINDS = frozenset({Tensor, torch.nn.Parameter, MetaTensor})  # override no function
+
+
 def _overrides(kind: type) -> bool:
     return kind is not Tensor and kind is not torch.nn.Parameter and getattr(
         kind, "__torch_function__", None) is not torch._C._disabled_torch_function_impl
@@ -62,6 +66,8 @@ def call_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     handler = _HANDLERS.get(func)
     if handler is not None:
         return handler(state, func, args, kwargs)
+    if type(func) is MethodWrapperType:  # an attribute is read or written
+        return func(*args, **kwargs)
     if kwargs.get("device") is not None:
         return _call_on(state, func, args, kwargs, kwargs["device"])
     if func in _factories():

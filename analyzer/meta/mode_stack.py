@@ -1,8 +1,7 @@
 """Private torch API: how dispatch modes are called, which are active in this thread, and code that runs as if none were."""
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -19,15 +18,22 @@ class DirectDispatchMode(TorchDispatchMode):
         return False
 
 
-@contextmanager
-def without_modes() -> Iterator[None]:
+class without_modes:
     """A context in which neither function nor dispatch modes, nor autograd, see what runs."""
-    guard = torch._C._DisableTorchDispatch()
-    try:
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            yield
-    finally:
-        del guard
+
+    __slots__ = ("_dispatch", "_function", "_grad_enabled")
+
+    def __enter__(self) -> None:
+        self._dispatch: Any = torch._C._DisableTorchDispatch()  # for as long as the object lives
+        self._function = torch._C.DisableTorchFunction()
+        self._function.__enter__()
+        self._grad_enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *exc: object) -> None:
+        torch._C._set_grad_enabled(self._grad_enabled)
+        self._function.__exit__(None, None, None)
+        self._dispatch = None
 
 
 def is_active(mode: TorchDispatchMode) -> bool:

@@ -194,16 +194,12 @@ def _group_by_claim(original: Any) -> Any:
     def group(tensorlistlist: Any, with_indices: bool = False) -> Any:
         if current() is None:
             return original(tensorlistlist, with_indices)
-        groups: dict[Any, Any] = {}
-        for i, first in enumerate(tensorlistlist[0]):
-            # as torch/csrc/utils/tensor_list... : the first list decides, the others follow its order
-            key = (claim_of(first), first.dtype)
-            lists, indices = groups.setdefault(key, ([[] for _ in tensorlistlist], []))
-            for target, source in zip(lists, tensorlistlist):
-                if source:
-                    target.append(source[i])
-            indices.append(i)
-        return {k: (lists, indices if with_indices else []) for k, (lists, indices) in groups.items()}
+        members: dict[Any, list[int]] = {}
+        with torch._C.DisableTorchFunction():
+            for i, first in enumerate(tensorlistlist[0]):  # as torch/csrc/utils/tensor_list... : the first list decides, the others follow its order
+                members.setdefault((claim_of(first), first.dtype), []).append(i)
+        return {key: ([[source[i] for i in indices] if source else [] for source in tensorlistlist], indices if with_indices else [])
+                for key, indices in members.items()}
 
     return group
 

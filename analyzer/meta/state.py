@@ -15,6 +15,7 @@ from .signature import Signature
 
 if TYPE_CHECKING:
     from .known_value import Known
+    from .list_memo import ListMemo
     from .storage import MetaStorage
 
 CPU = torch.device("cpu")
@@ -51,7 +52,9 @@ class MetaState:
     tape: FunctionListener | None = None
     assumptions: dict[str, None] = field(default_factory=dict)
     scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)  #: contents of tensors of one number, by the number
+    fills: dict[tuple[Any, ...], Known] = field(default_factory=dict)  #: contents of tensors full of a number, by number and specs
     stand_ins: dict[int, tuple[Any, torch.UntypedStorage]] = field(default_factory=dict)
+    lists: ListMemo | None = None  #: while an optimizer steps that changes no tensor's shape, storage or claim
     random_seed: int = 0
     conditions: dict[tuple[str, int], int] = field(default_factory=dict)  #: how often unknown data was asked whether a loop ends, by line
     unknown_sizes: int = 0        #: how often a size or a value that only data could give was answered by a policy

@@ -68,7 +68,7 @@ def _fill_rows(log: Log, out: Annotation) -> None:
 
 
 def _held(log: Log, category: str) -> int:
-    return sum(s.nbytes for s in log.storage_table.values() if s.category == category)  # nothing of that is ever played
+    return sum([life.nbytes for life in log.lives_in(category)])  # nothing of that is ever played
 
 
 def forward_ends(log: Log) -> dict[int, int]:

@@ -319,7 +319,9 @@ class _Run:
 
     def hold(self, tensors: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """Keep what autograd saved of the inputs and outputs until the event at which it lets them go."""
-        dying = set().union(*(backward.dying for backward in self.segment.backwards.values()))
+        dying = self.segment.dying()
+        if not dying:
+            return
         outputs = [o[0] for o in self.segment.outputs if isinstance(o, tuple)]
         for slot, tensor in (*enumerate(tensors), *zip(outputs, made)):
             if slot in dying:

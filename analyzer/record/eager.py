@@ -10,12 +10,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from analyzer.errors import InputError
+from analyzer.meta.list_memo import ListMemo
 
 from .hold import Hold
 from .module_walk import walk_modules
 from .options import ProfileOptions
 from .event import Event
 from .recorder import Recorder, tensors_in
+from .step_hook import has_step_hooks
 from .step_replay import Footprint, StepReplay
 from .unseen_gradient import UnseenGradients
 
@@ -30,6 +32,11 @@ OPTIMIZERS: dict[str, OptimizerFactory] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
     "adamw_fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
 }
+
+
+# Optimizers whose code is known: within a step no tensor changes its shape or gets another storage.
+_TORCHS_OWN = frozenset({torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.Adamax, torch.optim.AdamW, torch.optim.ASGD,
+                         torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD})
 
 
 def find_optimizer(optimizer: str | OptimizerFactory | None) -> OptimizerFactory | None:
@@ -100,8 +107,8 @@ class EagerStep:
 
     def _run_watched(self) -> StepReplay | None:
         """Run the model once; the result plays it again, None where a later step could differ from this one."""
-        recorder, modules = self.recorder, [module for _, module in walk_modules(self.model)]
-        before = Footprint(modules)
+        recorder = self.recorder
+        before = Footprint([module for _, module in walk_modules(self.model)])
         events: list[Event] = []
         recorder.events = events
         recorder.unseen_gradients = UnseenGradients(recorder) if self._drops_gradients() else None
@@ -116,7 +123,7 @@ class EagerStep:
             if parameter.grad is not None:
                 replay.leave(parameter.grad, functools.partial(setattr, parameter, "grad"))
         plain = all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((self.args, self.kwargs)))
-        same = plain and replay.is_whole() and Footprint(modules).is_like(before)
+        same = plain and replay.is_whole() and before.holds()
         return replay if same else None
 
     def _drops_gradients(self) -> bool:
@@ -167,8 +174,14 @@ class EagerStep:
 
     def _update(self) -> None:
         assert self.optimizer is not None
-        with torch._C._EnableTorchFunction():
-            self.optimizer.step()
+        state = self.recorder.mode.state
+        plain = type(self.optimizer) in _TORCHS_OWN and not has_step_hooks(self.optimizer, known=1)  # the recorder's own
+        state.lists = ListMemo() if plain else None
+        try:
+            with torch._C._EnableTorchFunction():
+                self.optimizer.step()
+        finally:
+            state.lists = None
         self._mark_states()
         with torch._C._EnableTorchFunction():
             self.optimizer.zero_grad(set_to_none=self.options.set_to_none)
@@ -185,8 +198,16 @@ class EagerStep:
         return [p.grad for p in self.parameters if p.grad is not None]
 
     def _mark_states(self) -> None:
-        if self.optimizer is not None:
-            self.recorder.mark(tensors_in(list(self.optimizer.state.values())), "optimizer state")
+        if self.optimizer is None:
+            return
+        found: list[torch.Tensor] = []
+        for state in self.optimizer.state.values():
+            for value in state.values() if isinstance(state, dict) else (state,):
+                if isinstance(value, torch.Tensor):
+                    found.append(value)
+                elif not isinstance(value, (int, float, str)):
+                    found += tensors_in(value)
+        self.recorder.mark(found, "optimizer state")
 
     def _note_saved_inputs(self) -> None:
         for hold in self.holds:

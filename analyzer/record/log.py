@@ -164,6 +164,11 @@ class Log:
                 life.category, life.label, life.requires_grad, life.spec = known.category, known.label, known.requires_grad, known.spec
         self.storage_table[life.number] = life
 
+    def lives_in(self, category: str) -> list[StorageLife]:
+        """The storages of a category, of those that are written out."""
+        code, categories = self.life_table.code_of.get(category), self.life_table.category
+        return [life for life in self.storage_table.values() if categories[life.row] == code]
+
     @property
     def calls(self) -> Sequence[OpCall]:
         """Every operator call, in order."""

@@ -90,11 +90,10 @@ class Recorder:
         self.first_node = len(self.log.node_slots)
         self._producer.clear()
         self.node = OUTSIDE
-        for number, life in self.log.storage_table.items():
-            if placeholders and life.category == "input":
-                node = self.add_node("placeholder", life.label or "input", life.label or "input", _ROOT)
-                self.node_at(node).outputs += ((number, life.spec),)
-                self._producer[number] = node
+        for life in self.log.lives_in("input") if placeholders else ():
+            node = self.add_node("placeholder", life.label or "input", life.label or "input", _ROOT)
+            self.node_at(node).outputs += ((life.number, life.spec),)
+            self._producer[life.number] = node
 
     def describe_step(self, step: int) -> None:
         """Write down the calls of modules of this step, and forget those of an earlier one."""
@@ -198,9 +197,11 @@ class Recorder:
 
     def mark(self, tensors: Any, category: str, label: str = "") -> None:
         """Put the storages of ``tensors`` that have no category yet into ``category``."""
+        lives = self.log.storage_table
         for tensor in tensors:
             if tensor.layout is torch.strided:
-                life = self._life(tensor)
+                storage = self.storage_of(tensor)
+                life = None if storage is None else lives.get(storage.number)
                 if life is not None and not life.category:
                     life.category, life.label = category, label
                     life.requires_grad = tensor.requires_grad
@@ -210,10 +211,6 @@ class Recorder:
         """The storage of a strided tensor; None for one that is not in the books."""
         storage = find_storage(tensor)
         return storage if type(storage) is MetaStorage else None
-
-    def _life(self, tensor: torch.Tensor) -> StorageLife | None:
-        storage = self.storage_of(tensor)
-        return None if storage is None else self.log.storage_table.get(storage.number)
 
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
         """A module's call begins; the result is what `leave_module` needs."""

@@ -31,24 +31,30 @@ _PLAIN = frozenset({str, int, float, bool, type(None), tuple})
 
 
 class Footprint:
-    """What a forward pass could change that a later step would see; two that differ mean that the next step may differ."""
+    """What a forward pass could change that a later step would see."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._attributes: list[tuple[list[str], list[Any]]] = []
-        self._sizes: list[int] = []
-        for module in modules:
+        self.modules = list(modules)
+        self._attributes: list[tuple[tuple[str, ...], tuple[Any, ...]]] = []
+        self._containers: list[Any] = []
+        for module in self.modules:
             contents = module.__dict__
-            values = list(contents.values())
-            self._attributes.append((list(contents), values))
-            self._sizes += [len(value) for value in values if type(value) in _SIZED or type(value) not in _PLAIN and isinstance(value, (list, dict, set))]
+            values = tuple(contents.values())
+            self._attributes.append((tuple(contents), values))
+            self._containers += [value for value in values
+                                 if type(value) in _SIZED or type(value) not in _PLAIN and isinstance(value, (list, dict, set))]
+        self._sizes = list(map(len, self._containers))
         self._random = random.getstate()
 
-    def is_like(self, other: Footprint) -> bool:
+    def holds(self) -> bool:
         """Whether nothing that is looked at changed: attributes of modules, sizes of their containers, Python's generator."""
-        if self._random != other._random or self._sizes != other._sizes or len(self._attributes) != len(other._attributes):
+        if self._sizes != list(map(len, self._containers)) or self._random != random.getstate():
             return False
-        return all(names == other_names and all(map(operator.is_, values, other_values))
-                   for (names, values), (other_names, other_values) in zip(self._attributes, other._attributes))
+        for module, (names, values) in zip(self.modules, self._attributes):
+            contents = module.__dict__
+            if tuple(contents) != names or not all(map(operator.is_, contents.values(), values)):
+                return False
+        return True
 
 
 class StepReplay:

@@ -1,0 +1,60 @@
+"""What lists of tensors are, for operators that get the same lists again and again: an optimizer's, one list for each kind of state."""
+from __future__ import annotations
+
+import operator
+import weakref
+from typing import Any
+
+import torch
+
+from .storage import MetaStorage
+
+_WORTH = 8      # tensors in a list: shorter ones are looked at as fast
+_MOST = 1 << 12  # kinds of lists; a process that meets more starts over, to bound memory
+_call = weakref.ref.__call__
+_storage_of = torch.Tensor.untyped_storage
+
+
+class ListKind:
+    """Stands for the shapes, strides, dtypes and claims of a list of tensors: the same object for the same."""
+
+    __slots__ = ()
+
+
+_kinds: dict[tuple[Any, ...], ListKind] = {}
+
+
+class ListMemo:
+    """Lists that were looked at, as long as their tensors live. For a stretch in which no tensor changes its shape, storage or claim."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, ...], tuple[list[weakref.ref[torch.Tensor]], ListKind]] = {}
+
+    def take(self, given: Any, tensors: list[torch.Tensor], storages: list[MetaStorage]) -> ListKind | None:
+        """Add the tensors of a list and their storages to these; what stands for the list, None where it is not worth it or not all the mode's own."""
+        if len(given) < _WORTH:
+            return None
+        ids = tuple(map(id, given))
+        found = self._found.get(ids)
+        if found is None or not all(map(operator.is_, map(_call, found[0]), given)):
+            kind = _kind_of(given)
+            if kind is None:
+                return None
+            found = self._found[ids] = list(map(weakref.ref, given)), kind
+        tensors += given
+        storages += map(_storage_of, given)  # type: ignore[arg-type]  # `_kind_of` looked
+        return found[1]
+
+
+def _kind_of(given: Any) -> ListKind | None:
+    contents: list[Any] = []
+    for tensor in given:
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            return None
+        storage = tensor.untyped_storage()
+        if type(storage) is not MetaStorage:
+            return None
+        contents += tensor.shape, tensor.stride(), tensor.dtype, storage.claim
+    if len(_kinds) >= _MOST:
+        _kinds.clear()
+    return _kinds.setdefault(tuple(contents), ListKind())
