@@ -46,6 +46,12 @@ class Footprint:
         self._sizes = list(map(len, self._containers))
         self._random = random.getstate()
 
+    def is_like(self, other: Footprint) -> bool:
+        """Whether another one, of the same or of other modules, saw the same."""
+        return (self._random == other._random and self._sizes == other._sizes and len(self._attributes) == len(other._attributes)
+                and all(names == other_names and all(map(operator.is_, values, other_values))
+                        for (names, values), (other_names, other_values) in zip(self._attributes, other._attributes)))
+
     def holds(self) -> bool:
         """Whether nothing that is looked at changed: attributes of modules, sizes of their containers, Python's generator."""
         if self._sizes != list(map(len, self._containers)) or self._random != random.getstate():
