@@ -34,6 +34,8 @@ class MetaFunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         state = self.state
         assert state is not None
+        if type(func) is MethodWrapperType and state.tape is None and _PLAIN_KINDS.issuperset(types) and func not in _HANDLERS:
+            return func(*args, **(kwargs or {}))  # an attribute is read or written
         call: Callable[..., Any] = call_function
         if types and not _PLAIN_KINDS.issuperset(types) and func not in _HANDLERS and torch._C._is_torch_function_enabled():
             call = next((self._calling(kind, types) for kind in types if _overrides(kind)), call_function)
@@ -66,8 +68,6 @@ def call_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     handler = _HANDLERS.get(func)
     if handler is not None:
         return handler(state, func, args, kwargs)
-    if type(func) is MethodWrapperType:  # an attribute is read or written
-        return func(*args, **kwargs)
     if kwargs.get("device") is not None:
         return _call_on(state, func, args, kwargs, kwargs["device"])
     if func in _factories():

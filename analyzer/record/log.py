@@ -166,8 +166,8 @@ class Log:
 
     def lives_in(self, category: str) -> list[StorageLife]:
         """The storages of a category, of those that are written out."""
-        code, categories = self.life_table.code_of.get(category), self.life_table.category
-        return [life for life in self.storage_table.values() if categories[life.row] == code]
+        code = self.life_table.code_of.get(category)
+        return [life for life in self.storage_table.values() if life.is_for(code)]
 
     @property
     def calls(self) -> Sequence[OpCall]:

@@ -2,21 +2,17 @@
 from __future__ import annotations
 
 from array import array
-from operator import attrgetter
 
 
 class LifeTable:
-    """The columns behind the lives of one log."""
+    """The columns behind the lives of one log, side by side in an array for each width, since a life is written in one go."""
 
-    __slots__ = ("names", "code_of", "labels", "specs", *(
-        "nbytes block_bytes address born died born_call died_call step node module device phase category requires_grad".split()))
+    __slots__ = ("wide", "narrow", "codes", "names", "code_of", "labels", "specs")
 
     def __init__(self) -> None:
-        self.nbytes, self.block_bytes, self.address = array("q"), array("q"), array("q")
-        self.born, self.died, self.born_call, self.died_call = array("i"), array("i"), array("i"), array("i")
-        self.step, self.node, self.module = array("i"), array("i"), array("i")
-        self.device, self.phase, self.category = array("H"), array("H"), array("H")  # codes of `names`
-        self.requires_grad = array("B")
+        self.wide = array("q")     # nbytes, block_bytes, address
+        self.narrow = array("i")   # born, died, born_call, died_call, step, node, module; -1 of a death: none yet
+        self.codes = array("H")    # device, phase, category: places in `names`; whether a gradient is wanted
         self.names = [""]
         self.code_of = {"": 0}
         self.labels: dict[int, str] = {}
@@ -31,55 +27,62 @@ class LifeTable:
         return found
 
 
-class _Number:
-    """An attribute that is a number in a column."""
+_WIDE, _NARROW, _CODES = 3, 7, 4
+_CATEGORY, _REQUIRES_GRAD, _MODULE = 2, 3, 6
 
-    def __init__(self, meaning: str) -> None:
-        self.__doc__ = meaning
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.column = attrgetter(name)
+class _Wide:
+    """An attribute that is a number of 64 bits."""
+
+    def __init__(self, column: int, meaning: str) -> None:
+        self.column, self.__doc__ = column, meaning
 
     def __get__(self, life: StorageLife, owner: type | None = None) -> int:
-        value: int = self.column(life.table)[life.row]
-        return value
+        return life.table.wide[life.row * _WIDE + self.column]
 
     def __set__(self, life: StorageLife, value: int) -> None:
-        self.column(life.table)[life.row] = value
+        life.table.wide[life.row * _WIDE + self.column] = value
 
 
-class _Event:
-    """An attribute that is a number in a column, or None."""
+class _Narrow:
+    """An attribute that is a number of 32 bits."""
 
-    def __init__(self, meaning: str) -> None:
-        self.__doc__ = meaning
+    def __init__(self, column: int, meaning: str) -> None:
+        self.column, self.__doc__ = column, meaning
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.column = attrgetter(name)
+    def __get__(self, life: StorageLife, owner: type | None = None) -> int:
+        return life.table.narrow[life.row * _NARROW + self.column]
+
+    def __set__(self, life: StorageLife, value: int) -> None:
+        life.table.narrow[life.row * _NARROW + self.column] = value
+
+
+class _Death:
+    """An attribute that is a number of 32 bits, or None."""
+
+    def __init__(self, column: int, meaning: str) -> None:
+        self.column, self.__doc__ = column, meaning
 
     def __get__(self, life: StorageLife, owner: type | None = None) -> int | None:
-        value: int = self.column(life.table)[life.row]
+        value = life.table.narrow[life.row * _NARROW + self.column]
         return None if value == -1 else value
 
     def __set__(self, life: StorageLife, value: int | None) -> None:
-        self.column(life.table)[life.row] = -1 if value is None else value
+        life.table.narrow[life.row * _NARROW + self.column] = -1 if value is None else value
 
 
 class _Name:
-    """An attribute that is a name, with its code in a column."""
+    """An attribute that is a name, of which its code is kept."""
 
-    def __init__(self, meaning: str) -> None:
-        self.__doc__ = meaning
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.column = attrgetter(name)
+    def __init__(self, column: int, meaning: str) -> None:
+        self.column, self.__doc__ = column, meaning
 
     def __get__(self, life: StorageLife, owner: type | None = None) -> str:
-        code: int = self.column(life.table)[life.row]
-        return life.table.names[code]
+        table = life.table
+        return table.names[table.codes[life.row * _CODES + self.column]]
 
     def __set__(self, life: StorageLife, value: str) -> None:
-        self.column(life.table)[life.row] = life.table.code(value)
+        life.table.codes[life.row * _CODES + self.column] = life.table.code(value)
 
 
 class StorageLife:
@@ -89,41 +92,34 @@ class StorageLife:
 
     def __init__(self, table: LifeTable, number: int, nbytes: int, block_bytes: int, address: int, device: str, born: int, born_call: int,
                  phase: str, step: int, node: int, module: int) -> None:
-        self.table, self.row, self.number = table, len(table.nbytes), number
-        codes = table.code_of
-        table.nbytes.append(nbytes)
-        table.block_bytes.append(block_bytes)
-        table.address.append(address)
-        table.born.append(born)
-        table.died.append(-1)
-        table.born_call.append(born_call)
-        table.died_call.append(-1)
-        table.step.append(step)
-        table.node.append(node)
-        table.module.append(module)
-        table.device.append(codes[device] if device in codes else table.code(device))
-        table.phase.append(codes[phase] if phase in codes else table.code(phase))
-        table.category.append(0)
-        table.requires_grad.append(0)
+        codes = table.codes
+        self.table, self.row, self.number = table, len(codes) // _CODES, number
+        table.wide.extend((nbytes, block_bytes, address))
+        table.narrow.extend((born, -1, born_call, -1, step, node, module))
+        codes.extend((table.code(device), table.code(phase), 0, 0))
 
-    nbytes = _Number("as asked for")
-    block_bytes = _Number("as the allocator gave, rounded")
-    address = _Number("where the allocator put it")
-    device = _Name("the one that it claims to be on")
-    category = _Name('"parameter", "buffer", "input", "gradient", "optimizer state", "cast copy"; "" is undecided')
-    born = _Number("the event of its birth")
-    died = _Event("the event of its death")
-    born_call = _Number("index in `Log.calls` of the call that made it")
-    died_call = _Event("index in `Log.calls` of the call in or before which it died")
-    phase = _Name("of its birth")
-    step = _Number("of its birth")
-    node = _Number("that made it, an index in `Log.nodes`")
-    module = _Number("that made it, an index in `Log.modules`")
+    nbytes = _Wide(0, "as asked for")
+    block_bytes = _Wide(1, "as the allocator gave, rounded")
+    address = _Wide(2, "where the allocator put it")
+    born = _Narrow(0, "the event of its birth")
+    died = _Death(1, "the event of its death")
+    born_call = _Narrow(2, "index in `Log.calls` of the call that made it")
+    died_call = _Death(3, "index in `Log.calls` of the call in or before which it died")
+    step = _Narrow(4, "of its birth")
+    node = _Narrow(5, "that made it, an index in `Log.nodes`")
+    module = _Narrow(_MODULE, "that made it, an index in `Log.modules`")
+    device = _Name(0, "the one that it claims to be on")
+    phase = _Name(1, "of its birth")
+    category = _Name(_CATEGORY, '"parameter", "buffer", "input", "gradient", "optimizer state", "cast copy"; "" is undecided')
 
     def belongs(self, category: str, label: str, module: int) -> None:
         """Set what it is for, its name and the module that holds it."""
         table, row = self.table, self.row
-        table.category[row], table.labels[row], table.module[row] = table.code(category), label, module
+        table.codes[row * _CODES + _CATEGORY], table.labels[row], table.narrow[row * _NARROW + _MODULE] = table.code(category), label, module
+
+    def is_for(self, code: int | None) -> bool:
+        """Whether its category is that of a code."""
+        return self.table.codes[self.row * _CODES + _CATEGORY] == code
 
     @property
     def label(self) -> str:
@@ -138,11 +134,11 @@ class StorageLife:
     @property
     def requires_grad(self) -> bool:
         """Whether a gradient of it is wanted."""
-        return bool(self.table.requires_grad[self.row])
+        return bool(self.table.codes[self.row * _CODES + _REQUIRES_GRAD])
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        self.table.requires_grad[self.row] = value
+        self.table.codes[self.row * _CODES + _REQUIRES_GRAD] = value
 
     @property
     def spec(self) -> object:
