@@ -33,7 +33,9 @@ class KeepProducts:
     """The ``context_fn`` of a checkpoint: keeps the results of the products with these ordinals and runs all else again.
 
     Products at ``skips`` are not run again either, and nothing is kept of them: their results are read outside of the region alone, and all that
-    a gradient needs of them are their inputs. In place of such a result there are NaNs that take no memory. Products are counted in the order in which the region calls them (`is_product`), so that the same plan holds where attention or
+    a gradient needs of them are their inputs. In place of such a result there are NaNs that take no memory.
+
+    Products are counted in the order in which the region calls them (`is_product`), so that the same plan holds where attention or
     convolution run another kernel. What is written into a result in place right after (a bias, a mask) is kept with it. ``norms`` are
     normalization layers of the region whose running statistics the forward pass updates, once.
 

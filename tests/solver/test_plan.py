@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from analyzer import Profile, profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError, ProfileFormatError
@@ -211,6 +212,65 @@ def test_a_kept_result_that_is_written_to_afterwards_is_noticed():
         kept[0].add_(1)
     with pytest.raises(RuntimeError, match="the result of product 0 that a checkpoint keeps was written to in place"):
         y.sum().backward()
+
+
+def test_skipped_products_are_not_run_again_and_leave_nothing():
+    def region(x):
+        y = x.sin()
+        a, b, c = y @ w, torch.nn.functional.conv1d(y[None], v, bias), y @ w
+        a += 1
+        return a.view(4, 2, 2), b, c
+
+    def gradients(**options):
+        x = torch.linspace(0, 1, 16).reshape(4, 4).requires_grad_()
+        total = sum(t.exp().sum() for t in checkpoint(region, x, use_reentrant=False, **options))
+        torch.autograd.backward(total, retain_graph=True)
+        once = x.grad.clone()
+        with FlopCounterMode(display=False) as counted:
+            total.backward()
+        return once, x.grad, w.grad, v.grad, bias.grad, counted.get_total_flops()
+
+    found = []
+    for options in ({}, {"context_fn": KeepProducts(skips=(0, 1))}):
+        torch.manual_seed(0)
+        w, v, bias = (torch.randn(shape, requires_grad=True) for shape in ((4, 4), (3, 4, 1), (3,)))
+        found.append(gradients(**options))
+    *expected, all_flops = found[0]
+    *mine, flops = found[1]
+    assert all(torch.equal(a, b) for a, b in zip(mine, expected))
+    assert all_flops - flops == 2 * 4 * 4 * 4 + 2 * 3 * 4 * 4
+
+
+def test_plans_skip_products_that_only_others_read():
+    class Rotated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.layers = nn.LayerNorm(64), nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+        def forward(self, x):
+            for _ in range(3):
+                y = self.norm(x)
+                a, b, c = [layer(y) for layer in self.layers]
+                x = torch.tanh(a.view(-1, 64)).view_as(a) * torch.sigmoid(b) + c.exp()
+            return x
+
+    torch.manual_seed(0)
+    model, inputs = Rotated(), {"x": torch.randn(32, 64)}
+    gm = symbolic_trace(model, meta_args=inputs)
+    planner = Planner(gm, (), inputs)
+    problem, make = planner.problem(whole=False), UnitMaker(planner.problem(whole=False))
+    place = {name: i for i, atom in enumerate(problem.atoms) for name in atom}
+    first = place["norm"]
+    (three, *_), (with_view, *_) = make.regions(first, place["layers_2"]), make.regions(first, place["view"])
+    assert three.skips == with_view.skips == (0, 1)  # the third is the last one, before which running again stops
+    (reads, *_) = make.regions(first, place["tanh"])
+    assert reads.skips == (1, 2)
+    last = len(problem)
+    division = [three, make.plain(three.last + 1, last - 1), make.plain(last, last)]
+    plan = planner._plan(division, 0, "activations", "chain", None)
+    assert plan.regions[0].skips == (0, 1) and Plan.from_json(plan.to_json()) == plan
+    assert plan.cost == pytest.approx(plan.planned.recompute_flops, rel=1e-3)
+    assert_same(take_step(plan.apply(gm), model, inputs), take_step(model, model, inputs))
 
 
 def test_plans_are_plain_data(tmp_path):
