@@ -14,7 +14,8 @@ from .problem import Problem
 
 _MOST_STARTS = 400      # boundaries: units grow with their square
 _NEAR = 12              # a unit that spans no more boundaries than this may begin and end at any
-_MOST_PLACES = 2000     # at which a short unit may begin, before the next boundary
+_NEARER = 6             # and one that spans no more than this may begin anywhere: query, key and value of one norm, with a boundary after each and between
+_MOST_PLACES = 2000     # in a program, for that
 _MOST_FAR_UNITS = 8000  # longer units begin and end where little passes, at as many places as keeps their number below this
 _MOST_SHARES = 8        # between keeping no product of a region and keeping all
 
@@ -210,9 +211,10 @@ def make_units(problem: Problem, limit_bytes: int, spans: Sequence[tuple[int, in
         boundaries = choose_boundaries(problem)
         pairs = _pair(boundaries, passing_bytes(problem))
         ends = boundaries
-        if count <= _MOST_PLACES:  # a unit up to the next boundary may begin anywhere: what is cheap to keep need not be run again with the rest
+        if count <= _MOST_PLACES:  # what is cheap to keep, as a norm's deviations, need not be run again with the rest
             ends = np.arange(count)
-            pairs = sorted({*pairs, *((a, int(boundaries[np.searchsorted(boundaries, a)])) for a in range(count))})
+            following = np.searchsorted(boundaries, ends)
+            pairs = sorted({*pairs, *((a, int(b)) for a, i in enumerate(following) for b in boundaries[i:i + _NEARER])})
     starts = np.concatenate([[0], ends[:-1] + 1])
     units = [make.plain(int(a), int(b)) for a, b in zip(starts, ends)]
     plain_held = np.concatenate([[0], np.cumsum([u.held_bytes for u in units])])
