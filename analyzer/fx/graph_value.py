@@ -27,9 +27,11 @@ def to_argument(tape: Tape, value: Any) -> Any:
         return tape.node_of(value)
     if isinstance(value, fx.Node):
         return value
+    kind = type(value)
+    if kind.__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return value.item()  # before what is a literal: numpy.float64 is a float, but generated code does not know its name
     if isinstance(value, _LITERALS):
         return value
-    kind = type(value)
     if kind is tuple or kind is torch.Size:
         found = tape.find(value)
         return tuple(to_argument(tape, v) for v in value) if found is None else found
@@ -39,8 +41,6 @@ def to_argument(tape: Tape, value: Any) -> Any:
         return {k: to_argument(tape, v) for k, v in value.items()}
     if kind is slice:
         return slice(to_argument(tape, value.start), to_argument(tape, value.stop), to_argument(tape, value.step))
-    if kind.__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-        return value.item()
     found = tape.find(value)
     if found is not None:
         return found

@@ -218,3 +218,14 @@ def test_the_signature_needs_no_code(gm: GraphModule) -> None:
     assert str(found) == "(x, batch=None, *rest, factor=2.0, **extra)"
     assert [(p.name, p.kind, p.default) for p in found.parameters.values()] == [
         (p.name, p.kind, p.default) for p in inspect.signature(gm.forward).parameters.values()]
+
+
+def test_numbers_of_numpy_are_python_s() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    def f(x: Tensor) -> Tensor:
+        return x * numpy.log(2.0) + numpy.float32(3)
+
+    graph = symbolic_trace(f, meta_args={"x": X})
+    assert [type(a) for n in graph.graph.nodes for a in n.args if not isinstance(a, fx.Node)][:2] == [float, float]
+    assert torch.equal(graph(X), f(X))
