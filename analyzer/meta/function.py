@@ -300,7 +300,8 @@ def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     if value is None:
         x.reshape(-1)[0].item()  # raises with the place and the way out, or notes what was taken
         value = None if state.repeats else read_known(x, assumed=True)
-        value = _ones_like(x) if value is None else value
+        if value is None or not bool(value.isfinite().all()):  # zeros in place of what the layers compute may lead to 0/0
+            value = _ones_like(x)
     with without_modes():
         return value.numpy().copy()
 
@@ -323,7 +324,7 @@ def _index(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     x, index = args[0], args[1]
     if type(index) is list and not all(type(i) in (int, bool) for i in index):
         index = tuple(index)  # as treatSequenceAsTuple in torch/csrc/autograd/python_variable_indexing.cpp
-    if type(index) in _SEQUENCES or type(index) is tuple and any(type(i) in _SEQUENCES for i in index):
+    if type(index) in _SEQUENCES or type(index) is tuple and any(type(i) in (*_SEQUENCES, tuple) for i in index):
         claim = claim_of(x)
         made = _index_tensor(state, index, claim) if type(index) is not tuple else tuple(_index_tensor(state, i, claim) for i in index)
         args = (x, made, *args[2:])
@@ -336,13 +337,17 @@ _SEQUENCES = (list, numpy.ndarray)
 def _index_tensor(state: MetaState, index: Any, claim: torch.device) -> Any:
     if isinstance(index, numpy.ndarray):
         return _tensor(state, torch.tensor, (index,), {"device": claim}) if index.dtype.kind in "iub" else index
-    if type(index) is list and index and _holds_numbers(index):
+    if type(index) not in (list, tuple) or not index:
+        return index
+    if _holds_numbers(index):
         return _tensor(state, torch.tensor, (index,), {"device": claim})
+    if all(type(i) is int or isinstance(i, Tensor) and i.dim() == 0 for i in index):
+        return torch.stack([i if isinstance(i, Tensor) else _tensor(state, torch.tensor, (i,), {"device": claim}) for i in index])
     return index
 
 
-def _holds_numbers(values: list[Any]) -> bool:
-    return all(type(v) in (int, bool) or type(v) is list and _holds_numbers(v) for v in values)
+def _holds_numbers(values: Any) -> bool:
+    return all(type(v) in (int, bool) or type(v) in (list, tuple) and _holds_numbers(v) for v in values)
 
 
 def _data(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -139,6 +139,13 @@ class Reader(torch.nn.Module):
         return x * int(x.argmax())
 
 
+def test_numpy_is_given_finite_numbers_where_zeros_lead_to_none():
+    with MetaTensorMode(MetaOptions(unknown_value="expected")):
+        scales = torch.tensor([1.0, 0.0]) + torch.rand(2)
+        assert (torch.tensor([3.0, 4.0]) * scales).numpy().tolist() == [3, 0]
+        assert (torch.tensor([3.0, 4.0]) / scales).numpy().tolist() == [1, 1]  # and not [3, inf]
+
+
 def test_indices_that_data_gives_are_taken_to_be_the_first():
     with MetaTensorMode(MetaOptions(unknown_value="expected")):
         anchors = torch.tensor(ANCHORS)

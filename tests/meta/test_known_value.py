@@ -157,7 +157,7 @@ def test_known_contents_leave_as_a_numpy_array(dtype):
 
 
 @pytest.mark.parametrize("index", [[0, 2], (slice(None), [-1, 0]), ([0, 1], [1, 2]), (Ellipsis, [True, False, True]), [[0, 1], [1, 0]],
-                                   (slice(None), __import__("numpy").array([1, 1]))])
+                                   (slice(None), __import__("numpy").array([1, 1])), ((0, 1), (2, 2))])
 def test_indices_given_as_lists_keep_their_values(index):
     real = torch.arange(9).view(3, 3)
     picked = real[index].tolist()
@@ -167,6 +167,21 @@ def test_indices_given_as_lists_keep_their_values(index):
         assert x[index].tolist() == picked
         x[index] = 7
         assert x.tolist() == real.tolist()
+
+
+def pick_rows(x, places):
+    rows, columns = zip(*places)  # tuples of tensors without dimensions
+    x[rows, columns] = 7
+    return x[rows, (0, columns[0])]
+
+
+def test_indices_given_as_tuples_of_scalars_keep_their_values():
+    picked = pick_rows(real := torch.arange(9).view(3, 3), torch.tensor([[0, 1], [2, 2]]))
+    with MetaTensorMode():
+        mine = pick_rows(x := torch.arange(9).view(3, 3), torch.tensor([[0, 1], [2, 2]]))
+        assert (mine.tolist(), x.tolist()) == (picked.tolist(), real.tolist())
+        unknown = pick_rows(torch.rand(3, 3), torch.rand(2, 2).long())
+        assert unknown.shape == (2,)
 
 
 def test_unknown_floating_data_is_taken_to_be_finite_and_that_is_noted():
