@@ -157,12 +157,22 @@ def scale(fields: dict[str, Any], depth: int | None = DEPTH) -> None:
 
 def _shrink_images(fields: dict[str, Any]) -> None:
     """Images of a quarter of the side, in all parts alike, where they are as large as those that models segment."""
-    sizes = [part["image_size"] for part in parts_of(fields) if type(part.get("image_size")) is int]
+    sizes = [size for part in parts_of(fields) for size in _flat(part.get("image_size"))]
     if max(sizes, default=0) < LARGE_IMAGE or any(size % (4 * 16) for size in sizes):  # 16: the patches of those models
         return
+
+    def quarter(value: Any) -> Any:
+        return [quarter(v) for v in value] if isinstance(value, list) else value // 4
+
     for part in parts_of(fields):
-        for key, value in _integers(part, re.compile("^image(_embedding)?_size$"), _NOTHING):
-            part[key] = value // 4
+        for key in ("image_size", "image_embedding_size", "backbone_feature_sizes"):
+            if _flat(part.get(key)):
+                part[key] = quarter(part[key])
+
+
+def _flat(value: Any) -> list[int]:
+    """The integers of a setting that is one, or (nested) lists of them."""
+    return [i for v in value for i in _flat(v)] if isinstance(value, list) else [value] if type(value) is int else []
 
 
 def fix(fields: dict[str, Any]) -> None:

@@ -18,6 +18,14 @@ def test_widths_heads_and_their_shares_scale_together():
                       "n_groups": 1, "num_hidden_layers": 2, "vocab_size": 1024, "eos_token_id": 1023, "d_head": 64}
 
 
+def test_large_images_shrink_in_all_parts_alike():
+    fields = {"vision_config": {"backbone_config": {"image_size": [1024, 1024]}, "backbone_feature_sizes": [[256, 256], [128, 128]]},
+              "prompt_config": {"image_size": 1024, "image_embedding_size": 64}}
+    scale(fields)
+    assert fields == {"vision_config": {"backbone_config": {"image_size": [256, 256]}, "backbone_feature_sizes": [[64, 64], [32, 32]]},
+                      "prompt_config": {"image_size": 256, "image_embedding_size": 16}}
+
+
 def test_a_neck_keeps_as_many_layers_as_it_takes():
     fields = {"num_hidden_layers": 12, "backbone_out_indices": [2, 5, 8, 11]}
     shorten(fields)
