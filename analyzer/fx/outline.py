@@ -133,7 +133,10 @@ def _code_of(function: Any) -> CodeType | None:
 
 
 def outline_functions(sites: Iterable[Site], run: Callable[[Site, Any, tuple[Any, ...], dict[str, Any]], Any]) -> Iterator[Undo]:
-    """Let calls of the functions go through ``run``, wherever a module or a class holds them under a name; each result undoes one step."""
+    """Let calls of the functions go through ``run``, wherever a class, a Python module or a table (a dict) in one of its package holds them.
+
+    Each result undoes one step.
+    """
     for site in sites:
         if not site.name:
             continue
@@ -148,9 +151,14 @@ def outline_functions(sites: Iterable[Site], run: Callable[[Site, Any, tuple[Any
 
         for owner in [site.owner] if isinstance(site.owner, type) else list(sys.modules.values()):
             names = getattr(owner, "__dict__", None)
+            near = names and str(names.get("__name__")).partition(".")[0] == function.__module__.partition(".")[0]
             for name, value in list(names.items()) if names else ():
                 if value is function:
                     yield replace(owner, name, make)
+                elif near and type(value) is dict and name != "__builtins__":
+                    for key in [k for k, v in value.items() if v is function]:
+                        value[key] = make(function)
+                        yield functools.partial(value.__setitem__, key, function)
 
 
 def expected_structure(value: Any) -> Any:
@@ -196,6 +204,13 @@ def keep_sizes(tensor: torch.Tensor, sizes: dict[int, int], place: str) -> torch
 def held_tensors(value: Any) -> list[int]:
     """Identities of the tensors in nested arguments."""
     return [id(t) for t in tensors_of(value)]
+
+
+def holds_made_anew(value: Any, borrowed: Borrowed) -> bool:
+    """Whether there is a module among arguments that each run of the forward makes anew, with tensors: the graph could only hold those of one run."""
+    if isinstance(value, nn.Module):
+        return module_site(value, borrowed) is None
+    return any(isinstance(child, (nn.Module, tuple, list, dict)) and holds_made_anew(child, borrowed) for _, child in children(value))
 
 
 def own_tensors(value: Any) -> list[int]:

@@ -28,8 +28,8 @@ from .function_call import READS, NodeCall, describe_call, reads_size, writes
 from .graph_value import to_argument
 from .leaf_module import is_leaf
 from .module_borrow import Borrowed
-from .outline import (CallMethod, GiveArguments, HeldModule, Site, expected_structure, held_tensors, keep_sizes, keep_structure, module_site,
-                      open_sites, own_tensors)
+from .outline import (CallMethod, GiveArguments, HeldModule, Site, expected_structure, held_tensors, holds_made_anew, keep_sizes, keep_structure,
+                      module_site, open_sites, own_tensors)
 from .region_stack import RegionStack
 from .structure import children, holds_tensor, tensors_of
 from .tracer_impl import register_tracer_impl
@@ -169,6 +169,9 @@ class Tape:
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return function(*args, **kwargs)
 
+        if holds_made_anew((args, kwargs), self.borrowed) and not self._want():
+            raise InputError(f"{site} asks for what depends on data at {self.outlined[site]} and is given a module with tensors that forward makes anew. "
+                             f"Make that module inside of it, or once, as a submodule")
         given = tuple(to_argument(self, a) for a in args), {k: to_argument(self, v) for k, v in kwargs.items()}
         held, kept = held_tensors((args, kwargs)), own_tensors((module, args, kwargs))
         before = known_contents([*tensors_of((args, kwargs)), *(() if module is None else module.buffers())])

@@ -182,6 +182,26 @@ class MakesModuleWithTensors(Model):  # which are those of a run: the function a
         return pick_weighted(self.linear(x)) + 1
 
 
+class WeightedByMethod(Weighted):
+    def pick(self, x: Tensor) -> Tensor:
+        return x[int(x.detach().sum(1).argmax())]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pick(x) * self.weight
+
+
+def pick_by_method(x: Tensor) -> Tensor:
+    return WeightedByMethod()(x)
+
+
+PICKS = {"method": pick_by_method}
+
+
+class CallsFromTable(Model):  # a method of a module with tensors of one run is no node, the function in the table is
+    def forward(self, x: Tensor) -> Tensor:
+        return PICKS["method"](self.linear(x)) + 1
+
+
 def pick_by_an_object(x: Tensor) -> Tensor:
     class Choice:
         def __init__(self, scores: Tensor) -> None:
@@ -241,7 +261,7 @@ def best_and_positions(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[int(x.detach().sum(1).argmax())], torch.arange(3)
 
 
-READ_VALUES = [MakesModule, MakesModuleWithTensors, MakesClass, ReadsResult, ReadsWritten, ReadsKnownResult, ReadsValue]
+READ_VALUES = [CallsFromTable, MakesModule, MakesModuleWithTensors, MakesClass, ReadsResult, ReadsWritten, ReadsKnownResult, ReadsValue]
 MODELS = [*READ_VALUES, Stretches, ReadsShape, ReadsInModule, ReadsInMethod, ReadsInObject, ReturnsNumber, ReturnsList, FillsArgument]
 
 
@@ -297,6 +317,7 @@ def test_functions_are_put_back() -> None:
     for kind in MODELS:
         trace(kind())
     assert (dict(globals()), vars(Model)["method"], vars(Thresholds)["above"]) == before
+    assert PICKS == {"method": pick_by_method}
 
 
 def names(graph: GraphModule) -> list[str]:
@@ -349,6 +370,19 @@ def test_what_the_root_reads_is_checked_when_the_graph_runs() -> None:
     assert torch.equal(graph(everything), model(everything))
     with pytest.raises(InputError, match=rf"(?s)dimension 0, which depends on data.*{line} was traced with 5.*Put it into a submodule or a function"):
         graph(-everything)
+
+
+def test_a_module_with_tensors_that_the_root_makes_is_an_error() -> None:
+    class Root(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return pick_with(x, Weighted())
+
+    with pytest.raises(DataDependentError, match="argmax|needs the contents"):
+        trace(Root())
+
+
+def pick_with(x: Tensor, weighted: Weighted) -> Tensor:
+    return x[int(x.detach().sum(1).argmax())] * weighted.weight
 
 
 def test_a_list_whose_length_the_root_reads_is_checked() -> None:
