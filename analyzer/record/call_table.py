@@ -68,6 +68,11 @@ class CallTable(Sequence[OpCall]):
         self._modules[index], self._nodes[index] = module, node
         self._forwards[index] = -1 if forward is None else forward
 
+    def put_in_step(self, index: int, step: int) -> None:
+        """Make a call one of another step."""
+        _, phase, recomputed = self._kind_at[self._kinds[index]]
+        self._kinds[index] = self._number_kind((step, phase, recomputed))
+
     def _number_kind(self, key: tuple[int, str, bool]) -> int:
         found = self._kind_of.get(key)
         if found is None:

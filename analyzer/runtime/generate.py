@@ -119,8 +119,8 @@ def number_passes(recorder: RuntimeRecorder) -> int:
     def step_of(position: int, field: int) -> int:
         return bisect_right(starts, position, key=itemgetter(field))
 
-    for i, call in enumerate(log.calls):
-        call.step = step_of(i, 0)
+    for i in range(len(log.calls)):
+        log.call_slots.put_in_step(i, step_of(i, 0))
     recorder.laps = [(None if key is None else (step_of(i, 1), *key[1:]), mark) for i, (key, mark) in enumerate(recorder.laps)]
     for i, node in enumerate(log.nodes):
         node.step = step_of(i, 2)

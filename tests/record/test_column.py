@@ -33,6 +33,9 @@ def test_calls_come_back_whenever_they_are_written(calls, late):
     assert len(table) == len(calls)
     assert [facts(c) for c in table] == [facts(c) for c in table.to_list()] == [facts(table[i]) for i in range(len(calls))] == calls
     assert [facts(c) for c in table[1:5]] == calls[1:5]
+    for i in range(len(calls)):
+        table.put_in_step(i, i % 3 + 7)
+    assert [facts(c) for c in table] == [(*c[:3], i % 3 + 7, *c[4:]) for i, c in enumerate(calls)]
     assert [table.place(i) for i in range(len(calls))] == [c[5:7] for c in calls]
 
 
