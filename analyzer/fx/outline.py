@@ -57,6 +57,11 @@ class CallMethod(CallTarget):
         return self.wrapped(module.module if isinstance(module, HeldModule) else module, *args, **kwargs)
 
 
+def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The module's call, hooks and all (while tracing, `nn.Module.__call__` itself is another one)."""
+    return module(*args, **kwargs)
+
+
 class GiveArguments(CallTarget):
     """Calls ``wrapped``; gives its result and its arguments, where it put other tensors into them."""
 

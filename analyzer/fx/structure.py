@@ -76,6 +76,33 @@ def holds_tensor(value: Any) -> bool:
     return next(tensors_of(value), None) is not None
 
 
+def copy_objects(value: Any, memo: dict[int, tuple[Any, Any]] | None = None) -> Any:
+    """A copy of lists, dicts and plain objects, all the way down, that shares tensors, modules and the rest.
+
+    ``memo`` notes each object by its identity, with its copy.
+    """
+    memo = {} if memo is None else memo
+    kind = type(value)
+    if id(value) in memo:
+        return memo[id(value)][1]
+    if kind is tuple:
+        return tuple([copy_objects(v, memo) for v in value])
+    if kind is list or kind is dict:
+        new: Any = kind()
+        memo[id(value)] = value, new
+        if kind is list:
+            new.extend([copy_objects(v, memo) for v in value])
+        else:
+            new.update({k: copy_objects(v, memo) for k, v in value.items()})
+        return new
+    if isinstance(value, (*_PLAIN, Tensor, tuple, list, dict)) or not is_plain_object(value):
+        return value
+    new = copy.copy(value)
+    memo[id(value)] = value, new
+    vars(new).update({k: copy_objects(v, memo) for k, v in vars(value).items()})
+    return new
+
+
 def replace_tensors(value: Any, make: Callable[[Tensor], Tensor]) -> Any:
     """A copy of ``value`` with every tensor replaced; containers without tensors are kept as they are."""
     if isinstance(value, Tensor):

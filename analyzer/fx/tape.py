@@ -28,10 +28,10 @@ from .function_call import READS, NodeCall, describe_call, reads_size, writes
 from .graph_value import to_argument
 from .leaf_module import is_leaf
 from .module_borrow import Borrowed
-from .outline import (CallMethod, GiveArguments, HeldModule, Site, expected_structure, held_tensors, holds_made_anew, keep_sizes, keep_structure,
-                      module_site, open_sites, own_tensors)
+from .outline import (CallMethod, GiveArguments, HeldModule, Site, call_module, expected_structure, held_tensors, holds_made_anew, keep_sizes,
+                      keep_structure, module_site, open_sites, own_tensors)
 from .region_stack import RegionStack
-from .structure import children, holds_tensor, tensors_of
+from .structure import children, copy_objects, holds_tensor, tensors_of
 from .tracer_impl import register_tracer_impl
 from .unknown_size import Run, SizeWatch, forget_contents, known_contents, subscript_of_shape
 
@@ -174,6 +174,8 @@ class Tape:
                              f"Make that module inside of it, or once, as a submodule")
         given = tuple(to_argument(self, a) for a in args), {k: to_argument(self, v) for k, v in kwargs.items()}
         held, kept = held_tensors((args, kwargs)), own_tensors((module, args, kwargs))
+        copies: dict[int, tuple[Any, Any]] = {}
+        again = copy_objects((args, kwargs), copies)
         before = known_contents([*tensors_of((args, kwargs)), *(() if module is None else module.buffers())])
         options, self.state.options = self.state.options, dataclasses.replace(self.state.options, unknown_value="placeholder")
         self.state.expects_contents = True
@@ -183,28 +185,46 @@ class Tape:
                 for tensor, known in before:
                     if tensor.untyped_storage().known is not known:  # type: ignore[attr-defined]  # written to, with what data decides
                         forget_contents(tensor)
-                differs = self.sizes.follow(run, args, kwargs, result, module, contents=True)
+                differs = self.sizes.follow(lambda a, k: run(*copy_objects((a, k))), *again, result, module, contents=True)
         except Exception:  # it cannot run with what unknown data was taken as
             self._want()
             raise
         finally:
             self.state.options, self.state.expects_contents = options, False
         changed = held_tensors((args, kwargs)) != held
+        if changed:
+            given = self._give_copies(given, copies)
         if differs or own_tensors((module, args, kwargs)) != kept:
             self._want()
         elif not changed and not holds_tensor(result):
             return result
         target = CallMethod(function) if args and isinstance(args[0], nn.Module) else name_target(function)
         if changed:  # it put other tensors into its arguments
+            returned = result, args, kwargs
             if module is not None:
-                target, given = CallMethod(nn.Module.__call__), ((self.module_node(module), *given[0]), given[1])
+                target, given = CallMethod(call_module), ((self.module_node(module), *given[0]), given[1])
+                returned = result, (module, *args), kwargs
             node = self._create(NodeCall("call_function", GiveArguments(target), *given))
-            self._bind((result, args, kwargs), self._with_structure(node, (result, args, kwargs)), rename=True)
+            self._bind(returned, self._with_structure(node, returned), rename=True)
         else:
             call = NodeCall("call_function", target, *given) if module is None else NodeCall("call_module", self.module_target(module), *given)
             self._bind(result, self._with_structure(self._create(call), result), rename=True)
         self.state.assume(f"{site} asks for what depends on data at {self.outlined[site]}: it is one node, which runs it as it is")
         return result
+
+    def _give_copies(self, given: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
+        """``given``, nodes of arguments, with objects that tensors have been put into as they were before: another copy of it in each run."""
+        fresh: dict[fx.Node, fx.Node] = {}
+        for name, held in list(self.constants.items()):
+            if id(held) not in copies or not holds_tensor(held):
+                continue
+            self.constants[name] = copies[id(held)][1]
+            for node in [n for n in self.graph.nodes if n.op == "get_attr" and n.target == name]:
+                with self.graph.inserting_after(node):
+                    fresh[node] = self.graph.call_function(copy_objects, (node,))
+                fresh[node].meta.update(node.meta)
+                node.replace_all_uses_with(fresh[node], delete_user_cb=lambda user: user not in fresh.values())
+        return fx.node.map_arg(given, lambda node: fresh.get(node, node))
 
     def run_function(self, cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
         """Run a custom autograd function as one node."""
