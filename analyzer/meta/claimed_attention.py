@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from analyzer.errors import InputError
+
 from .claimed import claimed, claimed_shape
 from .claimed_sdp import CUDNN, EFFICIENT, FLASH, MATH, AttentionCall, choose_backend, describe
 from .claimed_factory import new_on_device_of
@@ -27,6 +29,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None =
            *, scale: float | None = None, enable_gqa: bool = False) -> Any:
     if not _is_valid(query, key, value, attn_mask, is_causal):
         return NotImplemented  # torch says what is wrong
+    if enable_gqa and 0 in (*key.shape[-3:-2], *value.shape[-3:-2]):  # torch divides by their number, which ends the process
+        raise InputError(f"scaled_dot_product_attention(enable_gqa=True): a key of shape {tuple(key.shape)} and a value of shape "
+                         f"{tuple(value.shape)} need at least one head each")
     call = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     state = current()
     assert state is not None

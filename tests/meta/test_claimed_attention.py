@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from analyzer import MetaTensorMode
+from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.meta.claimed_device_spec import claiming
 
@@ -241,3 +242,11 @@ def test_the_claimed_host_runs_what_a_cpu_runs(options, mask, make_recorder):
     assert found == expected
     for name in ("bmm", "_safe_softmax", "_scaled_dot_product_flash_attention_for_cpu"):
         assert mine[name] == real[name], name
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_groups_of_no_heads_are_an_error_and_not_the_end_of_the_process(device):
+    with MetaTensorMode():
+        query, none = torch.rand(1, 4, 8, 16, device=device), torch.rand(1, 0, 8, 16, device=device)
+        with pytest.raises(InputError, match=r"\(1, 0, 8, 16\) need at least one head"):
+            F.scaled_dot_product_attention(query, none, none, enable_gqa=True)
