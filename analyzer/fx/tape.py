@@ -185,7 +185,7 @@ class Tape:
                 for tensor, known in before:
                     if tensor.untyped_storage().known is not known:  # type: ignore[attr-defined]  # written to, with what data decides
                         forget_contents(tensor)
-                differs = self.sizes.follow(lambda a, k: run(*copy_objects((a, k))), *again, result, module, contents=True)
+                differs = self.sizes.follow(lambda a, k: run(*copy_objects((a, k))), again[0], again[1], result, module, contents=True)
         except Exception:  # it cannot run with what unknown data was taken as
             self._want()
             raise
