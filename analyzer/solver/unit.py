@@ -95,11 +95,14 @@ class UnitMaker:
         self.start = np.searchsorted(problem.maker, np.arange(count + 2))  # first value of each atom
         self.last_use = np.maximum(problem.last_saver, problem.last_reader)
         self.pinned_before = np.concatenate([[0], np.cumsum(problem.pinned)])
-        # values that nothing saves, by the atoms that compute with them: a region holds them as its arguments (two regions hold one value
-        # only once, but which of them is first with it depends on how the program before them is divided)
+        # values that nothing saves, by the atoms that compute with them: the first region that does so holds it as its argument, or the next where the
+        # first, up to the next product after the value is made, may lie in one unit with its maker
+        products = np.array([*(i for i in range(count) if any(c.is_product for c in problem.calls[i])), count])
         self.arguments: list[list[int]] = [[] for _ in range(count + 1)]
-        for v in np.flatnonzero(~problem.saved):
-            for atom in problem.users[v]:
+        for v in np.flatnonzero(~problem.saved & (problem.maker < count)):
+            near = int(products[np.searchsorted(products, problem.maker[v])])
+            users = problem.users[v]
+            for atom in users[:sum(u <= near for u in users) + 1]:
                 self.arguments[atom].append(int(v))
         unsaved = np.flatnonzero(~problem.saved & (problem.last_reader > problem.maker))
         self.unsaved_maker, self.unsaved_reader, self.unsaved_bytes = (
