@@ -1,29 +1,30 @@
-"""Activations whose kernels on CUDA are not those that torch runs on meta."""
+"""Activations whose kernels on CUDA, and some on the CPU too, are not those that torch runs on meta."""
 from __future__ import annotations
 
 from typing import Any
 
 import torch
 
-from .claimed import claimed, claimed_shape
+from .claimed import claimed, claimed_shape, host_shape
 from .claimed_function import call_whole
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
-@claimed("silu_backward")
+@claimed("silu_backward", on_any_device=True)
 def silu_backward(grad_output: Tensor, self: Tensor) -> Any:
     """One kernel, where meta composes eight operators."""
     return NotImplemented if torch.is_grad_enabled() else call_whole(aten.silu_backward.default, grad_output, self)
 
 
-@claimed("mish_backward")
+@claimed("mish_backward", on_any_device=True)
 def mish_backward(grad_output: Tensor, self: Tensor) -> Any:
     return NotImplemented if torch.is_grad_enabled() else call_whole(aten.mish_backward.default, grad_output, self)
 
 
 @claimed_shape("silu_backward", "mish_backward")
+@host_shape("silu_backward", "mish_backward")
 def activation_backward_shape(grad_output: Tensor, self: Tensor) -> Tensor:
     return torch.empty_like(grad_output)  # TensorIterator takes the layout of the first operand
 

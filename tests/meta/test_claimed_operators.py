@@ -64,9 +64,10 @@ def test_a_float32_softmax_of_float16_needs_no_copy(mode, name, dtype, converts)
     assert call.args[2] is not converts  # half_to_float
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("name", ["silu", "mish"])
-def test_the_backward_of_an_activation_is_one_kernel(mode, name):
-    x = rand(4, 5)
+def test_the_backward_of_an_activation_is_one_kernel(mode, name, device):
+    x = rand(4, 5, device=device)
     getattr(F, name)(x).sum().backward()
     assert len(mode.state.recorder.find(f"{name}_backward")) == 1
     assert "sigmoid" not in mode.state.recorder.names() and x.grad.shape == (4, 5)
