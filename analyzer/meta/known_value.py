@@ -106,6 +106,26 @@ class Deferred(Known):
         return window.detach().to("cpu", copy=True)
 
 
+class Watched(Known):
+    """The contents that another tells, and whether anybody asked for them here."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: Known) -> None:
+        super().__init__(source.assumed)
+        self.source = source
+
+    def parents(self) -> Sequence[Known]:
+        return (self.source,)
+
+    def compute(self) -> torch.Tensor:
+        return self.source.flat()
+
+    @property
+    def was_read(self) -> bool:
+        return self._flat is not None
+
+
 class Zeros(Known):
     """What unknown contents are taken as where they meet known ones."""
 

@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.mode_stack import without_modes
 from analyzer.meta.state import MetaState
-from analyzer.meta.storage import MetaStorage, attach, template
+from analyzer.meta.known_value import Watched
+from analyzer.meta.storage import MetaStorage, attach, find_storage, template
 from analyzer.meta.tensor import META, MetaTensor
 
 from .block_key import watch_reads
@@ -175,6 +176,7 @@ class Trial:
         self.kept: list[torch.Tensor] = []
         self.reads: set[tuple[str, str]] = set()
         self.indices: dict[tuple[str, str], Index] = {}
+        self.contents: list[Watched] = []
 
     def run(self) -> Segment:
         """The block's segment, with the backward pass where gradients are wanted. Raises Refused where it cannot be played."""
@@ -188,8 +190,17 @@ class Trial:
                     with torch._C.DisableTorchFunction():
                         recorder.register_existing([s for triples in (borrowed.parameters, borrowed.buffers) for _, s, _ in triples])
                         recorder.own_parameters(self.block)
+                    self._watch_contents([s for _, s, _ in borrowed.buffers])
                     with indexed(self.block, self.arguments.indices) as self.indices:
                         return self._run(mode.state)
+
+    def _watch_contents(self, buffers: list[torch.Tensor]) -> None:
+        """Find out whether the block asks for the contents of its buffers, in which blocks of one structure can differ."""
+        for tensor in buffers:
+            storage = find_storage(tensor)
+            if type(storage) is MetaStorage and storage.known is not None:
+                storage.known = Watched(storage.known)
+                self.contents.append(storage.known)
 
     def _run(self, state: MetaState) -> Segment:
         recorder, log = self.recorder, self.recorder.log
@@ -235,6 +246,8 @@ class Trial:
                 raise Refused(f"with a cache: {error}") from error
             raise
         recorder.events = None
+        if any(known.was_read for known in self.contents):
+            raise Refused("it reads the contents of a buffer")
         if not all(hold.is_held() for hold in holds):
             raise Refused("an argument dies in its forward pass")
         del holds

@@ -60,6 +60,25 @@ class Stack(nn.Module):
 X = torch.empty(4, 16)
 
 
+class Repeats(Block):
+    """Runs as often as its buffer says."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.register_buffer("times", torch.tensor(times))
+
+    def forward(self, x):
+        for _ in range(int(self.times)):
+            x = super().forward(x)
+        return x
+
+
+def test_blocks_that_ask_for_what_is_in_their_buffers(played):
+    model = Stack(Repeats(n) for n in (1, 1, 1, 3, 1, 2))
+    assert_same(model, played, blocks=0, args=(X,))
+    assert profile(model, args=(X,)).fwd_macs == 9 * 2 * 4 * 16 * 32
+
+
 class Sums(nn.Module):
     """Reads its input three times."""
 
