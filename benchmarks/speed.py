@@ -31,6 +31,8 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 import torch  # noqa: E402
 
 from analyzer import Profile, profile  # noqa: E402
+from analyzer.fx import block_copy  # noqa: E402
+from analyzer.fx.tracer import trace  # noqa: E402
 from analyzer.record import block_reuse  # noqa: E402
 
 from .speed_case import CASES, REUSE_CASES, SpeedCase, find_case, import_libraries, opt  # noqa: E402
@@ -250,6 +252,37 @@ def measure_blocks(report: Report) -> None:
                markdown(["leaves in a block", "3 blocks", "4", "6", "10", "18"], rows))
 
 
+def measure_copies(report: Report) -> None:
+    """From how many leaves on it pays to copy the nodes of alike blocks: where the thresholds of `fx/block_copy.py` come from."""
+    rows = []
+    for leaves in (4, 8, 16):
+        cells = []
+        for blocks in (3, 4, 6, 10, 18):
+            model = torch.nn.Sequential(*(_Block(leaves) for _ in range(blocks)))
+            given = {"input": torch.empty(8, 64)}
+
+            def copied(model: torch.nn.Module = model, given: dict[str, Any] = given) -> None:
+                before, block_copy.LEAST_LEAVES_SAVED = block_copy.LEAST_LEAVES_SAVED, 0
+                try:
+                    trace(model, meta_args=given)
+                finally:
+                    block_copy.LEAST_LEAVES_SAVED = before
+
+            def run(model: torch.nn.Module = model, given: dict[str, Any] = given) -> None:
+                trace(model, meta_args=given, reuse=False)
+
+            copied()
+            timings = time_in_turn({"copied": copied, "run": run}, 2 * max(2, report.rounds))
+            saved = (blocks - 1) * (leaves - block_copy.LEAVES_OF_A_COPY)
+            cells.append(f"{saved}: {format_ratio(ratio(timings['copied'], timings['run'], CPU))}")
+        rows.append([str(leaves), *cells])
+        say(f"  {rows[-1]}")
+    report.add("When a block's nodes are copied", "Time of a trace in which the nodes of alike blocks are copied from the first, to that of one in which all "
+               "are run (processor time), by leaf modules in a block and number of blocks. Before each ratio stands how many leaves that saves, a copy "
+               f"being worth {block_copy.LEAVES_OF_A_COPY} of them: above {block_copy.LEAST_LEAVES_SAVED} blocks are copied (`analyzer/fx/block_copy.py`).",
+               markdown(["leaves in a block", "3 blocks", "4", "6", "10", "18"], rows))
+
+
 def measure_memory(report: Report) -> None:
     """Resident memory, and memory of the records."""
     names = [case.name for case in report.cases if case.name in ("resnet152", "opt_350m")]
@@ -336,7 +369,7 @@ def measure_where(report: Report) -> None:
 
 SECTIONS: dict[str, Callable[[Report], None]] = {
     "ratios": measure_ratios, "others": measure_others, "cold": measure_cold, "depth": measure_depth, "width": measure_width, "reuse": measure_reuse,
-    "blocks": measure_blocks, "memory": measure_memory, "llama": measure_llama, "import": measure_imports, "where": measure_where,
+    "blocks": measure_blocks, "copies": measure_copies, "memory": measure_memory, "llama": measure_llama, "import": measure_imports, "where": measure_where,
 }
 SECTION_FAILED = "{} could not be measured"
 # Others last: some leave torch patched.

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-# Where copying pays: writing a block's nodes costs about as much as running three layers, and finding out what the first read costs more. Timed with
-# stacks of 2 to 20 blocks of 2 to 16 linear layers on one core: below this many layers saved in all, nothing is gained.
-_LEAVES_OF_A_COPY = 3
-_LEAST_LEAVES_SAVED = 40
+# Where copying pays: writing a block's nodes costs about as much as running three layers, and finding out what the first read costs more: section
+# "When a block's nodes are copied" of docs/performance.md, which benchmarks/speed.py measures.
+LEAVES_OF_A_COPY = 3
+LEAST_LEAVES_SAVED = 64
 _PLAIN = (int, float, bool, str, type(None))
 _OWN_ATTRIBUTES = {"_is_param"}  # what a stand-in has that is no attribute of the user's
 
@@ -423,10 +423,10 @@ def _find_candidates(tape: Tape) -> Iterator[tuple[int, _Candidate]]:
     keys = {id(m): (structure, found[id(m)].claims, _settings_of(found[id(m)].modules, settings)) for m in modules
             if (structure := structure_key(m, memo, numbers)) is not None}
     counts = Counter(keys.values())
-    saved = {i: (counts[key] - 1) * (found[i].leaves - _LEAVES_OF_A_COPY) for i, key in keys.items()}
+    saved = {i: (counts[key] - 1) * (found[i].leaves - LEAVES_OF_A_COPY) for i, key in keys.items()}
     for module in modules:
         mine = saved.get(id(module))
-        if mine is not None and mine > _LEAST_LEAVES_SAVED and all(saved.get(id(m), mine) <= mine for m in found[id(module)].modules):
+        if mine is not None and mine > LEAST_LEAVES_SAVED and all(saved.get(id(m), mine) <= mine for m in found[id(module)].modules):
             yield id(module), _Candidate(keys[id(module)], paths[id(module)], found[id(module)].modules)
 
 

@@ -105,7 +105,7 @@ def trace_both(model: nn.Module, meta_args: dict[str, Any], **options: Any) -> l
 @pytest.fixture
 def every_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copy the nodes of every block that is like another, also where that does not pay."""
-    monkeypatch.setattr(block_copy, "_LEAST_LEAVES_SAVED", -10**9)
+    monkeypatch.setattr(block_copy, "LEAST_LEAVES_SAVED", -10**9)
 
 
 @pytest.fixture
