@@ -1,7 +1,6 @@
 """Fills a log, and tells the time, while a model runs on real tensors."""
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -227,7 +226,7 @@ class RuntimeRecorder(Recorder):
     def start(self) -> None:
         """Begin to listen in this thread."""
         undo = ExitStack()
-        undo.enter_context(rare_collections())
+        undo.enter_context(frozen_collector(100))  # the records kept of each operator set off collections that find none
         undo.enter_context(listen(self))
         undo.enter_context(run_as_written())
         self._undo, self._thread = undo, threading.get_ident()
@@ -277,18 +276,6 @@ class RuntimeRecorder(Recorder):
             yield self
         finally:
             self.stop()
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Collect garbage a hundred times less often: the records kept of each operator set off collections that find none."""
-    before = gc.get_threshold()
-    gc.set_threshold(100 * before[0], *before[1:])  # 0, which is never, stays so
-    try:
-        with frozen_collector():
-            yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def mark_inputs(recorder: Recorder, root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
