@@ -114,7 +114,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     records[-1].fingerprints = fingerprint_nodes(gm.graph)
     last_runs[gm] = LastRun((args, dict(kwargs or {})), loss_fn,
                             lambda gm: symbolic_profile(gm, *args, kwargs=kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast, device=device,
-                                                        profilers=profilers), mode, autocast, spec, claim, profilers, records[-1])
+                                                        profilers=profilers, reuse=reuse), mode, autocast, spec, claim, profilers, records[-1])
     if verbose:
         print(found.table())
     return gm
