@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.storage import MetaStorage
+from analyzer.record.block_place import BlockPlace
 from analyzer.record.log import Log
 from analyzer.record.recorder import describe
 
@@ -40,24 +41,28 @@ class Unknown:
 
 @dataclass
 class Played:
-    """Nodes, by name, that were not run: what ``record`` says of as many others holds for them, with storages of their own.
+    """Nodes, by name, that were not run: what the ``records`` of as many others say holds for them, with storages of their own.
 
-    Storage n of the record is number ``numbers[slot_of[n]]``.
+    There is a record for each kind of gradients that a backward pass was given (`BlockPlace.grad_specs`). They agree on values; storage n of the first
+    is number ``place.numbers[slot_of[n]]``.
     """
 
     names: list[str]
-    record: RunRecord
-    numbers: list[Any]
+    records: dict[Any, RunRecord]
+    place: BlockPlace
     slot_of: dict[int, int]
 
     def write(self, record: RunRecord) -> None:
         """Write them into ``record``."""
-        def rename(value: Any) -> Any:
-            return replace(value, storage=self.numbers[self.slot_of[value.storage]]) if isinstance(value, Value) else value
+        first, numbers = next(iter(self.records.values())), self.place.numbers
+        ran = None if self.place.grad_specs is None else self.records[self.place.grad_specs]
+        gradients = [{} for _ in self.names] if ran is None else list(ran.gradients.values())
 
-        for name, (theirs, values) in zip(self.names, self.record.values.items()):
-            record.values[name] = pytree.tree_map(rename, values)
-            record.gradients[name] = self.record.gradients[theirs]
+        def rename(value: Any) -> Any:
+            return replace(value, storage=numbers[self.slot_of[value.storage]]) if isinstance(value, Value) else value
+
+        for name, values, row in zip(self.names, first.values.values(), gradients):
+            record.values[name], record.gradients[name] = pytree.tree_map(rename, values), row
 
 
 @dataclass

@@ -34,7 +34,7 @@ class StretchReuse(BlockReuse):
         for stretch in sorted(self._stretches.values(), key=lambda s: -len(s.nodes)):
             if id(stretch.module) in self.keys:
                 self._beginning_at[stretch.nodes[0]].append(stretch)
-        self._records: dict[int, RunRecord] = {}  # by id(segment)
+        self._records: defaultdict[Arguments, dict[tuple[GradSpec, ...], RunRecord]] = defaultdict(dict)  # of the runs of a stretch
 
     def _list_keys(self, root: nn.Module, modules: Sequence[nn.Module], contents: dict[int, Contents],
                    is_excluded: Callable[[nn.Module], bool]) -> dict[int, Hashable]:
@@ -74,12 +74,12 @@ class StretchReuse(BlockReuse):
         stretch, interpreter = self._stretches[id(module)], self.interpreter
         place = _StretchPlace(segment, stretch, numbers, producers, self.recorder, [interpreter.rows[n] for n in stretch.nodes])
         names = [n.name for n in stretch.nodes]
-        interpreter.record.played.append(Played(names, self._records[id(segment)], numbers, segment.reel.slot_of))
+        interpreter.record.played.append(Played(names, self._records[segment.arguments], place, segment.reel.slot_of))
         return place
 
-    def learn(self, segment: Segment, record: RunRecord) -> None:
-        """What the run of a stretch said of its nodes' values."""
-        self._records[id(segment)] = record
+    def learn(self, arguments: Arguments, grad_specs: tuple[GradSpec, ...], record: RunRecord) -> None:
+        """What the run of a stretch said of its nodes' values, and of their gradients for some of its results'."""
+        self._records[arguments][grad_specs] = record
 
 
 class _StretchTrial(Trial):
@@ -91,7 +91,7 @@ class _StretchTrial(Trial):
 
     def run(self) -> Segment:
         segment = super().run()
-        self.reuse.learn(segment, self.interpreter.record)
+        self.reuse.learn(self.arguments, self.grad_specs, self.interpreter.record)
         return segment
 
     def _run_block(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

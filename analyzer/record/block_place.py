@@ -22,6 +22,7 @@ class BlockPlace(Place):
                  running_call: int | None) -> None:
         super().__init__(numbers)
         self.path, self.producers, self.step, self.running_call = path, producers, step, running_call
+        self.grad_specs: Any = None  #: of the gradients that its backward pass was given, once it ran
         self.source, self.own_rows, self.held = segment.log, segment.rows, range(segment.inputs, segment.inputs + len(segment.held))
         self.index_of_path = log.index_of_path
         base = len(log.node_slots)

@@ -333,6 +333,7 @@ class _Run:
         differentiable = [o[2] for o in segment.outputs if isinstance(o, tuple)]
         given = [g for g, d in zip(grads, differentiable) if d]
         specs: tuple[GradSpec, ...] = tuple(None if g is None else (tuple(g.shape), g.stride(), g.dtype, is_autograds_alone(g)) for g in given)
+        place.grad_specs = specs
         backward = self._backward_for(specs)
         reel = backward.reel
         first = len(place.numbers)
@@ -378,7 +379,6 @@ class _Run:
         segment = self.segment
         found = segment.backwards.get(specs)
         if found is None:
-            assert segment.arguments is not None
             again = self.reuse.make_trial(self.module, segment.arguments, specs).run()
             assert again.reel.births == segment.reel.births
             found = segment.backwards[specs] = again.backwards[specs]

@@ -108,8 +108,8 @@ class Segment:
     writers: list[tuple[int, int]]                    #: slot of an input, output or parameter, and the row that wrote it last
     first_call: int                                   #: of log.calls, of the forward pass
     sums: frozenset[int]                              #: positions of arguments that it reads more than once: it adds their gradients up
+    arguments: Arguments
     slot: Slot | None = None                          #: of a cache, that it fills with the outputs beyond those of ``structure``
-    arguments: Arguments | None = None
     backwards: dict[tuple[GradSpec, ...], Backward] = field(default_factory=dict)
     stands_for: tuple[int, int, int] | None = None    #: call, module and row that the block's own autograd node goes for
 
@@ -235,8 +235,7 @@ class Trial:
         args, kwargs = pytree.tree_unflatten(leaves, self.arguments.structure)
         places = {id(t): i for i, t in enumerate(inputs)}
         given = [id(x) for x in leaves]
-        holds = [Hold(x) for i in self.arguments.given_up if isinstance(x := leaves[i], torch.Tensor)]
-        x = None
+        holds = [Hold(x) for i, x in enumerate(leaves) if i in self.arguments.given_up and isinstance(x, torch.Tensor)]
         del leaves, remaining, inputs
         try:
             with torch._C._EnableTorchFunction(), watch_reads(self.block) as self.reads:
@@ -272,7 +271,7 @@ class Trial:
         outputs = [(slot_of[o[0]], *o[1:]) if isinstance(o, tuple) else o for o in outputs]
         first_call = next((what for kind, what in forward if kind == CALLED), len(log.calls))
         segment = Segment(log, reel, len(numbers), list(held.values()), outputs, structure, *_divide(log, first_node, slot_of, numbers, reel, outputs),
-                          first_call, self._find_sums(out_leaves), slot)
+                          first_call, self._find_sums(out_leaves), self.arguments, slot)
         if not trains or not segment.differentiable:
             return segment
         self.grad_specs = self.given_grad_specs or tuple(  # nobody differentiates what is in a cache
@@ -288,7 +287,6 @@ class Trial:
             end.backward(torch.empty(0))
         recorder.events = None
         del end
-        segment.arguments = self.arguments
         backward = segment.backwards[self.grad_specs] = self._finish(segment, forward)
         for kind, what in reversed(backward.reel.events):
             if kind == CALLED and (of := log.calls[what].forward) is not None:

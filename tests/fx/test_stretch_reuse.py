@@ -46,7 +46,8 @@ def say_all(gm):
     values = {name: [dataclasses.replace(v, storage=0, known=v.known is None) for v in record.tensors(name)] for name in record.values}
     order: dict[int, int] = {}
     places = {n.name: [order.setdefault(v.storage, len(order)) for v in record.tensors(n.name)] for n in gm.graph.nodes}
-    return gm.meta["profile"], [n.meta["info"] for n in gm.graph.nodes], values, places, record.gradients, record.differentiable, record.held
+    gradients = {name: {i: (spec, spec.stride) for i, spec in row.items()} for name, row in record.gradients.items()}
+    return gm.meta["profile"], [n.meta["info"] for n in gm.graph.nodes], values, places, gradients, record.differentiable, record.held
 
 
 def assert_same(model, played, *args, trace=None, blocks, **options):
