@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 import torch
@@ -133,7 +134,7 @@ class CachingAllocator:
         self._large_pools: dict[int, Pool] = {}
         self._segments: dict[int, Segment] = {}
         self._lowest_address = self._next_empty_address = top_address
-        self._gaps: list[tuple[int, int]] = []  # (address, bytes) left over in ranges of addresses, lowest first
+        self._gaps: dict[int, list[int]] = {}  # heaps of the addresses left over in ranges, by how many bytes there are from there
         # Empty blocks own nothing, but free() must tell a live one from a freed one.
         self._empty_span = Segment(0, 0, Pool(self, options, 0, is_small=True), None).head
         self._large_searches = 0  # get_free_blocks_call_count of the large pool
@@ -503,14 +504,20 @@ class CachingAllocator:
         public memory snapshots (segments of 1 GiB below 512 MiB below 20 MiB, each at a multiple of 32 MiB, and one of 2 MiB behind
         that of 20 MiB); of the orders tried, this one meets the most of what an H200 held, to the byte.
         """
-        for i, (address, room_bytes) in enumerate(self._gaps):
-            if room_bytes >= nbytes:
-                self._gaps[i : i + 1] = [(address + nbytes, room_bytes - nbytes)] if room_bytes > nbytes else []
-                return address
+        gaps = self._gaps
+        found = min(((addresses[0], room_bytes) for room_bytes, addresses in gaps.items() if room_bytes >= nbytes), default=None)
+        if found is not None:
+            address, room_bytes = found
+            heappop(gaps[room_bytes])
+            if not gaps[room_bytes]:
+                del gaps[room_bytes]
+            if room_bytes > nbytes:
+                heappush(gaps.setdefault(room_bytes - nbytes, []), address + nbytes)
+            return address
         range_bytes = -(-nbytes // ADDRESS_RANGE_BYTES) * ADDRESS_RANGE_BYTES
         self._lowest_address -= range_bytes
         if range_bytes > nbytes:
-            self._gaps.insert(0, (self._lowest_address + nbytes, range_bytes - nbytes))
+            heappush(gaps.setdefault(range_bytes - nbytes, []), self._lowest_address + nbytes)
         return self._lowest_address
 
     def _merge_free_neighbours(self, span: Span) -> Span:

@@ -6,6 +6,7 @@ branch is taken.
 from __future__ import annotations
 
 import dis
+import functools
 import os
 import sys
 from types import CodeType, FrameType
@@ -33,6 +34,7 @@ def passing_value() -> bool | None:
     return None
 
 
+@functools.lru_cache(maxsize=1 << 10)  # a loop asks at the same place again and again
 def _find_passing_value(code: CodeType, offset: int) -> bool | None:
     instructions = list(dis.get_instructions(code))
     place = {i.offset: n for n, i in enumerate(instructions)}

@@ -94,7 +94,7 @@ class ReadValues:
 
     def __init__(self, root: nn.Module, reads: set[tuple[str, str]]) -> None:
         self.root = root
-        self.positions = positions(root)
+        self.positions = Positions(root)
         modules = dict(root.named_modules())
         index_of = {path: i for i, path in enumerate(modules)}
         self.count = len(modules)
@@ -125,7 +125,7 @@ class ReadValues:
         for i, names in self._hidden:
             if not names.isdisjoint(contents[i]):
                 return False
-        where: dict[int, str] | None = None
+        where = Positions(other)
         for own in self._own:
             try:
                 theirs, empty = own.read(contents[own.index]), own.read_empty(contents[own.index])
@@ -138,14 +138,12 @@ class ReadValues:
             for mine, its_own in zip(own.values, theirs):
                 if mine is its_own or type(mine) is type(its_own) and isinstance(mine, _VALUES) and mine == its_own:
                     continue
-                where = where or positions(other)
                 if not _same(mine, its_own, self.positions, where):
                     return False
         for i, name, mine in self.computed:
             theirs = getattr(its[i], name, _MISSING)
             if mine is theirs:
                 continue
-            where = where or positions(other)
             if not _same(mine, theirs, self.positions, where):
                 return False
         return True
@@ -176,25 +174,36 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 _CONTAINERS = (dict, OrderedDict, list, tuple, set)
 
 
-def positions(root: nn.Module) -> dict[int, str]:
-    """Where each module, parameter and buffer stands below ``root``, by id."""
-    found: dict[int, str] = {}
-    for path, module in walk_modules(root):
-        found[id(module)] = path
-        for held in (module._parameters, module._buffers):
-            for name, tensor in held.items():
-                if tensor is not None:
-                    found.setdefault(id(tensor), f"{path}.{name}")
-            found[id(held)] = f"{path}.{'p' if held is module._parameters else 'b'}"
-        found[id(module._modules)] = f"{path}.m"
-    return found
+class Positions:
+    """Where each module, parameter and buffer stands below ``root``, by id; looked up at the first question."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self.root = root
+
+    @functools.cached_property
+    def _found(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for path, module in walk_modules(self.root):
+            found[id(module)] = path
+            for held in (module._parameters, module._buffers):
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        found.setdefault(id(tensor), f"{path}.{name}")
+                found[id(held)] = f"{path}.{'p' if held is module._parameters else 'b'}"
+            found[id(module._modules)] = f"{path}.m"
+        return found
+
+    def of(self, thing: Any) -> str | None:
+        """The place of a module, a tensor or a registry; None of anything else."""
+        return self._found.get(id(thing)) if isinstance(thing, (nn.Module, torch.Tensor, dict)) else None
 
 
-def _same(a: Any, b: Any, where_a: dict[int, str], where_b: dict[int, str]) -> bool:
+def _same(a: Any, b: Any, where_a: Positions, where_b: Positions) -> bool:
     if a is b:
         return True
-    if id(a) in where_a:
-        return where_a[id(a)] == where_b.get(id(b))
+    place = where_a.of(a)
+    if place is not None:
+        return place == where_b.of(b)
     if type(a) is not type(b):
         return False
     if isinstance(a, _VALUES):
