@@ -1,12 +1,15 @@
 """What a report says of a module without a run: its class, settings and parameters, kept when the module itself has gone on."""
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
 from analyzer.fx.node_info import TensorInfo
+from analyzer.record.twin import Twin
 
 
 class ParameterShape(NamedTuple):
@@ -25,6 +28,35 @@ class ParameterShape(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class TwinShape:
+    """A block that is like an earlier one but for its keys and some settings (extra_repr and kernel size, by place in the block)."""
+
+    first: ModuleShape
+    keys: Sequence[int]
+    parameter_keys: Sequence[int]
+    settings: Mapping[int, tuple[str, tuple[int, ...] | None]]
+    numel: int
+
+    @classmethod
+    def of(cls, twin: Twin, first: ModuleShape) -> TwinShape:
+        """The shape of ``twin`` as it is now."""
+        settings = {i: (twin.modules[i].extra_repr(), _kernel_size(twin.modules[i])) for i in {i for i, _ in twin.differing}}
+        return cls(first, list(map(id, twin.modules)), list(map(id, twin.parameters)), settings, sum([t.numel for t in twin.pattern.parameters]))
+
+    def expand(self) -> ModuleShape:
+        """It as one of its own."""
+        keys, parameter_keys = enumerate(self.keys), iter(self.parameter_keys)
+
+        def copy(shape: ModuleShape) -> ModuleShape:
+            index, key = next(keys)
+            text, kernel_size = self.settings.get(index, (shape.extra_repr, shape.kernel_size))
+            parameters = tuple([p._replace(key=next(parameter_keys)) for p in shape.parameters])
+            return ModuleShape(key, shape.type, text, shape.training, kernel_size, parameters, tuple([(name, copy(child)) for name, child in shape.children]))
+
+        return copy(self.first)
+
+
+@dataclass(frozen=True, slots=True)
 class ModuleShape:
     """A module and what is below it; ``key`` is the same for the same module."""
 
@@ -34,15 +66,47 @@ class ModuleShape:
     training: bool
     kernel_size: tuple[int, ...] | None
     parameters: tuple[ParameterShape, ...]
-    children: tuple[tuple[str, ModuleShape], ...]
+    below: tuple[tuple[str, ModuleShape | TwinShape], ...]
 
     @classmethod
-    def of(cls, module: torch.nn.Module) -> ModuleShape:
-        """The shape of ``module`` as it is now."""
-        parameters = [ParameterShape(id(p), name, p.shape, p.dtype, p.device, p.numel(), p.requires_grad)
-                      for name, p in module._parameters.items() if p is not None]
-        children = [(name, cls.of(child)) for name, child in module._modules.items() if child is not None]
-        return cls(id(module), type(module).__name__, module.extra_repr(), module.training, _kernel_size(module), tuple(parameters), tuple(children))
+    def of(cls, root: torch.nn.Module, twins: Mapping[int, Twin] = MappingProxyType({})) -> ModuleShape:
+        """The shape of ``root`` as it is now; ``twins`` are the blocks in it that are like an earlier one, by id."""
+        firsts: dict[int, ModuleShape] = {}
+
+        def describe(module: torch.nn.Module) -> ModuleShape | TwinShape:
+            twin = twins.get(id(module))
+            if twin is not None:
+                return TwinShape.of(twin, firsts[id(twin.pattern.block)])
+            parameters = [ParameterShape(id(p), name, p.shape, p.dtype, p.device, p.numel(), p.requires_grad)
+                          for name, p in module._parameters.items() if p is not None]
+            children = [(name, describe(child)) for name, child in module._modules.items() if child is not None]
+            found = firsts[id(module)] = cls(id(module), type(module).__name__, module.extra_repr(), module.training, _kernel_size(module),
+                                             tuple(parameters), tuple(children))
+            return found
+
+        whole = describe(root)
+        assert isinstance(whole, ModuleShape)  # a twin is like something before it
+        return whole
+
+    @property
+    def children(self) -> list[tuple[str, ModuleShape]]:
+        """Names and shapes of the modules that it holds."""
+        return [(name, child.expand() if isinstance(child, TwinShape) else child) for name, child in self.below]
+
+    def count_parameters(self) -> int:
+        """Elements of all parameters, each counted once."""
+        distinct: dict[int, int] = {}
+        twins = 0
+        waiting = [self]
+        while waiting:
+            module = waiting.pop()
+            distinct.update((p.key, p.numel) for p in module.parameters)
+            for _, child in module.below:
+                if isinstance(child, TwinShape):
+                    twins += child.numel  # a twin shares no parameter
+                else:
+                    waiting.append(child)
+        return twins + sum(distinct.values())
 
     def distinct_parameters(self) -> dict[int, ParameterShape]:
         """Every parameter once, by its key."""

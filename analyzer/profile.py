@@ -17,6 +17,7 @@ from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.claimed_device_spec import claiming
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.reserved_touch import ReservedTouch
 from analyzer.meta.stand_in import stand_in_arguments
 from analyzer.profile_build import build_profile, build_unplaced_profile
 from analyzer.profile_data import Profile
@@ -27,12 +28,14 @@ from analyzer.profilers.flops import profile_flops
 from analyzer.profilers.latency import make_latency_profiler
 from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
-from analyzer.record.block_reuse import BlockReuse
+from analyzer.record.block_reuse import BlockReuse, pays
 from analyzer.record.collector import frozen_collector
 from analyzer.record.eager import EagerStep, OptimizerFactory, find_optimizer
 from analyzer.record.options import ProfileOptions
 from analyzer.record.played_twice import PlayedTwice
 from analyzer.record.recorder import Recorder, tensors_in
+from analyzer.record.reserved import Reserved
+from analyzer.record.twin import find_twins
 
 __all__ = ["Profile", "ProfileOptions", "profile"]
 
@@ -109,39 +112,48 @@ def profile(
              "autocast": None if autocast is None else str(autocast).removeprefix("torch.")}
     options, remark = limit_memory(options, spec)
     plays = reuse and step is None and options.capacity_bytes is None and options.set_to_none
+    reserves = plays and (mode == "infer" or factory is None)  # an optimizer looks at every parameter
     excluded: set[type[torch.nn.Module]] = set()
     wrappers = list_wrappers(module)
 
     def run(options: ProfileOptions) -> Profile:
         meta_mode = MetaTensorMode(options, adopted_claim=claim)
-        with frozen_collector(), meta_mode, claiming(spec), borrow_module(module, claim) as borrowed:
+        found = find_twins(module, lambda inner: type(inner) in excluded or is_leaf(inner), pays) if reserves else ()
+        with frozen_collector(), meta_mode, claiming(spec), borrow_module(module, claim, found) as borrowed:
             if remark:
                 meta_mode.state.assume(remark)
             root = borrowed.root  # a compiled module is profiled as the one it wraps
-            recorder = Recorder(meta_mode, root, claim, is_leaf, find_leaf_impl)
+            recorder = Recorder(meta_mode, root, claim, is_leaf, find_leaf_impl, borrowed.walked)
+            blocks = BlockReuse(recorder, root, borrow_module, is_leaf, excluded, borrowed.reserved, borrowed.lend) if plays else None
             with recorder.recording():
                 try:
                     run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)
                     with torch._C.DisableTorchFunction():
                         register_inputs(recorder, root, borrowed, run_args, run_kwargs, names)
-                        if plays:
-                            recorder.reuse = BlockReuse(recorder, root, borrow_module, is_leaf, excluded).run
+                        recorder.reuse = None if blocks is None else blocks.run
                     EagerStep(recorder, root, run_args, run_kwargs, mode=mode, loss_fn=loss_fn,
                               optimizer=factory if mode == "train" else None, autocast=autocast, step=step, device_type=claim.type,
-                              options=options, reuse=plays).run()
+                              options=options, reuse=plays, parameters=borrowed.held[0] if reserves else None).run()
                 except DeviceOutOfMemoryError as error:
                     if not recorder.log.steps:
                         raise
                     recorder.end_short(error)
+                except ReservedTouch as touch:
+                    if blocks is not None and blocks.has_played(touch.block):
+                        raise PlayedTwice(touch.block) from None
+                    raise
             with torch._C.DisableTorchFunction():
+                twins = {i: reserved.twin for i, reserved in borrowed.reserved.items()}
                 annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
-                return show_wrappers(build_profile(recorder.log, root, annotations, is_final=True, **facts), wrappers)
+                return show_wrappers(build_profile(recorder.log, root, annotations, is_final=True, twins=twins, **facts), wrappers)
 
     while True:
         try:
             return expect_values(run, options)
         except PlayedTwice as played:
             excluded.add(played.kind)
+        except ReservedTouch:
+            reserves = False
         except DeviceOutOfMemoryError as error:
             return build_unplaced_profile(module, error, **facts, assumptions=(remark,) if remark else ())
 
@@ -229,8 +241,9 @@ def register_inputs(recorder: Recorder, module: torch.nn.Module, borrowed: Borro
                     names: list[str]) -> None:
     """Tell the recorder what is there before the first step."""
     attributes = [stand_in for stand_in, _ in borrowed.attributes]
-    recorder.register_existing([*(s for triples in (borrowed.parameters, borrowed.buffers) for _, s, _ in triples), *attributes])
-    recorder.own_parameters(module)
+    held = [(item, category) if isinstance(item, Reserved) else item for items, category in zip(borrowed.held, ("parameter", "buffer")) for item in items]
+    recorder.register_existing([*held, *attributes])
+    recorder.own_parameters_of(borrowed.by_path.values())
     recorder.mark(attributes, "buffer")
     for name, value in [*zip(names, args), *kwargs.items()]:
         for i, tensor in enumerate(tensors_in(value)):

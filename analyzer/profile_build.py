@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from analyzer.profilers.annotation import Annotation, part_of
 from analyzer.profile_short import describe_placement, describe_shortage, forget_unfinished
 from analyzer.profilers.memory import alive_at, category_of, forward_ends, peak_by_category
 from analyzer.record.log import Log, LogNode
+from analyzer.record.twin import Twin
 
 _NODE_FIELDS = {f.name for f in fields(NodeInfo)}
 _PHASE_FIELDS = {f.name for f in fields(PhaseInfo)}
@@ -35,10 +37,11 @@ def tensor_info(spec: Any) -> TensorInfo:
 
 
 def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotation], *, is_final: bool = False,
-                  blanks: Mapping[int, NodeInfo] | None = None, **facts: Any) -> Profile:
+                  blanks: Mapping[int, NodeInfo] | None = None, twins: Mapping[int, Twin] = MappingProxyType({}), **facts: Any) -> Profile:
     """The profile of one recorded run; where profilers give the same quantity, the last one counts.
 
-    ``blanks`` are records, by index in the log's nodes, that are filled and put into the table of nodes.
+    ``blanks`` are records, by index in the log's nodes, that are filled and put into the table of nodes, ``twins`` blocks that were found to be like
+    earlier ones, by id.
 
     Sums are made at once. Where the log is final (nobody will change it), rows (nodes, modules, operators, the timeline) are worked out when
     they are read first.
@@ -46,7 +49,7 @@ def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotat
     last = log.steps - 1
     phase_rows, totals = _merge_sums(annotations)
     with without_modes():  # quantised layers unpack their weights to say what they are
-        shape = ModuleShape.of(root)
+        shape = ModuleShape.of(root, twins)
     rows: Rows | None = None
     if log.shortage is not None:
         rows = Rows(log, shape, annotations, totals, phase_rows, blanks or {})
@@ -56,7 +59,7 @@ def build_profile(log: Log, root: torch.nn.Module, annotations: Sequence[Annotat
     given = {k: v for k, v in totals.items() if k in _PROFILE_FIELDS}
     inputs = _inputs(log)
     sums = {**find_parallel_sizes(root), **facts, **given}
-    sums.update(params=sum(p.numel for p in shape.distinct_parameters().values()), inputs=inputs,
+    sums.update(params=shape.count_parameters(), inputs=inputs,
                 batch_size=next((t.shape[0] for t in inputs.values() if t.shape), None), torch_version=str(torch.__version__),
                 analyzer_version=package_version(), first_step=_phases(phase_rows, 0), phases={} if ended_early else _phases(phase_rows, last),
                 out_of_memory=describe_shortage(log), assumptions=tuple(log.assumptions))

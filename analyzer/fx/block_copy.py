@@ -17,7 +17,7 @@ from analyzer.meta.tensor import META, MetaTensor
 from analyzer.record.autograd_node import saves_are_hooked
 from analyzer.record.block_key import ReadValues, structure_key, watch_reads
 from analyzer.record.block_reuse import input_key
-from analyzer.record.step_replay import Footprint
+from analyzer.record.footprint import Footprint
 
 from .block_nodes import BlockNodes, NotCopied, Place, Surroundings
 from .module_borrow import save_generators

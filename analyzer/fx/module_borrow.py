@@ -16,9 +16,12 @@ from torch import nn
 
 from analyzer.meta.dispatch import claimed_device
 from analyzer.meta.mode_stack import without_modes
+from analyzer.meta.reserved_touch import ReservedTouch
 from analyzer.meta.state import MetaState, current
 from analyzer.meta.tensor import MetaTensor
 from analyzer.record.module_walk import walk_modules
+from analyzer.record.reserved import Reserved
+from analyzer.record.twin import Twin
 
 from .stand_in import StandIns
 
@@ -40,6 +43,9 @@ class Borrowed:
     a tensor that the module holds under several names is listed once, under the first. ``attributes`` pairs stand-ins with originals
     for tensors of plain attributes (also inside lists and dicts) and of modules that are not registered. ``modules`` maps
     id(module) to its first path, registered modules only, ``by_path`` the other way. ``root`` is the module to call: what a compiled one wraps.
+
+    ``walked`` has those modules in order. Tensors of a block in ``reserved`` (by the id of the block) have places and no stand-ins, and are in none of
+    these lists; `lend` makes them, should somebody need them. ``held`` are all parameters, and all buffers, in order: stand-ins and reserved blocks.
     """
 
     def __init__(self, root: nn.Module, stand_ins: StandIns) -> None:
@@ -49,7 +55,11 @@ class Borrowed:
         self.attributes: list[tuple[Tensor, Tensor]] = []
         self.modules: dict[int, str] = {}
         self.by_path: dict[str, nn.Module] = {}
+        self.walked: list[tuple[str, nn.Module]] = []
+        self.reserved: dict[int, Reserved] = {}
+        self.held: tuple[list[Tensor | Reserved], list[Tensor | Reserved]] = ([], [])
         self.stand_ins = stand_ins
+        self.lend: Callable[[Reserved], None] = lambda reserved: None
 
     def assigned(self) -> Iterator[tuple[str, str, Tensor]]:
         """Attributes of registered modules that hold a tensor which is no stand-in: (path of the module, name, tensor)."""
@@ -74,7 +84,7 @@ class Borrowed:
 
 
 @contextmanager
-def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterator[Borrowed]:
+def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Iterable[Twin] = ()) -> Iterator[Borrowed]:
     """Swap the tensors of ``root`` for stand-ins without data; on leaving, everything is as it was, also after an exception.
 
     To be entered inside an active `MetaTensorMode`. Stand-ins claim ``claim``, or without one the device of the original
@@ -82,7 +92,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterato
     They are allocated in the order in which ``Module.to`` moves tensors: children first, then parameters, then buffers.
     Tied tensors stay tied and shared storages shared; those of a ``ScriptModule`` are swapped in C++. Put back: attributes and their
     containers, registered tensors and modules, hooks, training flags, classes of lazy modules, the random number generators, torch's grad
-    mode and default dtype.
+    mode and default dtype. For the tensors of ``twins`` only places are reserved; code that looks at them all the same raises ReservedTouch.
 
     >>> from analyzer.meta.mode import MetaTensorMode
     >>> layer = nn.Linear(2, 3)
@@ -94,7 +104,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterato
     """
     state = current()
     assert state is not None, "borrow_module() needs an active MetaTensorMode"
-    loan = _Loan(root, state, None if claim is None else claimed_device(claim))
+    loan = _Loan(root, state, None if claim is None else claimed_device(claim), twins)
     generators = save_generators()
     grad_enabled, default_dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     try:
@@ -119,12 +129,15 @@ _Contents = tuple[dict[Any, Any], tuple[Any, ...], tuple[Any, ...]]  # a mapping
 class _Loan:
     """One borrowing: what was swapped, and how to undo it."""
 
-    def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None) -> None:
-        self.state = state
+    def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None, twins: Iterable[Twin]) -> None:
+        self.state, self.claim = state, claim
         root = uncompiled(root)
-        self.stand_ins = StandIns(state, claim, is_placed(t for _, module in walk_modules(root) for held in (module._parameters, module._buffers)
-                                                          for t in held.values()))
+        self.twins = {id(twin.block): twin for twin in twins}
+        self.inside = {id(module) for twin in self.twins.values() for module in twin.modules}  # not yet reserved
+        self.stand_ins = StandIns(state, claim, is_placed(t for _, module in walk_modules(root) if id(module) not in self.inside
+                                                          for held in (module._parameters, module._buffers) for t in held.values()))
         self.borrowed = Borrowed(root, self.stand_ins)
+        self.borrowed.lend = self.lend
         self.undo: list[Callable[[], None] | _Contents] = []
         self.keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # modules of a class have the same ones
         self.empty: list[Any] = []              # containers that were empty
@@ -149,12 +162,39 @@ class _Loan:
             if container:
                 container.clear()
         self.empty.clear()
+        for twin in self.twins.values():
+            twin.put_back()
         self.stand_ins.forget_storages()
 
     # -- walking -------------------------------------------------------------------------------------------------
 
+    def _reserve(self, twin: Twin) -> None:
+        assert self.claim is not None
+        self.borrowed.reserved[id(twin.block)] = Reserved(twin, self.claim, self.state.space)
+        self.state.reserved.update(dict.fromkeys(twin.identities(), twin.block))
+        inside = list(map(id, twin.modules))
+        self.inside.difference_update(inside)
+        self.seen.update(inside)
+
+    def lend(self, reserved: Reserved) -> None:
+        """Make the stand-ins of a block for which there are places."""
+        twin = reserved.twin
+        del self.borrowed.reserved[id(twin.block)]
+        for identity in twin.identities():
+            del self.state.reserved[identity]
+        self.seen.difference_update(map(id, twin.modules))
+        self.stand_ins.places = reserved.places()
+        with without_modes():
+            self._walk(twin.block)
+        reserved.stand_ins = [found for tensor in twin.parameters if (found := self.stand_ins.of(tensor)) is not None]
+
     def _walk(self, module: nn.Module) -> None:
         if id(module) in self.seen:
+            return
+        if id(module) in self.inside:
+            if id(module) not in self.twins:
+                raise ReservedTouch(module)  # somebody else holds a part of a block
+            self._reserve(self.twins[id(module)])
             return
         self.seen.add(id(module))
         self.kept.append(module)
@@ -288,17 +328,27 @@ class _Loan:
         """Fill the lists of the result, in the order and under the names of ``named_parameters()``."""
         borrowed, original_of = self.borrowed, self.stand_ins.original_of
         named: set[int] = set()
-        for path, module in walk_modules(borrowed.root):
+        inside: set[int] = set()
+        borrowed.walked = walk_modules(borrowed.root)
+        for path, module in borrowed.walked:
+            if id(module) in borrowed.reserved:
+                reserved = borrowed.reserved[id(module)]
+                inside.update(map(id, reserved.twin.modules))
+                for held in borrowed.held:
+                    held.append(reserved)
+            if id(module) in inside:
+                continue
             borrowed.modules[id(module)] = path
             borrowed.by_path[path] = module
             prefix = path + "." if path else ""
-            for tensors, target in ((module._parameters, borrowed.parameters), (module._buffers, borrowed.buffers)):
+            for tensors, target, held in ((module._parameters, borrowed.parameters, borrowed.held[0]), (module._buffers, borrowed.buffers, borrowed.held[1])):
                 for name, stand_in in tensors.items():
                     if stand_in is not None and id(stand_in) not in named:
                         named.add(id(stand_in))
                         original = original_of(stand_in)
                         assert original is not None
                         target.append((prefix + name, stand_in, original))
+                        held.append(stand_in)
         borrowed.attributes.extend((stand_in, original) for original, stand_in in self.stand_ins if id(stand_in) not in named)
 
 

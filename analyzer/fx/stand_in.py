@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from analyzer.meta.known_value import Deferred, small_enough
 from analyzer.meta.state import CPU, MetaState
-from analyzer.meta.storage import MetaStorage, attach
+from analyzer.meta.reserved_touch import ReservedTouch
+from analyzer.meta.storage import MetaStorage, attach, settle
 from analyzer.meta.tensor import META, MetaTensor, claim_of
 
 Tensor = torch.Tensor
@@ -32,6 +33,7 @@ class StandIns:
         self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}  # id(original) -> (original, stand-in)
         self._originals: dict[int, Tensor] = {}                 # id(stand-in) -> original
         self._adopted: list[int] = []                           # keys put into state.stand_ins
+        self.places: dict[int, tuple[int, Any]] = {}            #: number and region for an original's storage, by its address
 
     def __iter__(self) -> Any:
         """Pairs of original and stand-in, in order of making."""
@@ -94,7 +96,12 @@ class StandIns:
                 base = torch.empty_strided(original.shape, original.stride(), dtype=original.dtype, device=META)
             else:
                 base = torch.empty_strided((nbytes,), (1,), dtype=torch.uint8, device=META)
-            storage = attach(base, self._claim(original, real), self.state.space)
+            if real._cdata in self.places:
+                storage = settle(base, self._claim(original, real), *self.places.pop(real._cdata), self.state.space)
+            elif real._cdata in self.state.reserved:
+                raise ReservedTouch(self.state.reserved[real._cdata])
+            else:
+                storage = attach(base, self._claim(original, real), self.state.space)
             if type(real) is MetaStorage:
                 storage.known, storage.drawn_from, storage.density = real.known, real.drawn_from, real.density
             elif readable and original.device.type == "cpu" and _is_readable(original, nbytes, constant):

@@ -14,6 +14,7 @@ from analyzer.record.block_reuse import FEWEST, BlockReuse, Contents
 from analyzer.record.block_trial import Arguments, GradSpec, Segment, Trial
 from analyzer.record.log import Log
 from analyzer.record.recorder import Recorder
+from analyzer.record.twin import Twin
 
 from .module_borrow import borrow_module
 from .run_record import Played, RunRecord
@@ -37,7 +38,7 @@ class StretchReuse(BlockReuse):
         self._records: defaultdict[Arguments, dict[tuple[GradSpec, ...], RunRecord]] = defaultdict(dict)  # of the runs of a stretch
 
     def _list_keys(self, root: nn.Module, modules: Sequence[nn.Module], contents: dict[int, Contents],
-                   is_excluded: Callable[[nn.Module], bool]) -> dict[int, Hashable]:
+                   is_excluded: Callable[[nn.Module], bool], twins: Sequence[Twin]) -> dict[int, Hashable]:
         memo: dict[int, int | None] = {}
         numbers: dict[Hashable, int] = {}
         keys: dict[int, Hashable] = {}

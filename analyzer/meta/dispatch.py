@@ -24,6 +24,7 @@ from .list_memo import ListMemo
 from .mode_stack import DirectDispatchMode, without_modes
 from .operator_info import OperatorInfo, describe_operator
 from .output_cache import NEW, SAME, VIEW, Entry, make_recipes, spec_of, to_specs
+from .reserved_touch import ReservedTouch
 from .shape_registry import register_shape_impl
 from .signature import Signature
 from .spec import TensorSpec
@@ -426,6 +427,8 @@ def adopt_arguments(state: MetaState, tree: Any) -> Any:
 def adopt(state: MetaState, tensor: Tensor, claim: torch.device | None = None) -> Tensor:
     """A stand-in for a tensor with data; tensors that share a storage get stand-ins that do. Its data is not read."""
     real = tensor.untyped_storage()
+    if real._cdata in state.reserved:
+        raise ReservedTouch(state.reserved[real._cdata])
     found = state.stand_ins.get(real._cdata)
     if claim is None:
         claim = claim_of(tensor)

@@ -15,6 +15,7 @@ from .dispatch import adopt, claimed_device
 from .known_value import Deferred, read_known, small_enough
 from .mode_stack import without_modes
 from .opaque import call_opaque
+from .reserved_touch import ReservedTouch
 from .shape_registry import register_shape_impl
 from .state import CPU, MetaState, current
 from .storage import MetaStorage, attach, find_storage
@@ -34,6 +35,8 @@ class MetaFunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         state = self.state
         assert state is not None
+        if state.reserved and args and id(args[0]) in state.reserved and func not in _SAME_FOR_RESERVED:
+            raise ReservedTouch(state.reserved[id(args[0])])
         if type(func) is MethodWrapperType and state.tape is None and _PLAIN_KINDS.issuperset(types) and func not in _HANDLERS:
             return func(*args, **(kwargs or {}))  # an attribute is read or written
         call: Callable[..., Any] = call_function
@@ -316,7 +319,7 @@ def _ones_like(x: Tensor) -> Tensor:
 
 def _device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     claim = claim_of(args[0])
-    return state.adopted_claim if claim.type == "cpu" and not isinstance(_storage_of(args[0]), MetaStorage) else claim
+    return state.adopted_claim if id(args[0]) in state.reserved or claim.type == "cpu" and not isinstance(_storage_of(args[0]), MetaStorage) else claim
 
 
 def _index(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -396,6 +399,14 @@ def _deepcopy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[s
         return MetaTensor.__deepcopy__(x, args[1])
     return func(*args, **kwargs)
 
+
+# What a tensor without a stand-in answers as its stand-in would.
+_SAME_FOR_RESERVED = frozenset({
+    Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.requires_grad.__get__, Tensor.ndim.__get__, Tensor.layout.__get__,  # type: ignore[attr-defined]
+    Tensor.is_leaf.__get__, Tensor.itemsize.__get__, Tensor.nbytes.__get__, Tensor.device.__get__, Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__, Tensor.is_meta.__get__, Tensor.get_device,  # type: ignore[attr-defined]
+    Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.element_size, Tensor.is_contiguous,
+    Tensor.is_floating_point, Tensor.is_complex})
 
 _HANDLERS: dict[Any, Handler] = {
     torch.device: _make_device, Tensor.to: _to, Tensor.cuda: _cuda, Tensor.cpu: _cpu, Tensor.type: _type,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import nn
 
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 
@@ -54,6 +55,7 @@ class MetaState:
     scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)  #: contents of tensors of one number, by the number
     fills: dict[tuple[Any, ...], Known] = field(default_factory=dict)  #: contents of tensors full of a number, by number and specs
     stand_ins: dict[int, tuple[Any, torch.UntypedStorage]] = field(default_factory=dict)
+    reserved: dict[int, nn.Module] = field(default_factory=dict)  #: blocks whose tensors have places alone, by ids of these and addresses of storages
     lists: ListMemo | None = None  #: while an optimizer steps that changes no tensor's shape, storage or claim
     random_seed: int = 0
     conditions: dict[tuple[str, int], int] = field(default_factory=dict)  #: how often unknown data was asked whether a loop ends, by line

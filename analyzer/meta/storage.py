@@ -113,9 +113,15 @@ def revive(like: torch.Tensor, claim: torch.device, number: int, region: Region,
     from .tensor import MetaTensor
 
     out = _like(like)
-    storage = out.untyped_storage()
+    settle(out, claim, number, region, space)
+    out.__class__ = MetaTensor
+    return out
+
+
+def settle(tensor: torch.Tensor, claim: torch.device, number: int, region: Region, space: AddressSpace) -> MetaStorage:
+    """As `attach`, for a storage that has its number and its place already."""
+    storage = tensor.untyped_storage()
     storage.__class__ = MetaStorage
     assert isinstance(storage, MetaStorage)
     storage.__dict__ = {"claim": claim, "number": number, "region": region, "space": space}
-    out.__class__ = MetaTensor
-    return out
+    return storage

@@ -68,7 +68,7 @@ def _fill_rows(log: Log, out: Annotation) -> None:
 
 
 def _held(log: Log, category: str) -> int:
-    return sum([life.nbytes for life in log.lives_in(category)])  # nothing of that is ever played
+    return sum([life.nbytes for life in log.lives_in(category)]) + log.unwritten[category]
 
 
 def forward_ends(log: Log) -> dict[int, int]:

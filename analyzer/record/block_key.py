@@ -155,15 +155,15 @@ class _Own:
     __slots__ = ("index", "read", "values", "read_empty", "empty_types")
 
     def __init__(self, index: int, read: list[tuple[str, Any]]) -> None:
-        empty = [(name, value) for name, value in read if type(value) in _CONTAINERS and not value]
-        others = [(name, value) for name, value in read if not (type(value) in _CONTAINERS and not value)]
+        empty = [(name, value) for name, value in read if type(value) in CONTAINERS and not value]
+        others = [(name, value) for name, value in read if not (type(value) in CONTAINERS and not value)]
         self.index = index
-        self.read, self.values = _getter([name for name, _ in others]), tuple(value for _, value in others)
-        self.read_empty, self.empty_types = _getter([name for name, _ in empty]), tuple(type(value) for _, value in empty)
+        self.read, self.values = getter([name for name, _ in others]), tuple(value for _, value in others)
+        self.read_empty, self.empty_types = getter([name for name, _ in empty]), tuple(type(value) for _, value in empty)
 
 
-def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Gives the values of some keys."""
+def getter(names: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """Gives the values of some keys, or those at some places."""
     if len(names) > 1:
         return operator.itemgetter(*names)
     return lambda contents: tuple([contents[name] for name in names])
@@ -171,7 +171,7 @@ def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 _MISSING: Any = object()
 _REGISTERED = ("_parameters", "_buffers", "_modules")
-_CONTAINERS = (dict, OrderedDict, list, tuple, set)
+CONTAINERS = (dict, OrderedDict, list, tuple, set)
 
 
 class Positions:

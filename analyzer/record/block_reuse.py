@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +17,14 @@ from .block_key import ReadValues, structure_key
 from .block_place import BlockPlace
 from .block_trial import Arguments, Backward, Borrow, GradSpec, PassedOn, Refused, Segment, Trial, number_of
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
+from .footprint import Footprint
 from .hold import is_autograds_alone
 from .module_walk import walk_modules
 from .played_twice import PlayedTwice
 from .recorder import Recorder
 from .reel import Reel, Take, play
+from .reserved import Reserved
+from .twin import Twin
 
 # When a trial pays: it costs about one and a half runs of the block, so a kind needs three, and something to set up, so the blocks beyond the
 # second must hold so many leaf modules: section "When a block is tried out" of docs/performance.md, which benchmarks/speed.py measures.
@@ -30,14 +33,27 @@ LEAST_LEAVES_SAVED = 64
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device)
 
 
+def pays(blocks: int, leaves: int) -> bool:
+    """Whether so many alike blocks of so many leaf modules are worth a trial."""
+    return blocks >= FEWEST and (blocks - 2) * leaves > LEAST_LEAVES_SAVED
+
+
 class BlockReuse:
-    """Decides for each call of a module whether it is played or run."""
+    """Decides for each call of a module whether it is played or run.
+
+    ``reserved`` are blocks that have places and no tensors yet, by id; one that is run is lent its tensors first, by ``lend``.
+    """
 
     def __init__(self, recorder: Recorder, root: nn.Module, borrow: Borrow, is_leaf: Callable[[nn.Module], bool],
-                 excluded: Collection[type[nn.Module]] = ()) -> None:
-        self.recorder, self.borrow = recorder, borrow
+                 excluded: Collection[type[nn.Module]] = (), reserved: Mapping[int, Reserved] | None = None,
+                 lend: Callable[[Reserved], None] = lambda reserved: None) -> None:
+        self.recorder, self.borrow, self._lend_tensors = recorder, borrow, lend
         contents: dict[int, Contents] = {}
-        modules = [module for _, module in walk_modules(root)]
+        twins = self._twins = [r.twin for r in (reserved or {}).values()]
+        self._reserved = {id(module): r for r in (reserved or {}).values() for module in r.twin.modules}
+        modules = [module for _, module in walk_modules(root)] if not twins else [m for m in recorder.modules() if id(m) not in self._reserved]
+        for twin in twins:
+            contents[id(twin.block)] = Contents(twin.modules, twin.pattern.leaves, [*twin.parameters, *twin.buffers])
         for module in modules:
             _survey(module, contents)
         parents = Counter(id(child) for module in modules for child in module._modules.values() if child is not None)
@@ -47,18 +63,18 @@ class BlockReuse:
                 owners.update(map(id, contents[id(module)].tensors))
             owners.update(id(t) for held in (module._parameters, module._buffers) for t in held.values() if t is not None)
         self._tied = {i for i, n in owners.items() if n > 1}
-        keys = self._list_keys(root, modules, contents, lambda module: type(module) in excluded or is_leaf(module))
+        keys = self._list_keys(root, modules, contents, lambda module: type(module) in excluded or is_leaf(module), twins)
         counts = Counter(k for k in keys.values() if k is not None)
-        self.keys = {i: k for i, k in keys.items() if k is not None and counts[k] >= FEWEST
-                     and (counts[k] - 2) * contents[i].leaves > LEAST_LEAVES_SAVED}
+        for twin in twins:
+            keys[id(twin.block)] = keys[id(twin.pattern.block)]
+            counts.update([k for layout in twin.pattern.layouts if (k := keys.get(id(layout.module))) is not None])
+        self.keys = {i: k for i, k in keys.items() if k is not None and pays(counts[k], contents[i].leaves)}
         self._contents = {i: contents[i]._replace(modules=list(dict.fromkeys(contents[i].modules))) for i in self.keys}
         self._blocks_of: dict[int, list[nn.Module]] = {}  # candidates that hold a parameter, by the number of its storage
         self._touched: set[int] = set()  # those whose parameters were read by a call that was run
-        for block in self._contents.values():
-            for tensor in block.tensors:
-                storage = tensor.untyped_storage() if tensor.requires_grad and tensor.layout is torch.strided else None
-                if isinstance(storage, MetaStorage):
-                    self._blocks_of.setdefault(storage.number, []).append(block.modules[0])
+        for i in self._contents:
+            if i not in self._reserved:
+                self._watch(self._contents[i])
         self._summed: dict[int, nn.Module] = {}  # what a played block read more than once, by the number of its storage, and the block
         recorder.watched, recorder.touched = set(self._blocks_of), self._touch
         self._known: dict[Hashable, list[tuple[ReadValues, Segment | None]]] = {}
@@ -67,12 +83,44 @@ class BlockReuse:
         self.refusals: Counter[str] = Counter()  #: why blocks were run, by reason
 
     def _list_keys(self, root: nn.Module, modules: Sequence[nn.Module], contents: dict[int, Contents],
-                   is_excluded: Callable[[nn.Module], bool]) -> dict[int, Hashable]:
+                   is_excluded: Callable[[nn.Module], bool], twins: Sequence[Twin]) -> dict[int, Hashable]:
         """What blocks have in common that may be played for each other, by id(block); None for one of a kind."""
         memo: dict[int, int | None] = {}
         numbers: dict[Hashable, int] = {}
+        for twin in twins:
+            memo[id(twin.block)] = structure_key(twin.pattern.block, memo, numbers)
         return {id(module): structure_key(module, memo, numbers) for module in modules
                 if module is not root and len(module._modules) > 1 and not is_excluded(module)}
+
+    def _watch(self, block: Contents) -> None:
+        """Hear of calls that read a block's parameters."""
+        for tensor in block.tensors:
+            storage = tensor.untyped_storage() if tensor.requires_grad and tensor.layout is torch.strided else None
+            if isinstance(storage, MetaStorage):
+                self._blocks_of.setdefault(storage.number, []).append(block.modules[0])
+
+    def lend(self, module: nn.Module) -> None:
+        """Make the tensors of the block around ``module`` if there are only places for them."""
+        reserved = self._reserved.get(id(module))
+        if reserved is None:
+            return
+        self._lend_tensors(reserved)
+        twin, recorder = reserved.twin, self.recorder
+        for inner, layout in zip(twin.modules, twin.pattern.layouts):
+            del self._reserved[id(inner)]
+            key = self.keys.get(id(layout.module))
+            if key is not None:
+                self.keys[id(inner)] = key
+                contents = self._contents[id(inner)] = _survey(inner, {})
+                self._watch(contents)
+        recorder.watched.update(self._blocks_of)
+        reserved.footprint = Footprint(twin.modules)
+        reserved.write_out(recorder.log)
+        recorder.own_parameters_of(twin.modules)
+
+    def has_played(self, block: nn.Module) -> bool:
+        """Whether a block was played."""
+        return id(block) in self._played
 
     def path_of(self, module: nn.Module) -> str:
         """The path of a block in the model."""
@@ -97,6 +145,12 @@ class BlockReuse:
 
     def run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The block's output, played; NotImplemented where it has to be run."""
+        result = self._run(module, args, kwargs)
+        if result is NotImplemented:
+            self.lend(module)
+        return result
+
+    def _run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         key = self.keys.get(id(module))
         recorder = self.recorder
         if recorder.step == 0 and id(module) in self._played:
@@ -125,14 +179,19 @@ class BlockReuse:
         segment = self._try(module, Arguments(likes, structure, self._find_indices(module, key) if has_cache else [], self.given_up(module)), variants)
         return NotImplemented if segment is None or not self._may_play(segment, module, leaves) else self._play(segment, module, leaves)
 
+    def reserved(self, block: nn.Module) -> Reserved | None:
+        """The places of the tensors of a block that has none yet."""
+        return self._reserved.get(id(block))
+
     def modules_in(self, block: nn.Module) -> list[nn.Module]:
         """The modules of a candidate, itself first, as ``modules()`` lists them."""
         return self._contents[id(block)].modules
 
     def _find_indices(self, module: nn.Module, key: Hashable) -> list[tuple[str, str]]:
         """Integers in which a block differs from the others."""
-        other = next(c.modules[0] for i, c in self._contents.items() if self.keys[i] == key and i != id(module))
-        return index_candidates(module, other)
+        blocks = (c.modules[0] for i, c in self._contents.items() if self.keys[i] == key)
+        inner = (m for twin in self._twins for m, layout in zip(twin.modules, twin.pattern.layouts) if self.keys.get(id(layout.module)) == key)
+        return index_candidates(module, next(m for m in (*blocks, *inner) if m is not module))
 
     def _may_play(self, segment: Segment | None, module: nn.Module, leaves: list[Any]) -> bool:
         """Whether the slot of a cache that the block would fill is free, and nobody after it reads what it adds gradients up of."""
@@ -159,6 +218,8 @@ class BlockReuse:
 
     def _ties(self, module: nn.Module) -> bool:
         tied = self._tied
+        if id(module) in self._reserved:
+            return False
         return id(module) in self._touched or any(id(t) in tied or t.grad is not None for t in self._contents[id(module)].tensors)
 
     def _try(self, module: nn.Module, arguments: Arguments, variants: list[tuple[ReadValues, Segment | None]]) -> Segment | None:
@@ -343,18 +404,29 @@ class _Run:
         place.numbers += range(born, born + reel.births)
         self.slots += [None] * (len(place.numbers) - len(self.slots))
         self.takes = play(self.recorder, reel, place, self.slots, self._let_go)
-        modules = self.reuse.modules_in(self.module)
-        parameters: list[Any] = [modules[index]._parameters[name] for index, name, _, _ in backward.parameters]
-        if any([parameter.grad is not None for parameter in parameters]):
-            raise PlayedTwice(self.module)
+        unseen = self.recorder.unseen_gradients
+        if unseen is None or not reel.elsewhere.keys().isdisjoint(backward.gradients):
+            self.reuse.lend(self.module)
+            unseen = None
+        reserved = self.reuse.reserved(self.module)
+        parameters: list[Any] = []
+        if reserved is None:
+            modules = self.reuse.modules_in(self.module)
+            parameters = [modules[index]._parameters[name] for index, name, _, _ in backward.parameters]
+            if any([parameter.grad is not None for parameter in parameters]):
+                raise PlayedTwice(self.module)
         with without_modes():
-            if self.recorder.unseen_gradients is None or not reel.elsewhere.keys().isdisjoint(backward.gradients):
+            if unseen is None:
                 for parameter, (_, _, slot, like) in zip(parameters, backward.parameters):
                     parameter.grad = self._revive(reel, slot, like)
             else:
                 numbers = [place.numbers[slot] for slot in backward.gradients]
                 self._outlive(reel, list(zip(backward.gradients, numbers)))
-                self.recorder.unseen_gradients.add(parameters, numbers, [self.slots[slot] for slot in backward.gradients], self.module)
+                places = [self.slots[slot] for slot in backward.gradients]
+                if reserved is None:
+                    unseen.add(parameters, numbers, places, self.module)
+                else:
+                    unseen.add_block(reserved, numbers, places, self.module)
             return [self._give(reel, item) for item in backward.returned]
 
     def _give(self, reel: Reel, item: tuple[int, torch.Tensor] | None) -> torch.Tensor | None:

@@ -21,12 +21,12 @@ from analyzer.meta.tensor import META, MetaTensor
 from .block_key import watch_reads
 from .cache_slot import CacheLike, CacheRefused, Index, Slot, TrialCache, indexed
 from .event import BORN, CALLED, DIED, Event
+from .footprint import Footprint
 from .hold import Hold
 from .log import Log, LogNode
 from .module_walk import walk_modules
 from .recorder import Recorder
 from .reel import Reel
-from .step_replay import Footprint
 
 Borrow = Callable[[nn.Module, torch.device], AbstractContextManager[Any]]
 GradSpec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool] | None

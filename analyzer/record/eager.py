@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,12 +13,13 @@ from analyzer.errors import InputError
 from analyzer.meta.list_memo import ListMemo
 
 from .hold import Hold
-from .module_walk import walk_modules
 from .options import ProfileOptions
 from .event import Event
+from .footprint import Footprint
 from .recorder import Recorder, tensors_in
+from .reserved import Reserved, one_by_one
 from .step_hook import has_step_hooks
-from .step_replay import Footprint, StepReplay
+from .step_replay import StepReplay
 from .unseen_gradient import UnseenGradients
 
 _PLAIN = (torch.Tensor, str, int, float, bool, complex, type(None), torch.dtype, torch.device)  # arguments that a forward pass cannot change
@@ -66,17 +67,26 @@ def default_loss(output: Any) -> torch.Tensor:
 
 
 class EagerStep:
-    """One training or inference step, repeated under a recorder."""
+    """One training or inference step, repeated under a recorder.
+
+    ``parameters`` are those of the model where some are only reserved, which takes that there is no optimizer.
+    """
 
     def __init__(self, recorder: Recorder, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, mode: str,
                  loss_fn: Callable[[Any], torch.Tensor] | None, optimizer: OptimizerFactory | None, autocast: torch.dtype | None,
-                 step: Callable[..., Any] | None, device_type: str, options: ProfileOptions, reuse: bool = True) -> None:
+                 step: Callable[..., Any] | None, device_type: str, options: ProfileOptions, reuse: bool = True,
+                 parameters: Sequence[torch.Tensor | Reserved] | None = None) -> None:
         self.recorder, self.model, self.args, self.kwargs = recorder, model, args, kwargs
         self.mode, self.loss_fn, self.autocast, self.step = mode, loss_fn or default_loss, autocast, step
         self.device_type, self.options, self.reuse = device_type, options, reuse
-        self.parameters = [p for p in model.parameters()]
-        self.optimizer = None if optimizer is None else optimizer([p for p in self.parameters if p.requires_grad])
+        self.held = list(model.parameters()) if parameters is None else parameters
+        self.optimizer = None if optimizer is None else optimizer([p for p in model.parameters() if p.requires_grad])
         self.holds = [Hold(t) for t in tensors_in((args, kwargs)) if t.layout is torch.strided]
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """Those that are tensors."""
+        return [p for p in one_by_one(self.held) if isinstance(p, torch.Tensor)]
 
     def run(self) -> None:
         """All steps; the first makes states, the last is the steady state."""
@@ -108,7 +118,7 @@ class EagerStep:
     def _run_watched(self) -> StepReplay | None:
         """Run the model once; the result plays it again, None where a later step could differ from this one."""
         recorder = self.recorder
-        before = Footprint([module for _, module in walk_modules(self.model)])
+        before = self._list_footprints()
         events: list[Event] = []
         recorder.events = events
         recorder.unseen_gradients = UnseenGradients(recorder) if self._drops_gradients() else None
@@ -123,8 +133,13 @@ class EagerStep:
             if parameter.grad is not None:
                 replay.leave(parameter.grad, functools.partial(setattr, parameter, "grad"))
         plain = all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((self.args, self.kwargs)))
-        same = plain and replay.is_whole() and before.holds()
+        same = plain and replay.is_whole() and all([footprint.holds() for footprint in before])
         return replay if same else None
+
+    def _list_footprints(self) -> list[Footprint | Reserved]:
+        reserved = [p for p in self.held if isinstance(p, Reserved)]
+        inside = {id(module) for block in reserved for module in block.twin.modules}
+        return [Footprint([module for module in self.recorder.modules() if id(module) not in inside]), *reserved]
 
     def _drops_gradients(self) -> bool:
         """Whether nobody looks at gradients before they are dropped."""
@@ -136,7 +151,7 @@ class EagerStep:
             return
         with self.recorder.during("zero_grad"):
             if self._drops_gradients():
-                (self.recorder.unseen_gradients or UnseenGradients(self.recorder)).drop(self.parameters)
+                (self.recorder.unseen_gradients or UnseenGradients(self.recorder)).drop(self.held)
             else:
                 with torch._C._EnableTorchFunction():
                     self.model.zero_grad(set_to_none=self.options.set_to_none)

@@ -146,6 +146,7 @@ class Log:
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
     number_of_label: dict[str, int] = field(default_factory=dict)  #: storages of parameters and buffers
     pending: deque[Pending] = field(default_factory=deque)
+    unwritten: Counter[str] = field(default_factory=Counter)  #: bytes of storages that are not written out yet, by category
     _tallies: tuple[tuple[int, int], list[Tally]] | None = None
     _read: list[OpCall] | None = None  # all calls, while many read them
     _named: int = 0

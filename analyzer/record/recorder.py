@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from .event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, Event
 from .log import Log, LogModule, LogModuleCall, LogNode, PhaseRecord, Shortage
 from .module_walk import walk_modules
 from .progress import report_progress
+from .reserved import Reserved
 from .row_name import identifier
 from .sequence_index import SequenceIndex
 from .storage_life import StorageLife
@@ -38,12 +39,13 @@ class Recorder:
     """Listens to a `MetaTensorMode` and writes a `Log`.
 
     ``claim`` is the device whose memory is watched; ``is_leaf`` tells which modules become one node (eager runs),
-    ``find_leaf_impl`` what runs instead of a module's own forward.
+    ``find_leaf_impl`` what runs instead of a module's own forward, ``walked`` are the modules of ``root``, where somebody walked them already.
     A driver that knows its nodes (the graph interpreter) sets `node` itself.
     """
 
     def __init__(self, mode: MetaTensorMode, root: torch.nn.Module, claim: torch.device, is_leaf: Callable[[torch.nn.Module], bool] | None = None,
-                 find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None] = lambda module: None) -> None:
+                 find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None] = lambda module: None,
+                 walked: Sequence[tuple[str, torch.nn.Module]] | None = None) -> None:
         self.mode = mode
         self.log = Log()
         self.space = mode.space
@@ -53,6 +55,7 @@ class Recorder:
         self.step = 0
         self.phase = "forward"
         self._module_index: dict[int, int] = {}
+        self._modules: list[torch.nn.Module] = []
         self.reuse: Callable[[torch.nn.Module, Any, Any], Any] | None = None  #: plays a block's record instead of running it, where it can
         self._stack: list[int] = []
         self._open_calls: list[int | None] = []  #: beside the stack: index in `Log.module_calls`
@@ -76,7 +79,7 @@ class Recorder:
         self.described_step = 0  #: the step whose calls of modules are written down
         self.planned_calls = 0  #: module calls that the driver expects, to tell how far the run has come
         self.log.device = str(claim)
-        self._collect_modules(root)
+        self._collect_modules(walk_modules(root) if walked is None else walked)
 
     def hears(self) -> bool:
         """Whether what this thread runs now is for this recorder."""
@@ -121,9 +124,10 @@ class Recorder:
 
     # ---- modules
 
-    def _collect_modules(self, root: torch.nn.Module, prefix: str = "") -> None:
+    def _collect_modules(self, walked: Sequence[tuple[str, torch.nn.Module]]) -> None:
         index_of_path = self.log.index_of_path
-        for path, module in walk_modules(root, prefix):
+        self._modules += [module for _, module in walked]
+        for path, module in walked:
             parent = None if path == "" else index_of_path[path.rpartition(".")[0]]
             index_of_path[path] = self._module_index[id(module)] = len(self.log.modules)
             self.log.modules.append(LogModule(path, type(module).__name__, parent))
@@ -161,14 +165,22 @@ class Recorder:
         """The index in `Log.module_calls` of the innermost call of a module of the model's."""
         return self._open_calls[-1]
 
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules of the model, each once."""
+        return self._modules
+
     def path_of(self, module: torch.nn.Module) -> str:
         """The path of a module of the model's."""
         return self.log.modules[self._module_index[id(module)]].path
 
-    def register_existing(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Take note of storages that were made before the recording began."""
+    def register_existing(self, tensors: Iterable[torch.Tensor | tuple[Reserved, str]]) -> None:
+        """Take note of storages that were made before the recording began, and of what is reserved, with its category."""
         for tensor in tensors:
-            if tensor.layout is torch.strided and not is_lazy(tensor):
+            if isinstance(tensor, tuple):
+                reserved, category = tensor
+                reserved.enter(self.log, category, self._module_index[id(reserved.twin.block)])
+                self.watch_peak(0)
+            elif tensor.layout is torch.strided and not is_lazy(tensor):
                 storage = self.storage_of(tensor)
                 if storage is not None and storage.number not in self.log.storage_table:
                     self.born(storage)
@@ -176,10 +188,15 @@ class Recorder:
             self.log.peak_event = self.log.events  # now that all of it is in the log
 
     def own_parameters(self, root: torch.nn.Module) -> None:
-        """Mark the storages of the model's parameters and buffers (they must be the mode's own by now)."""
+        """Mark the storages of the parameters and buffers of the model or of a module of it (they must be the mode's own by now)."""
+        self.own_parameters_of([module for _, module in walk_modules(root)])
+
+    def own_parameters_of(self, modules: Iterable[torch.nn.Module]) -> None:
+        """As `own_parameters`, for these modules alone."""
         lives, number_of_label = self.log.storage_table, self.log.number_of_label
-        for path, module in walk_modules(root):
+        for module in modules:
             index = self._module_index[id(module)]
+            path = self.log.modules[index].path
             for category, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for name, tensor in tensors.items():
                     if tensor is None or tensor.layout is not torch.strided or is_lazy(tensor):

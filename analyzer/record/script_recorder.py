@@ -14,6 +14,7 @@ from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage
 
 from .event import OUTSIDE
+from .module_walk import walk_modules
 from .recorder import Recorder, tensors_in
 
 SETUP = "setup"  #: the phase before the first model is called
@@ -86,7 +87,7 @@ class ScriptRecorder(Recorder):
             count += 1
             name = f"{type(module).__name__}_{count}"
         self.script.add_module(name, module)  # which keeps it alive, so that no other gets its id
-        self._collect_modules(module, name)
+        self._collect_modules(walk_modules(module, name))
         self.own_parameters(module)
 
     def _mark_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:

@@ -13,6 +13,7 @@ from analyzer.memory.allocator_play import Takings
 from .event import DIED
 from .log import Log
 from .played_twice import PlayedTwice
+from .reserved import Reserved, one_by_one
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -24,10 +25,15 @@ class UnseenGradients:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._found: dict[int, tuple[int, Any, nn.Module]] = {}  # by id of the parameter: number, place, block
+        self._of_blocks: dict[int, tuple[list[int], list[Any], nn.Module]] = {}  # of parameters without stand-ins, by id of what is reserved
 
     def add(self, parameters: Iterable[torch.Tensor], numbers: Iterable[int], places: Iterable[Any], block: nn.Module) -> None:
         """The playing of ``block`` left these."""
         self._found.update(zip(map(id, parameters), zip(numbers, places, repeat(block))))
+
+    def add_block(self, reserved: Reserved, numbers: list[int], places: list[Any], block: nn.Module) -> None:
+        """As `add`, for all parameters of a block that have no stand-ins."""
+        self._of_blocks[id(reserved)] = numbers, places, block
 
     def check(self, parameters: Iterable[torch.Tensor]) -> None:
         """Raise PlayedTwice where a gradient came later, to be added to what was played."""
@@ -35,14 +41,20 @@ class UnseenGradients:
             if parameter.grad is not None and id(parameter) in self._found:
                 raise PlayedTwice(self._found[id(parameter)][2])
 
-    def drop(self, parameters: Iterable[torch.Tensor]) -> None:
+    def drop(self, parameters: Iterable[torch.Tensor | Reserved]) -> None:
         """Free the gradients of ``parameters`` in their order, those that are tensors among them.
 
         Raises PlayedTwice where one came later, to be added to what was played.
         """
         numbers: list[int] = []
         places: list[Any] = []
-        for parameter in parameters:
+        for parameter in one_by_one(parameters):
+            if isinstance(parameter, Reserved):
+                theirs = self._of_blocks.pop(id(parameter), None)
+                if theirs is not None:
+                    numbers += theirs[0]
+                    places += theirs[1]
+                continue
             seen, found = parameter.grad, self._found.pop(id(parameter), None)
             if found is not None:
                 if seen is not None:
@@ -55,6 +67,8 @@ class UnseenGradients:
                 numbers, places = [], []
                 parameter.grad = None
         self._free(numbers, places)
+        for _, _, block in self._of_blocks.values():  # it was lent its tensors meanwhile: somebody uses them
+            raise PlayedTwice(block)
 
     def _free(self, numbers: list[int], places: list[Any]) -> None:
         recorder, log, count = self.recorder, self.recorder.log, len(numbers)

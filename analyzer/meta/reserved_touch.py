@@ -1,0 +1,15 @@
+"""What ends a run in which a tensor that has no stand-in yet was looked at."""
+from __future__ import annotations
+
+from torch import nn
+
+
+class ReservedTouch(BaseException):
+    """Code used a tensor of a block for which places in memory are reserved and no more.
+
+    Not an Exception, so that no handler in the model's code takes it.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__(type(block).__name__)
+        self.block = block
