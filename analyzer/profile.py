@@ -116,10 +116,11 @@ def profile(
     excluded: set[type[torch.nn.Module]] = set()
     wrappers = list_wrappers(module)
 
+    @frozen_collector()
     def run(options: ProfileOptions) -> Profile:
         meta_mode = MetaTensorMode(options, adopted_claim=claim)
-        found = find_twins(module, lambda inner: type(inner) in excluded or is_leaf(inner), pays) if reserves else ()
-        with frozen_collector(), meta_mode, claiming(spec), borrow_module(module, claim, found) as borrowed:
+        twins = find_twins(module, lambda inner: type(inner) in excluded or is_leaf(inner), pays) if reserves else ()
+        with meta_mode, claiming(spec), borrow_module(module, claim, twins) as borrowed:
             if remark:
                 meta_mode.state.assume(remark)
             root = borrowed.root  # a compiled module is profiled as the one it wraps
@@ -143,9 +144,9 @@ def profile(
                         raise PlayedTwice(touch.block) from None
                     raise
             with torch._C.DisableTorchFunction():
-                twins = {i: reserved.twin for i, reserved in borrowed.reserved.items()}
                 annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
-                return show_wrappers(build_profile(recorder.log, root, annotations, is_final=True, twins=twins, **facts), wrappers)
+                return show_wrappers(build_profile(recorder.log, root, annotations, is_final=True,
+                                                   twins={i: reserved.twin for i, reserved in borrowed.reserved.items()}, **facts), wrappers)
 
     while True:
         try:

@@ -1,6 +1,7 @@
 """Compiled modules in a profile: each is a level of the tree above the module that it wraps, as in the model's own `named_modules()`."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from dataclasses import fields, replace
 
@@ -15,6 +16,8 @@ _HELD = "_orig_mod"  # the name under which torch.compile's module holds the one
 
 def list_wrappers(module: nn.Module) -> frozenset[str]:
     """The paths of the compiled modules in ``module``, ``""`` for itself."""
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        return frozenset()  # nothing is compiled
     return frozenset([path for path, inner in walk_modules(module) if uncompiled(inner) is not inner])
 
 

@@ -20,7 +20,7 @@ from ..errors import AnalyzerError, InputError
 from .allocator_options import ADDRESS_RANGE_BYTES, LARGE_ROUNDING_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorOptions
 from .allocator_play import Elsewhere, Takings, play_plainly
 from .allocator_segment import Pool, Segment, Span
-from .allocator_snapshot import SegmentSnapshot, snapshot_segments
+from .allocator_snapshot import SegmentSnapshot, mapped_ranges, snapshot_segments
 
 __all__ = ["AllocatorOptions", "Block", "CachingAllocator", "DeviceOutOfMemoryError", "SegmentSnapshot"]
 
@@ -360,8 +360,30 @@ class CachingAllocator:
                 if allocated > top_bytes:
                     top_bytes, takings.top_at, takings.top_workspace_bytes = allocated, at, 0
                 continue
-            if fields == 2 or fields == 4 and act[1]:  # allocate and free: the block goes back to where it came from
-                size, nbytes = act if fields == 2 else act[1:3]
+            if fields == 4 and act[2]:  # blocks of different pools: each goes back to where it came from
+                found = []
+                for size in act[1]:
+                    free, least_bytes = (small_free, MIN_BLOCK_BYTES) if size <= SMALL_BYTES else (large_free, remainder_bytes)
+                    index = bisect_left(free, (size,))
+                    if index == len(free):
+                        break
+                    found_bytes, address, _ = free[index]
+                    found.append((address, found_bytes if found_bytes - size < least_bytes else size))
+                else:
+                    held = 0
+                    for address, size in found:
+                        takings.odd[len(addresses)] = size
+                        addresses.append(address)
+                        held += size
+                    if allocated + held > peak:
+                        peak = allocated + held
+                    if requested + act[2] > requested_peak:
+                        requested_peak = requested + act[2]
+                    if allocated + held > top_bytes:
+                        top_bytes, takings.top_at, takings.top_workspace_bytes = allocated + held, at, held
+                    continue
+            elif fields == 2:  # allocate and free: the block goes back to where it came from
+                size, nbytes = act
                 if size <= SMALL_BYTES:
                     free, least_bytes = small_free, MIN_BLOCK_BYTES
                 else:
@@ -379,7 +401,7 @@ class CachingAllocator:
                     if requested + nbytes > requested_peak:
                         requested_peak = requested + nbytes
                     if allocated + size > top_bytes:
-                        top_bytes, takings.top_at, takings.top_workspace_bytes = allocated + size, at, size if fields == 4 else 0
+                        top_bytes, takings.top_at, takings.top_workspace_bytes = allocated + size, at, 0
                     continue
             self._allocated_bytes, self._peak_allocated_bytes = allocated, peak
             self._requested_bytes, self._peak_requested_bytes = requested, requested_peak
@@ -395,6 +417,10 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Give every segment without a live block (of expandable ones, every such page) back to the device."""
         self._release_cached()
+
+    def mapped_ranges(self) -> list[list[Span]]:
+        """The spans of all segments, those of each contiguous mapped range together, by address."""
+        return mapped_ranges(self._segments.values())
 
     def snapshot(self, device: int = 0) -> list[SegmentSnapshot]:
         """The state of all segments, by address, in the form of ``torch.cuda.memory_snapshot``.

@@ -7,19 +7,27 @@ about another memory and left to the caller. ``bytes`` are rounded as the alloca
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    pass
+from .allocator_options import SMALL_BYTES
 
 
 class Held(NamedTuple):
-    """Blocks that a kernel holds while it runs; of a single one the rounded and the requested bytes."""
+    """Blocks that a kernel holds while it runs: what it asks for, and that rounded.
+
+    ``requested_bytes`` is the sum; 0 where blocks could be taken from one pool, so that one changes what the next is given.
+    """
 
     blocks: tuple[int, ...]
-    bytes: int = 0
-    requested_bytes: int = 0
+    rounded: tuple[int, ...]
+    requested_bytes: int
     kind: str = "held"  # no other act has four fields
+
+    @classmethod
+    def of(cls, blocks: tuple[int, ...], rounded: tuple[int, ...]) -> Held:
+        """Blocks of these sizes, rounded as an allocator does."""
+        small = sum(size <= SMALL_BYTES for size in rounded)
+        return cls(blocks, rounded, sum(blocks) if small <= 1 and len(rounded) - small <= 1 and all(blocks) else 0)
 
 
 class Takings:

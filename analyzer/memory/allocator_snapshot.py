@@ -37,22 +37,31 @@ class SegmentSnapshot(TypedDict):
     blocks: list[SpanSnapshot]
 
 
+def mapped_ranges(segments: Iterable[Segment]) -> list[list[Span]]:
+    """The spans of ``segments``, those of each contiguous mapped range together, by address."""
+    ranges: list[list[Span]] = []
+    for segment in segments:
+        is_open = False
+        span: Span | None = segment.head
+        while span is not None:
+            if span.is_mapped:
+                if not is_open:
+                    ranges.append([])
+                ranges[-1].append(span)
+            is_open = span.is_mapped
+            span = span.next
+    return sorted(ranges, key=lambda spans: spans[0].address)
+
+
 def snapshot_segments(segments: Iterable[Segment], device: int) -> list[SegmentSnapshot]:
     """One entry per contiguous mapped range, by address."""
     entries = []
-    for segment in segments:
-        entry: SegmentSnapshot | None = None
-        span: Span | None = segment.head
-        while span is not None:
-            if not span.is_mapped:
-                entry = None
-            else:
-                if entry is None:
-                    entry = _begin_entry(segment, span.address, device)
-                    entries.append(entry)
-                _add_to_entry(entry, span)
-            span = span.next
-    return sorted(entries, key=lambda entry: entry["address"])
+    for spans in mapped_ranges(segments):
+        entry = _begin_entry(spans[0].segment, spans[0].address, device)
+        for span in spans:
+            _add_to_entry(entry, span)
+        entries.append(entry)
+    return entries
 
 
 def _begin_entry(segment: Segment, address: int, device: int) -> SegmentSnapshot:

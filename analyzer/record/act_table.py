@@ -30,6 +30,14 @@ class ActTable(Sequence[Act]):
         self._sizes.append(nbytes)
         self._calls.append(call)
 
+    def extend(self, action: str, addresses: Sequence[int], sizes: Sequence[int], call: int) -> None:
+        """Write acts of one kind behind the others."""
+        count = len(addresses)
+        self._actions.extend([self._number_action(action)] * count)
+        self._addresses.extend(addresses)
+        self._sizes.extend(sizes)
+        self._calls.extend([call] * count)
+
     def leave(self, count: int) -> None:
         """Keep places for acts to be written later."""
         for column in (self._actions, self._addresses, self._sizes, self._calls):

@@ -9,12 +9,15 @@ import types
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from .module_walk import walk_modules
+
+if TYPE_CHECKING:
+    from .twin import Pattern, Twin
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _VALUES = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
@@ -90,10 +93,11 @@ def watch_reads(root: nn.Module) -> Iterator[set[tuple[str, str]]]:
 
 
 class ReadValues:
-    """The values that a block's forward pass read, to compare with another block's."""
+    """The values that a block's forward pass read, to compare with another block's; ``pattern`` is what others were found to be like it."""
 
-    def __init__(self, root: nn.Module, reads: set[tuple[str, str]]) -> None:
+    def __init__(self, root: nn.Module, reads: set[tuple[str, str]], pattern: Pattern | None = None) -> None:
         self.root = root
+        self.pattern = pattern if pattern is not None and pattern.is_unchanged() else None
         self.positions = Positions(root)
         modules = dict(root.named_modules())
         index_of = {path: i for i, path in enumerate(modules)}
@@ -113,7 +117,12 @@ class ReadValues:
                 else:
                     self.computed.append((i, n, getattr(module, n, _MISSING)))
         self._hidden = [(i, frozenset(n for j, n in self.fixed if j == i)) for i in dict.fromkeys(i for i, _ in self.fixed)]
+        self.read = frozenset((i, n) for i, n, _ in self.values)  #: places and names of own attributes
         self._own = [_Own(i, [(n, v) for j, n, v in self.values if j == i]) for i in dict.fromkeys(i for i, _, _ in self.values)]
+
+    def hold_for_twin(self, twin: Twin) -> bool:
+        """As `hold_for`, for a block that was found to be like the one whose values these are."""
+        return twin.pattern is self.pattern and not self.computed and self.read.isdisjoint(twin.differing) and twin.is_unchanged()
 
     def hold_for(self, other: nn.Module, its: Sequence[nn.Module]) -> bool:
         """Whether ``other``, of the same structure, would have given the same values; ``its`` are the modules in it, itself first."""

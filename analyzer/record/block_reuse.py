@@ -50,6 +50,7 @@ class BlockReuse:
         self.recorder, self.borrow, self._lend_tensors = recorder, borrow, lend
         contents: dict[int, Contents] = {}
         twins = self._twins = [r.twin for r in (reserved or {}).values()]
+        self._patterns = {id(twin.pattern.block): twin.pattern for twin in twins}
         self._reserved = {id(module): r for r in (reserved or {}).values() for module in r.twin.modules}
         modules = [module for _, module in walk_modules(root)] if not twins else [m for m in recorder.modules() if id(m) not in self._reserved]
         for twin in twins:
@@ -170,7 +171,7 @@ class BlockReuse:
         kind = (key, structure, inputs, torch.is_grad_enabled())
         variants = self._known.setdefault(kind, [])
         for values, segment in variants:
-            if self._may_play(segment, module, leaves) and values.hold_for(module, self._contents[id(module)].modules):
+            if self._may_play(segment, module, leaves) and self._holds(values, module):
                 self._plays[key] += 1
                 return NotImplemented if segment is None else self._play(segment, module, leaves)
         if len(variants) > self._plays[key]:  # what was tried was of no use to another: trials of more would not pay
@@ -182,6 +183,11 @@ class BlockReuse:
     def reserved(self, block: nn.Module) -> Reserved | None:
         """The places of the tensors of a block that has none yet."""
         return self._reserved.get(id(block))
+
+    def _holds(self, values: ReadValues, module: nn.Module) -> bool:
+        """Whether what a forward pass read has these values in a block."""
+        reserved = self._reserved.get(id(module))
+        return reserved is not None and values.hold_for_twin(reserved.twin) or values.hold_for(module, self._contents[id(module)].modules)
 
     def modules_in(self, block: nn.Module) -> list[nn.Module]:
         """The modules of a candidate, itself first, as ``modules()`` lists them."""
@@ -231,7 +237,7 @@ class BlockReuse:
             self.refusals[str(reason)] += 1
         finally:
             self.recorder.skip_sequence()
-        variants.append((ReadValues(module, trial.reads), segment))
+        variants.append((ReadValues(module, trial.reads, self._patterns.get(id(module))), segment))
         return segment
 
     def _play(self, segment: Segment, module: nn.Module, leaves: list[Any]) -> Any:

@@ -223,7 +223,7 @@ class Log:
     def _count_calls(self) -> list[Tally]:
         table = self.storage_table
         alike: dict[Any, list[Any]] = {}
-        for call in self.call_slots:
+        for call in self.call_slots.written():
             found = alike.get(key := kind_of(call, table))
             if found is None:
                 alike[key] = [call.step, call, table, 1]

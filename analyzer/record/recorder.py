@@ -527,11 +527,11 @@ class Recorder:
         acts, calls = self.log.act_slots, self.log.call_slots
         self.log.keeps_acts = True
         if isinstance(self.memory, CachingAllocator):
-            for segment in self.memory.snapshot():
-                acts.append("segment_map" if segment["is_expandable"] else "segment_alloc", segment["address"], segment["total_size"], 0)
-                for block in segment["blocks"]:
-                    if block["state"] == "active_allocated":
-                        acts.append("alloc", block["address"], block["size"], 0)
+            for spans in self.memory.mapped_ranges():
+                acts.append("segment_alloc" if spans[0].segment.page_bytes is None else "segment_map", spans[0].address,
+                            sum([span.size_bytes for span in spans]), 0)
+                live = [span for span in spans if span.requested_bytes is not None]
+                acts.extend("alloc", [span.address for span in live], [span.size_bytes for span in live], 0)
 
         def observe(action: str, address: int, nbytes: int) -> None:
             acts.append(action, address, nbytes, len(calls))

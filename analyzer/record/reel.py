@@ -101,8 +101,7 @@ class Reel:
             else:
                 claim, blocks = what
                 if str(claim) == watched:
-                    sole = blocks[0] if len(blocks) == 1 else 0
-                    self.acts.append(Held(blocks, memory.rounded_bytes(sole), sole))
+                    self.acts.append(Held.of(blocks, tuple(map(memory.rounded_bytes, blocks))))
                     recorded = 2 * sum(1 for b in blocks if b)
                 else:
                     self.acts.append((claim, blocks, None, None, None, None, None))

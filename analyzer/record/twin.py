@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from itertools import chain
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import chain, compress, islice
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from .block_key import CONTAINERS, getter
 _MOST = 2  # kinds that look alike, with which a block is compared
 _LEAVES = frozenset({str, int, float, bool, type(None), complex, bytes, type, type(len), type(lambda: 0), torch.dtype, torch.device, torch.Size})
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
+_KINDS = (nn.Parameter, torch.Tensor)
 
 
 class HeldTensor(NamedTuple):
@@ -29,14 +30,16 @@ class HeldTensor(NamedTuple):
     numel: int
     nbytes: int
 
-    def storage_of(self, tensor: Any, kind: Any) -> int | None:
-        """The address of the storage of ``tensor``; None where it has other specs, or something about it besides these matters."""
-        if (type(tensor) is not kind or tensor.layout is not torch.strided or tensor.shape != self.shape or tensor.dtype is not self.dtype
-                or tensor.requires_grad is not self.requires_grad or not tensor.is_contiguous() or tensor.storage_offset()
-                or tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)):
-            return None
-        storage: Any = tensor.untyped_storage()
-        return storage._cdata if type(storage) is torch.UntypedStorage and storage.nbytes() == self.nbytes else None
+
+def _storages_of(tensors: Sequence[Any], kind: type) -> list[Any] | None:
+    """The storages of strided tensors of a class that fill them; None where something else about them matters."""
+    if any([type(t) is not kind for t in tensors]) or any([t.layout is not torch.strided or not t.is_contiguous() or t.storage_offset() or t._backward_hooks
+                                                          for t in tensors]):
+        return None
+    if kind is nn.Parameter and any([t._post_accumulate_grad_hooks for t in tensors]):
+        return None
+    storages = [t.untyped_storage() for t in tensors]
+    return None if any([type(storage) is not torch.UntypedStorage for storage in storages]) else storages
 
 
 class _Odd(Exception):
@@ -46,49 +49,56 @@ class _Odd(Exception):
 class Layout:
     """What one module of a pattern is, to be compared with others."""
 
-    def __init__(self, module: nn.Module, index: int) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.module, self.type = module, type(module)
         if isinstance(module, (torch.jit.ScriptModule, nn.modules.lazy.LazyModuleMixin)):
             raise _Odd
         if module._buffers and not type(module).extra_repr.__module__.startswith("torch.nn."):
             raise _Odd  # it may tell the contents of its buffers
         contents = module.__dict__
-        self.keys = tuple(contents)
-        plain, shared, empty = [], [], []
+        self.keys, self.values = tuple(contents), tuple(contents.values())
+        self.plain: set[int] = set()  # places of what may differ: numbers, names and the like
+        empty: list[int] = []
+        registries = list(map(self.keys.index, _REGISTRIES))
         for at, (name, value) in enumerate(contents.items()):
             kind = type(value)
-            if name in _REGISTRIES:
+            if at in registries:
                 continue
             if kind in CONTAINERS and not value:
                 empty.append(at)
-            elif name != "training" and (kind in _LEAVES or kind is tuple and all(type(x) in _LEAVES for x in value)):
-                plain.append(at)
+            elif name != "training" and _is_plain(value):
+                self.plain.add(at)
             elif kind is tuple or isinstance(value, (torch.Tensor, nn.Module)) or kind.__module__ == "weakref" or name == "_compiled_call_impl":
                 raise _Odd  # what a borrowed module holds in its place
-            else:
-                shared.append(at)
-        values = tuple(contents.values())
-        self.plain_names = [self.keys[at] for at in plain]
-        self.get_plain, self.get_shared, self.get_empty = getter(plain), getter(shared), getter(empty)
-        self.plain, self.shared = self.get_plain(values), self.get_shared(values)
-        self.empty_types = tuple(map(type, self.get_empty(values)))
-        self.get_registries = operator.itemgetter(*map(self.keys.index, _REGISTRIES))
-        self.parameters = _describe(module._parameters, index, nn.Parameter)
-        self.buffers = _describe(module._buffers, index, torch.Tensor)
+        self.get_empty, self.get_registries = getter(empty), getter(registries)
+        self.empty = self.get_empty(self.values)
+        self.own = tuple(sorted([*empty, *registries]))  # what is each module's own
+        self.names = tuple([tuple(held) for held in self.get_registries(self.values)])
+        self.present = [[x is not None for x in held.values()] for held in self.get_registries(self.values)]
+        self.places = range(len(self.values))
+
+    def differing(self, values: tuple[Any, ...]) -> list[int] | None:
+        """Places of the settings that are others in ``values``; None where these are of another kind."""
+        apart = tuple(compress(self.places, map(operator.is_not, values, self.values)))
+        if apart == self.own:
+            return []
+        others = [at for at in apart if at not in self.own]
+        if not self.plain.issuperset(others) or not all([_is_plain(values[at]) for at in others]):
+            return None
+        return [at for at in others if not _are_equal(values[at], self.values[at])]
+
+    def is_unchanged(self) -> bool:
+        """Whether the module's settings are as they were."""
+        contents = self.module.__dict__
+        return tuple(contents) == self.keys and all(map(operator.is_, contents.values(), self.values)) and not any(self.empty)
 
 
-def _describe(held: Mapping[str, Any], index: int, kind: Any) -> list[tuple[str, HeldTensor | None]]:
-    found: list[tuple[str, HeldTensor | None]] = []
-    for name, t in held.items():
-        spec = None
-        if t is not None:
-            if type(t) is not kind or not t.numel():
-                raise _Odd
-            spec = HeldTensor(index, name, t.shape, t.dtype, t.requires_grad, t.numel(), t.numel() * t.itemsize)
-            if spec.storage_of(t, kind) is None:
-                raise _Odd
-        found.append((name, spec))
-    return found
+def _is_plain(value: Any) -> bool:
+    return type(value) in _LEAVES or type(value) is tuple and all([type(x) in _LEAVES for x in value])
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(a == b) and (type(a) is not tuple or list(map(type, a)) == list(map(type, b)))
 
 
 class Pattern:
@@ -96,36 +106,44 @@ class Pattern:
 
     def __init__(self, block: nn.Module) -> None:
         self.block = block
-        self.layouts: list[Layout] = []      #: of its modules, each before those that it holds
-        self.children: list[list[tuple[str, int | None]]] = []  #: of each, names and places of those that it holds
+        self.layouts: list[Layout] = []         #: of its modules, each before those that it holds
+        self.children: list[list[int]] = []     #: of each, the places of those that it holds
         self.is_odd = False
 
     def _look(self) -> None:
         """Describe the block, when the first other one is there to compare with."""
         seen: set[int] = set()
-        waiting: list[tuple[nn.Module, list[tuple[str, int | None]], int]] = [(self.block, [], 0)]
+        waiting: list[tuple[nn.Module, list[int]]] = [(self.block, [])]
+        held: tuple[list[HeldTensor], list[HeldTensor]] = ([], [])
         while waiting:
-            module, above, position = waiting.pop()
+            module, above = waiting.pop()
             if id(module) in seen:
                 raise _Odd  # a module in two places
             seen.add(id(module))
             index = len(self.layouts)
-            if above:
-                above[position] = (above[position][0], index)
-            children: list[tuple[str, int | None]] = [(name, None) for name in module._modules]
-            self.layouts.append(Layout(module, index))
-            self.children.append(children)
-            waiting += [(child, children, at) for at, child in reversed(list(enumerate(module._modules.values()))) if child is not None]
-        self.parameters = [spec for layout in self.layouts for _, spec in layout.parameters if spec is not None]
-        self.buffers = [spec for layout in self.layouts for _, spec in layout.buffers if spec is not None]
+            above.append(index)
+            self.layouts.append(Layout(module))
+            self.children.append([])
+            for found, registry, kind in zip(held, (module._parameters, module._buffers), _KINDS):
+                tensors: dict[str, Any] = {name: t for name, t in cast("dict[str, Any]", registry).items() if t is not None}
+                if _storages_of(list(tensors.values()), kind) is None or any([t.untyped_storage().nbytes() != t.numel() * t.itemsize or not t.numel()
+                                                                              for t in tensors.values()]):
+                    raise _Odd
+                found += [HeldTensor(index, name, t.shape, t.dtype, t.requires_grad, t.numel(), t.numel() * t.itemsize) for name, t in tensors.items()]
+            waiting += [(child, self.children[index]) for child in reversed(module._modules.values()) if child is not None]
+        self.parameters, self.buffers = held
         self.tensors = [*self.parameters, *self.buffers]
         self.order = self._order(0)
         self.leaves = sum(not children for children in self.children)
 
     def _order(self, index: int) -> list[int]:
         """Places in ``tensors``, in the order in which ``Module.to`` moves them: those of the modules below, then parameters, then buffers."""
-        order = [at for _, child in self.children[index] if child is not None for at in self._order(child)]
+        order = [at for child in self.children[index] for at in self._order(child)]
         return order + [at for at, spec in enumerate(self.tensors) if spec.module == index]
+
+    def is_unchanged(self) -> bool:
+        """Whether the settings of the block are those that others were compared with."""
+        return all([layout.is_unchanged() for layout in self.layouts])
 
     def match(self, block: nn.Module) -> Twin | None:
         """``block`` as a twin of this one, if it is."""
@@ -134,17 +152,8 @@ class Pattern:
                 self._look()
             except _Odd:
                 self.is_odd = True
-        if self.is_odd:
-            return None
         twin = Twin(self)
-        waiting = [(block, 0)]
-        while waiting:
-            module, index = waiting.pop()
-            below = twin.take(module, index)
-            if below is None:
-                return None
-            waiting += below
-        return twin
+        return twin if not self.is_odd and twin.take(block) else None
 
 
 class Twin:
@@ -156,8 +165,8 @@ class Twin:
         self.parameters: list[torch.Tensor] = []
         self.buffers: list[torch.Tensor] = []
         self.storages: list[int] = []                #: addresses of what its tensors share
-        self.differing: set[tuple[int, str]] = set()  #: places and names of plain attributes that have other values than the first's
-        self._found: list[list[Any]] = []            #: of each module: what its attributes and registries held
+        self.differing: set[tuple[int, str]] = set()  #: places and names of settings that have other values than the first's
+        self._found: list[Any] = []                  #: what attributes and registries of all modules held
         self._empty: list[Any] = []                  #: containers that were empty
 
     @property
@@ -168,69 +177,73 @@ class Twin:
         """The ids of its modules and tensors, and the addresses of the storages."""
         return chain(map(id, self.modules), map(id, self.parameters), map(id, self.buffers), self.storages)
 
-    def take(self, module: nn.Module, index: int) -> list[tuple[nn.Module, int]] | None:
-        """Take a module in as number ``index``; the modules that it holds and their places, the last first. None where it is another kind."""
-        layout = self.pattern.layouts[index]
-        contents = module.__dict__
-        values = list(contents.values())
-        if type(module) is not layout.type or tuple(contents) != layout.keys or not all(map(operator.is_, layout.get_shared(values), layout.shared)):
-            return None
-        empty = layout.get_empty(values)
-        if any(empty) or tuple(map(type, empty)) != layout.empty_types:
-            return None
-        plain = layout.get_plain(values)
-        if not all(map(operator.is_, plain, layout.plain)):
-            for name, mine, theirs in zip(layout.plain_names, plain, layout.plain):
-                if mine is not theirs:
-                    if type(mine) not in _LEAVES and not (type(mine) is tuple and all(type(x) in _LEAVES for x in mine)):
-                        return None
-                    if type(mine) is not type(theirs) or mine != theirs or type(mine) is tuple and tuple(map(type, mine)) != tuple(map(type, theirs)):
-                        self.differing.add((index, name))
-        parameters, buffers, children = layout.get_registries(values)
-        for held, specs, kind, taken in ((parameters, layout.parameters, nn.Parameter, self.parameters),
-                                         (buffers, layout.buffers, torch.Tensor, self.buffers)):
-            if len(held) != len(specs):
-                return None
-            for (name, tensor), (its_name, spec) in zip(held.items(), specs):
-                if name != its_name or (tensor is None) != (spec is None):
-                    return None
-                if spec is not None:
-                    storage = spec.storage_of(tensor, kind)
-                    if storage is None:
-                        return None
-                    taken.append(tensor)
-                    self.storages.append(storage)
-            values += held.values()
-        below = self.pattern.children[index]
-        if len(children) != len(below):
-            return None
-        found: list[tuple[nn.Module, int]] = []
-        for (name, child), (its_name, place) in zip(children.items(), below):
-            if name != its_name or (child is None) != (place is None):
-                return None
-            if place is not None:
-                found.append((child, place))
-        values += children.values()
-        self.modules.append(module)
-        self._found.append(values)
-        self._empty += empty
-        found.reverse()
-        return found
+    def take(self, block: nn.Module) -> bool:
+        """Take ``block`` in; False where it is another kind."""
+        layouts = self.pattern.layouts
+        found, empty, count = self._found, self._empty, len(layouts)
+        waiting = [block]
+        targets: tuple[list[Any], ...] = (self.parameters, self.buffers, waiting)
+        while waiting:
+            module = waiting.pop()
+            index = len(self.modules)
+            if index == count:
+                return False
+            layout = layouts[index]
+            contents = module.__dict__
+            if type(module) is not layout.type or tuple(contents) != layout.keys:
+                return False
+            values = tuple(contents.values())
+            differing = layout.differing(values)
+            registries = layout.get_registries(values)
+            if differing is None or tuple(map(tuple, registries)) != layout.names:
+                return False
+            for at in differing:
+                self.differing.add((index, layout.keys[at]))
+            self.modules.append(module)
+            found += values
+            empty += layout.get_empty(values)
+            for held, present, taken in zip(registries, layout.present, targets):
+                if held:
+                    theirs = list(held.values())
+                    found += theirs
+                    if [x is not None for x in theirs] != present:
+                        return False
+                    if taken is waiting:
+                        theirs.reverse()
+                    taken += [x for x in theirs if x is not None]
+        return len(self.modules) == count and not any(empty) and self._fits()
+
+    def _fits(self) -> bool:
+        """Whether the tensors have the specs of the first's."""
+        pattern = self.pattern
+        if list(map(type, self._empty)) != [type(x) for layout in pattern.layouts for x in layout.empty]:
+            return False
+        for tensors, specs, kind in zip((self.parameters, self.buffers), (pattern.parameters, pattern.buffers), _KINDS):
+            storages = _storages_of(tensors, kind)
+            if storages is None or [(t.shape, t.dtype, t.requires_grad, s.nbytes()) for t, s in zip(tensors, storages)] != [
+                    (spec.shape, spec.dtype, spec.requires_grad, spec.nbytes) for spec in specs]:
+                return False
+            self.storages += [storage._cdata for storage in storages]
+        return True
+
+    def _now(self) -> list[Any]:
+        """What attributes and registries of all modules hold now."""
+        now: list[Any] = []
+        for layout, module in zip(self.pattern.layouts, self.modules):
+            values = tuple(module.__dict__.values())
+            if len(values) != len(layout.values):
+                return []
+            now += values
+            for held in layout.get_registries(values):
+                if held:
+                    now += held.values()
+        return now
 
     def is_unchanged(self) -> bool:
         """Whether its modules hold what they held."""
-        if any(self._empty):
-            return False
-        for layout, module, found in zip(self.pattern.layouts, self.modules, self._found):
-            contents = module.__dict__
-            now = list(contents.values())
-            if tuple(contents) != layout.keys:
-                return False
-            for held in layout.get_registries(now):
-                now += held.values()
-            if len(now) != len(found) or not all(map(operator.is_, now, found)):
-                return False
-        return True
+        now = self._now()
+        return (len(now) == len(self._found) and all(map(operator.is_, now, self._found)) and not any(self._empty)
+                and all([tuple(module.__dict__) == layout.keys for layout, module in zip(self.pattern.layouts, self.modules)]))
 
     def put_back(self) -> None:
         """Give its modules what they held."""
@@ -239,13 +252,13 @@ class Twin:
         for container in self._empty:
             if container:
                 container.clear()
-        for index, (layout, module, found) in enumerate(zip(self.pattern.layouts, self.modules, self._found)):
-            values = iter(found)
-            own = dict(zip(layout.keys, values))
-            names = ([name for name, _ in layout.parameters], [name for name, _ in layout.buffers], [name for name, _ in self.pattern.children[index]])
-            for registry, held in zip(_REGISTRIES, names):
+        values = iter(self._found)
+        for layout, module in zip(self.pattern.layouts, self.modules):
+            own = dict(zip(layout.keys, islice(values, len(layout.keys))))
+            for registry, names in zip(_REGISTRIES, layout.names):
+                held = list(islice(values, len(names)))
                 own[registry].clear()
-                own[registry].update(zip(held, values))
+                own[registry].update(zip(names, held))
             module.__dict__.clear()
             module.__dict__.update(own)
 

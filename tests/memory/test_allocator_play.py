@@ -28,8 +28,7 @@ def compile_steps(steps, allocator):
         elif kind == "temporary":
             acts.append((allocator.rounded_bytes(what), what))
         elif kind == "held":
-            sole = what[0] if len(what) == 1 else 0
-            acts.append(Held(what, allocator.rounded_bytes(sole), sole))
+            acts.append(Held.of(what, tuple(map(allocator.rounded_bytes, what))))
     return acts, slot
 
 
