@@ -114,12 +114,12 @@ def profile(
     plays = reuse and step is None and options.capacity_bytes is None and options.set_to_none
     reserves = plays and (mode == "infer" or factory is None)  # an optimizer looks at every parameter
     excluded: set[type[torch.nn.Module]] = set()
-    wrappers = list_wrappers(module)
 
     @frozen_collector()
     def run(options: ProfileOptions) -> Profile:
         meta_mode = MetaTensorMode(options, adopted_claim=claim)
         twins = find_twins(module, lambda inner: type(inner) in excluded or is_leaf(inner), pays) if reserves else ()
+        wrappers = list_wrappers(module, [twin.block for twin in twins])
         with meta_mode, claiming(spec), borrow_module(module, claim, twins) as borrowed:
             if remark:
                 meta_mode.state.assume(remark)

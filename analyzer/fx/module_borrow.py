@@ -134,8 +134,8 @@ class _Loan:
         root = uncompiled(root)
         self.twins = {id(twin.block): twin for twin in twins}
         self.inside = {id(module) for twin in self.twins.values() for module in twin.modules}  # not yet reserved
-        self.stand_ins = StandIns(state, claim, is_placed(t for _, module in walk_modules(root) if id(module) not in self.inside
-                                                          for held in (module._parameters, module._buffers) for t in held.values()))
+        lent = walk_modules(root, left_out=[twin.block for twin in self.twins.values()])
+        self.stand_ins = StandIns(state, claim, is_placed(t for _, module in lent for held in (module._parameters, module._buffers) for t in held.values()))
         self.borrowed = Borrowed(root, self.stand_ins)
         self.borrowed.lend = self.lend
         self.undo: list[Callable[[], None] | _Contents] = []

@@ -9,7 +9,7 @@ chain of *spans*, live, free or (expandable segments only) unmapped; a *block* i
 """
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from ..errors import AnalyzerError, InputError
 from .allocator_options import ADDRESS_RANGE_BYTES, LARGE_ROUNDING_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorOptions
 from .allocator_play import Elsewhere, Takings, play_plainly
-from .allocator_segment import Pool, Segment, Span
+from .allocator_segment import ADDRESS_BITS, Pool, Segment, Span
 from .allocator_snapshot import SegmentSnapshot, mapped_ranges, snapshot_segments
 
 __all__ = ["AllocatorOptions", "Block", "CachingAllocator", "DeviceOutOfMemoryError", "SegmentSnapshot"]
@@ -179,12 +179,12 @@ class CachingAllocator:
         """
         fragmented_bytes = 0
         for pool in self._pools():
-            for size_bytes, _, span in pool.free:
+            for span in pool.free:
                 if pool.page_bytes is not None:
                     start, end = span.segment.whole_pages(span)
-                    fragmented_bytes += size_bytes - max(0, end - start)
+                    fragmented_bytes += span.size_bytes - max(0, end - start)
                 elif span.is_split:
-                    fragmented_bytes += size_bytes
+                    fragmented_bytes += span.size_bytes
         return fragmented_bytes
 
     @property
@@ -263,7 +263,7 @@ class CachingAllocator:
         span.requested_bytes = None
         span = self._merge_free_neighbours(span)
         span.freed_at = self._large_searches
-        insort(pool.free, (span.size_bytes, span.address, span))
+        pool.insert(span)
 
     def rounded_bytes(self, nbytes: int) -> int:
         """The size of the block that a request gets where none is left unsplit; 0 for an empty one."""
@@ -293,7 +293,7 @@ class CachingAllocator:
     def _play(self, acts: list[Any], slots: list[Any], takings: Takings, elsewhere: Elsewhere, stream: int) -> None:
         small = self._small_pools.get(stream) or self._make_pool(stream, 0)
         large = self._large_pools.get(stream) or self._make_pool(stream, SMALL_BYTES + 1)
-        small_free, large_free, remainder_bytes = small.free, large.free, large.min_remainder_bytes
+        remainder_bytes = large.min_remainder_bytes
         addresses, top_bytes = takings.addresses, takings.top_bytes
         allocated, peak, requested, requested_peak = (
             self._allocated_bytes, self._peak_allocated_bytes, self._requested_bytes, self._peak_requested_bytes)
@@ -304,37 +304,45 @@ class CachingAllocator:
                 allocated -= size
                 requested -= span.requested_bytes
                 span.requested_bytes = None
-                free = span.segment.pool.free
+                pool = span.segment.pool
+                keys, free = pool.keys, pool.free
                 right, left = span.next, span.prev
                 if right is not None and right.requested_bytes is None:
-                    del free[bisect_left(free, (right.size_bytes, right.address))]
+                    index = bisect_left(keys, right.size_bytes << ADDRESS_BITS | right.address)
+                    del keys[index], free[index]
                     size += right.size_bytes
                     span.next = after = right.next
                     if after is not None:
                         after.prev = span
                 if left is not None and left.requested_bytes is None:
-                    del free[bisect_left(free, (left.size_bytes, left.address))]
+                    index = bisect_left(keys, left.size_bytes << ADDRESS_BITS | left.address)
+                    del keys[index], free[index]
                     size += left.size_bytes
                     left.next = after = span.next
                     if after is not None:
                         after.prev = left
                     span = left
                 span.size_bytes = size
-                insort(free, (size, span.address, span))
+                key = size << ADDRESS_BITS | span.address
+                index = bisect_left(keys, key)
+                keys.insert(index, key)
+                free.insert(index, span)
                 continue
             fields = len(act)
             if fields == 3:  # allocate
                 slot, size, nbytes = act
                 if size <= SMALL_BYTES:
-                    free, least_bytes = small_free, MIN_BLOCK_BYTES
+                    pool, least_bytes = small, MIN_BLOCK_BYTES
                 else:
-                    free, least_bytes = large_free, remainder_bytes
-                index = bisect_left(free, (size,))
-                if index < len(free):
-                    span = free.pop(index)[2]
+                    pool, least_bytes = large, remainder_bytes
+                keys, free = pool.keys, pool.free
+                index = bisect_left(keys, size << ADDRESS_BITS)
+                if index < len(keys):
+                    span = free[index]
+                    del keys[index], free[index]
                 else:
                     self._allocated_bytes, self._requested_bytes = allocated, requested  # what an error tells
-                    span = self._take_new(small if free is small_free else large, size, nbytes)
+                    span = self._take_new(pool, size, nbytes)
                 rest = span.size_bytes - size
                 if rest >= least_bytes:
                     address = span.address
@@ -345,7 +353,10 @@ class CachingAllocator:
                         after.prev = right
                     span.next = right
                     span.size_bytes = size
-                    insort(free, (rest, address + size, right))
+                    key = rest << ADDRESS_BITS | address + size
+                    index = bisect_left(keys, key)
+                    keys.insert(index, key)
+                    free.insert(index, right)
                 elif rest:
                     takings.odd[len(addresses)] = size = span.size_bytes
                 span.requested_bytes = nbytes
@@ -363,12 +374,12 @@ class CachingAllocator:
             if fields == 4 and act[2]:  # blocks of different pools: each goes back to where it came from
                 found = []
                 for size in act[1]:
-                    free, least_bytes = (small_free, MIN_BLOCK_BYTES) if size <= SMALL_BYTES else (large_free, remainder_bytes)
-                    index = bisect_left(free, (size,))
-                    if index == len(free):
+                    pool, least_bytes = (small, MIN_BLOCK_BYTES) if size <= SMALL_BYTES else (large, remainder_bytes)
+                    index = pool.find(size)
+                    if index == len(pool.free):
                         break
-                    found_bytes, address, _ = free[index]
-                    found.append((address, found_bytes if found_bytes - size < least_bytes else size))
+                    span = pool.free[index]
+                    found.append((span.address, span.size_bytes if span.size_bytes - size < least_bytes else size))
                 else:
                     held = 0
                     for address, size in found:
@@ -385,17 +396,17 @@ class CachingAllocator:
             elif fields == 2:  # allocate and free: the block goes back to where it came from
                 size, nbytes = act
                 if size <= SMALL_BYTES:
-                    free, least_bytes = small_free, MIN_BLOCK_BYTES
+                    pool, least_bytes = small, MIN_BLOCK_BYTES
                 else:
-                    free, least_bytes = large_free, remainder_bytes
-                index = bisect_left(free, (size,))
-                if index < len(free):
-                    found_bytes, address, _ = free[index]
-                    if found_bytes - size < least_bytes:
-                        size = found_bytes
+                    pool, least_bytes = large, remainder_bytes
+                index = bisect_left(pool.keys, size << ADDRESS_BITS)
+                if index < len(pool.keys):
+                    span = pool.free[index]
+                    if span.size_bytes - size < least_bytes:
+                        size = span.size_bytes
                     if size != act[0]:
                         takings.odd[len(addresses)] = size
-                    addresses.append(address)
+                    addresses.append(span.address)
                     if allocated + size > peak:
                         peak = allocated + size
                     if requested + nbytes > requested_peak:
@@ -403,6 +414,9 @@ class CachingAllocator:
                     if allocated + size > top_bytes:
                         top_bytes, takings.top_at, takings.top_workspace_bytes = allocated + size, at, 0
                     continue
+            elif fields > 4:
+                elsewhere(act, slots, takings)
+                continue
             self._allocated_bytes, self._peak_allocated_bytes = allocated, peak
             self._requested_bytes, self._peak_requested_bytes = requested, requested_peak
             takings.top_bytes, top_at, takings.top_at = top_bytes, takings.top_at, -1
@@ -452,20 +466,20 @@ class CachingAllocator:
         if self._collects_garbage and not pool.is_small:
             self._large_searches += 1
         free = pool.free
-        index = bisect_left(free, (size_bytes,))
+        index = pool.find(size_bytes)
         if index == len(free):
             return None
         if pool.page_bytes is not None:
             # best fit by the size that a span could grow to, not by what it has now
-            while index + 1 < len(free) and _expandable_bytes(free[index + 1][2]) < _expandable_bytes(free[index][2]):
+            while index + 1 < len(free) and _expandable_bytes(free[index + 1]) < _expandable_bytes(free[index]):
                 index += 1
         if self._max_split_bytes is not None:
-            found_bytes = free[index][0]
+            found_bytes = free[index].size_bytes
             if size_bytes < self._max_split_bytes <= found_bytes:
                 return None
             if size_bytes >= self._max_split_bytes and found_bytes >= size_bytes + self.options.max_non_split_rounding_bytes:
                 return None
-        return free.pop(index)[2]
+        return pool.pop(index)
 
     # malloc, where no free block was found
     def _take_new(self, pool: Pool, size_bytes: int, nbytes: int) -> Span:
@@ -531,9 +545,11 @@ class CachingAllocator:
         that of 20 MiB); of the orders tried, this one meets the most of what an H200 held, to the byte.
         """
         gaps = self._gaps
-        found = min(((addresses[0], room_bytes) for room_bytes, addresses in gaps.items() if room_bytes >= nbytes), default=None)
-        if found is not None:
-            address, room_bytes = found
+        address = room_bytes = 0
+        for bytes_there, addresses in gaps.items():
+            if bytes_there >= nbytes and (not room_bytes or addresses[0] < address):
+                address, room_bytes = addresses[0], bytes_there
+        if room_bytes:
             heappop(gaps[room_bytes])
             if not gaps[room_bytes]:
                 del gaps[room_bytes]
@@ -562,7 +578,7 @@ class CachingAllocator:
     # release_cached_blocks, release_blocks
     def _release_cached(self) -> None:
         for pool in self._pools():
-            for _, _, span in list(pool.free):
+            for span in list(pool.free):
                 if pool.page_bytes is not None:
                     self._unmap(span)
                 elif not span.is_split:
@@ -582,15 +598,15 @@ class CachingAllocator:
         if self._max_split_bytes is None or pool.page_bytes is not None:  # pages go with _release_cached
             return False
         # PyTorch seeks at least max_split_size here, which is the same: a smaller span of this size would have been taken.
-        index = bisect_left(pool.free, (size_bytes,))
+        index = pool.find(size_bytes)
         if index < len(pool.free):
             # A free span this large is a whole segment: should_split leaves none that is a part of one.
-            self._release(pool.free[index][2])
+            self._release(pool.free[index])
             return True
         released_bytes = 0
-        while released_bytes < size_bytes and pool.free and pool.free[-1][0] >= self._max_split_bytes:
-            released_bytes += pool.free[-1][0]
-            self._release(pool.free[-1][2])
+        while released_bytes < size_bytes and pool.free and pool.free[-1].size_bytes >= self._max_split_bytes:
+            released_bytes += pool.free[-1].size_bytes
+            self._release(pool.free[-1])
         return released_bytes >= size_bytes
 
     # garbage_collect_cached_blocks
@@ -598,7 +614,7 @@ class CachingAllocator:
         assert self._allowed_bytes is not None
         excess_bytes = self._reserved_bytes - int(self.options.garbage_collection_threshold * self._allowed_bytes)
         idle = [
-            span for pool in self._large_pools.values() if pool.page_bytes is None for _, _, span in pool.free if not span.is_split
+            span for pool in self._large_pools.values() if pool.page_bytes is None for span in pool.free if not span.is_split
         ]
         while excess_bytes > 0 and idle:
             # age: searches since the free; all of at least average age go, even beyond what is needed

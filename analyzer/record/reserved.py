@@ -29,10 +29,8 @@ class Reserved:
         self.pending: list[ReservedLives] = []
         self.first_number = take_numbers()
         memory = space.memory(claim)
-        order = twin.pattern.order
-        tensors = twin.pattern.tensors
-        self.acts = [(at, memory.rounded_bytes(tensors[at].nbytes), tensors[at].nbytes) for at in order]
-        self.slots: list[Any] = [None] * len(order)
+        self.acts = twin.pattern.acts(memory.rounded_bytes)
+        self.slots: list[Any] = [None] * len(self.acts)
         self.takings = Takings(0)
         memory.play(self.acts, self.slots, self.takings, _nowhere, space.stream)
 

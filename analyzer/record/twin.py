@@ -51,8 +51,8 @@ class Layout:
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.type = module, type(module)
-        if isinstance(module, (torch.jit.ScriptModule, nn.modules.lazy.LazyModuleMixin)):
-            raise _Odd
+        if isinstance(module, (torch.jit.ScriptModule, nn.modules.lazy.LazyModuleMixin)) or "_orig_mod" in module._modules:
+            raise _Odd  # the last is torch.compile's wrapper
         if module._buffers and not type(module).extra_repr.__module__.startswith("torch.nn."):
             raise _Odd  # it may tell the contents of its buffers
         contents = module.__dict__
@@ -109,6 +109,13 @@ class Pattern:
         self.layouts: list[Layout] = []         #: of its modules, each before those that it holds
         self.children: list[list[int]] = []     #: of each, the places of those that it holds
         self.is_odd = False
+        self._acts: list[tuple[int, int, int]] = []
+
+    def acts(self, rounded_bytes: Callable[[int], int]) -> list[tuple[int, int, int]]:
+        """What places its tensors in a memory that rounds so (`memory.allocator_play`); a slot is a place in ``tensors``."""
+        if not self._acts:
+            self._acts = [(at, rounded_bytes(self.tensors[at].nbytes), self.tensors[at].nbytes) for at in self._order(0)]
+        return self._acts
 
     def _look(self) -> None:
         """Describe the block, when the first other one is there to compare with."""
@@ -133,7 +140,6 @@ class Pattern:
             waiting += [(child, self.children[index]) for child in reversed(module._modules.values()) if child is not None]
         self.parameters, self.buffers = held
         self.tensors = [*self.parameters, *self.buffers]
-        self.order = self._order(0)
         self.leaves = sum(not children for children in self.children)
 
     def _order(self, index: int) -> list[int]:
