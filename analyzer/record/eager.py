@@ -133,8 +133,12 @@ class EagerStep:
             if parameter.grad is not None:
                 replay.leave(parameter.grad, functools.partial(setattr, parameter, "grad"))
         plain = all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((self.args, self.kwargs)))
-        same = plain and replay.is_whole() and all([footprint.holds() for footprint in before])
-        return replay if same else None
+        if not plain or not replay.is_whole() or not all([footprint.holds() for footprint in before]):
+            return None
+        for block in self.held:
+            if isinstance(block, Reserved):
+                block.settle()
+        return replay
 
     def _list_footprints(self) -> list[Footprint | Reserved]:
         reserved = [p for p in self.held if isinstance(p, Reserved)]

@@ -45,6 +45,10 @@ class Reserved:
         """Whether the block's modules are as they were found, or were when they got their tensors."""
         return self.twin.is_unchanged() if self.footprint is None else self.footprint.holds()
 
+    def settle(self) -> None:
+        """Say that no code of the user's runs any more in this run."""
+        self.twin.is_settled = self.footprint is None
+
     def enter(self, log: Log, category: str, first_module: int) -> None:
         """Leave room in a log for its parameters or buffers; the log's modules from ``first_module`` on are the block's."""
         lives = ReservedLives(self, category, log, first_module)

@@ -57,40 +57,24 @@ class Layout:
             raise _Odd  # it may tell the contents of its buffers
         contents = module.__dict__
         self.keys, self.values = tuple(contents), tuple(contents.values())
-        self.plain: set[int] = set()  # places of what may differ: numbers, names and the like
-        empty: list[int] = []
-        registries = list(map(self.keys.index, _REGISTRIES))
+        self.plain: list[int] = []   # places of what may differ: numbers, names and the like
+        self.empty: list[int] = []   # places of containers that are empty, each module's own
         for at, (name, value) in enumerate(contents.items()):
             kind = type(value)
-            if at in registries:
-                continue
             if kind in CONTAINERS and not value:
-                empty.append(at)
+                self.empty.append(at)
+            elif name in _REGISTRIES:
+                continue
             elif name != "training" and _is_plain(value):
-                self.plain.add(at)
+                self.plain.append(at)
             elif kind is tuple or isinstance(value, (torch.Tensor, nn.Module)) or kind.__module__ == "weakref" or name == "_compiled_call_impl":
                 raise _Odd  # what a borrowed module holds in its place
-        self.get_empty, self.get_registries = getter(empty), getter(registries)
-        self.empty = self.get_empty(self.values)
-        self.own = tuple(sorted([*empty, *registries]))  # what is each module's own
-        self.names = tuple([tuple(held) for held in self.get_registries(self.values)])
-        self.present = [[x is not None for x in held.values()] for held in self.get_registries(self.values)]
-        self.places = range(len(self.values))
-
-    def differing(self, values: tuple[Any, ...]) -> list[int] | None:
-        """Places of the settings that are others in ``values``; None where these are of another kind."""
-        apart = tuple(compress(self.places, map(operator.is_not, values, self.values)))
-        if apart == self.own:
-            return []
-        others = [at for at in apart if at not in self.own]
-        if not self.plain.issuperset(others) or not all([_is_plain(values[at]) for at in others]):
-            return None
-        return [at for at in others if not _are_equal(values[at], self.values[at])]
+        self.filled = [(name, tuple(contents[name])) for name in _REGISTRIES if contents[name]]  #: registries that hold something, and under which names
 
     def is_unchanged(self) -> bool:
         """Whether the module's settings are as they were."""
         contents = self.module.__dict__
-        return tuple(contents) == self.keys and all(map(operator.is_, contents.values(), self.values)) and not any(self.empty)
+        return tuple(contents) == self.keys and all(map(operator.is_, contents.values(), self.values)) and not any([self.values[at] for at in self.empty])
 
 
 def _is_plain(value: Any) -> bool:
@@ -102,12 +86,16 @@ def _are_equal(a: Any, b: Any) -> bool:
 
 
 class Pattern:
-    """A block that later ones are compared with."""
+    """A block that later ones are compared with.
+
+    What its modules hold, attributes and then registered things, is also kept in one list (``found``), in which each thing has a place.
+    """
 
     def __init__(self, block: nn.Module) -> None:
         self.block = block
         self.layouts: list[Layout] = []         #: of its modules, each before those that it holds
         self.children: list[list[int]] = []     #: of each, the places of those that it holds
+        self.found: list[Any] = []
         self.is_odd = False
         self._acts: list[tuple[int, int, int]] = []
 
@@ -122,14 +110,19 @@ class Pattern:
         seen: set[int] = set()
         waiting: list[tuple[nn.Module, list[int]]] = [(self.block, [])]
         held: tuple[list[HeldTensor], list[HeldTensor]] = ([], [])
+        empty: list[int] = []
+        own: list[int] = []
+        self.plain: dict[int, tuple[int, str]] = {}  # place of a module and name, by place in `found`
+        self.registered: list[int] = []              # places in `found` of tensors and modules
         while waiting:
             module, above = waiting.pop()
             if id(module) in seen:
                 raise _Odd  # a module in two places
             seen.add(id(module))
-            index = len(self.layouts)
+            index, base = len(self.layouts), len(self.found)
             above.append(index)
-            self.layouts.append(Layout(module))
+            layout = Layout(module)
+            self.layouts.append(layout)
             self.children.append([])
             for found, registry, kind in zip(held, (module._parameters, module._buffers), _KINDS):
                 tensors: dict[str, Any] = {name: t for name, t in cast("dict[str, Any]", registry).items() if t is not None}
@@ -138,9 +131,22 @@ class Pattern:
                     raise _Odd
                 found += [HeldTensor(index, name, t.shape, t.dtype, t.requires_grad, t.numel(), t.numel() * t.itemsize) for name, t in tensors.items()]
             waiting += [(child, self.children[index]) for child in reversed(module._modules.values()) if child is not None]
+            empty += [base + at for at in layout.empty]
+            own += [base + layout.keys.index(name) for name, _ in layout.filled]
+            self.plain.update((base + at, (index, layout.keys[at])) for at in layout.plain)
+            self.found += layout.values
+            for name, _ in layout.filled:
+                for thing in module.__dict__[name].values():
+                    if thing is not None:
+                        self.registered.append(len(self.found))
+                    self.found.append(thing)
         self.parameters, self.buffers = held
         self.tensors = [*self.parameters, *self.buffers]
         self.leaves = sum(not children for children in self.children)
+        self.own = tuple(sorted([*empty, *own, *self.registered]))  # places of what each block has of its own
+        self.get_empty, self.get_registered = getter(empty), getter(self.registered)
+        self.empty_types = list(map(type, self.get_empty(self.found)))
+        self.places = range(len(self.found))
 
     def _order(self, index: int) -> list[int]:
         """Places in ``tensors``, in the order in which ``Module.to`` moves them: those of the modules below, then parameters, then buffers."""
@@ -172,8 +178,8 @@ class Twin:
         self.buffers: list[torch.Tensor] = []
         self.storages: list[int] = []                #: addresses of what its tensors share
         self.differing: set[tuple[int, str]] = set()  #: places and names of settings that have other values than the first's
-        self._found: list[Any] = []                  #: what attributes and registries of all modules held
-        self._empty: list[Any] = []                  #: containers that were empty
+        self.is_settled = False                      #: nobody changes its modules any more
+        self._found: list[Any] = []                  #: what its modules hold, as `Pattern.found`
 
     @property
     def block(self) -> nn.Module:
@@ -185,45 +191,49 @@ class Twin:
 
     def take(self, block: nn.Module) -> bool:
         """Take ``block`` in; False where it is another kind."""
-        layouts = self.pattern.layouts
-        found, empty, count = self._found, self._empty, len(layouts)
+        pattern, modules, found = self.pattern, self.modules, self._found
+        layouts, count = pattern.layouts, len(pattern.layouts)
         waiting = [block]
-        targets: tuple[list[Any], ...] = (self.parameters, self.buffers, waiting)
+        targets: dict[str, list[Any]] = dict(zip(_REGISTRIES, (self.parameters, self.buffers, waiting)))
         while waiting:
             module = waiting.pop()
-            index = len(self.modules)
-            if index == count:
+            if len(modules) == count:
                 return False
-            layout = layouts[index]
-            contents = module.__dict__
+            layout, contents = layouts[len(modules)], module.__dict__
             if type(module) is not layout.type or tuple(contents) != layout.keys:
                 return False
-            values = tuple(contents.values())
-            differing = layout.differing(values)
-            registries = layout.get_registries(values)
-            if differing is None or tuple(map(tuple, registries)) != layout.names:
+            modules.append(module)
+            found += contents.values()
+            for name, names in layout.filled:
+                held = contents[name]
+                if tuple(held) != names:
+                    return False
+                theirs = held.values()
+                found += theirs
+                targets[name] += [x for x in (theirs if name != "_modules" else reversed(theirs)) if x is not None]
+        return len(modules) == count and self._holds_the_same() and self._fits()
+
+    def _holds_the_same(self) -> bool:
+        """Whether all that is held is the first's but for tensors, modules, empty containers, and settings that may differ: these are noted."""
+        pattern, found = self.pattern, self._found
+        if len(found) != len(pattern.found) or any([x is None for x in pattern.get_registered(found)]):
+            return False
+        empty = pattern.get_empty(found)
+        if any(empty) or list(map(type, empty)) != pattern.empty_types:
+            return False
+        apart = tuple(compress(pattern.places, map(operator.is_not, found, pattern.found)))
+        if apart == pattern.own:
+            return True
+        for at in set(apart).difference(pattern.own):
+            if at not in pattern.plain or not _is_plain(found[at]):
                 return False
-            for at in differing:
-                self.differing.add((index, layout.keys[at]))
-            self.modules.append(module)
-            found += values
-            empty += layout.get_empty(values)
-            for held, present, taken in zip(registries, layout.present, targets):
-                if held:
-                    theirs = list(held.values())
-                    found += theirs
-                    if [x is not None for x in theirs] != present:
-                        return False
-                    if taken is waiting:
-                        theirs.reverse()
-                    taken += [x for x in theirs if x is not None]
-        return len(self.modules) == count and not any(empty) and self._fits()
+            if not _are_equal(found[at], pattern.found[at]):
+                self.differing.add(pattern.plain[at])
+        return True
 
     def _fits(self) -> bool:
         """Whether the tensors have the specs of the first's."""
         pattern = self.pattern
-        if list(map(type, self._empty)) != [type(x) for layout in pattern.layouts for x in layout.empty]:
-            return False
         for tensors, specs, kind in zip((self.parameters, self.buffers), (pattern.parameters, pattern.buffers), _KINDS):
             storages = _storages_of(tensors, kind)
             if storages is None or [(t.shape, t.dtype, t.requires_grad, s.nbytes()) for t, s in zip(tensors, storages)] != [
@@ -232,39 +242,32 @@ class Twin:
             self.storages += [storage._cdata for storage in storages]
         return True
 
-    def _now(self) -> list[Any]:
-        """What attributes and registries of all modules hold now."""
-        now: list[Any] = []
-        for layout, module in zip(self.pattern.layouts, self.modules):
-            values = tuple(module.__dict__.values())
-            if len(values) != len(layout.values):
-                return []
-            now += values
-            for held in layout.get_registries(values):
-                if held:
-                    now += held.values()
-        return now
-
     def is_unchanged(self) -> bool:
         """Whether its modules hold what they held."""
-        now = self._now()
-        return (len(now) == len(self._found) and all(map(operator.is_, now, self._found)) and not any(self._empty)
-                and all([tuple(module.__dict__) == layout.keys for layout, module in zip(self.pattern.layouts, self.modules)]))
+        now: list[Any] = []
+        for layout, module in zip(self.pattern.layouts, self.modules):
+            contents = module.__dict__
+            if tuple(contents) != layout.keys:
+                return False
+            now += contents.values()
+            for name, _ in layout.filled:
+                now += contents[name].values()
+        return len(now) == len(self._found) and all(map(operator.is_, now, self._found)) and not any(self.pattern.get_empty(now))
 
     def put_back(self) -> None:
         """Give its modules what they held."""
-        if self.is_unchanged():
+        if self.is_settled or self.is_unchanged():
             return
-        for container in self._empty:
+        for container in self.pattern.get_empty(self._found):
             if container:
                 container.clear()
         values = iter(self._found)
         for layout, module in zip(self.pattern.layouts, self.modules):
             own = dict(zip(layout.keys, islice(values, len(layout.keys))))
-            for registry, names in zip(_REGISTRIES, layout.names):
+            for name, names in layout.filled:
                 held = list(islice(values, len(names)))
-                own[registry].clear()
-                own[registry].update(zip(names, held))
+                own[name].clear()
+                own[name].update(zip(names, held))
             module.__dict__.clear()
             module.__dict__.update(own)
 
