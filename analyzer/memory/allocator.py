@@ -307,16 +307,17 @@ class CachingAllocator:
                 pool = span.segment.pool
                 keys, free = pool.keys, pool.free
                 right, left = span.next, span.prev
+                index = -1  # of the neighbour that it grows into
                 if right is not None and right.requested_bytes is None:
                     index = bisect_left(keys, right.size_bytes << ADDRESS_BITS | right.address)
-                    del keys[index], free[index]
                     size += right.size_bytes
                     span.next = after = right.next
                     if after is not None:
                         after.prev = span
                 if left is not None and left.requested_bytes is None:
+                    if index >= 0:
+                        del keys[index], free[index]
                     index = bisect_left(keys, left.size_bytes << ADDRESS_BITS | left.address)
-                    del keys[index], free[index]
                     size += left.size_bytes
                     left.next = after = span.next
                     if after is not None:
@@ -324,6 +325,11 @@ class CachingAllocator:
                     span = left
                 span.size_bytes = size
                 key = size << ADDRESS_BITS | span.address
+                if index >= 0:
+                    if index + 1 == len(keys) or key < keys[index + 1]:  # it keeps its neighbour's place in the order
+                        keys[index], free[index] = key, span
+                        continue
+                    del keys[index], free[index]
                 index = bisect_left(keys, key)
                 keys.insert(index, key)
                 free.insert(index, span)
@@ -337,9 +343,9 @@ class CachingAllocator:
                     pool, least_bytes = large, remainder_bytes
                 keys, free = pool.keys, pool.free
                 index = bisect_left(keys, size << ADDRESS_BITS)
-                if index < len(keys):
+                was_free = index < len(keys)
+                if was_free:
                     span = free[index]
-                    del keys[index], free[index]
                 else:
                     self._allocated_bytes, self._requested_bytes = allocated, requested  # what an error tells
                     span = self._take_new(pool, size, nbytes)
@@ -354,11 +360,19 @@ class CachingAllocator:
                     span.next = right
                     span.size_bytes = size
                     key = rest << ADDRESS_BITS | address + size
-                    index = bisect_left(keys, key)
-                    keys.insert(index, key)
-                    free.insert(index, right)
-                elif rest:
-                    takings.odd[len(addresses)] = size = span.size_bytes
+                    if was_free and (not index or keys[index - 1] < key):  # what is left keeps the place in the order
+                        keys[index], free[index] = key, right
+                    else:
+                        if was_free:
+                            del keys[index], free[index]
+                        index = bisect_left(keys, key)
+                        keys.insert(index, key)
+                        free.insert(index, right)
+                else:
+                    if was_free:
+                        del keys[index], free[index]
+                    if rest:
+                        takings.odd[len(addresses)] = size = span.size_bytes
                 span.requested_bytes = nbytes
                 slots[slot] = span
                 addresses.append(span.address)

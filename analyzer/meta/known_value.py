@@ -65,16 +65,16 @@ class Known:
         reads.count += 1
         if self._flat is None:
             pending: list[Known] = [self]  # a loop, because chains of in-place updates can be deeper than Python's stack
-            while pending:
-                top = pending[-1]
-                missing = [p for p in top.parents() if p._flat is None]
-                if missing:
-                    pending.extend(missing)
-                    continue
-                if top._flat is None:
-                    with without_modes():
+            with without_modes():
+                while pending:
+                    top = pending[-1]
+                    missing = [p for p in top.parents() if p._flat is None]
+                    if missing:
+                        pending.extend(missing)
+                        continue
+                    if top._flat is None:
                         top._flat = top.compute()
-                pending.pop()
+                    pending.pop()
         assert self._flat is not None
         return self._flat
 
