@@ -162,6 +162,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"device": "h100"}, {"mode": "infer"}, {"au
 
 @settings(max_examples=10, deadline=None)
 @example([(without_gradients, 5), (insert, 0)], {"device": "h100"})
+@example([(checkpointed, 23)], {})
 @given(st.lists(st.tuples(st.sampled_from(EDITS), st.integers(0, 30)), min_size=1, max_size=3), st.sampled_from(OPTIONS))
 def test_any_edit(edits: list[tuple[Callable[[GraphModule, int], None], int]], options: dict[str, Any]) -> None:
     gm = symbolic_trace(Net(), meta_args={"x": X})

@@ -166,3 +166,32 @@ def test_arguments_are_bound_as_forward_takes_them():
     assert sum(i.fwd_flops for i in infos if i.op != "output") >= 2 * 6
     with pytest.raises(InputError, match="missing a required argument: 'x'"):
         symbolic_profile(gm, kwargs={"bias": x}, mode="infer")
+
+
+class _Gated(torch.autograd.Function):
+    """Has no gradient for its second input."""
+
+    @staticmethod
+    def forward(ctx, x, gate):
+        return x * gate
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.clone(), None
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_function_that_has_no_gradient_for_one_of_its_inputs(reuse):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.gate = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return _Gated.apply(self.up(x), self.gate(x).relu())
+
+    x = torch.empty(2, 8)
+    gm = symbolic_trace(nn.Sequential(*[Block() for _ in range(4)]), meta_args={"input": x})
+    rows = {n.name: n.meta["info"] for n in symbolic_profile(gm, x, reuse=reuse).graph.nodes}
+    assert rows["_3_up"].bwd_macs == 2 * (2 * 8 * 8) and rows["_0_up"].bwd_macs == 2 * 8 * 8, "the first input needs no gradient"
+    assert all(rows[f"_{i}_gate"].bwd_macs == rows["relu" if i == 0 else f"relu_{i}"].bwd_flops == 0 for i in range(4)), "never reached"

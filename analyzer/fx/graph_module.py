@@ -42,8 +42,8 @@ class _Generated:
 class GraphModule(fx.GraphModule):
     """A `torch.fx.GraphModule` that shares parameters and buffers with the module it was traced from.
 
-    Nodes know ``node.meta["module_path"]``, ``["module_stack"]``, ``["source"]`` and ``["region"]`` (see `analyzer.fx.region`);
-    after an edit of the graph or of a region, `recompile` changes the program. Its code is generated when it is first run or
+    Nodes know ``node.meta["module_path"]``, ``["module_stack"]``, ``["source"]`` and ``["region"]`` (see `analyzer.fx.region`), and those that
+    return no tensor but a tuple or the like ``["container"]``; after an edit of the graph or of a region, `recompile` changes the program. Its code is generated when it is first run or
     read, or by `recompile`. ``meta["assumptions"]`` lists what was taken
     for granted. Copies and pickles keep the graph with its annotations. Inputs unlike those of the trace raise
     InputError; set ``checks_inputs = False`` to leave that to the operators.

@@ -23,7 +23,8 @@ def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *
     buffers) between them need not be named. With ``recompile=False``, call ``gm.recompile()`` when all edits are made.
 
     Raises InputError where ``nodes`` is empty, names what is no node of the graph, or an input or output; leaves out a node between them;
-    cuts another region in two; or where a checkpoint writes in place to a value made outside it, which running it again would change again.
+    cuts another region in two; where a checkpoint writes in place to a value made outside it, which running it again would change again; or where
+    one with ``use_reentrant=True`` is given a container of tensors, or gives one to nodes outside.
 
     >>> import torch
     >>> from analyzer import symbolic_trace
@@ -47,6 +48,8 @@ def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *
     depth = _shared_depth(chosen, region)
     if isinstance(region, CheckpointRegion):
         _check_writes(chosen)
+        if region.use_reentrant and region.replay:
+            _check_containers(chosen)
     if not isinstance(region, GradRegion):
         taken = {r.id for n in gm.graph.nodes for r in n.meta.get("region") or () if isinstance(r, type(region))}
         if region.id in taken:
@@ -153,6 +156,17 @@ def _check_writes(run: list[fx.Node]) -> None:
             if maker not in inside:
                 raise InputError(f"a checkpoint cannot hold {node.name} without {maker.name}: {node.name} writes in place to what {maker.name} "
                                  f"made, and would write again when it is run again; take both in or leave both out")
+
+
+def _check_containers(run: list[fx.Node]) -> None:
+    """A reentrant checkpoint ends the history of tensors among its arguments and results, not of those in containers (torch/utils/checkpoint.py)."""
+    inside = set(run)
+    taken = [(value, node, value) for node in run for value in node.all_input_nodes if value not in inside]
+    given = [(node, node, user) for node in run for user in node.users if user not in inside]
+    for value, member, other in (*taken, *given):
+        if value.meta.get("container"):
+            raise InputError(f"a checkpoint with use_reentrant=True cannot hold {member.name} without {other.name}: {value.name} is no tensor but "
+                             f"holds some, whose gradients would go past it; take both in, leave both out, or set use_reentrant=False")
 
 
 def _regions(gm: fx.GraphModule) -> list[Region]:

@@ -127,8 +127,9 @@ class RunRecord:
 
 
 def _noting(row: dict[int, TensorSpec], index: int) -> Any:
-    def note(gradient: Tensor) -> None:
-        row[index] = describe(gradient)
+    def note(gradient: Tensor | None) -> None:
+        if gradient is not None:  # as of a custom function that has none for an input
+            row[index] = describe(gradient)
 
     return note
 

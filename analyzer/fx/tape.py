@@ -457,16 +457,18 @@ class Tape:
             return
         if isinstance(value, tuple):
             self.map(value, node)
-        for access, child in children(value):
-            if holds_tensor(child):
-                accessor: Callable[..., Any] = getattr if access.attribute else operator.getitem
-                part = self.graph.create_node("call_function", accessor)
-                part.args = (node, access.key)
-                part.meta.update(node.meta)
-                self.optional.append(part)
-                if node in self.dependent:
-                    self.dependent.add(part)
-                self._bind(child, part, rename)
+        held = [(access, child) for access, child in children(value) if holds_tensor(child)]
+        for access, child in held:
+            accessor: Callable[..., Any] = getattr if access.attribute else operator.getitem
+            part = self.graph.create_node("call_function", accessor)
+            part.args = (node, access.key)
+            part.meta.update(node.meta)
+            self.optional.append(part)
+            if node in self.dependent:
+                self.dependent.add(part)
+            self._bind(child, part, rename)
+        if held:
+            node.meta["container"] = True
 
 
 def assign_buffer(buffer: Tensor, value: Tensor) -> None:

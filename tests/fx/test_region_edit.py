@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -239,6 +240,26 @@ def test_what_cannot_be(name: str) -> None:
     assert message in str(caught.value)
     gm.recompile()
     assert gm.code == code
+
+
+@pytest.mark.parametrize(("nodes", "inside", "outside"), [(["getitem_1", "mul"], "getitem_1", "chunk"), (["sin", "chunk"], "chunk", "getitem")])
+def test_a_reentrant_checkpoint_has_no_containers_at_its_edges(nodes: list[str], inside: str, outside: str) -> None:
+    def f(x: Tensor) -> Tensor:
+        parts = x.sin().chunk(2, -1)
+        return (parts[0].exp() * parts[1]).sum()
+
+    gm = symbolic_trace(f, meta_args={"x": X})
+    nodes = between(gm, *nodes)
+    with pytest.raises(InputError, match=re.escape(f"use_reentrant=True cannot hold {inside} without {outside}: chunk is no tensor but holds some, whose "
+                                                   f"gradients would go past it; take both in, leave both out, or set use_reentrant=False")):
+        set_region(gm, nodes, CheckpointRegion(0, use_reentrant=True))
+    want, = torch.autograd.grad(gm(X), X)
+    for region, chosen in ((CheckpointRegion(0), nodes), (CheckpointRegion(0, use_reentrant=True), ["sin", "chunk", "getitem", "getitem_1", "exp"])):
+        set_region(gm, chosen, region)
+        x = X.detach().clone().requires_grad_()
+        gm(x).backward()
+        torch.testing.assert_close(x.grad, want, rtol=0, atol=0)
+        clear_region(gm)
 
 
 def test_regions_cannot_cross() -> None:
