@@ -42,11 +42,11 @@ class _Generated:
 class GraphModule(fx.GraphModule):
     """A `torch.fx.GraphModule` that shares parameters and buffers with the module it was traced from.
 
-    Nodes know ``node.meta["module_path"]``, ``["module_stack"]``, ``["source"]`` and ``["region"]`` (see `analyzer.fx.region`), and those that
-    return no tensor but a tuple or the like ``["container"]``; after an edit of the graph or of a region, `recompile` changes the program. Its code is generated when it is first run or
-    read, or by `recompile`. ``meta["assumptions"]`` lists what was taken
-    for granted. Copies and pickles keep the graph with its annotations. Inputs unlike those of the trace raise
-    InputError; set ``checks_inputs = False`` to leave that to the operators.
+    Nodes know ``node.meta["module_path"]``, ``["module_stack"]``, ``["source"]`` and ``["region"]`` (see `analyzer.fx.region`), and
+    ``["container"]`` where they return tensors in a tuple or the like; after an edit of the graph or of a region, `recompile` changes the
+    program. Its code is generated when it is first run or read, or by `recompile`. ``meta["assumptions"]`` lists what was taken for granted.
+    Copies and pickles keep the graph with its annotations. Inputs unlike those of the trace raise InputError; set ``checks_inputs = False`` to
+    leave that to the operators.
     """
 
     checks_inputs = True

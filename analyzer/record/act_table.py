@@ -5,6 +5,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import overload
 
+from .numbering import Numbering
+
 Act = tuple[str, int, int, int]
 """One act of the allocator: action, address, bytes, and the index of the operator call in or before which it happened."""
 
@@ -13,19 +15,18 @@ class ActTable(Sequence[Act]):
     """A list of `Act`, each of which is made when it is read. `leave` keeps places for acts that are written later."""
 
     def __init__(self) -> None:
-        self._actions = array("B")
+        self._actions = array("B")  # their numbers
         self._addresses = array("Q")
         self._sizes = array("Q")
         self._calls = array("I")
-        self._action_at: list[str] = []
-        self._action_of: dict[str, int] = {}
+        self._numbering: Numbering[str] = Numbering()
 
     def __len__(self) -> int:
         return len(self._actions)
 
     def append(self, action: str, address: int, nbytes: int, call: int) -> None:
         """Write an act behind the others."""
-        self._actions.append(self._number_action(action))
+        self._actions.append(self._numbering[action])
         self._addresses.append(address)
         self._sizes.append(nbytes)
         self._calls.append(call)
@@ -33,7 +34,7 @@ class ActTable(Sequence[Act]):
     def extend(self, action: str, addresses: Sequence[int], sizes: Sequence[int], call: int) -> None:
         """Write acts of one kind behind the others."""
         count = len(addresses)
-        self._actions.extend([self._number_action(action)] * count)
+        self._actions.extend([self._numbering[action]] * count)
         self._addresses.extend(addresses)
         self._sizes.extend(sizes)
         self._calls.extend([call] * count)
@@ -45,15 +46,8 @@ class ActTable(Sequence[Act]):
 
     def write(self, index: int, action: str, address: int, nbytes: int, call: int) -> None:
         """Write an act into a place that was left for it."""
-        self._actions[index] = self._number_action(action)
+        self._actions[index] = self._numbering[action]
         self._addresses[index], self._sizes[index], self._calls[index] = address, nbytes, call
-
-    def _number_action(self, action: str) -> int:
-        found = self._action_of.get(action)
-        if found is None:
-            found = self._action_of[action] = len(self._action_at)
-            self._action_at.append(action)
-        return found
 
     @overload
     def __getitem__(self, index: int) -> Act: ...
@@ -61,8 +55,8 @@ class ActTable(Sequence[Act]):
     def __getitem__(self, index: slice) -> list[Act]: ...
     def __getitem__(self, index: int | slice) -> Act | list[Act]:
         if isinstance(index, slice):
-            return list(zip(map(self._action_at.__getitem__, self._actions[index]), self._addresses[index], self._sizes[index], self._calls[index]))
-        return self._action_at[self._actions[index]], self._addresses[index], self._sizes[index], self._calls[index]
+            return list(zip(map(self._numbering.keys_at.__getitem__, self._actions[index]), self._addresses[index], self._sizes[index], self._calls[index]))
+        return self._numbering.keys_at[self._actions[index]], self._addresses[index], self._sizes[index], self._calls[index]
 
     def __iter__(self) -> Iterator[Act]:
-        return zip(map(self._action_at.__getitem__, self._actions), self._addresses, self._sizes, self._calls)
+        return zip(map(self._numbering.keys_at.__getitem__, self._actions), self._addresses, self._sizes, self._calls)

@@ -8,6 +8,7 @@ from typing import overload
 
 from analyzer.meta.signature import Signature
 
+from .numbering import Numbering
 from .op_call import OpCall
 
 
@@ -23,12 +24,11 @@ class CallTable(Sequence[OpCall]):
         self._starts = array("I")   # where in the numbers a call's inputs begin
         self._inputs = array("I")   # how many there are
         self._outputs = array("I")
-        self._kinds = array("I")    # step, phase and whether it is a recomputation
+        self._kinds = array("I")    # number of step, phase and whether it is a recomputation
         self._modules = array("i")
         self._nodes = array("i")
         self._forwards = array("i")  # -1: none
-        self._kind_at: list[tuple[int, str, bool]] = []
-        self._kind_of: dict[tuple[int, str, bool], int] = {}
+        self._numbering: Numbering[tuple[int, str, bool]] = Numbering()
 
     def __len__(self) -> int:
         return len(self.signatures)
@@ -36,13 +36,12 @@ class CallTable(Sequence[OpCall]):
     def append(self, signature: Signature, inputs: Sequence[int], outputs: Sequence[int], step: int, phase: str, module: int, node: int,
                forward: int | None, recomputed: bool) -> None:
         """Write a call behind the others."""
-        numbers, key = self._numbers, (step, phase, recomputed)
-        kind = self._kind_of.get(key)
+        numbers = self._numbers
         self.signatures.append(signature)
         self._starts.append(len(numbers))
         self._inputs.append(len(inputs))
         self._outputs.append(len(outputs))
-        self._kinds.append(self._number_kind(key) if kind is None else kind)
+        self._kinds.append(self._numbering[step, phase, recomputed])
         self._modules.append(module)
         self._nodes.append(node)
         self._forwards.append(-1 if forward is None else forward)
@@ -65,21 +64,14 @@ class CallTable(Sequence[OpCall]):
         middle = len(numbers)
         numbers.extend(outputs)
         self._inputs[index], self._outputs[index] = middle - start, len(numbers) - middle
-        self._kinds[index] = self._number_kind((step, phase, recomputed))
+        self._kinds[index] = self._numbering[step, phase, recomputed]
         self._modules[index], self._nodes[index] = module, node
         self._forwards[index] = -1 if forward is None else forward
 
     def put_in_step(self, index: int, step: int) -> None:
         """Make a call one of another step."""
-        _, phase, recomputed = self._kind_at[self._kinds[index]]
-        self._kinds[index] = self._number_kind((step, phase, recomputed))
-
-    def _number_kind(self, key: tuple[int, str, bool]) -> int:
-        found = self._kind_of.get(key)
-        if found is None:
-            found = self._kind_of[key] = len(self._kind_at)
-            self._kind_at.append(key)
-        return found
+        _, phase, recomputed = self._numbering.keys_at[self._kinds[index]]
+        self._kinds[index] = self._numbering[step, phase, recomputed]
 
     @overload
     def __getitem__(self, index: int) -> OpCall: ...
@@ -92,7 +84,7 @@ class CallTable(Sequence[OpCall]):
         assert signature is not None  # else it is read before what was played is written out
         start = self._starts[index]
         middle = start + self._inputs[index]
-        step, phase, recomputed = self._kind_at[self._kinds[index]]
+        step, phase, recomputed = self._numbering.keys_at[self._kinds[index]]
         forward = self._forwards[index]
         return OpCall(signature, tuple(self._numbers[start:middle]), tuple(self._numbers[middle:middle + self._outputs[index]]), step, phase,
                       self._modules[index], self._nodes[index], None if forward < 0 else forward, recomputed)
@@ -113,7 +105,7 @@ class CallTable(Sequence[OpCall]):
         return list(self._make(self._numbers.tolist()))
 
     def _make(self, numbers: Sequence[int]) -> Iterator[OpCall]:
-        kinds = self._kind_at
+        kinds = self._numbering.keys_at
         for signature, start, inputs, outputs, kind, module, node, forward in zip(
                 self.signatures, self._starts, self._inputs, self._outputs, self._kinds, self._modules, self._nodes, self._forwards):
             if signature is not None:

@@ -3,28 +3,21 @@ from __future__ import annotations
 
 from array import array
 
+from .numbering import Numbering
+
 
 class LifeTable:
     """The columns behind the lives of one log, side by side in an array for each width, since a life is written in one go."""
 
-    __slots__ = ("wide", "narrow", "codes", "names", "code_of", "labels", "specs")
+    __slots__ = ("wide", "narrow", "codes", "code_of", "labels", "specs")
 
     def __init__(self) -> None:
         self.wide = array("q")     # nbytes, block_bytes, address
         self.narrow = array("i")   # born, died, born_call, died_call, step, node, module; -1 of a death: none yet
-        self.codes = array("H")    # device, phase, category: places in `names`; whether a gradient is wanted
-        self.names = [""]
-        self.code_of = {"": 0}
+        self.codes = array("H")    # device, phase, category: their numbers in `code_of`; whether a gradient is wanted
+        self.code_of: Numbering[str] = Numbering([""])
         self.labels: dict[int, str] = {}
         self.specs: dict[int, object] = {}
-
-    def code(self, name: str) -> int:
-        """The number that stands for a device, a phase or a category."""
-        found = self.code_of.get(name)
-        if found is None:
-            found = self.code_of[name] = len(self.names)
-            self.names.append(name)
-        return found
 
 
 _WIDE, _NARROW, _CODES = 3, 7, 4
@@ -79,10 +72,10 @@ class _Name:
 
     def __get__(self, life: StorageLife, owner: type | None = None) -> str:
         table = life.table
-        return table.names[table.codes[life.row * _CODES + self.column]]
+        return table.code_of.keys_at[table.codes[life.row * _CODES + self.column]]
 
     def __set__(self, life: StorageLife, value: str) -> None:
-        life.table.codes[life.row * _CODES + self.column] = life.table.code(value)
+        life.table.codes[life.row * _CODES + self.column] = life.table.code_of[value]
 
 
 class StorageLife:
@@ -92,11 +85,11 @@ class StorageLife:
 
     def __init__(self, table: LifeTable, number: int, nbytes: int, block_bytes: int, address: int, device: str, born: int, born_call: int,
                  phase: str, step: int, node: int, module: int) -> None:
-        codes = table.codes
+        codes, code_of = table.codes, table.code_of
         self.table, self.row, self.number = table, len(codes) // _CODES, number
         table.wide.extend((nbytes, block_bytes, address))
         table.narrow.extend((born, -1, born_call, -1, step, node, module))
-        codes.extend((table.code(device), table.code(phase), 0, 0))
+        codes.extend((code_of[device], code_of[phase], 0, 0))
 
     nbytes = _Wide(0, "as asked for")
     block_bytes = _Wide(1, "as the allocator gave, rounded")
@@ -115,7 +108,7 @@ class StorageLife:
     def belongs(self, category: str, label: str, module: int) -> None:
         """Set what it is for, its name and the module that holds it."""
         table, row = self.table, self.row
-        table.codes[row * _CODES + _CATEGORY], table.labels[row], table.narrow[row * _NARROW + _MODULE] = table.code(category), label, module
+        table.codes[row * _CODES + _CATEGORY], table.labels[row], table.narrow[row * _NARROW + _MODULE] = table.code_of[category], label, module
 
     def is_for(self, code: int | None) -> bool:
         """Whether its category is that of a code."""
