@@ -22,8 +22,10 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
@@ -225,62 +227,46 @@ class _Block(torch.nn.Module):
         return x + self.last(self.layers(x))
 
 
-def measure_blocks(report: Report) -> None:
-    """From how many leaves on it pays to try a block out: where `LEAST_LEAVES_SAVED` comes from."""
-    rows = []
-    for leaves in (2, 4, 8, 16):
+def _time_blocks(report: Report, leaves_of_a_block: Iterable[int], saved: Callable[[int, int], int], reusing: Callable[[torch.nn.Module, torch.Tensor], None],
+                 running: Callable[[torch.nn.Module, torch.Tensor], None]) -> str:
+    """A table of the time of ``reusing(model, x)`` to that of ``running(model, x)``, after how many leaves are ``saved(leaves, blocks)``."""
+    rows, counts = [], (3, 4, 6, 10, 18)
+    for leaves in leaves_of_a_block:
         cells = []
-        for blocks in (3, 4, 6, 10, 18):
-            model = torch.nn.Sequential(*(_Block(leaves) for _ in range(blocks)))
-            x = torch.empty(8, 64)
-
-            def run(least: float, model: torch.nn.Module = model, x: torch.Tensor = x) -> None:
-                before, block_reuse.LEAST_LEAVES_SAVED = block_reuse.LEAST_LEAVES_SAVED, least  # type: ignore[assignment]
-                try:
-                    profile(model, args=(x,))
-                finally:
-                    block_reuse.LEAST_LEAVES_SAVED = before
-
-            run(0)
-            timings = time_in_turn({"tried": lambda: run(0), "run": lambda: run(float("inf"))}, 2 * max(2, report.rounds))
-            cells.append(f"{(blocks - 2) * leaves}: {format_ratio(ratio(timings['tried'], timings['run'], CPU))}")
+        for blocks in counts:
+            given = torch.nn.Sequential(*(_Block(leaves) for _ in range(blocks))), torch.empty(8, 64)
+            reusing(*given)
+            timings = time_in_turn({"reusing": partial(reusing, *given), "running": partial(running, *given)}, 2 * max(2, report.rounds))
+            cells.append(f"{saved(leaves, blocks)}: {format_ratio(ratio(timings['reusing'], timings['running'], CPU))}")
         rows.append([str(leaves), *cells])
         say(f"  {rows[-1]}")
+    return markdown(["leaves in a block", f"{counts[0]} blocks", *map(str, counts[1:])], rows)
+
+
+def measure_blocks(report: Report) -> None:
+    """From how many leaves on it pays to try a block out: where `LEAST_LEAVES_SAVED` comes from."""
+    def profile_from(least: float, model: torch.nn.Module, x: torch.Tensor) -> None:
+        with mock.patch.object(block_reuse, "LEAST_LEAVES_SAVED", least):
+            profile(model, args=(x,))
+
+    table = _time_blocks(report, (2, 4, 8, 16), lambda leaves, blocks: (blocks - 2) * leaves, partial(profile_from, 0), partial(profile_from, float("inf")))
     report.add("When a block is tried out", "Time of a profile in which one block is tried out and the others are played, to that of one in which all are "
                "run (processor time), by leaf modules in a block and number of blocks. Before each ratio stands how many leaves the blocks beyond the second "
-               f"hold: above {block_reuse.LEAST_LEAVES_SAVED} blocks are tried out (`LEAST_LEAVES_SAVED` in `analyzer/record/block_reuse.py`).",
-               markdown(["leaves in a block", "3 blocks", "4", "6", "10", "18"], rows))
+               f"hold: above {block_reuse.LEAST_LEAVES_SAVED} blocks are tried out (`LEAST_LEAVES_SAVED` in `analyzer/record/block_reuse.py`).", table)
 
 
 def measure_copies(report: Report) -> None:
     """From how many leaves on it pays to copy the nodes of alike blocks: where the thresholds of `fx/block_copy.py` come from."""
-    rows = []
-    for leaves in (4, 8, 16):
-        cells = []
-        for blocks in (3, 4, 6, 10, 18):
-            model = torch.nn.Sequential(*(_Block(leaves) for _ in range(blocks)))
-            given = {"input": torch.empty(8, 64)}
+    def trace_and(reuse: bool, model: torch.nn.Module, x: torch.Tensor) -> None:
+        with mock.patch.object(block_copy, "LEAST_LEAVES_SAVED", 0):
+            trace(model, meta_args={"input": x}, reuse=reuse)
 
-            def copied(model: torch.nn.Module = model, given: dict[str, Any] = given) -> None:
-                before, block_copy.LEAST_LEAVES_SAVED = block_copy.LEAST_LEAVES_SAVED, 0
-                try:
-                    trace(model, meta_args=given)
-                finally:
-                    block_copy.LEAST_LEAVES_SAVED = before
-
-            def run(model: torch.nn.Module = model, given: dict[str, Any] = given) -> None:
-                trace(model, meta_args=given, reuse=False)
-
-            copied()
-            timings = time_in_turn({"copied": copied, "run": run}, 2 * max(2, report.rounds))
-            saved = (blocks - 1) * (leaves - block_copy.LEAVES_OF_A_COPY)
-            cells.append(f"{saved}: {format_ratio(ratio(timings['copied'], timings['run'], CPU))}")
-        rows.append([str(leaves), *cells])
-        say(f"  {rows[-1]}")
+    table = _time_blocks(report, (4, 8, 16), lambda leaves, blocks: (blocks - 1) * (leaves - block_copy.LEAVES_OF_A_COPY), partial(trace_and, True),
+                         partial(trace_and, False))
     report.add("When a block's nodes are copied", "Time of a trace in which the nodes of alike blocks are copied from the first, to that of one in which all "
                "are run (processor time), by leaf modules in a block and number of blocks. Before each ratio stands how many leaves that saves, a copy "
                f"being worth {block_copy.LEAVES_OF_A_COPY} of them: above {block_copy.LEAST_LEAVES_SAVED} blocks are copied (`analyzer/fx/block_copy.py`).",
-               markdown(["leaves in a block", "3 blocks", "4", "6", "10", "18"], rows))
+               table)
 
 
 def measure_memory(report: Report) -> None:

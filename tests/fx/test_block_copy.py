@@ -38,6 +38,11 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[BlockCopies]:
     return made
 
 
+def assert_copied(blocks: BlockCopies, count: int) -> None:
+    copied = sum(blocks._copies.values())
+    assert copied == count, (copied, blocks.refusals)
+
+
 class Block(nn.Module):
     """Two layers and a weight of its own; subclasses do something else as well."""
 
@@ -270,8 +275,8 @@ def test_alike_blocks_are_copied(traced_like: Any, blocks: list[BlockCopies], na
     make, copies = COPIED[name]
     model = make().train(train)
     traced_like(model, {"x": X}, other={"x": X.flip(0) + 1}, trace_act_ckpt=name == "checkpointed")
-    found = sum(blocks[0]._copies.values())
-    assert len(blocks) == 1 and found == copies, (found, blocks[0].refusals)
+    assert len(blocks) == 1
+    assert_copied(blocks[0], copies)
 
 
 # -- blocks that cannot ------------------------------------------------------------------------------------------------
@@ -572,8 +577,7 @@ def test_other_blocks_are_run(every_block: None, blocks: list[BlockCopies], name
     gm, whole = trace_both(model, {"x": X})
     assert random.getstate() == state
     assert_same_graph(gm, whole)
-    found = sum(blocks[0]._copies.values())
-    assert found == copies, (found, blocks[0].refusals)
+    assert_copied(blocks[0], copies)
     if not name.startswith("chance"):
         for called in gm, whole:
             inputs = {"x": X.flip(0) + (0 if "buffer" in name else 1)}
@@ -602,7 +606,7 @@ def test_blocks_on_another_device_are_others(every_block: None, blocks: list[Blo
         graphs = trace_both(model, {"x": x})
     assert_same_graph(*graphs)
     assert {key[0][1] for key in blocks[0]._known} == {frozenset({torch.device("cuda", i)}) for i in range(2)}
-    assert sum(blocks[0]._copies.values()) == 4
+    assert_copied(blocks[0], 4)
 
 
 def test_an_error_is_told_of_a_forward_that_was_run_whole(every_block: None, blocks: list[BlockCopies]) -> None:
@@ -619,7 +623,7 @@ def test_few_small_blocks_are_not_tried(blocks: list[BlockCopies]) -> None:
     symbolic_trace(Model(Block, 3), meta_args={"x": X})
     assert not blocks[0]._candidates
     symbolic_trace(Model(lambda i: nn.Sequential(*[nn.Linear(4, 4) for _ in range(12)]), 9), meta_args={"x": X})
-    assert sum(blocks[1]._copies.values()) == 8  # which save 8 × (12 - 3) leaves
+    assert_copied(blocks[1], 8)  # which save 8 × (12 - 3) leaves
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -690,8 +694,7 @@ def test_models(every_block: None, blocks: list[BlockCopies], name: str) -> None
         given["labels"] = ids
     gm, whole = trace_both(model, given, trace_act_ckpt="checkpointed" in name)
     assert_same_graph(gm, whole)
-    found = sum(blocks[0]._copies.values())
-    assert found == copies, (found, blocks[0].refusals)
+    assert_copied(blocks[0], copies)
     got, expected = run(gm, model, (), given), run(whole, model, (), given)
     for part in expected:
         assert_equal(got[part], expected[part], part)

@@ -17,9 +17,9 @@ from analyzer.reprofile import reprofile
 from analyzer.symbolic_profile import last_runs
 from analyzer.zoo import MODELS
 from analyzer.zoo.llama import llama_1b
+from tests.record.block_model import Block, PostNorm, Stack, Sums, X
 
 IDS = torch.ones(2, 32, dtype=torch.int64)
-X = torch.empty(4, 16)
 
 
 @pytest.fixture
@@ -82,29 +82,8 @@ def test_models_of_equal_blocks(build, inputs, blocks, mode, played):
     assert_same(model, played, trace=inputs, blocks=blocks if mode == "train" else None, kwargs=inputs, mode=mode, device="h100")
 
 
-class Block(nn.Module):
-    def __init__(self, factor=2, width=16):
-        super().__init__()
-        self.factor = factor
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-
-    def forward(self, x):
-        return x + self.down(self.up(x).relu()) * self.factor
-
-
-class Stack(nn.Module):
-    def __init__(self, blocks):
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
 def test_blocks_are_found_by_what_their_nodes_do():
-    gm = symbolic_trace(Stack([Block(), Block(), Block(3), Block()]), meta_args={"x": X})
+    gm = symbolic_trace(Stack([Block(), Block(), Block(factor=3), Block()]), meta_args={"x": X})
     stretches = find_stretches(gm, 3)
     assert [s.path for s in stretches] == [f"blocks.{i}" for i in range(4)]
     keys = [s.key for s in stretches]
@@ -142,35 +121,9 @@ def test_a_weight_that_is_read_outside_of_its_block(played):
     assert "blocks.2" not in played
 
 
-class Attention(nn.Module):
-    """Reads its input three times."""
-
-    def __init__(self):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
-
-    def forward(self, x):
-        return (self.q(x) @ self.k(x).T).softmax(-1) @ self.v(x)
-
-
-class PostNorm(nn.Module):
-    """Blocks that are one of a kind around parts that are alike and whose input is read again after them."""
-
-    def __init__(self):
-        super().__init__()
-        self.parts = nn.ModuleList(Attention() for _ in range(6))
-        self.norm = nn.LayerNorm(16)
-
-    def forward(self, x):
-        x = self.norm(x)
-        for part in self.parts:
-            x = (x + part(x)) * x
-        return x
-
-
 def test_gradients_that_are_added_up_one_by_one(played):
-    assert_same(PostNorm(), played, X, blocks=0)
-    assert_same(PostNorm(), played, X, blocks=6, mode="infer")
+    assert_same(PostNorm(Sums() for _ in range(6)), played, X, blocks=0)
+    assert_same(PostNorm(Sums() for _ in range(6)), played, X, blocks=6, mode="infer")
 
 
 def test_an_input_that_would_die_in_the_block(played):
@@ -222,7 +175,6 @@ def test_dropout_and_buffers(played):
             return self.drop(super().forward(self.norm(x)))
 
     assert_same(Stack(Mixed() for _ in range(6)), played, X, blocks=5)
-
 
 
 def test_an_edit_after_a_played_run(played):

@@ -13,6 +13,8 @@ from analyzer.record.block_key import watch_reads
 from analyzer.zoo import MODELS
 from analyzer.zoo.llama import llama_1b
 
+from .block_model import Block, PostNorm, Stack, Sums, X
+
 
 def assert_same(model, played, *, blocks, **call):
     run = profile(model, reuse=False, **call)
@@ -36,30 +38,6 @@ def test_models_of_equal_blocks(factory, kwargs, blocks, mode, played):
     assert_same(factory, played, blocks=blocks, kwargs=kwargs, mode=mode, optimizer="adamw")
 
 
-class Block(nn.Module):
-    def __init__(self, index=0, width=16):
-        super().__init__()
-        self.index, self.width = index, width
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-
-    def forward(self, x):
-        return x + self.down(self.up(x).relu())
-
-
-class Stack(nn.Module):
-    def __init__(self, blocks):
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-X = torch.empty(4, 16)
-
-
 class Repeats(Block):
     """Runs as often as its buffer says."""
 
@@ -79,31 +57,9 @@ def test_blocks_that_ask_for_what_is_in_their_buffers(played):
     assert profile(model, args=(X,)).fwd_macs == 9 * 2 * 4 * 16 * 32
 
 
-class Sums(nn.Module):
-    """Reads its input three times."""
-
-    def __init__(self):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
-
-    def forward(self, x):
-        return (self.q(x) @ self.k(x).T).softmax(-1) @ self.v(x)
-
-
-class PostNorm(Stack):
-    """Reads each block's input again after the block."""
-
-    def forward(self, x):
-        x = self.norm(x)
-        for block in self.blocks:
-            x = (x + block(x)) * x
-        return x
-
-
 def test_gradients_that_are_added_up_one_by_one(played):
     """Autograd adds a block's three gradients to that of the later reading, one after the other, and not their sum."""
     model = PostNorm(Sums() for _ in range(6))
-    model.norm = nn.LayerNorm(16)
     run = profile(model, args=(X,), reuse=False)
     assert profile(model, args=(X,)) == run
     assert run.params == 6 * 3 * (16 * 16 + 16) + 2 * 16

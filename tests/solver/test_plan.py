@@ -36,6 +36,11 @@ def assert_same(found, expected):
     assert different == []
 
 
+def assert_same_step(plan, gm, model, inputs):
+    """A step of ``gm`` under ``plan`` is one of ``model``, from which it was traced."""
+    assert_same(take_step(plan.apply(gm), model, inputs), take_step(model, model, inputs))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_plans_of_operators_meet_their_budgets_and_change_no_result(name):
     model, inputs, gm, planner = planner_of(name)
@@ -148,7 +153,7 @@ def test_what_changes_buffers_by_hand_is_not_run_again():
     gm = symbolic_trace(model, meta_args=inputs)
     plan = solve(gm, 0.75, kwargs=inputs)
     assert plan.regions and not any(name.startswith("add_") for r in plan.regions for name in r.nodes)
-    assert_same(take_step(plan.apply(gm), model, inputs), take_step(model, model, inputs))
+    assert_same_step(plan, gm, model, inputs)
 
 
 def test_the_user_s_own_checkpoints_stay():
@@ -163,12 +168,11 @@ def test_the_user_s_own_checkpoints_stay():
             return x
 
     torch.manual_seed(0)
-    model, inputs = Model(), {"input": torch.randn(64, 16)}
-    gm = symbolic_trace(model, meta_args={"x": inputs["input"]}, trace_act_ckpt=True)
-    plan = solve(gm, 0.8, kwargs={"x": inputs["input"]})
-    planned = plan.apply(gm)
-    assert plan.regions and planned.code.count("checkpoint.checkpoint(") == len(plan.regions) + 1
-    assert_same(take_step(planned, model, {"x": inputs["input"]}), take_step(model, model, {"x": inputs["input"]}))
+    model, inputs = Model(), {"x": torch.randn(64, 16)}
+    gm = symbolic_trace(model, meta_args=inputs, trace_act_ckpt=True)
+    plan = solve(gm, 0.8, kwargs=inputs)
+    assert plan.regions and plan.apply(gm).code.count("checkpoint.checkpoint(") == len(plan.regions) + 1
+    assert_same_step(plan, gm, model, inputs)
 
 
 def test_autocast_blocks_are_not_cut():
@@ -188,7 +192,7 @@ def test_autocast_blocks_are_not_cut():
     model, inputs = Model(), {"x": torch.randn(64, 32)}
     gm = symbolic_trace(model, meta_args=inputs)
     plan = solve(gm, 0.7, kwargs=inputs)
-    assert_same(take_step(plan.apply(gm), model, inputs), take_step(model, model, inputs))
+    assert_same_step(plan, gm, model, inputs)
 
 
 def test_a_kept_result_that_is_written_to_afterwards_is_noticed():
@@ -270,7 +274,7 @@ def test_plans_skip_products_that_only_others_read():
     plan = planner._plan(division, 0, "activations", "chain", None)
     assert plan.regions[0].skips == (0, 1) and Plan.from_json(plan.to_json()) == plan
     assert plan.cost == pytest.approx(plan.planned.recompute_flops, rel=1e-3)
-    assert_same(take_step(plan.apply(gm), model, inputs), take_step(model, model, inputs))
+    assert_same_step(plan, gm, model, inputs)
 
 
 def test_plans_are_plain_data(tmp_path):
@@ -333,7 +337,7 @@ def test_results_can_wait_on_the_host():
     plan = planner.solve(0.25)
     assert plan.offloads and plan.offload_seconds > 0 and plan.planned.peak_activation_bytes <= 0.25 * plan.unplanned.peak_activation_bytes
     assert Plan.from_json(plan.to_json()) == plan and "wait on the host" in plan.summary()
-    assert_same(take_step(plan.apply(gm), model, inputs), take_step(model, model, inputs))
+    assert_same_step(plan, gm, model, inputs)
     with pytest.raises(InputError, match="needs a device whose PCIe bandwidth is known"):
         Planner(gm, (), inputs, offload=True)
 

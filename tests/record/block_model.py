@@ -1,0 +1,59 @@
+"""Small models of alike blocks, for what is played instead of run."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+X = torch.empty(4, 16)
+
+
+class Block(nn.Module):
+    """Has a number that is not read, and one that is."""
+
+    def __init__(self, index: int = 0, factor: int = 2) -> None:
+        super().__init__()
+        self.index, self.factor = index, factor
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(x).relu()) * self.factor
+
+
+class Sums(nn.Module):
+    """Reads its input three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.q(x) @ self.k(x).T).softmax(-1) @ self.v(x)
+
+
+class Stack(nn.Module):
+    """Blocks one after the other."""
+
+    def __init__(self, blocks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class PostNorm(Stack):
+    """Reads each block's input again after the block."""
+
+    def __init__(self, blocks: Iterable[nn.Module]) -> None:
+        super().__init__(blocks)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        for block in self.blocks:
+            x = (x + block(x)) * x
+        return x
