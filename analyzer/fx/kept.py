@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from analyzer.meta.operator_info import describe_operator
-from analyzer.meta.storage import MetaStorage
 
+from .generator_state import GeneratorState
 from .host_copy import HostCopy, HostTensor
 from .storage_table import StorageTable
 from .version_alias import alias_with_version
@@ -158,7 +158,7 @@ class _Return(NamedTuple):
 
     value: Any
     writes_to_owned: bool
-    random_state: tuple[torch.device, Tensor] | None  #: of the generator, after it ran
+    generator: GeneratorState | None  #: after it ran
 
 
 class _Call:
@@ -200,7 +200,7 @@ class _Recording(TorchDispatchMode):
                 self._to_host.append(value)
             return result
 
-        noted = _Return(tree_map(note, out), any(before), _random_state(func, out))
+        noted = _Return(tree_map(note, out), any(before), GeneratorState.after(func, out))
         self._call.returns.setdefault(func, []).append(noted)
         return out
 
@@ -250,8 +250,8 @@ class _Replaying(TorchDispatchMode):
             self._given.put(tensor, True)
             return tensor
 
-        if ret.random_state is not None:
-            _set_random_state(*ret.random_state)
+        if ret.generator is not None:
+            ret.generator.restore()
         return tree_map(give, ret.value)
 
     def finish(self) -> None:
@@ -269,22 +269,3 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
         return []
     found = [args[i] if i < len(args) else kwargs.get(name) for i, name, _ in describe_operator(func).mutated]
     return [t for t in tree_leaves(found) if isinstance(t, Tensor)]
-
-
-def _random_state(func: Any, out: Any) -> tuple[torch.device, Tensor] | None:
-    """The state of the generator that ``func`` just drew from."""
-    if not isinstance(func, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in func.tags:
-        return None
-    tensor = next((t for t in tree_leaves(out) if isinstance(t, Tensor)), None)
-    if tensor is None or isinstance(tensor.untyped_storage(), MetaStorage):
-        return None  # without data, nothing is drawn
-    if tensor.device.type == "cpu":
-        return tensor.device, torch.get_rng_state()
-    return tensor.device, torch.get_device_module(tensor.device).get_rng_state(tensor.device)
-
-
-def _set_random_state(device: torch.device, state: Tensor) -> None:
-    if device.type == "cpu":
-        torch.set_rng_state(state)
-    else:
-        torch.get_device_module(device).set_rng_state(state, device)

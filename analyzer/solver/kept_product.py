@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from analyzer.fx.generator_state import GeneratorState
 from analyzer.fx.storage_table import StorageTable
 from analyzer.fx.version_alias import alias_with_version
 
@@ -66,10 +67,12 @@ class _Kept:
         self.ordinals, self.skips = ordinals, skips
         self.skipped: dict[int, tuple[torch.Size, torch.dtype]] = {}
         self.results: dict[int, Any] = {}
+        self.generators: dict[int, GeneratorState | None] = {}
         self.versions: dict[int, list[int]] = {}
 
-    def keep(self, ordinal: int, result: Any) -> None:
+    def keep(self, ordinal: int, result: Any, generator: GeneratorState | None) -> None:
         self.results[ordinal] = tree_map_only(torch.Tensor, alias_with_version, result)
+        self.generators[ordinal] = generator
 
     def note_skipped(self, ordinal: int, result: Any) -> None:
         if isinstance(result, torch.Tensor) and result.is_floating_point():
@@ -85,6 +88,8 @@ class _Kept:
         if [t._version for t in _tensors(result)] != self.versions[ordinal]:
             raise RuntimeError(f"the result of product {ordinal} that a checkpoint keeps was written to in place after the checkpointed region ran; "
                                f"make a plan that runs it again, or write to a copy of it")
+        if (generator := self.generators[ordinal]) is not None:  # what draws after it draws the same numbers as before
+            generator.restore()
         return tree_map_only(torch.Tensor, torch.Tensor.detach, result)
 
 
@@ -109,7 +114,7 @@ class _Keeping(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if is_product(func):
             if self.met in self.kept.ordinals:
-                self.kept.keep(self.met, result)
+                self.kept.keep(self.met, result, GeneratorState.after(func, result))
             elif self.met in self.kept.skips:
                 self.kept.note_skipped(self.met, result)
             self.met += 1

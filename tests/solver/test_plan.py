@@ -218,6 +218,31 @@ def test_a_kept_result_that_is_written_to_afterwards_is_noticed():
         y.sum().backward()
 
 
+def test_what_follows_a_kept_attention_with_dropout_draws_the_same_again():
+    library = torch.library.Library("tests_of_plans", "DEF")  # as CUDA's fused attention, which draws inside
+    library.define("_scaled_dot_product_noisy(Tensor x, Tensor y) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+    library.impl("_scaled_dot_product_noisy", lambda x, y: (x @ y) * torch.bernoulli(torch.full((4, 4), 0.5)), "CPU")
+
+    class Noisy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            out = torch.ops.tests_of_plans._scaled_dot_product_noisy(x, y)
+            ctx.save_for_backward(out)
+            return out
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * ctx.saved_tensors[0], None
+
+    def gradient(**options):
+        torch.manual_seed(0)
+        x = torch.linspace(0, 1, 16).reshape(4, 4).requires_grad_()
+        checkpoint(lambda x: nn.functional.dropout(Noisy.apply(x, torch.ones(4, 4)).sin()).exp(), x, use_reentrant=False, **options).sum().backward()
+        return x.grad
+
+    assert torch.equal(gradient(context_fn=KeepProducts((0,))), gradient())
+
+
 def test_skipped_products_are_not_run_again_and_leave_nothing():
     def region(x):
         y = x.sin()
