@@ -10,6 +10,7 @@ from analyzer.errors import InputError
 
 from .alias import makers, written_by
 from .region import CheckpointRegion, GradRegion, Region
+from .saved_check import check_saved
 from .statement import region_of
 
 Nodes = Iterable[fx.Node | str]
@@ -23,8 +24,8 @@ def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *
     buffers) between them need not be named. With ``recompile=False``, call ``gm.recompile()`` when all edits are made.
 
     Raises InputError where ``nodes`` is empty, names what is no node of the graph, or an input or output; leaves out a node between them;
-    cuts another region in two; where a checkpoint writes in place to a value made outside it, which running it again would change again; or where
-    one with ``use_reentrant=True`` is given a container of tensors, or gives one to nodes outside.
+    cuts another region in two; where a checkpoint writes in place to a value made outside it, which running it again would change again; where
+    one with ``use_reentrant=True`` is given a container of tensors, or gives one to nodes outside; or where a choice of `set_saved` cannot be met in it.
 
     >>> import torch
     >>> from analyzer import symbolic_trace
@@ -55,14 +56,15 @@ def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *
         if region.id in taken:
             region = replace(region, id=max(taken) + 1)
     inside = set(chosen)
+    given = [n for n in chosen if n.op == "get_attr" and any(u not in inside for u in n.users)]  # read by others too: they come from outside
+    stacks = {}
     for node in chosen:
         before, after = _split(node, depth)
-        if node.op == "get_attr" and any(u not in inside for u in node.users):
-            if node is not chosen[0]:
-                chosen[0].prepend(node)  # read by others too: it is given to the region from outside
-            node.meta["region"] = before
-        else:
-            node.meta["region"] = (*before, region, *after)
+        stacks[node] = before if node in given else (*before, region, *after)
+    _annotate(gm, stacks)
+    for node in given:
+        if node is not chosen[0]:
+            chosen[0].prepend(node)
     if recompile:
         gm.recompile()
     return region
@@ -71,15 +73,12 @@ def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *
 def clear_region(gm: fx.GraphModule, region: Region | None = None, *, recompile: bool = True) -> None:
     """Take ``region`` away from every node that is in it; without one, every checkpoint region. What is inside it stays.
 
-    Raises InputError where no node is in ``region``.
+    Raises InputError where no node is in ``region``, and where a choice of `set_saved` cannot be met in the one that was around it.
     """
-    found = False
-    for node in gm.graph.nodes:
-        before = node.meta.get("region") or ()
-        node.meta["region"] = tuple(r for r in before if (not isinstance(r, CheckpointRegion) if region is None else r != region))
-        found = found or node.meta["region"] != before
-    if region is not None and not found:
+    if region is not None and not nodes_in(gm, region):
         raise InputError(f"clear_region({region!r}): no node of the graph is in it; its regions are {_regions(gm) or 'none'}")
+    _annotate(gm, {n: tuple(r for r in n.meta.get("region") or () if (not isinstance(r, CheckpointRegion) if region is None else r != region))
+                   for n in gm.graph.nodes})
     if recompile:
         gm.recompile()
 
@@ -104,6 +103,20 @@ def find_nodes(gm: fx.GraphModule, nodes: Nodes, caller: str) -> list[fx.Node]:
     if not chosen:
         raise InputError(f"{caller}: no nodes given")
     return [n for n in gm.graph.nodes if n in chosen]
+
+
+def _annotate(gm: fx.GraphModule, stacks: dict[fx.Node, tuple[Region, ...]]) -> None:
+    """Set the regions of nodes; where a choice of `set_saved` cannot be met then, they stay as they were."""
+    before = {n: n.meta.get("region") or () for n in stacks}
+    for node, stack in stacks.items():
+        node.meta["region"] = stack
+    if any("saved" in n.meta for n in stacks):
+        try:
+            check_saved(gm)
+        except InputError:
+            for node, stack in before.items():
+                node.meta["region"] = stack
+            raise
 
 
 def _contiguous(gm: fx.GraphModule, nodes: Nodes, region: Region) -> list[fx.Node]:

@@ -6,9 +6,8 @@ from torch import fx
 from analyzer.errors import InputError
 
 from .alias import makers, written_by
-from .region import CheckpointRegion
 from .region_edit import Nodes, find_nodes
-from .statement import SAVED, region_of, statements_of
+from .saved_check import check_saved, checkpoint_of
 
 CHOICES = ("keep", "recompute", "offload")
 
@@ -57,17 +56,16 @@ def set_saved(gm: fx.GraphModule, nodes: Nodes, choice: str, *, recompile: bool 
     for node in chosen:
         if node.op == "output" or node.op == "get_attr":
             raise InputError(f"{caller}: {node.name} is {'the output' if node.op == 'output' else 'a parameter or buffer'}, which is held anyway")
-        if choice == "recompute" and _checkpoint(node) is None:
+        if choice == "recompute" and checkpoint_of(node) is None:
             raise InputError(f"{caller}: {node.name} is in no checkpoint region, so nothing would run it again; set_region first")
     together = _written_together(gm, chosen)
     before = {n: n.meta.get("saved") for n in together}
     for node in together:
         node.meta["saved"] = choice
-        if choice == "recompute" or choice == "keep" and _checkpoint(node) is None:
+        if choice == "recompute" or choice == "keep" and checkpoint_of(node) is None:
             del node.meta["saved"]
     try:
-        _check_readers(gm, together)
-        statements_of(list(gm.graph.nodes))
+        check_saved(gm)
     except InputError:
         for node, saved in before.items():
             node.meta.pop("saved", None)
@@ -79,11 +77,6 @@ def set_saved(gm: fx.GraphModule, nodes: Nodes, choice: str, *, recompile: bool 
     return together
 
 
-def _checkpoint(node: fx.Node) -> CheckpointRegion | None:
-    """The innermost checkpoint region of a node."""
-    return next((r for r in reversed(region_of(node)) if isinstance(r, CheckpointRegion)), None)
-
-
 def _written_together(gm: fx.GraphModule, chosen: list[fx.Node]) -> list[fx.Node]:
     """``chosen``, with the nodes that write to their results in place and those that made what these write to."""
     together = set(chosen)
@@ -92,23 +85,3 @@ def _written_together(gm: fx.GraphModule, chosen: list[fx.Node]) -> list[fx.Node
         if writer in together or not made.isdisjoint(together):
             together |= {m for m in (writer, *made) if m.op not in ("get_attr", "placeholder") or m in chosen}
     return [n for n in gm.graph.nodes if n in together]
-
-
-def _check_readers(gm: fx.GraphModule, together: list[fx.Node]) -> None:
-    """A node that runs again must not read a kept result that was written to after it ran the first time."""
-    changed: dict[fx.Node, fx.Node] = {}  # a node and the last that writes to its result
-    for writer in gm.graph.nodes:
-        for value in written_by(writer):
-            for maker in (m for m in makers(value) if m.meta.get("saved") in SAVED and _checkpoint(m) is not None):
-                changed[maker] = writer
-                if _checkpoint(writer) != _checkpoint(maker):
-                    raise InputError(f"{maker.name} cannot be kept: {writer.name} writes to it in place, after checkpoint "
-                                     f"{_checkpoint(maker).id}; take {writer.name} into it, or recompute {maker.name}")  # type: ignore[union-attr]
-    position = {n: i for i, n in enumerate(gm.graph.nodes)} if changed else {}
-    for node in position:
-        if _checkpoint(node) is None or node.meta.get("saved") in SAVED:
-            continue
-        for maker in (m for value in node.all_input_nodes for m in makers(value) if m in changed):
-            if position[changed[maker]] > position[node]:
-                raise InputError(f"{maker.name} cannot be kept: {changed[maker].name} writes to it in place after {node.name}, which would run "
-                                 f"again, has read it; keep {node.name} as well, or recompute {maker.name}")

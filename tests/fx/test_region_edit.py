@@ -16,6 +16,7 @@ from analyzer.fx.alias import makers, may_share, written_by
 from analyzer.fx.graph_module import GraphModule
 from analyzer.fx.region import AutocastRegion, CheckpointRegion, GradRegion
 from analyzer.fx.region_edit import clear_region, nodes_in, set_region
+from analyzer.fx.saved_edit import set_saved
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
 
@@ -260,6 +261,33 @@ def test_a_reentrant_checkpoint_has_no_containers_at_its_edges(nodes: list[str],
         gm(x).backward()
         torch.testing.assert_close(x.grad, want, rtol=0, atol=0)
         clear_region(gm)
+
+
+def test_regions_keep_to_what_was_chosen_for_single_nodes() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        z = (y + 1).cos()
+        y.mul_(2)
+        return (z * y.detach()).sum()
+
+    gm = symbolic_trace(f, meta_args={"x": X})
+    set_saved(gm, ["sin"], "offload")
+    code, regions = gm.code, {n.name: n.meta["region"] for n in gm.graph.nodes}
+    with pytest.raises(InputError, match="sin cannot be kept: mul_ writes to it in place after add, which would run again, has read it; keep add as well"):
+        set_region(gm, between(gm, "sin", "mul_"))
+    with pytest.raises(InputError, match="offload sin: checkpoint 0, which it is in, has use_reentrant=True"):
+        set_region(gm, between(gm, "sin", "mul_"), CheckpointRegion(0, use_reentrant=True))
+    assert {n.name: n.meta["region"] for n in gm.graph.nodes} == regions
+    gm.recompile()
+    assert gm.code == code
+
+    gm = symbolic_trace(lambda x: x.sin().exp().cos().sum(), meta_args={"x": X})
+    set_region(gm, ["sin", "exp", "cos"], CheckpointRegion(0, use_reentrant=True))
+    inner = set_region(gm, ["exp"])
+    set_saved(gm, ["exp"], "keep")
+    with pytest.raises(InputError, match="keep exp: checkpoint 0, which it is in, has use_reentrant=True"):
+        clear_region(gm, inner)
+    assert [n.name for n in nodes_in(gm, inner)] == ["exp"]
 
 
 def test_regions_cannot_cross() -> None:
