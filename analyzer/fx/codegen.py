@@ -115,7 +115,9 @@ class _Writer:
         out: list[str] = []
         if statement.keeps or statement.buffered:
             kept = self.kept[statement] = self.create_name(f"kept_{statement.checkpoint.id}", object())
-            out.append(f"{indent}{kept} = {self._global(KeptResults)}({', '.join(['self', *map(repr, statement.buffered)] if statement.buffered else [])})\n")
+            given = ["self", *map(repr, statement.buffered)] if statement.buffered else []
+            given += [] if statement.checkpoint.preserve_rng_state else ["skips_draws = False"]
+            out.append(f"{indent}{kept} = {self._global(KeptResults)}({', '.join(given)})\n")
             options["context_fn"] = f"{kept}.contexts"
         name = self.create_name(f"checkpoint_{statement.checkpoint.id}", object())
         out.append(f"{indent}def {name}({', '.join(map(repr, inputs))}):\n")

@@ -27,7 +27,8 @@ class KeptResults:
     function runs again, their operators return what they returned the first time. Each result is given out once, so that it is freed as
     early as a saved tensor; in a second backward pass through the same graph the operators run. Operators that write in place to kept
     results are left out too, as the results are kept as they were left; so are those that write to buffers. Random numbers that kept
-    calls drew are skipped, so that later calls draw the same as before. Buffers of the modules of ``root`` at ``paths`` are after the second
+    calls drew are skipped, so that later calls draw the same as before, unless ``skips_draws`` is false, as it is for a checkpoint that does not
+    preserve the generator's state: it would not be put back. Buffers of the modules of ``root`` at ``paths`` are after the second
     run what they were before it. Use one object for each call of ``checkpoint``.
 
     Raises RuntimeError in backward where a kept result was written to after the function returned.
@@ -44,7 +45,8 @@ class KeptResults:
     True
     """
 
-    def __init__(self, root: nn.Module | None = None, *paths: str) -> None:
+    def __init__(self, root: nn.Module | None = None, *paths: str, skips_draws: bool = True) -> None:
+        self.skips_draws = skips_draws
         self._modules = [] if root is None else [root.get_submodule(path) for path in paths]
         self._buffers: list[tuple[Tensor, Tensor]] = []
         self._calls: list[_Call] = []
@@ -227,7 +229,7 @@ class _Replaying(TorchDispatchMode):
 
     def __init__(self, kept: KeptResults, call: _Call) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._given, self._returns = kept.given, call.returns
+        self._given, self._returns, self._skips_draws = kept.given, call.returns, kept.skips_draws
         self._position: Counter[Any] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -250,7 +252,7 @@ class _Replaying(TorchDispatchMode):
             self._given.put(tensor, True)
             return tensor
 
-        if ret.generator is not None:
+        if ret.generator is not None and self._skips_draws:
             ret.generator.restore()
         return tree_map(give, ret.value)
 

@@ -415,3 +415,14 @@ def test_a_block_that_fails_leaves_nothing_behind() -> None:
     assert count.calls == {"sin": 1}
     y = x.exp()
     assert y.grad_fn._saved_result.data_ptr() == y.data_ptr(), "no hooks are left"  # type: ignore[union-attr]
+
+
+def test_a_checkpoint_that_leaves_the_generator_alone_does() -> None:
+    gm = symbolic_trace(lambda x: F.dropout(x.sin()).exp().sum(), meta_args={"x": X})
+    set_region(gm, ["sin", "dropout", "exp"], CheckpointRegion(0, preserve_rng_state=False))
+    set_saved(gm, ["dropout"], "keep")
+    y = gm(X.clone().requires_grad_())
+    torch.rand(3)
+    state = torch.get_rng_state()
+    y.backward()
+    assert torch.equal(torch.get_rng_state(), state)
