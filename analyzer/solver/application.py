@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,7 +61,7 @@ class CheckpointedForward:
             return forward(*args, **kwargs)
         context = _context(self.region, self.module.modules())
         options: dict[str, Any] = {} if context is None else {"context_fn": context}
-        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+        return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, **options)  # whose own keywords may have the same names
 
 
 def apply_to_modules(plan: Plan, model: nn.Module) -> nn.Module:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from analyzer.errors import InputError
+from analyzer.fx.graph_module import forward_signature
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.profile_data import Profile
 from analyzer.profilers.flop_registry import count_call
@@ -76,16 +77,15 @@ class Planner:
 
     def budget_bytes(self, budget: int | float | str) -> tuple[int, str]:
         """The bytes that ``budget`` says, and of what."""
-        if isinstance(budget, str) and budget.strip().endswith("%"):
+        if isinstance(budget, float) or isinstance(budget, str) and budget.strip().endswith("%"):
             try:
-                budget = float(budget.strip()[:-1]) / 100
+                share = budget if isinstance(budget, float) else float(budget.strip()[:-1]) / 100
             except ValueError:
                 raise InputError(f"budget={budget!r}: write a share of the activations' memory as '50%'") from None
-        if isinstance(budget, float):
-            if not 0 < budget <= 1:
+            if not 0 < share <= 1:
                 raise InputError(f"budget={budget!r}: a share of the activations' memory is above 0 and at most 1; "
                                  f"give bytes as an int or as text such as '24GiB'")
-            return int(budget * self.unplanned.peak_activation_bytes), "activations"
+            return int(share * self.unplanned.peak_activation_bytes), "activations"
         try:
             return parse_bytes(budget), "step"
         except InputError:
@@ -272,7 +272,7 @@ def find_program(profile_or_gm: Any) -> fx.GraphModule:
 
 
 def last_arguments(gm: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any], LastRun | None]:
-    """What a graph was called with when it was profiled last; for a copy, tensors like those, in the order of its inputs."""
+    """What a graph was called with when it was profiled last; for a copy, tensors like those."""
     last = last_runs.get(gm)
     if last is not None:
         return *last.arguments, last
@@ -281,7 +281,9 @@ def last_arguments(gm: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any],
     names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
     if not names or any(name not in inputs for name in names):
         raise InputError(f"solve({type(gm).__name__}): give what it is called with: args=(...,), kwargs={{...}}; or call symbolic_profile first")
-    return tuple(torch.empty(inputs[name].shape, dtype=getattr(torch, inputs[name].dtype), device="meta") for name in names), {}, None
+    made = {name: torch.empty(inputs[name].shape, dtype=getattr(torch, inputs[name].dtype), device="meta") for name in names}
+    by_name = {name for name, p in forward_signature(gm).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    return tuple(t for name, t in made.items() if name not in by_name), {name: t for name, t in made.items() if name in by_name}, None
 
 
 def module_spans(gm: fx.GraphModule, problem: Problem) -> list[tuple[tuple[int, int], str]]:

@@ -328,6 +328,8 @@ def test_error_texts():
         planner.solve(0.5, "best")
     with pytest.raises(InputError, match=r"budget=1\.5: a share of the activations' memory is above 0 and at most 1"):
         planner.solve(1.5)
+    with pytest.raises(InputError, match=r"budget='150%': a share of the activations' memory is above 0 and at most 1"):
+        planner.solve("150%")
     with pytest.raises(InputError, match=r"granularity='layer': must be 'operator' or 'module'"):
         Planner(gm, (), inputs, granularity="layer")
     with pytest.raises(InputError, match=r"give what it is called with: args="):
@@ -349,6 +351,35 @@ def test_a_profiled_graph_and_its_profile_need_no_arguments():
         solve(again, 0.7)
     symbolic_profile(gm, kwargs=inputs, mode="infer")
     assert solve(gm, 0.7).objective == "flops"
+
+
+def test_names_that_the_program_and_a_checkpoint_both_know():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+        def forward(self, x, debug=0.0):
+            return self.down(nn.functional.gelu(self.up(x))) + debug
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(6))
+
+        def forward(self, x, *, shift):
+            for block in self.blocks:
+                x = block(x, debug=shift)
+            return x
+
+    torch.manual_seed(0)
+    model, x, shift = Model(), torch.randn(64, 16), torch.ones(16)
+    gm = symbolic_profile(symbolic_trace(model, meta_args={"x": x, "shift": shift}), x, kwargs={"shift": shift}, loss_fn=square)
+    plan = solve(gm, 0.7, granularity="module")
+    assert solve(copy.copy(gm), 0.7, granularity="module", loss_fn=square) == plan, "what is passed by name only is so for a copy"
+    expected = model(x, shift=shift)
+    with plan.applied(model):
+        assert torch.equal(model(x, shift=shift), expected)
 
 
 def test_results_can_wait_on_the_host():
