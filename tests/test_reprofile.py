@@ -86,7 +86,7 @@ def compare(gm: GraphModule, **options: Any) -> None:
             if got != (pytest.approx(want, rel=1e-9) if isinstance(want, float) else want):
                 wrong.append(f"{node.name}.{field.name}: {got}, in a whole run {want}")
     assert wrong == []
-    for name in ("fwd_flops", "fwd_macs", "bwd_macs", "recompute_flops", "fwd_seconds"):
+    for name in ("fwd_flops", "fwd_macs", "bwd_macs", "recompute_flops", "fwd_seconds", "bwd_flops", "bwd_seconds"):
         want = getattr(whole.meta["profile"], name)
         assert getattr(profile, name) == (pytest.approx(want, rel=1e-9) if isinstance(want, float) else want), name
     assert [r.accumulate_bytes for r in profile.nodes] == [r.accumulate_bytes for r in whole.meta["profile"].nodes]
