@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+import signal
 
 import numpy
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from analyzer import MetaTensorMode, profile, symbolic_profile, symbolic_trace
+from analyzer.meta import patch
 from tests.meta.test_mode import assert_unchanged, observable_torch
 
 
@@ -259,3 +261,33 @@ def test_nothing_is_left_behind(point, run):
     model.point = lambda model, x: x
     assert model(x).shape == (4, 8)
     profile(model, args=(x,), mode="infer")
+
+
+def under_autocast(model, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return model.first(x).float()
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_an_interrupt_while_torch_is_replaced_or_put_back(run, monkeypatch):
+    model, x = Failing(under_autocast), torch.rand(4, 8)
+    before = observable_torch(), observable_model(model), observable_process()
+    rebuild, made, interrupted_at = patch._Chain.rebuild, 0, -1
+
+    def count(chain):
+        nonlocal made
+        rebuild(chain)
+        made += 1
+        if made == interrupted_at:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(patch._Chain, "rebuild", count)
+    run(model, x)
+    total = made
+    for interrupted_at in (*range(1, total, total // 12), total):
+        made = 0
+        with pytest.raises(KeyboardInterrupt):
+            run(model, x)
+        assert_unchanged(before[0])
+        assert observable_model(model) == before[1] and observable_process() == before[2]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from analyzer.errors import AnalyzerError, InputError
+from analyzer.meta.interrupt import InterruptsHeld
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.opaque import call_opaque
 from analyzer.meta.output_cache import to_specs
@@ -85,9 +86,10 @@ class GraphInterpreter(fx.Interpreter):
                 shared = shared_blocks([b for b, _ in open_blocks], blocks)
                 _leave(open_blocks, shared)
                 for block in blocks[shared:]:
-                    context = block.context()
-                    context.__enter__()
-                    open_blocks.append((block, context))
+                    with InterruptsHeld():
+                        context = block.context()
+                        context.__enter__()
+                        open_blocks.append((block, context))
                 with self.around(statement), ExitStack() as own:
                     for saving in statement.blocks[len(blocks):]:  # these are of one statement
                         own.enter_context(self._context(saving))
@@ -145,7 +147,8 @@ class GraphInterpreter(fx.Interpreter):
 def _leave(blocks: list[tuple[Block, AbstractContextManager[Any]]], depth: int) -> None:
     """Leave all but the outermost ``depth`` blocks."""
     while len(blocks) > depth:
-        blocks.pop()[1].__exit__(*sys.exc_info())
+        with InterruptsHeld():
+            blocks.pop()[1].__exit__(*sys.exc_info())
 
 
 class ShapeProp(GraphInterpreter):

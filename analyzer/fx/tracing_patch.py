@@ -48,16 +48,8 @@ def recording_tape() -> Tape | None:
 @contextmanager
 def tracing_patches(outlined: Iterable[Site] = ()) -> Iterator[None]:
     """Count one more tracing thread; the first replaces, the last puts back. Functions of ``outlined`` are replaced for this trace."""
-    _shared.install()
-    own = SharedReplacements(lambda: outline_functions(outlined, _call_outlined))
-    try:
-        own.install()
-        try:
-            yield
-        finally:
-            own.uninstall()
-    finally:
-        _shared.uninstall()
+    with _shared.installed(), SharedReplacements(lambda: outline_functions(outlined, _call_outlined)).installed():
+        yield
 
 
 def _call_outlined(site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

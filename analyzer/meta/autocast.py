@@ -17,6 +17,7 @@ from torch.utils.weak import TensorWeakRef
 from .autocast_list import APPENDED, BANNED, FLOAT, FLOAT_APPENDED, FLOAT_IF_UNSET, LOWER, WIDEST, read_policies
 from .claimed import overloads
 from .gated_kernel import GatedKernels, any_claims, claimed_type, is_simulating
+from .interrupt import InterruptsHeld
 from .state import MetaState
 
 Tensor = torch.Tensor
@@ -156,9 +157,11 @@ _undo: list[Callable[[], None]] = []
 _lock = threading.Lock()
 
 
-def _install() -> None:
+def install() -> None:
     """Register the casts with the dispatcher, once: most uses of the mode see no autocast and are spared the time."""
-    with _lock:
+    if _undo:
+        return
+    with _lock, InterruptsHeld():
         if not _undo:
             _fill_gate()
             _undo.append(gate.install())
@@ -175,7 +178,7 @@ def follow_switch(is_simulating_thread: bool) -> None:
     """Let this thread's calls reach the casts if its autocast is on. To be called whenever the switch may have moved."""
     _local.enabled = tuple(filter(torch.is_autocast_enabled, _TYPES)) if is_simulating_thread else ()
     if _local.enabled:
-        _install()
+        install()
     gate.set_open(bool(_local.enabled))
 
 

@@ -42,16 +42,20 @@ def replacements() -> Iterator[Undo]:
     yield from claimed_nested.replacements()
     yield from compiled_function.replacements()
     for name in ("set_autocast_enabled", "set_autocast_cpu_enabled"):
-        yield replace(torch, name, _then(lambda: autocast.follow_switch(True)))
-    yield replace(torch, "clear_autocast_cache", _then(autocast.clear_cache))
+        yield replace(torch, name, _around(autocast.install, lambda: autocast.follow_switch(True)))
+    yield replace(torch, "clear_autocast_cache", _around(None, autocast.clear_cache))
 
 
-def _then(action: Callable[[], None]) -> Callable[[Any], Any]:
+def _around(before: Callable[[], None] | None, after: Callable[[], None]) -> Callable[[Any], Any]:
+    """In threads that are simulated, call ``before`` a switch is turned on what takes long: torch does not turn it off where that is interrupted."""
     def make(original: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
+            if current() is None:
+                return original(*args, **kwargs)
+            if before is not None and args[-1:] == (True,):
+                before()
             result = original(*args, **kwargs)
-            if current() is not None:
-                action()
+            after()
             return result
 
         return call

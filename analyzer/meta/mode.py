@@ -13,6 +13,7 @@ from .accumulation import learn_counts
 from .address_space import AddressSpace
 from .dispatch import MetaDispatchMode
 from .function import MetaFunctionMode
+from .interrupt import InterruptsHeld
 from .options import MetaOptions
 from .patch import mode_replacements
 from .state import CPU, MetaState, active
@@ -68,6 +69,21 @@ class MetaTensorMode:
         return MetaState(options=self.options, space=self.space, adopted_claim=self.adopted_claim)
 
     def __enter__(self) -> MetaTensorMode:
+        depth = len(self._entered)
+        try:
+            with InterruptsHeld():
+                self._push()
+        except BaseException as error:
+            if len(self._entered) > depth:
+                self.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        with InterruptsHeld():
+            self._pop(exc)
+
+    def _push(self) -> None:
         before = active.state
         state = self.make_state()
         outermost = _modes.function is None
@@ -89,9 +105,8 @@ class MetaTensorMode:
         active.state = state
         self._entered.append((before, outermost))
         learn_counts()
-        return self
 
-    def __exit__(self, *exc: Any) -> None:
+    def _pop(self, exc: tuple[Any, ...]) -> None:
         before, outermost = self._entered.pop()
         active.state = before
         function, dispatch = _modes.function, _modes.dispatch

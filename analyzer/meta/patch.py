@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch.optim
 import torch.overrides
 import torch.utils._foreach_utils
 
+from .interrupt import InterruptsHeld
 from .state import current
 from .tensor import META, MetaTensor, claim_of
 
@@ -54,6 +56,20 @@ class SharedReplacements:
     def _put_back(self) -> None:
         while self._undo:
             self._undo.pop()()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """One more user for the length of a block."""
+        counted = False
+        try:
+            with InterruptsHeld():
+                self.install()
+                counted = True
+            yield
+        finally:
+            if counted:
+                with InterruptsHeld():
+                    self.uninstall()
 
 
 class _Chain:

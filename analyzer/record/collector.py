@@ -22,9 +22,9 @@ def frozen_collector(rarer: int = _MORE_OBJECTS) -> Iterator[None]:
         yield
         return
     before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(rarer * before[0], *before[1:])  # 0 stays 0: the caller turned collections off
     try:
+        gc.freeze()
+        gc.set_threshold(rarer * before[0], *before[1:])  # 0 stays 0: the caller turned collections off
         yield
     finally:
         gc.set_threshold(*before)

@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from analyzer.meta.patch import replace
+from analyzer.meta.patch import SharedReplacements, Undo, replace
 
 from .recorder import FAILED
 
@@ -85,14 +85,16 @@ def listen(recorder: Recorder) -> Iterator[None]:
 
         return make
 
-    with ExitStack() as undo:
-        undo.callback(replace(torch.nn.Module, "__call__", module_call))
-        undo.callback(replace(torch.autograd, "backward", backward(create_graph_at=3)))
-        undo.callback(replace(torch.autograd, "grad", backward(create_graph_at=4)))
-        undo.callback(replace(torch.enable_grad, "__enter__", counting_recomputation(+1)))
-        undo.callback(replace(torch.enable_grad, "__exit__", counting_recomputation(-1)))
-        undo.callback(replace(torch.optim.Optimizer, "zero_grad", in_phase("zero_grad")))
-        undo.callback(_optimizer_steps(recorder, mine))
+    def replacements() -> Iterator[Undo]:
+        yield replace(torch.nn.Module, "__call__", module_call)
+        yield replace(torch.autograd, "backward", backward(create_graph_at=3))
+        yield replace(torch.autograd, "grad", backward(create_graph_at=4))
+        yield replace(torch.enable_grad, "__enter__", counting_recomputation(+1))
+        yield replace(torch.enable_grad, "__exit__", counting_recomputation(-1))
+        yield replace(torch.optim.Optimizer, "zero_grad", in_phase("zero_grad"))
+        yield _optimizer_steps(recorder, mine)
+
+    with SharedReplacements(replacements).installed():
         yield
 
 
