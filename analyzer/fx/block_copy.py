@@ -1,7 +1,7 @@
 """Decides which blocks of a model need not be traced again: those like one that was, whose nodes are written for them too."""
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,10 +18,10 @@ from analyzer.record.autograd_node import saves_are_hooked
 from analyzer.record.block_key import ReadValues, structure_key, watch_reads
 from analyzer.record.block_reuse import input_key
 from analyzer.record.footprint import Footprint
+from analyzer.record.shared_state import SharedState
 
 from .block_nodes import BlockNodes, NotCopied, Place, Surroundings
 from .module_borrow import save_generators
-from .structure import is_plain_object
 
 if TYPE_CHECKING:
     from .tape import Tape
@@ -102,7 +102,7 @@ class _Variant(NamedTuple):
     """What the forward of one block read, and what it did; None where that is not to be copied."""
 
     values: ReadValues
-    objects: _Objects
+    state: SharedState
     traced: _Traced | None
 
 
@@ -131,8 +131,8 @@ class BlockCopies:
                 return self._run(run)
             kind = (candidate.key, call.key)
             variants = self._known.setdefault(kind, [])
-            for values, objects, traced in variants:
-                if values.hold_for(module, candidate.modules) and objects.are_same():
+            for values, shared, traced in variants:
+                if values.hold_for(module, candidate.modules) and shared.is_same():
                     if traced is None or not self._may_copy(traced, candidate):
                         return self._run(run)
                     self._copies[kind] += 1
@@ -204,7 +204,7 @@ class BlockCopies:
         tape, block = self.tape, candidate.modules[0]
         around = Surroundings(tape, candidate.path)
         last = next(iter(reversed(tape.graph.nodes)))
-        objects = _Objects(candidate.modules)
+        shared = SharedState(candidate.modules)
         before, first_storage = self._state(candidate, call), next_number()
         tensors = [t for m in candidate.modules for t in m._buffers.values() if t is not None]
         contents = [_contents(t) for t in tensors]
@@ -216,7 +216,7 @@ class BlockCopies:
             self._trying = False
         traced: _Traced | None = None
         try:
-            if not self._state(candidate, call) == before or not objects.are_same():
+            if not self._state(candidate, call) == before or not shared.is_same():
                 raise NotCopied("it changes more than the graph")
             taken, structure = pytree.tree_flatten((args, kwargs))
             if structure != call.structure or any(a is not b for a, b in zip(taken, call.leaves)):
@@ -225,7 +225,7 @@ class BlockCopies:
             self._note_written(traced, candidate, contents)
         except NotCopied as reason:
             self.refusals[str(reason)] += 1
-        variants.append(_Variant(ReadValues(block, seen), objects, traced))
+        variants.append(_Variant(ReadValues(block, seen), shared, traced))
         return result
 
     def _state(self, candidate: _Candidate, call: _Call) -> tuple[Any, ...]:
@@ -311,37 +311,6 @@ class BlockCopies:
         """A backward pass starts inside the forward: it would end at the outputs of copied blocks. Raises Retrace where there are any."""
         if self.copied:
             raise Retrace
-
-
-class _Objects:
-    """The objects and containers that a block's modules hold, which are no modules or tensors: state that blocks may share and change."""
-
-    def __init__(self, modules: list[nn.Module]) -> None:
-        values = {id(v): v for m in modules for k, v in m.__dict__.items() if k not in _REGISTERED and type(v) not in _PLAIN}.values()
-        self.empty = [v for v in values if type(v) in _CONTAINERS and not v]
-        self.held = [v for v in values if (v if type(v) in _CONTAINERS else is_plain_object(v))]
-        self.contents = [_contents_of(v, _OBJECT_DEPTH) for v in self.held]
-
-    def are_same(self) -> bool:
-        """Whether their contents are what they were."""
-        return not any(self.empty) and all(_contents_of(v, _OBJECT_DEPTH) == contents for v, contents in zip(self.held, self.contents))
-
-
-_REGISTERED = ("_parameters", "_buffers", "_modules")
-_CONTAINERS = (dict, OrderedDict, list, set, deque)
-_OBJECT_DEPTH = 2  # an object and the containers in it; what these hold is known by its identity
-
-
-def _contents_of(value: Any, depth: int) -> Any:
-    """What a change of an object or a container changes."""
-    if type(value) in _PLAIN:
-        return type(value), value
-    if depth and type(value) in (*_CONTAINERS, tuple):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return [(k if type(k) in _PLAIN else id(k), _contents_of(v, depth - 1)) for k, v in items]
-    if depth and is_plain_object(value):
-        return [(k, _contents_of(v, depth - 1)) for k, v in vars(value).items()]
-    return id(value)
 
 
 class _Same:

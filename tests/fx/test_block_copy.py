@@ -340,6 +340,15 @@ class ReadsSharedState(WritesSharedState):
         return x + self.body(x) * self.shared.step
 
 
+STEPS: list[int] = []
+
+
+class CountsInAGlobal(Block):
+    def forward(self, x: Tensor) -> Any:
+        STEPS.append(self.index)
+        return x + self.body(x) * (len(STEPS) % 4)  # of as many blocks
+
+
 class ModelWritesSharedState(Model):
     def forward(self, x: Tensor) -> Any:
         for i, block in enumerate(self.blocks):
@@ -542,6 +551,7 @@ COPIED_NOT: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "counts its calls": (lambda: Model(Counts), 0),
     "writes shared state": (lambda: Model(WritesSharedState), 0),
     "writes a shared list": (lambda: Model(WritesSharedList), 0),
+    "writes a global list": (lambda: Model(CountsInAGlobal), 0),
     "reads shared state": (lambda: ModelWritesSharedState(ReadsSharedState), 1),
     "writes its input": (lambda: Model(WritesInput), 0),
     "rectifies its input": (lambda: Model(RectifiesInput), 0),

@@ -1,0 +1,141 @@
+"""State that modules share is seen wherever their code can keep it, and what cannot change is no state."""
+from __future__ import annotations
+
+import array
+import collections
+import functools
+import itertools
+import logging
+import random
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from analyzer.record.shared_state import SharedState
+
+COUNT = 0
+SEEN: list[int] = []
+NAMES: dict[str, int] = {"steps": 0}
+NUMBERS = itertools.count()
+CHANCE = random.Random(0)
+TABLE = numpy.zeros(2)
+KINDS = {"relu": torch.relu, "linear": nn.Linear}
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Tracker:
+    steps: int = 0
+
+    def advance(self) -> None:
+        self.steps += 1
+
+
+class Slotted:
+    __slots__ = "steps"
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+
+class Totals:
+    steps = 0
+
+
+TRACKER, SLOTTED = Tracker(), Slotted()
+
+
+def advance() -> None:
+    SEEN.append(1)
+
+
+def make_counter() -> Callable[[Any], None]:
+    steps = 0
+
+    def count(self: Any) -> None:
+        nonlocal steps
+        steps += 1
+
+    return count
+
+
+def a_global(self: Any) -> None:
+    global COUNT
+    COUNT += 1
+
+
+def a_default(self: Any, steps: list[int] = [0]) -> None:  # noqa: B006  # which is the case
+    steps[0] += 1
+
+
+def an_attribute_of_the_class(self: Any) -> None:
+    type(self).steps += 1
+
+
+#: what a method does, and what the module holds
+CHANGES: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "global": (a_global, None),
+    "global list": (lambda self: SEEN.append(1), None),
+    "global dict": (lambda self: NAMES.update(steps=NAMES["steps"] + 1), None),
+    "global iterator": (lambda self: next(NUMBERS), None),
+    "global generator of random numbers": (lambda self: CHANCE.random(), None),
+    "global array": (lambda self: TABLE.__iadd__(1), None),
+    "global object": (lambda self: TRACKER.advance(), None),
+    "global object with slots": (lambda self: setattr(SLOTTED, "steps", SLOTTED.steps + 1), None),
+    "attribute of another class": (lambda self: setattr(Totals, "steps", Totals.steps + 1), None),
+    "attribute of its class": (an_attribute_of_the_class, None),
+    "global of a function that it calls": (lambda self: advance(), None),
+    "closure": (make_counter(), None),
+    "default": (a_default, None),
+    "wrapped": (functools.wraps(a_global)(lambda self: a_global(self)), None),
+    "held dict in dicts": (lambda self: self.held["a"]["b"].append(1), {"a": {"b": []}}),
+    "held empty list": (lambda self: self.held.append(1), []),
+    "held counter": (lambda self: self.held.update("a"), collections.Counter("b")),
+    "held array": (lambda self: self.held.append(1), array.array("d", [0])),
+    "held bytes": (lambda self: self.held.append(1), bytearray(1)),
+    "held namespace": (lambda self: setattr(self.held, "steps", 1), types.SimpleNamespace(steps=0)),
+    "held method": (lambda self: self.held(), Tracker().advance),
+    "held function": (lambda self: self.held(self), make_counter()),
+    "held partial": (lambda self: self.held(), functools.partial(make_counter(), None)),
+    "held generator": (lambda self: next(self.held), iter([0, 1, 2])),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_are_seen(name: str) -> None:
+    run, held = CHANGES[name]
+    cls = type("Changing", (nn.Module,), {"run": run, "held": None, "steps": 0, "__module__": __name__})
+    module = cls()
+    module.held = held
+    state = SharedState([nn.Linear(2, 2), module])
+    module.run()
+    assert not state.is_same()
+
+
+class Reads(nn.Module):
+    scale = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act, self.norm = nn.Linear(2, 2), nn.functional.gelu, functools.partial(nn.LayerNorm, eps=1e-6)
+        self.sizes, self.names, self.dtype, self.table = (1, (2, 3)), ["a"], torch.float32, numpy.ones(2)
+        self.held = Tracker()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logger.debug("runs")
+        return KINDS["relu"](self.act(self.layer(x)) * self.scale + COUNT + self.held.steps)
+
+
+def test_what_is_only_read_stays_the_same() -> None:
+    model = Reads()
+    state = SharedState(model.modules())
+    model(torch.ones(1, 2))
+    assert state.is_same()
+    model.held.steps = 3
+    assert not state.is_same()
