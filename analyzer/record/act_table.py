@@ -15,6 +15,7 @@ class ActTable(Sequence[Act]):
     """A list of `Act`, each of which is made when it is read. `leave` keeps places for acts that are written later."""
 
     def __init__(self) -> None:
+        self._length = 0            # places beyond the columns are made when one of them, or one behind them, is written
         self._actions = array("B")  # their numbers
         self._addresses = array("Q")
         self._sizes = array("Q")
@@ -22,10 +23,18 @@ class ActTable(Sequence[Act]):
         self._numbering: Numbering[str] = Numbering()
 
     def __len__(self) -> int:
-        return len(self._actions)
+        return self._length
+
+    def _make_places(self) -> None:
+        count = self._length - len(self._actions)
+        for column in (self._actions, self._addresses, self._sizes, self._calls):
+            column.frombytes(bytes(count * column.itemsize))
 
     def append(self, action: str, address: int, nbytes: int, call: int) -> None:
         """Write an act behind the others."""
+        if self._length > len(self._actions):
+            self._make_places()
+        self._length += 1
         self._actions.append(self._numbering[action])
         self._addresses.append(address)
         self._sizes.append(nbytes)
@@ -34,6 +43,9 @@ class ActTable(Sequence[Act]):
     def extend(self, action: str, addresses: Sequence[int], sizes: Sequence[int], call: int) -> None:
         """Write acts of one kind behind the others."""
         count = len(addresses)
+        if self._length > len(self._actions):
+            self._make_places()
+        self._length += count
         self._actions.extend([self._numbering[action]] * count)
         self._addresses.extend(addresses)
         self._sizes.extend(sizes)
@@ -41,11 +53,12 @@ class ActTable(Sequence[Act]):
 
     def leave(self, count: int) -> None:
         """Keep places for acts to be written later."""
-        for column in (self._actions, self._addresses, self._sizes, self._calls):
-            column.frombytes(bytes(count * column.itemsize))
+        self._length += count
 
     def write(self, index: int, action: str, address: int, nbytes: int, call: int) -> None:
         """Write an act into a place that was left for it."""
+        if index >= len(self._actions):
+            self._make_places()
         self._actions[index] = self._numbering[action]
         self._addresses[index], self._sizes[index], self._calls[index] = address, nbytes, call
 

@@ -20,6 +20,7 @@ class CallTable(Sequence[OpCall]):
 
     def __init__(self) -> None:
         self.signatures: list[Signature | None] = []
+        self._length = 0            # places beyond the columns are made when one of them, or one behind them, is written
         self._numbers = array("q")  # of the storages of all calls, in the order of writing
         self._starts = array("I")   # where in the numbers a call's inputs begin
         self._inputs = array("I")   # how many there are
@@ -31,12 +32,21 @@ class CallTable(Sequence[OpCall]):
         self._numbering: Numbering[tuple[int, str, bool]] = Numbering()
 
     def __len__(self) -> int:
-        return len(self.signatures)
+        return self._length
+
+    def _make_places(self) -> None:
+        count = self._length - len(self.signatures)
+        self.signatures.extend([None] * count)
+        for column in (self._starts, self._inputs, self._outputs, self._kinds, self._modules, self._nodes, self._forwards):
+            column.frombytes(bytes(count * column.itemsize))
 
     def append(self, signature: Signature, inputs: Sequence[int], outputs: Sequence[int], step: int, phase: str, module: int, node: int,
                forward: int | None, recomputed: bool) -> None:
         """Write a call behind the others."""
         numbers = self._numbers
+        if self._length > len(self.signatures):
+            self._make_places()
+        self._length += 1
         self.signatures.append(signature)
         self._starts.append(len(numbers))
         self._inputs.append(len(inputs))
@@ -50,13 +60,13 @@ class CallTable(Sequence[OpCall]):
 
     def leave(self, count: int) -> None:
         """Keep places for calls to be written later."""
-        self.signatures.extend([None] * count)
-        for column in (self._starts, self._inputs, self._outputs, self._kinds, self._modules, self._nodes, self._forwards):
-            column.frombytes(bytes(count * column.itemsize))
+        self._length += count
 
     def write(self, index: int, signature: Signature, inputs: Iterable[int], outputs: Iterable[int], step: int, phase: str, module: int, node: int,
               forward: int | None, recomputed: bool) -> None:
         """Write a call into a place that was left for it."""
+        if index >= len(self.signatures):
+            self._make_places()
         numbers, start = self._numbers, len(self._numbers)
         self.signatures[index] = signature
         self._starts[index] = start
@@ -80,7 +90,7 @@ class CallTable(Sequence[OpCall]):
     def __getitem__(self, index: int | slice) -> OpCall | list[OpCall]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        signature = self.signatures[index]
+        signature = self.signatures[index] if index < len(self.signatures) else None
         assert signature is not None  # else it is read before what was played is written out
         start = self._starts[index]
         middle = start + self._inputs[index]
