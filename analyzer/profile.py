@@ -112,7 +112,7 @@ def profile(
              "autocast": None if autocast is None else str(autocast).removeprefix("torch.")}
     options, remark = limit_memory(options, spec)
     plays = reuse and step is None and options.capacity_bytes is None and options.set_to_none
-    reserves = plays and (mode == "infer" or factory is None)  # an optimizer looks at every parameter
+    reserves = plays and (mode == "infer" or factory is None or isinstance(optimizer, str))  # somebody's own looks at every parameter
     excluded: set[type[torch.nn.Module]] = set()
 
     @frozen_collector()
@@ -134,7 +134,8 @@ def profile(
                         recorder.reuse = None if blocks is None else blocks.run
                     EagerStep(recorder, root, run_args, run_kwargs, mode=mode, loss_fn=loss_fn,
                               optimizer=factory if mode == "train" else None, autocast=autocast, step=step, device_type=claim.type,
-                              options=options, reuse=plays, parameters=borrowed.held[0] if reserves else None).run()
+                              options=options, reuse=plays, parameters=borrowed.held[0] if reserves else None,
+                              lend=lambda block: None if blocks is None else blocks.lend(block)).run()
                 except DeviceOutOfMemoryError as error:
                     if not recorder.log.steps:
                         raise

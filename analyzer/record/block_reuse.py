@@ -25,6 +25,7 @@ from .recorder import Recorder
 from .reel import Reel, Take, play
 from .reserved import Reserved
 from .twin import Twin
+from .unseen_gradient import BlockGradients
 
 # When a trial pays: it costs about one and a half runs of the block, so a kind needs three, and something to set up, so the blocks beyond the
 # second must hold so many leaf modules: section "When a block is tried out" of docs/performance.md, which benchmarks/speed.py measures.
@@ -430,9 +431,9 @@ class _Run:
                 self._outlive(reel, list(zip(backward.gradients, numbers)))
                 places = [self.slots[slot] for slot in backward.gradients]
                 if reserved is None:
-                    unseen.add(parameters, numbers, places, self.module)
+                    unseen.add(parameters, numbers, places, [like for _, _, _, like in backward.parameters], self.module)
                 else:
-                    unseen.add_block(reserved, numbers, places, self.module)
+                    unseen.add_block(reserved, BlockGradients(numbers, places, backward.parameters, self.module))
             return [self._give(reel, item) for item in backward.returned]
 
     def _give(self, reel: Reel, item: tuple[int, torch.Tensor] | None) -> torch.Tensor | None:

@@ -4,23 +4,26 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils import _pytree as pytree
 
 from analyzer.errors import InputError
 from analyzer.meta.list_memo import ListMemo
+from analyzer.meta.storage import template
 
 from .hold import Hold
 from .options import ProfileOptions
 from .event import Event
 from .footprint import Footprint
+from .optimizer_play import OptimizerPlay
+from .optimizer_trial import TORCHS_OWN, is_known, is_sole_owner, mark_states
 from .recorder import Recorder, tensors_in
 from .reserved import Reserved, one_by_one
 from .step_hook import has_step_hooks
 from .step_replay import StepReplay
-from .unseen_gradient import UnseenGradients
+from .unseen_gradient import BlockGradients, UnseenGradients
 
 _PLAIN = (torch.Tensor, str, int, float, bool, complex, type(None), torch.dtype, torch.device)  # arguments that a forward pass cannot change
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -33,11 +36,6 @@ OPTIMIZERS: dict[str, OptimizerFactory] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
     "adamw_fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
 }
-
-
-# Optimizers whose code is known: within a step no tensor changes its shape or gets another storage.
-_TORCHS_OWN = frozenset({torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.Adamax, torch.optim.AdamW, torch.optim.ASGD,
-                         torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD})
 
 
 def find_optimizer(optimizer: str | OptimizerFactory | None) -> OptimizerFactory | None:
@@ -69,18 +67,24 @@ def default_loss(output: Any) -> torch.Tensor:
 class EagerStep:
     """One training or inference step, repeated under a recorder.
 
-    ``parameters`` are those of the model where some are only reserved, which takes that there is no optimizer.
+    ``parameters`` are those of the model where some are only reserved; ``lend`` makes the tensors of such a block. An optimizer that is given must not
+    be looked at by anybody else then.
     """
 
     def __init__(self, recorder: Recorder, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, mode: str,
                  loss_fn: Callable[[Any], torch.Tensor] | None, optimizer: OptimizerFactory | None, autocast: torch.dtype | None,
                  step: Callable[..., Any] | None, device_type: str, options: ProfileOptions, reuse: bool = True,
-                 parameters: Sequence[torch.Tensor | Reserved] | None = None) -> None:
+                 parameters: Sequence[torch.Tensor | Reserved] | None = None, lend: Callable[[torch.nn.Module], None] = lambda block: None) -> None:
         self.recorder, self.model, self.args, self.kwargs = recorder, model, args, kwargs
         self.mode, self.loss_fn, self.autocast, self.step = mode, loss_fn or default_loss, autocast, step
         self.device_type, self.options, self.reuse = device_type, options, reuse
         self.held = list(model.parameters()) if parameters is None else parameters
-        self.optimizer = None if optimizer is None else optimizer([p for p in model.parameters() if p.requires_grad])
+        self.make_optimizer, self.lend = optimizer, lend
+        self.is_partial = any(isinstance(p, Reserved) for p in self.held)  #: whether the optimizer has only some of the parameters
+        self.optimizer = None if optimizer is None else optimizer([cast(torch.nn.Parameter, p) for p in self.parameters if p.requires_grad])
+        self.plays_updates = False                 #: whether that is tried
+        self.updates: OptimizerPlay | None = None  #: plays the optimizer's steps
+        self.unseen = UnseenGradients(recorder)    #: gradients of the present step that were played
         self.holds = [Hold(t) for t in tensors_in((args, kwargs)) if t.layout is torch.strided]
 
     @property
@@ -92,7 +96,10 @@ class EagerStep:
         """All steps; the first makes states, the last is the steady state."""
         self.recorder.planned_calls = self.options.steps * len(self.recorder.log.modules)
         replay: StepReplay | None = None
+        self.plays_updates = self._may_play_updates()
         with torch._C.DisableTorchFunction():  # what is read of tensors here is no call of the user's
+            if not self.plays_updates:
+                self._take_all()
             for index in range(self.options.steps):
                 self.recorder.start_step(index, placeholders=replay is None)
                 self.recorder.mode.state.random_seed = 0  # random control flow takes the same path in every step
@@ -100,7 +107,7 @@ class EagerStep:
                     replay.play()
                 elif self.mode == "train" and self.step is not None:
                     self._custom()
-                elif index == 0 and self.reuse and self.options.steps > 1:
+                elif index == 0 and self.reuse and (self.options.steps > 1 or self.plays_updates):
                     replay = self._run_watched()
                 else:
                     self._run_model()
@@ -121,7 +128,7 @@ class EagerStep:
         before = self._list_footprints()
         events: list[Event] = []
         recorder.events = events
-        recorder.unseen_gradients = UnseenGradients(recorder) if self._drops_gradients() else None
+        recorder.unseen_gradients = self.unseen if self.plays_updates or self._drops_gradients() else None
         try:
             self._run_model()
             self._drop_gradients()
@@ -129,16 +136,70 @@ class EagerStep:
         finally:
             recorder.events = recorder.unseen_gradients = None
         replay = StepReplay(recorder, events, first_node=recorder.first_node)
+        plain = all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((self.args, self.kwargs)))
+        same = plain and all([footprint.holds() for footprint in before])
+        if self.optimizer is not None:  # else there are no gradients any more
+            updated = {id(parameter) for group in self._updated() for parameter in group}
+            same = same and all(self.unseen.look(p) is None or id(p) in updated for p in self.parameters)
+        if self.plays_updates and self.optimizer is not None:
+            self.unseen.check(self.parameters)
+            if same and self._leave_unseen(replay) and replay.is_whole():
+                self.updates = OptimizerPlay.make(recorder, self.optimizer, self._updated(), self.unseen, self.options.steps)
+                if self.updates is not None:
+                    self._settle()
+                    return replay
+            self._take_all()
+            self.unseen.show(self.parameters)
+            replay = StepReplay(recorder, events, first_node=recorder.first_node)
         for parameter in self.parameters:
             if parameter.grad is not None:
                 replay.leave(parameter.grad, functools.partial(setattr, parameter, "grad"))
-        plain = all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((self.args, self.kwargs)))
-        if not plain or not replay.is_whole() or not all([footprint.holds() for footprint in before]):
+        if not same or not replay.is_whole():
             return None
+        self._settle()
+        return replay
+
+    def _settle(self) -> None:
+        """No code of the model's runs any more."""
         for block in self.held:
             if isinstance(block, Reserved):
                 block.settle()
-        return replay
+
+    def _may_play_updates(self) -> bool:
+        """Whether the optimizer's code is known and nobody looks at what it makes, or at gradients."""
+        return (self.reuse and self.step is None and self.optimizer is not None and self.options.set_to_none
+                and is_known(self.optimizer) and is_sole_owner(self))
+
+    def _take_all(self) -> None:
+        """Let the optimizer have all parameters as tensors."""
+        if self.make_optimizer is None or not self.is_partial:
+            return
+        for block in [p for p in one_by_one(self.held) if isinstance(p, Reserved)]:
+            self.lend(block.twin.block)
+            self.unseen.lend(block)
+        self.optimizer = self.make_optimizer([p for p in self.model.parameters() if p.requires_grad])
+        self.is_partial = False
+
+    def _updated(self) -> list[Sequence[torch.Tensor | Reserved]]:
+        """The parameters of the optimizer's groups, in its order."""
+        assert self.optimizer is not None
+        if self.is_partial:  # then there is one group
+            return [[p for p in one_by_one(self.held) if isinstance(p, Reserved) or p.requires_grad]]
+        return [group["params"] for group in self.optimizer.param_groups]
+
+    def _leave_unseen(self, replay: StepReplay) -> bool:
+        """Let the replay leave gradients at which nobody looks; False where one is no plain tensor."""
+        unseen = self.unseen
+        for parameter in one_by_one(self.held):
+            if isinstance(parameter, Reserved):
+                if (found := unseen.of_block(parameter)) is not None:
+                    replay.leave_unseen(found.numbers, functools.partial(_add_block, unseen, parameter, found))
+            elif (like := unseen.look(parameter)) is not None:
+                if like.layout is not torch.strided:
+                    return False
+                like = like if parameter.grad is None else template(like)
+                replay.leave_unseen(unseen.numbers_of((parameter,)), functools.partial(unseen.add, (parameter,), likes=(like,)))
+        return True
 
     def _list_footprints(self) -> list[Footprint | Reserved]:
         reserved = [p for p in self.held if isinstance(p, Reserved)]
@@ -155,7 +216,7 @@ class EagerStep:
             return
         with self.recorder.during("zero_grad"):
             if self._drops_gradients():
-                (self.recorder.unseen_gradients or UnseenGradients(self.recorder)).drop(self.held)
+                self.unseen.drop(self.held)
             else:
                 with torch._C._EnableTorchFunction():
                     self.model.zero_grad(set_to_none=self.options.set_to_none)
@@ -193,8 +254,13 @@ class EagerStep:
 
     def _update(self) -> None:
         assert self.optimizer is not None
+        if self.updates is not None:
+            self.updates.play(self.unseen)
+            with self.recorder.during("zero_grad"):
+                self.unseen.drop(self.updates.updated)
+            return
         state = self.recorder.mode.state
-        plain = type(self.optimizer) in _TORCHS_OWN and not has_step_hooks(self.optimizer, known=1)  # the recorder's own
+        plain = type(self.optimizer) in TORCHS_OWN and not has_step_hooks(self.optimizer, known=1)  # the recorder's own
         state.lists = ListMemo() if plain else None
         try:
             with torch._C._EnableTorchFunction():
@@ -217,19 +283,16 @@ class EagerStep:
         return [p.grad for p in self.parameters if p.grad is not None]
 
     def _mark_states(self) -> None:
-        if self.optimizer is None:
-            return
-        found: list[torch.Tensor] = []
-        for state in self.optimizer.state.values():
-            for value in state.values() if isinstance(state, dict) else (state,):
-                if isinstance(value, torch.Tensor):
-                    found.append(value)
-                elif not isinstance(value, (int, float, str)):
-                    found += tensors_in(value)
-        self.recorder.mark(found, "optimizer state")
+        if self.optimizer is not None:
+            mark_states(self.recorder, self.optimizer)
 
     def _note_saved_inputs(self) -> None:
         for hold in self.holds:
             storage = self.recorder.storage_of(hold.tensor)
             if storage is not None and hold.is_held():
                 self.recorder.log.saved_inputs.add(storage.number)
+
+
+def _add_block(unseen: UnseenGradients, reserved: Reserved, first: BlockGradients, numbers: list[int], places: list[Any]) -> None:
+    """The gradients of a block that a replayed step left, like those of the ``first`` one."""
+    unseen.add_block(reserved, first._replace(numbers=numbers, places=places))

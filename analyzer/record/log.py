@@ -146,6 +146,7 @@ class Log:
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
     number_of_label: dict[str, int] = field(default_factory=dict)  #: storages of parameters and buffers
     pending: deque[Pending] = field(default_factory=deque)
+    is_ordered: bool = True                  #: whether no life was written out later than those of younger storages
     unwritten: Counter[str] = field(default_factory=Counter)  #: bytes of storages that are not written out yet, by category
     _tallies: tuple[tuple[int, int], list[Tally]] | None = None
     _read: list[OpCall] | None = None  # all calls, while many read them
@@ -236,10 +237,11 @@ class Log:
 
     def write_out(self) -> None:
         """Write what was played into the places that were left for it."""
-        if not self.pending:
+        if not self.pending and self.is_ordered:
             return
         while self.pending:
             self.pending.popleft().expand(self)
+        self.is_ordered = True
         table = self.storage_table
         ordered = sorted(table.values(), key=lambda life: life.born)
         table.clear()

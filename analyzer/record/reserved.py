@@ -63,6 +63,7 @@ class Reserved:
         for lives in self.pending:
             log.pending.remove(lives)
             lives.expand(log)
+            log.is_ordered = False
         self.pending.clear()
 
 

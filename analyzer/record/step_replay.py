@@ -5,7 +5,7 @@ not run the model's code: its events are repeated on the simulated allocator, se
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +33,8 @@ class StepReplay:
         self.events = events
         self.nodes = range(first_node, len(recorder.log.node_slots))
         self._left: dict[int, tuple[torch.Tensor, Callable[[torch.Tensor], None]]] = {}
+        self._unseen: list[tuple[Sequence[int], Callable[[list[int], list[Any]], None]]] = []
+        self._unseen_numbers: set[int] = set()
         self._shared = False
         self._survivors: set[int] = set()
         self._closed = True  # nothing that was there before died
@@ -60,9 +62,15 @@ class StepReplay:
         self._shared = self._shared or storage.number in self._left
         self._left[storage.number] = (template(tensor), receive)
 
+    def leave_unseen(self, numbers: Sequence[int], receive: Callable[[list[int], list[Any]], None]) -> None:
+        """Say that the stretch leaves storages behind at whose likes nobody will look; ``receive`` gets their numbers and places."""
+        self._shared = self._shared or not self._unseen_numbers.isdisjoint(numbers)
+        self._unseen.append((numbers, receive))
+        self._unseen_numbers.update(numbers)
+
     def is_whole(self) -> bool:
         """Whether all that outlives the stretch is known to `leave`, each on a storage of its own, and nothing older died in it."""
-        return self._closed and not self._shared and self._survivors == set(self._left)
+        return self._closed and not self._shared and self._survivors == self._left.keys() | self._unseen_numbers
 
     def play(self) -> None:
         """Repeat the stretch as the recorder's present step."""
@@ -109,6 +117,8 @@ class StepReplay:
                 held = slots[place]  # a span of the accelerator's allocator, or a whole block of another memory
                 block = recorder.memory.block_of(held, space.stream) if isinstance(held, Span) else held
                 receive(revive(like, claim, numbers[number], block, space))
+        for theirs, take in self._unseen:
+            take([numbers[number] for number in theirs], [slots[self._slot_of[number]] for number in theirs])
 
     def _compile(self) -> list[Part]:
         """The events as what the allocator can play: stretches of live ones, and blocks that were played."""
@@ -122,7 +132,7 @@ class StepReplay:
         def close() -> None:
             if live:
                 reel = Reel(log, live.copy(), slot_of, len(slot_of), own, elsewhere, memory, takes_workspaces=False)
-                left = [what for kind, what in live if kind == BORN and what in self._left]
+                left = [what for kind, what in live if kind == BORN and (what in self._left or what in self._unseen_numbers)]
                 claims.update((number, reel.claim_of(slot_of[number])) for number in left)
                 parts.append(Part(CALLED, reel, [(slot_of[number], number, slot_of[number]) for number in left]))
                 live.clear()

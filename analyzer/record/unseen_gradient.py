@@ -3,12 +3,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import nn
 
 from analyzer.memory.allocator_play import Takings
+from analyzer.meta.mode_stack import without_modes
+from analyzer.meta.storage import MetaStorage, revive
 
 from .event import DIED
 from .log import Log
@@ -19,27 +21,98 @@ if TYPE_CHECKING:
     from .recorder import Recorder
 
 
+class Unseen(NamedTuple):
+    """A gradient: the number of its storage, its place in the watched memory, a tensor like it, and the block whose playing left it, if a step was run."""
+
+    number: int
+    place: Any
+    like: torch.Tensor
+    block: nn.Module | None
+
+    def come_twice(self) -> PlayedTwice:
+        """What to raise where a gradient comes later, to be added to this one."""
+        assert self.block is not None  # a step that is played again runs nothing
+        return PlayedTwice(self.block)
+
+
+class BlockGradients(NamedTuple):
+    """Those of the parameters of a block that have no stand-ins: numbers and places as in `Unseen`, and of each the place of its module in the block,
+    its name there, and a tensor like it."""
+
+    numbers: Sequence[int]
+    places: Sequence[Any]
+    described: Sequence[tuple[int, str, int, torch.Tensor]]
+    block: nn.Module | None
+
+
 class UnseenGradients:
     """Which parameters have one, and where the watched memory put it."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._found: dict[int, tuple[int, Any, nn.Module]] = {}  # by id of the parameter: number, place, block
-        self._of_blocks: dict[int, tuple[list[int], list[Any], nn.Module]] = {}  # of parameters without stand-ins, by id of what is reserved
+        self._found: dict[int, Unseen] = {}  # by id of the parameter
+        self._of_blocks: dict[int, BlockGradients] = {}  # by id of what is reserved
 
-    def add(self, parameters: Iterable[torch.Tensor], numbers: Iterable[int], places: Iterable[Any], block: nn.Module) -> None:
-        """The playing of ``block`` left these."""
-        self._found.update(zip(map(id, parameters), zip(numbers, places, repeat(block))))
+    def add(self, parameters: Iterable[torch.Tensor], numbers: Iterable[int], places: Iterable[Any], likes: Iterable[torch.Tensor],
+            block: nn.Module | None = None) -> None:
+        """The playing of ``block``, or of a whole step, left these."""
+        self._found.update(zip(map(id, parameters), map(Unseen, numbers, places, likes, repeat(block))))
 
-    def add_block(self, reserved: Reserved, numbers: list[int], places: list[Any], block: nn.Module) -> None:
+    def add_block(self, reserved: Reserved, gradients: BlockGradients) -> None:
         """As `add`, for all parameters of a block that have no stand-ins."""
-        self._of_blocks[id(reserved)] = numbers, places, block
+        self._of_blocks[id(reserved)] = gradients
+
+    def lend(self, reserved: Reserved) -> None:
+        """The block has its tensors now."""
+        found = self._of_blocks.pop(id(reserved), None)
+        if found is not None:
+            modules = reserved.twin.modules
+            parameters = [cast(torch.Tensor, modules[index]._parameters[name]) for index, name, _, _ in found.described]
+            self.add(parameters, found.numbers, found.places, [like for _, _, _, like in found.described], found.block)
+
+    def of_block(self, reserved: Reserved) -> BlockGradients | None:
+        """Those of a block without stand-ins."""
+        return self._of_blocks.get(id(reserved))
+
+    def look(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """The gradient of a parameter or a tensor like it."""
+        found = self._found.get(id(parameter))
+        return parameter.grad if found is None else found.like
+
+    def numbers_of(self, parameters: Iterable[torch.Tensor | Reserved]) -> list[int]:
+        """The numbers of the storages of gradients, which are there."""
+        numbers: list[int] = []
+        for parameter in parameters:
+            if isinstance(parameter, Reserved):
+                numbers += self._of_blocks[id(parameter)].numbers
+            elif (found := self._found.get(id(parameter))) is not None:
+                numbers.append(found.number)
+            else:
+                assert parameter.grad is not None
+                storage = parameter.grad.untyped_storage()
+                assert isinstance(storage, MetaStorage)
+                numbers.append(storage.number)
+        return numbers
+
+    def show(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Make tensors of the gradients of ``parameters``. Raises PlayedTwice where one came later, to be added to what was played."""
+        recorder = self.recorder
+        claim = torch.device(recorder.log.device)
+        for parameter in parameters:
+            found = self._found.pop(id(parameter), None)
+            if found is None:
+                continue
+            if parameter.grad is not None:
+                raise found.come_twice()
+            recorder.log.expect(found.number, found.like.untyped_storage().nbytes(), str(claim))
+            with without_modes():
+                parameter.grad = revive(found.like, claim, found.number, recorder.memory.block_of(found.place, recorder.space.stream), recorder.space)
 
     def check(self, parameters: Iterable[torch.Tensor]) -> None:
         """Raise PlayedTwice where a gradient came later, to be added to what was played."""
         for parameter in parameters:
             if parameter.grad is not None and id(parameter) in self._found:
-                raise PlayedTwice(self._found[id(parameter)][2])
+                raise self._found[id(parameter)].come_twice()
 
     def drop(self, parameters: Iterable[torch.Tensor | Reserved]) -> None:
         """Free the gradients of ``parameters`` in their order, those that are tensors among them.
@@ -52,23 +125,24 @@ class UnseenGradients:
             if isinstance(parameter, Reserved):
                 theirs = self._of_blocks.pop(id(parameter), None)
                 if theirs is not None:
-                    numbers += theirs[0]
-                    places += theirs[1]
+                    numbers += theirs.numbers
+                    places += theirs.places
                 continue
             seen, found = parameter.grad, self._found.pop(id(parameter), None)
             if found is not None:
                 if seen is not None:
-                    raise PlayedTwice(found[2])
-                numbers.append(found[0])
-                places.append(found[1])
+                    raise found.come_twice()
+                numbers.append(found.number)
+                places.append(found.place)
             elif seen is not None:
                 del seen
                 self._free(numbers, places)
                 numbers, places = [], []
                 parameter.grad = None
         self._free(numbers, places)
-        for _, _, block in self._of_blocks.values():  # it was lent its tensors meanwhile: somebody uses them
-            raise PlayedTwice(block)
+        for gradients in self._of_blocks.values():  # it was lent its tensors meanwhile: somebody uses them
+            assert gradients.block is not None
+            raise PlayedTwice(gradients.block)
 
     def _free(self, numbers: list[int], places: list[Any]) -> None:
         recorder, log, count = self.recorder, self.recorder.log, len(numbers)
