@@ -13,7 +13,7 @@ import torch
 from analyzer.memory.allocator_play import Held, Takings
 from analyzer.meta.library_workspace import library_needs, take_library_workspaces
 
-from .event import BORN, CALLED, DIED, TAKEN, Event
+from .event import BORN, CALLED, DIED, HELD, TAKEN, Event
 from .log import Log, kind_of
 from .op_call import OpCall
 from .storage_life import StorageLife
@@ -45,6 +45,7 @@ class Reel:
     def __init__(self, log: Log, events: Sequence[Event], slot_of: dict[int, int], first_slot: int, own: set[int],
                  elsewhere: dict[int, torch.device], memory: Any, takes_workspaces: bool = True) -> None:
         self.log, self.slot_of, self.first_slot, self.elsewhere = log, slot_of, first_slot, elsewhere
+        self.breaks: list[Mark] = []  #: where the memory may have changed meanwhile: phases that began or ended, reels that were played
         born = {what for kind, what in events if kind == BORN}
         self.events = [e for e in events if e[0] != DIED or e[1] in slot_of or e[1] in born]  # others are no part of it
         self.acts: list[Any] = []
@@ -58,6 +59,10 @@ class Reel:
         lately = -1  # the slot that the last act allocated
         for index, (kind, what) in enumerate(self.events):
             counted = recorded = 1
+            if kind > HELD:
+                self.breaks.append(Mark(index, len(self.acts), calls, births))
+                lately = -1
+                continue
             if kind == CALLED:
                 if takes_workspaces:
                     signature = log.call_slots[what].signature  # of a trial: all are there

@@ -5,6 +5,7 @@ not run the model's code: its events are repeated on the simulated allocator, se
 """
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from analyzer.memory.allocator_segment import Span
 from analyzer.meta.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage, revive, take_numbers, template
 
-from .event import BEGAN, BORN, CALLED, DIED, ENDED, OUTSIDE, TAKEN, Event
+from .event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, TAKEN, Event
 from .log import Log, LogNode
 from .recorder import Recorder
 from .reel import START, ActWriter, Reel, act_on
@@ -100,8 +101,8 @@ class StepReplay:
                 if mine is None:
                     mine = blocks[id(take.place)] = [None] * len(take.place.numbers)
             else:
-                reel, mine = part.what, slots
-                start, stop = START, reel.end
+                reel, start, stop = part.what
+                mine = slots
             if stop.act > start.act:
                 act_on(recorder, reel, start.act, stop.act, mine, takings)
             log.call_slots.leave(stop.call - start.call)
@@ -122,42 +123,39 @@ class StepReplay:
 
     def _compile(self) -> list[Part]:
         """The events as what the allocator can play: stretches of live ones, and blocks that were played."""
-        log, memory = self.recorder.log, self.recorder.memory
         slot_of, claims = self._slot_of, self._claims
         elsewhere: dict[int, torch.device] = {}
-        parts: list[Part] = []
-        live: list[Event] = []
-        own: set[int] = set()
-
-        def close() -> None:
-            if live:
-                reel = Reel(log, live.copy(), slot_of, len(slot_of), own, elsewhere, memory, takes_workspaces=False)
-                left = [what for kind, what in live if kind == BORN and (what in self._left or what in self._unseen_numbers)]
-                claims.update((number, reel.claim_of(slot_of[number])) for number in left)
-                parts.append(Part(CALLED, reel, [(slot_of[number], number, slot_of[number]) for number in left]))
-                live.clear()
-
+        slots = itertools.count(sum([kind == BORN for kind, _ in self.events]))  # those of what is born live come first
+        others: list[Part] = []
         for kind, what in self.events:
-            if kind not in (BEGAN, ENDED, TAKEN):
-                live.append((kind, what))
+            if kind <= HELD:
                 continue
-            close()
             survivors = []
             for slot, number in what.survivors if kind == TAKEN else ():
-                own.add(number)
-                place = slot_of[number] = len(slot_of)
+                place = slot_of[number] = next(slots)
                 claims[number] = what.reel.claim_of(slot)
                 if slot in what.reel.elsewhere:
                     elsewhere[place] = claims[number]
                 survivors.append((slot, number, place))
-            parts.append(Part(kind, what, survivors))
-        close()
-        self._slot_count = len(slot_of)
+            others.append(Part(kind, what, survivors))
+        self._slot_count = next(slots)
+        reel = Reel(self.recorder.log, self.events, slot_of, 0, set(slot_of), elsewhere, self.recorder.memory, takes_workspaces=False)
+        left = {slot_of[number]: number for number in (*self._left, *self._unseen_numbers)}
+        parts: list[Part] = []
+        start = START
+        for stop, other in zip((*reel.breaks, reel.end), (*others, None)):
+            if stop.event > start.event:
+                survivors = [(slot, left[slot], slot) for slot in range(start.birth, stop.birth) if slot in left]
+                claims.update((number, reel.claim_of(slot)) for slot, number, _ in survivors)
+                parts.append(Part(CALLED, (reel, start, stop), survivors))
+            if other is not None:
+                parts.append(other)
+                start = stop._replace(event=stop.event + 1)
         return parts
 
 
 class Part(NamedTuple):
-    """A piece of a step: a reel of live events, a `Take` of a played block, or the begin or end of a phase.
+    """A piece of a step: live events (their reel and its marks around them), a `Take` of a played block, or the begin or end of a phase.
 
     ``survivors`` are those born in it that outlive the playing: slot, number in the first step, slot among the live storages.
     """
@@ -176,11 +174,12 @@ class Repetition:
         self.call, self.event, self.act, self.node = len(log.call_slots), log.events, len(log.act_slots), len(log.node_slots)
 
     def parts_played(self) -> Iterator[tuple[int, Reel, int, int]]:
+        live = next((part.what[0] for part in self.parts if part.kind == CALLED), None)
+        if live is not None:
+            yield self.step, live, 0, live.end.event
         for part in self.parts:
             if part.kind == TAKEN:
                 yield self.step, part.what.reel, part.what.start.event, part.what.stop.event
-            elif part.kind == CALLED:
-                yield self.step, part.what, 0, part.what.end.event
 
     def expand(self, log: Log) -> None:
         calls, storages, step, call, event, act = log.call_slots, log.storage_table, self.step, self.call, self.event, self.act
@@ -193,7 +192,8 @@ class Repetition:
                 take = part.what
                 events, sizes = take.events(), iter(take.reel.sizes[take.start.birth:take.stop.birth])
             elif part.kind == CALLED:
-                events, sizes = part.what.events, iter(part.what.sizes)
+                reel, start, stop = part.what
+                events, sizes = reel.events[start.event:stop.event], iter(reel.sizes[start.birth:stop.birth])
             else:
                 continue
             writer = ActWriter(log, next(takings), act)
