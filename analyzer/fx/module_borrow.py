@@ -133,7 +133,7 @@ class _Loan:
         self.state, self.claim = state, claim
         root = uncompiled(root)
         self.twins = {id(twin.block): twin for twin in twins}
-        self.inside = {id(module) for twin in self.twins.values() for module in twin.modules}  # not yet reserved
+        self.inside = {id(module): twin for twin in self.twins.values() for module in twin.modules}
         lent = walk_modules(root, left_out=[twin.block for twin in self.twins.values()])
         self.stand_ins = StandIns(state, claim, is_placed(t for _, module in lent for held in (module._parameters, module._buffers) for t in held.values()))
         self.borrowed = Borrowed(root, self.stand_ins)
@@ -171,18 +171,16 @@ class _Loan:
     def _reserve(self, twin: Twin) -> None:
         assert self.claim is not None
         self.borrowed.reserved[id(twin.block)] = Reserved(twin, self.claim, self.state.space)
-        self.state.reserved.update(dict.fromkeys(twin.identities(), twin.block))
-        inside = list(map(id, twin.modules))
-        self.inside.difference_update(inside)
-        self.seen.update(inside)
+        self.state.reserved.update(dict.fromkeys(twin.tensors_and_storages(), twin.block))
 
     def lend(self, reserved: Reserved) -> None:
         """Make the stand-ins of a block for which there are places."""
         twin = reserved.twin
         del self.borrowed.reserved[id(twin.block)]
-        for identity in twin.identities():
+        for identity in twin.tensors_and_storages():
             del self.state.reserved[identity]
-        self.seen.difference_update(map(id, twin.modules))
+        for module in twin.modules:
+            del self.inside[id(module)]
         self.stand_ins.places = reserved.places()
         with without_modes():
             self._walk(twin.block)
@@ -191,10 +189,12 @@ class _Loan:
     def _walk(self, module: nn.Module) -> None:
         if id(module) in self.seen:
             return
-        if id(module) in self.inside:
-            if id(module) not in self.twins:
-                raise ReservedTouch(module)  # somebody else holds a part of a block
-            self._reserve(self.twins[id(module)])
+        twin = self.inside.get(id(module))
+        if twin is not None:
+            if id(twin.block) not in self.borrowed.reserved:
+                if module is not twin.block:
+                    raise ReservedTouch(module)  # somebody else holds a part of a block
+                self._reserve(twin)
             return
         self.seen.add(id(module))
         self.kept.append(module)

@@ -522,7 +522,7 @@ def _propagate_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: di
     call = Call(info.op, _defer(args, reads, unknown, expects), _defer(kwargs, reads, unknown, expects), reads, seed)
     if unknown or expects and all(isinstance(r.known, Zeros) for r in reads) and not info.enumerator:
         return
-    single = len(outputs) == 1 and not info.op._schema.returns[0].type.isSubtypeOf(torch._C.ListType.ofTensors())
+    single = len(outputs) == 1 and not info.returns_list
     for i, (out, storage) in enumerate(zip(outputs, born)):
         if storage is not None and worth_following(_numel(storage, out.dtype)):
             storage.known = Result(call, None if single else i, window_of(out), _numel(storage, out.dtype), out.dtype)

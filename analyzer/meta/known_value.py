@@ -190,7 +190,9 @@ class Result(Known):
     def compute(self) -> torch.Tensor:
         if self.call.results is None:
             self.call.results = self.call.run()
-        value = self.call.results if self.index is None else self.call.results[self.index]
+        value: torch.Tensor = self.call.results if self.index is None else self.call.results[self.index]
+        if self.numel == 1 and value.numel() == 1 and value.dtype == self.dtype:
+            return value.reshape(1)  # a scalar fills its storage
         flat = torch.zeros(self.numel, dtype=self.dtype)
         flat.as_strided(*self.window).copy_(value)
         return flat

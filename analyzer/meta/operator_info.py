@@ -23,12 +23,13 @@ class OperatorInfo:
     """Facts about one overload, read from its schema once."""
 
     __slots__ = ("op", "name", "silent", "mutated", "cacheable", "is_random", "filler", "enumerator", "undefined", "overwrites", "composite",
-                 "reads_offset", "data_dependent", "arguments", "host_outputs", "tests_finiteness", "runs_on_host")
+                 "reads_offset", "data_dependent", "arguments", "host_outputs", "tests_finiteness", "runs_on_host", "returns_list")
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
         self.op = op
         self.name: str = schema.name.rpartition("::")[2]
+        self.returns_list = len(schema.returns) == 1 and schema.returns[0].type.isSubtypeOf(torch._C.ListType.ofTensors())  #: of tensors, alone
         self.silent = op.namespace == "profiler"  # torch.profiler's own marks: nothing runs on a device
         self.arguments = tuple(a.name for a in schema.arguments)
         self.mutated = tuple((i, a.name, a.kwarg_only) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write)

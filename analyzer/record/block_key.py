@@ -122,7 +122,7 @@ class ReadValues:
 
     def hold_for_twin(self, twin: Twin) -> bool:
         """As `hold_for`, for a block that was found to be like the one whose values these are."""
-        return twin.pattern is self.pattern and not self.computed and self.read.isdisjoint(twin.differing) and twin.is_unchanged()
+        return twin.pattern is self.pattern and not self.computed and self.read.isdisjoint(twin.differing) and twin.holds_the_same()
 
     def hold_for(self, other: nn.Module, its: Sequence[nn.Module]) -> bool:
         """Whether ``other``, of the same structure, would have given the same values; ``its`` are the modules in it, itself first."""

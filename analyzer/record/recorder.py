@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from analyzer.memory.allocator import CachingAllocator, DeviceOutOfMemoryError
 from analyzer.meta.address_space import Region
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.output_cache import spec_of
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
@@ -369,7 +370,7 @@ class Recorder:
 
     def _add_operator(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage], module: int) -> int:
         op = signature.op
-        name = op.__name__ if not isinstance(op, torch._ops.OpOverload) else op._schema.name.rpartition("::")[2]
+        name = describe_operator(op).name if isinstance(op, torch._ops.OpOverload) else op.__name__
         node = self.add_node("call_function", name, str(op), module)
         record = self.node_at(node)
         for storage in inputs:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence, ValuesView
 from itertools import chain, compress, islice
 from typing import Any, NamedTuple, cast
 
@@ -180,14 +180,16 @@ class Twin:
         self.differing: set[tuple[int, str]] = set()  #: places and names of settings that have other values than the first's
         self.is_settled = False                      #: nobody changes its modules any more
         self._found: list[Any] = []                  #: what its modules hold, as `Pattern.found`
+        self._contents: list[dict[str, Any]] = []    # attributes of its modules
+        self._views: list[ValuesView[Any]] = []      # what is in them and in registries now
 
     @property
     def block(self) -> nn.Module:
         return self.modules[0]
 
-    def identities(self) -> Iterator[int]:
-        """The ids of its modules and tensors, and the addresses of the storages."""
-        return chain(map(id, self.modules), map(id, self.parameters), map(id, self.buffers), self.storages)
+    def tensors_and_storages(self) -> Iterator[int]:
+        """The ids of its tensors, and the addresses of their storages."""
+        return chain(map(id, self.parameters), map(id, self.buffers), self.storages)
 
     def take(self, block: nn.Module) -> bool:
         """Take ``block`` in; False where it is another kind."""
@@ -203,12 +205,15 @@ class Twin:
             if type(module) is not layout.type or tuple(contents) != layout.keys:
                 return False
             modules.append(module)
+            self._contents.append(contents)
+            self._views.append(contents.values())
             found += contents.values()
             for name, names in layout.filled:
                 held = contents[name]
                 if tuple(held) != names:
                     return False
                 theirs = held.values()
+                self._views.append(theirs)
                 found += theirs
                 targets[name] += [x for x in (theirs if name != "_modules" else reversed(theirs)) if x is not None]
         return len(modules) == count and self._holds_the_same() and self._fits()
@@ -244,15 +249,13 @@ class Twin:
 
     def is_unchanged(self) -> bool:
         """Whether its modules hold what they held."""
-        now: list[Any] = []
-        for layout, module in zip(self.pattern.layouts, self.modules):
-            contents = module.__dict__
-            if tuple(contents) != layout.keys:
-                return False
-            now += contents.values()
-            for name, _ in layout.filled:
-                now += contents[name].values()
-        return len(now) == len(self._found) and all(map(operator.is_, now, self._found)) and not any(self.pattern.get_empty(now))
+        return (self.holds_the_same() and not any(self.pattern.get_empty(self._found))
+                and all([tuple(contents) == layout.keys for contents, layout in zip(self._contents, self.pattern.layouts)]))
+
+    def holds_the_same(self) -> bool:
+        """Whether its modules hold the things that they held, under whatever names."""
+        return (all([module.__dict__ is contents for module, contents in zip(self.modules, self._contents)])
+                and sum(map(len, self._views)) == len(self._found) and all(map(operator.is_, chain.from_iterable(self._views), self._found)))
 
     def put_back(self) -> None:
         """Give its modules what they held."""
@@ -301,7 +304,8 @@ def find_twins(root: nn.Module, is_excluded: Callable[[nn.Module], bool], pays: 
             twin = next((twin for pattern in kinds if (twin := pattern.match(module)) is not None), None)
             if twin is not None:
                 twins.append(twin)
-                found += twin.identities()
+                found += map(id, twin.modules)
+                found += twin.tensors_and_storages()
                 continue
             if len(kinds) < _MOST:
                 kinds.append(Pattern(module))
@@ -316,6 +320,6 @@ def find_twins(root: nn.Module, is_excluded: Callable[[nn.Module], bool], pays: 
                     found.append(tensor.untyped_storage()._cdata)
         waiting += [child for child in reversed(list(module._modules.values())) if child is not None]
     times = Counter(found)
-    alone = [twin for twin in twins if all([times[x] == 1 for x in twin.identities()])]
+    alone = [twin for twin in twins if all([times[x] == 1 for x in (*map(id, twin.modules), *twin.tensors_and_storages())])]
     counts = Counter(id(twin.pattern) for twin in alone)
     return [twin for twin in alone if pays(counts[id(twin.pattern)] + 1, twin.pattern.leaves)]
