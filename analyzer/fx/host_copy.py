@@ -27,7 +27,7 @@ class HostCopy:
 
     def describe(self, tensor: Tensor) -> HostTensor:
         """``tensor``, a view of the memory that was copied, as a view of the copy."""
-        return HostTensor(self, tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
+        return HostTensor(self, tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype, tensor.is_conj(), tensor.is_neg())
 
     def bring_back(self) -> Tensor:
         """The contents on the device that they came from, as one flat tensor. (A new one each time: those who share it need it at other times.)"""
@@ -44,19 +44,19 @@ class HostTensor(NamedTuple):
     strides: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+    is_conj: bool
+    is_neg: bool
 
     def bring_back(self) -> Tensor:
         """The tensor on the device."""
-        flat = self.copy.bring_back()
-        return flat.view(self.dtype).as_strided(self.shape, self.strides, self.offset)
-
-
-def on_host(tensor: Tensor, copy: HostCopy) -> HostTensor:
-    """What ``tensor``, a view of the memory of ``copy``, is made of."""
-    return HostTensor(copy, tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
+        tensor = self.copy.bring_back().view(self.dtype).as_strided(self.shape, self.strides, self.offset)
+        tensor = tensor._neg_view() if self.is_neg else tensor
+        return tensor.conj() if self.is_conj else tensor
 
 
 def _flatten(tensor: Tensor) -> Tensor:
-    """All the memory that ``tensor`` is a view of, as a tensor of one dimension."""
-    numel = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return tensor.detach().as_strided((numel,), (1,), 0)
+    """All the memory that ``tensor`` is a view of, as a tensor of one dimension, with no sign or conjugation still to be applied."""
+    tensor = tensor.detach()
+    tensor = tensor.conj() if tensor.is_conj() else tensor
+    tensor = tensor._neg_view() if tensor.is_neg() else tensor
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)

@@ -426,3 +426,17 @@ def test_a_checkpoint_that_leaves_the_generator_alone_does() -> None:
     state = torch.get_rng_state()
     y.backward()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_conjugates_and_imaginary_parts_come_back_from_the_host() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        z = y.conj()
+        return ((z * y).abs() * z.imag.exp() * z.real).sum()
+
+    x = torch.complex(X, X.flip(0)).requires_grad_()
+    gm = symbolic_trace(f, meta_args={"x": x})
+    expected, = torch.autograd.grad(gm(x), x)
+    set_saved(gm, ["mul"], "offload")
+    found, = torch.autograd.grad(gm(x), x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
