@@ -268,8 +268,16 @@ def under_autocast(model, x):
         return model.first(x).float()
 
 
+@pytest.fixture
+def interruptible():
+    """As a process in the foreground is."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+
 @pytest.mark.parametrize("run", RUNS)
-def test_an_interrupt_while_torch_is_replaced_or_put_back(run, monkeypatch):
+def test_an_interrupt_while_torch_is_replaced_or_put_back(run, interruptible, monkeypatch):
     model, x = Failing(under_autocast), torch.rand(4, 8)
     before = observable_torch(), observable_model(model), observable_process()
     rebuild, made, interrupted_at = patch._Chain.rebuild, 0, -1
@@ -290,4 +298,3 @@ def test_an_interrupt_while_torch_is_replaced_or_put_back(run, monkeypatch):
             run(model, x)
         assert_unchanged(before[0])
         assert observable_model(model) == before[1] and observable_process() == before[2]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -285,6 +285,17 @@ def _tolist(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return [_tolist(state, func, (x[i],), kwargs) for i in range(x.shape[0])]
 
 
+def _tensor_split(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where to split may be in a tensor on the host, which C++ reads."""
+    x, *rest = args
+    named = dict(kwargs)
+    where = rest.pop(0) if rest else named.pop("tensor_indices_or_sections", None)
+    if not isinstance(where, Tensor) or claim_of(where).type != "cpu":
+        return func(*args, **kwargs)
+    where = _tolist(state, func, (where,), {})
+    return func(x, where, *rest, **named)
+
+
 def _item(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A known number at once: optimizers ask for the step of each parameter."""
     x = args[0]
@@ -417,6 +428,6 @@ _HANDLERS: dict[Any, Handler] = {
     Tensor.is_meta.__get__: _is_type("meta"), Tensor.get_device: _get_device,  # type: ignore[attr-defined]
     Tensor.is_pinned: lambda *a: False,
     Tensor.data.__get__: _data,  # type: ignore[attr-defined]
-    Tensor.__getitem__: _index, Tensor.__setitem__: _index,
+    Tensor.__getitem__: _index, Tensor.__setitem__: _index, torch.tensor_split: _tensor_split, Tensor.tensor_split: _tensor_split,
     Tensor.data_ptr: _data_ptr, Tensor.__repr__: _repr, Tensor.__deepcopy__: _deepcopy,
 }

@@ -33,6 +33,8 @@ from analyzer.meta.options import MetaOptions
     lambda: torch.tensor([3, 1, 3]).unique(),
     lambda: torch.zeros(3, dtype=torch.int64).scatter(0, torch.tensor([1]), 5),
     lambda: torch.split(torch.arange(5), 2)[1],
+    lambda: torch.tensor_split(torch.arange(5), torch.tensor([1, 3]))[1],
+    lambda: torch.arange(6).view(2, 3).tensor_split(tensor_indices_or_sections=torch.tensor(3), dim=1)[1],
     lambda: torch.arange(4, dtype=torch.float32).half().float(),
     lambda: torch.tensor(3.0) / 2,
 ])
