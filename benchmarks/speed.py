@@ -35,7 +35,8 @@ import torch  # noqa: E402
 from analyzer import Profile, profile  # noqa: E402
 from analyzer.fx import block_copy  # noqa: E402
 from analyzer.fx.tracer import trace  # noqa: E402
-from analyzer.record import block_reuse  # noqa: E402
+from analyzer.record import block_reuse, optimizer_play  # noqa: E402
+from analyzer.record.optimizer_trial import REPRESENTATIVES  # noqa: E402
 
 from .speed_case import CASES, REUSE_CASES, SpeedCase, find_case, import_libraries, opt  # noqa: E402
 from .speed_contender import OTHERS, OURS, TELLS, Prepared, prepare  # noqa: E402
@@ -255,6 +256,44 @@ def measure_blocks(report: Report) -> None:
                f"hold: above {block_reuse.LEAST_LEAVES_SAVED} blocks are tried out (`LEAST_LEAVES_SAVED` in `analyzer/record/block_reuse.py`).", table)
 
 
+class _Parameters(torch.nn.Module):
+    """So many parameters of so many kinds, each of which has a gradient."""
+
+    def __init__(self, count: int, kinds: int) -> None:
+        super().__init__()
+        shapes = [(1,) * i + (8,) for i in range(kinds)]  # dimensions of size 1 tell kinds apart
+        self.all = torch.nn.ParameterList(torch.nn.Parameter(torch.empty(shapes[i % kinds])) for i in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + sum(parameter.sum() for parameter in self.all)
+
+
+def measure_updates(report: Report) -> None:
+    """From how many parameters on it pays to try an optimizer out: where `FEWEST_TIMES` comes from."""
+    rows = []
+    for kinds in (1, 2, 4, 8):
+        cells = []
+        for times in (1, 2, 4, 8, 16):
+            model, x = _Parameters(times * kinds * REPRESENTATIVES, kinds), torch.empty(())
+
+            def run(least: float, model: torch.nn.Module = model, x: torch.Tensor = x) -> None:
+                before, optimizer_play.FEWEST_TIMES = optimizer_play.FEWEST_TIMES, least  # type: ignore[assignment]
+                try:
+                    profile(model, args=(x,), optimizer="adamw")
+                finally:
+                    optimizer_play.FEWEST_TIMES = before
+
+            run(0)
+            timings = time_in_turn({"tried": lambda: run(0), "run": lambda: run(float("inf"))}, 2 * max(2, report.rounds))
+            cells.append(format_ratio(ratio(timings["tried"], timings["run"], CPU)))
+        rows.append([str(kinds), *cells])
+        say(f"  {rows[-1]}")
+    report.add("When an optimizer is tried out", "Time of a profile in which AdamW is tried out on representatives of each kind of parameter and played, to "
+               f"that of one in which it is run (processor time), by the number of kinds and of parameters for each of the {REPRESENTATIVES} "
+               f"representatives of a kind. Above {optimizer_play.FEWEST_TIMES} it is tried out (`FEWEST_TIMES` in `analyzer/record/optimizer_play.py`).",
+               markdown(["kinds", "1", "2", "4", "8", "16"], rows))
+
+
 def measure_copies(report: Report) -> None:
     """From how many leaves on it pays to copy the nodes of alike blocks: where the thresholds of `fx/block_copy.py` come from."""
     def trace_and(reuse: bool, model: torch.nn.Module, x: torch.Tensor) -> None:
@@ -355,7 +394,8 @@ def measure_where(report: Report) -> None:
 
 SECTIONS: dict[str, Callable[[Report], None]] = {
     "ratios": measure_ratios, "others": measure_others, "cold": measure_cold, "depth": measure_depth, "width": measure_width, "reuse": measure_reuse,
-    "blocks": measure_blocks, "copies": measure_copies, "memory": measure_memory, "llama": measure_llama, "import": measure_imports, "where": measure_where,
+    "blocks": measure_blocks, "updates": measure_updates, "copies": measure_copies, "memory": measure_memory, "llama": measure_llama,
+    "import": measure_imports, "where": measure_where,
 }
 SECTION_FAILED = "{} could not be measured"
 # Others last: some leave torch patched.
