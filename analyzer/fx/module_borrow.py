@@ -328,15 +328,12 @@ class _Loan:
         """Fill the lists of the result, in the order and under the names of ``named_parameters()``."""
         borrowed, original_of = self.borrowed, self.stand_ins.original_of
         named: set[int] = set()
-        inside: set[int] = set()
         borrowed.walked = walk_modules(borrowed.root)
         for path, module in borrowed.walked:
-            if id(module) in borrowed.reserved:
-                reserved = borrowed.reserved[id(module)]
-                inside.update(map(id, reserved.twin.modules))
-                for held in borrowed.held:
-                    held.append(reserved)
-            if id(module) in inside:
+            if id(module) in self.inside:
+                if id(module) in borrowed.reserved:
+                    for held in borrowed.held:
+                        held.append(borrowed.reserved[id(module)])
                 continue
             borrowed.modules[id(module)] = path
             borrowed.by_path[path] = module

@@ -104,8 +104,7 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
 def alias(tensor: torch.Tensor) -> torch.Tensor:
     """Another tensor on the storage of ``tensor``, known to nobody: it keeps the storage alive and counts as a holder."""
     with without_modes():
-        out = torch.empty(0, dtype=tensor.dtype, device="meta")
-        return out.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+        return tensor.detach()
 
 
 def revive(like: torch.Tensor, claim: torch.device, number: int, region: Region, space: AddressSpace) -> torch.Tensor:

@@ -276,12 +276,12 @@ class Twin:
 
 
 def _ends(block: nn.Module) -> list[Hashable]:
-    """What most often tells blocks of one class apart: the first tensors of the first and of the last module in it."""
-    found: list[Hashable] = [len(block._modules)]
-    for at in (0, -1):
-        module: nn.Module | None = block
+    """What most often tells blocks of one class apart: how many modules they hold, and the first tensors of the first and of the last of these."""
+    children = [child for child in block._modules.values() if child is not None]
+    found: list[Hashable] = [len(children)]
+    for module in (children[0], children[-1]) if children else ():
         while module is not None and module._modules:
-            module = list(module._modules.values())[at]
+            module = next(iter(module._modules.values()))  # type: ignore[assignment]
         held = None if module is None else next(chain(module._parameters.values(), module._buffers.values()), None)
         found.append(None if held is None or is_lazy(held) else held.shape)
     return found
