@@ -4,6 +4,7 @@ The replacements act only in threads that trace; other threads get what was ther
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -18,6 +19,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.amp import autocast_mode
 from torch.nn.modules._functions import BackwardHookFunction
+from torch.utils._pytree import tree_map_only
 
 from analyzer.meta.patch import SharedReplacements, Undo, replace
 from analyzer.meta.flex_attention import FlexAttention
@@ -129,8 +131,7 @@ def _apply_function(original: Any) -> Any:
         if tape is None:
             return real(*args, **kwargs)
         if cls is _checkpoint.CheckpointFunction:
-            with tape.checkpoint(use_reentrant=True, preserve_rng_state=args[1]):
-                return args[0](*args[2:])
+            return _run_reentrant(tape, args[0], args[1], args[2:])
         if cls in _TRANSPARENT:
             with tape.pause():
                 result = real(*args, **kwargs)
@@ -144,6 +145,23 @@ def _apply_function(original: Any) -> Any:
         return tape.run_function(cls, args, kwargs, lambda a, k: real(*a, **k))
 
     return apply
+
+
+def _run_reentrant(tape: Tape, function: Any, preserve_rng_state: bool, args: tuple[Any, ...]) -> Any:
+    """A reentrant checkpoint, which gives gradients to the tensors among its arguments, and to those alone that it returns by themselves or in a tuple."""
+    tracks = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+    runs_plainly = tracks or tape.regions.replays_checkpoints  # else the graph must do without gradients where it has no checkpoint that does
+    with tape.checkpoint(use_reentrant=True, preserve_rng_state=preserve_rng_state), contextlib.nullcontext() if runs_plainly else torch.no_grad():
+        result = function(*args)
+    if not tracks or isinstance(result, torch.Tensor):
+        return result
+    if not isinstance(result, tuple):
+        return _detach(result)
+    return tuple(x if isinstance(x, torch.Tensor) else _detach(x) for x in result)
+
+
+def _detach(tree: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda t: t.detach() if t.requires_grad else t, tree)
 
 
 def _run_backward(original: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -94,6 +95,45 @@ def test_same_results(traced_like: Any, variant: str, replayed: bool) -> None:
     # 2 layers, run again per checkpoint around them: block once, inner once by its own and, for its outputs, once more by the outer one
     assert count_calls(gm, X) == (count_calls(model, X) if replayed else 2)
     assert count_calls(model, X) > 2
+
+
+class Returns(nn.Module):
+    """A reentrant checkpoint, which gives no gradient to tensors in what it returns."""
+
+    def __init__(self, function: Callable[[nn.Module, Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.recurrent = nn.Linear(4, 4), nn.Linear(4, 4), nn.LSTM(4, 4, batch_first=True)
+        self.function = function
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = checkpoint(functools.partial(self.function, self), self.first(x), use_reentrant=True)
+        return sum(t.sum() for t in pytree.tree_leaves(found)) + self.second(x).sum()
+
+
+RETURNED: dict[str, Callable[[Any, Tensor], Any]] = {
+    "a tuple in a tuple": lambda model, x: model.recurrent(x[None]),
+    "a list": lambda model, x: [model.second(x), x.exp()],
+    "a tensor and a dict": lambda model, x: (model.second(x), {"exp": x.exp()}),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of layers without a gradient
+@pytest.mark.parametrize("returned", RETURNED)
+@pytest.mark.parametrize("replayed", [True, False])
+def test_containers_that_a_reentrant_checkpoint_returns(traced_like: Any, returned: str, replayed: bool) -> None:
+    traced_like(Returns(RETURNED[returned]), {"x": X.detach()}, trace_act_ckpt=replayed)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("replayed", [True, False])
+def test_a_reentrant_checkpoint_of_inputs_without_gradients(traced_like: Any, replayed: bool) -> None:
+    class Model(Block):
+        def forward(self, x: Tensor, factor: float = 1.0) -> Tensor:
+            return checkpoint(self.up, x, use_reentrant=True).relu() + self.down(checkpoint(self.up, x, use_reentrant=True)).sum()
+
+    traced_like(Model(), {"x": X.detach()}, trace_act_ckpt=replayed)
 
 
 def test_generated_code() -> None:
