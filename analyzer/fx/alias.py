@@ -17,6 +17,7 @@ _IN_PLACE = {f for f in IN_PLACE_OF.values()}
 _PASS_THROUGH = frozenset("""dropout alpha_dropout feature_dropout feature_alpha_dropout dropout1d dropout2d dropout3d type_as float double half bfloat16
     int long bool cpu cuda type atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid einsum pad getitem getattr identity
     conj resolve_conj resolve_neg requires_grad_ clip_grad_norm_""".split())
+_NORMALIZATIONS = frozenset({"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
 _PASS_THROUGH_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten)
 
 
@@ -33,6 +34,8 @@ def written_by(node: fx.Node) -> list[fx.Node]:
             written.extend(node.args[:1])
         elif name == "assign_buffer" or name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
             written.extend(node.args[:1] if not name.startswith("_foreach") else node.args)
+        elif name.partition(".")[0] in _NORMALIZATIONS:
+            written.extend(_statistics(node))
         written.extend(_shared(node, writes=True))
     return list(dict.fromkeys(_nodes_in(written)))
 
@@ -63,6 +66,12 @@ def makers(node: fx.Node) -> set[fx.Node]:
             found.add(n)
             pending.extend(may_share(n))
     return found
+
+
+def _statistics(node: fx.Node) -> list[Any]:
+    """The running statistics that a normalization updates, of which its schema says nothing."""
+    given = dict(zip(("input", "weight", "bias", "running_mean", "running_var", "training"), node.args)) | node.kwargs
+    return [given.get("running_mean"), given.get("running_var")] if given.get("training", given.get("use_input_stats")) else []
 
 
 def _name(node: fx.Node) -> str:

@@ -14,6 +14,7 @@ from analyzer import symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.fx.alias import makers, may_share, written_by
 from analyzer.fx.graph_module import GraphModule
+from analyzer.fx.passes.dead_code import eliminate_dead_code
 from analyzer.fx.region import AutocastRegion, CheckpointRegion, GradRegion
 from analyzer.fx.region_edit import clear_region, nodes_in, set_region
 from analyzer.fx.saved_edit import set_saved
@@ -314,6 +315,27 @@ def test_a_buffer_written_in_the_region() -> None:
     gm = symbolic_trace(Counts(), meta_args={"x": X})
     with pytest.raises(InputError, match="cannot hold add_: it writes in place to count, and would write again when it is run again; leave it out"):
         set_region(gm, ["add_", "sin"])
+
+
+def test_running_statistics_that_a_function_updates() -> None:
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+            self.register_buffer("var", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            nn.functional.instance_norm(x.T[None], self.mean, self.var)
+            y = nn.functional.batch_norm(x, self.mean, self.var, training=self.training)
+            return y.exp()
+
+    gm = symbolic_trace(Norm(), meta_args={"x": X})
+    with pytest.raises(InputError, match="cannot hold batch_norm: it writes in place to mean, and would write again when it is run again"):
+        set_region(gm, ["batch_norm", "exp"])
+    eliminate_dead_code(gm)
+    assert "instance_norm" in gm.code, "which updates them too"
+    gm = symbolic_trace(Norm().eval(), meta_args={"x": X})
+    set_region(gm, ["batch_norm", "exp"])
 
 
 class Aliases(nn.Module):
