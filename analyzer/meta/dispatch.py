@@ -401,9 +401,9 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
                 decomposition = torch._decomp.decomposition_table.get(func)
                 if decomposition is not None:
                     return decomposition(*args, **kwargs)
-                namespace = func.namespace
+                namespace, reason = func.namespace, str(error).splitlines()[0].partition(". ")[0]
                 raise UnsupportedOperatorError(
-                    f"{func} cannot run without data: it has no meta kernel ({str(error).splitlines()[0][:200]}). {state.where()}\n"
+                    f"{func} cannot run without data: it has no meta kernel ({reason}). {state.where()}\n"
                     f"Give it a shape: `@register_shape_impl(torch.ops.{namespace}.{func.__name__})` on a function of the "
                     f"same arguments that returns empty tensors, or `torch.library.register_fake`."
                 ) from error

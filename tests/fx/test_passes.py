@@ -83,6 +83,21 @@ def test_dead_code_is_what_has_no_effect() -> None:
     model.train()
 
 
+def test_what_draws_random_numbers_is_not_dead() -> None:
+    def f(x: Tensor) -> Tensor:
+        torch.poisson(x)
+        torch._standard_gamma(x + 1)
+        return x + torch.rand(x.shape)
+
+    x = torch.rand(2, 3)
+    gm = symbolic_trace(f, meta_args={"x": x})
+    torch.manual_seed(0)
+    expected = gm(x)
+    eliminate_dead_code(gm)
+    torch.manual_seed(0)
+    assert torch.equal(gm(x), expected)
+
+
 def test_dead_code_of_others_stays() -> None:
     class Printer(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
 """Takes away what nobody reads."""
 from __future__ import annotations
 
+import functools
 import inspect
 
+import torch
 from torch import fx, nn
 
 from ..alias import written_by
@@ -47,7 +49,14 @@ def is_pure(node: fx.Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     module = "torch" if node.op == "call_method" or inspect.isbuiltin(node.target) else str(getattr(node.target, "__module__", None) or "torch")
     ours = module.split(".")[0] in ("torch", "_operator") and not module.startswith("torch.distributed")
-    return ours and not isinstance(node.target, CallTarget) and not any(r in name for r in _RANDOM) and "c10d" not in str(node.target)
+    return ours and not isinstance(node.target, CallTarget) and not any(r in name for r in _RANDOM) and not _draws(name) and "c10d" not in str(node.target)
+
+
+@functools.cache
+def _draws(name: str) -> bool:
+    """Whether an operator of ATen says that it draws random numbers."""
+    packet = getattr(torch.ops.aten, name.partition(".")[0], None) if name else None
+    return packet is not None and any(torch.Tag.nondeterministic_seeded in getattr(packet, o).tags for o in packet.overloads())
 
 
 def _is_pure_module(module: nn.Module) -> bool:
