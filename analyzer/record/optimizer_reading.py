@@ -200,7 +200,7 @@ class Reading:
             return freeze(value, None, None)
 
         args, kwargs = freeze_lists(signature.args), freeze_lists(signature.kwargs)
-        outputs = gives = None
+        outputs, gives = freeze((), None, None), None
         if call.outputs:
             if [self.owner.get(n) for n in call.outputs] != members:
                 raise NotUnderstood(f"{signature.op}: returns something else than one tensor of each parameter")

@@ -93,7 +93,7 @@ class ListCall(NamedTuple):
     kinds: frozenset[int]
     args: Any        #: as `freeze` makes them, with a `Column` for each list
     kwargs: Any
-    outputs: Column | None
+    outputs: Any     #: a Column, or a frozen empty tuple
     reads: tuple[Any, ...]   #: in the order of the signature's inputs: a Column of places, or a `Common`
     gives: Column | None
     code: int = CALLED

@@ -1,7 +1,7 @@
 """The steps of an optimizer for its own parameters, as calls on storages: what sums over calls ask, and what a log is written from."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from analyzer.meta.signature import Signature
@@ -40,6 +40,7 @@ class OptimizerSteps:
         self._lists: dict[frozenset[int], list[Member]] = {}
         self._rosters: dict[frozenset[int], Roster] = {}
         self._columns: dict[tuple[Column, frozenset[int]], list[Any]] = {}
+        self._signatures: dict[Any, Signature] = {}  # the log of one run has one for all calls that are alike
 
     def members_of(self, kinds: frozenset[int]) -> list[Member]:
         """The parameters of some kinds."""
@@ -76,26 +77,26 @@ class OptimizerSteps:
 
     def signature_of(self, call: Call, variant: Variant | None) -> Signature:
         """The signature of a call on one parameter's tensors, or on nobody's."""
-        key = call._replace(reads=(), gives=()), variant and variant[1:3]
-        found = _signatures.get(key)
-        if found is None:
-            def spec(like: Like) -> TensorSpec:
-                assert variant is not None
-                return variant.spec_of(like)
+        def spec(like: Like) -> TensorSpec:
+            assert variant is not None
+            return variant.spec_of(like)
 
-            found = _remember(key, _make_signature(call.op, thaw(call.args, spec), thaw(call.kwargs, spec), thaw(call.outputs, spec)))
-        return found
+        return self._signature((call._replace(reads=(), gives=()), variant and variant[1:3]), call, spec)
 
     def signature_of_list(self, call: ListCall) -> Signature:
         """The signature of a call on lists of tensors; steps share it where the numbers in it do not differ."""
-        key = call._replace(reads=(), gives=None), self._roster(call.kinds)
-        found = _signatures.get(key)
-        if found is None:
-            def column(elements: Column) -> list[Any]:
-                return self._column(elements, call.kinds)
+        def column(elements: Column) -> list[Any]:
+            return self._column(elements, call.kinds)
 
-            found = _remember(key, _make_signature(call.op, thaw(call.args, column), thaw(call.kwargs, column),
-                                                   () if call.outputs is None else column(call.outputs)))
+        return self._signature((call._replace(reads=(), gives=None), self._roster(call.kinds)), call, column)
+
+    def _signature(self, key: Any, call: Call | ListCall, spec: Callable[[Any], Any]) -> Signature:
+        found = self._signatures.get(key)
+        if found is None:
+            found = _signatures.get(key)
+            if found is None:
+                found = _remember(key, _make_signature(call.op, thaw(call.args, spec), thaw(call.kwargs, spec), thaw(call.outputs, spec)))
+            self._signatures[key] = found
         return found
 
     def _roster(self, kinds: frozenset[int]) -> Roster:

@@ -353,3 +353,9 @@ def test_a_profile_that_nobody_reads_keeps_no_model_alive(updates):
     gc.collect()
     assert alive() is None and updates == [0, 1]
     assert len(found.timeline) > 0
+
+
+def test_signatures_of_other_runs_may_be_forgotten(updates, monkeypatch):
+    """Between the sums of a profile and its rows."""
+    monkeypatch.setattr("analyzer.record.optimizer_steps._MOST", 1)
+    assert_same(chain(), updates, steps=2, args=(X,), optimizer="adamw")
