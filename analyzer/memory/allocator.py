@@ -276,6 +276,12 @@ class CachingAllocator:
         assert place.requested_bytes is not None
         return Block(place.address, place.requested_bytes, place.size_bytes, stream, place)
 
+    def place_of(self, block: Block) -> Block | Span:
+        """What `play` takes in a slot for a live block, to free it: the handle is of no use after that."""
+        span = block._span
+        assert span is not None
+        return span if self._is_plain else block
+
     def play(self, acts: list[Any], slots: list[Any], takings: Takings, elsewhere: Elsewhere, stream: int = 0) -> None:
         """Repeat a sequence of `allocate` and `free` (see `allocator_play`); the same as these one by one.
 

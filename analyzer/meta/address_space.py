@@ -67,6 +67,9 @@ class HostMemory:
     def block_of(self, place: Any, stream: int = 0) -> Any:
         return place
 
+    def place_of(self, region: Any) -> Any:
+        return region
+
     def play(self, acts: list[Any], slots: list[Any], takings: Takings, elsewhere: Elsewhere, stream: int = 0) -> None:
         """As `CachingAllocator.play`."""
         before, self.observer = self.observer, None

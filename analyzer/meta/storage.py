@@ -58,6 +58,11 @@ class MetaStorage(torch.UntypedStorage):
         if space is not None:
             space.release(self)
 
+    def give_away(self) -> Region:
+        """Its place in memory, which somebody else gives back from now on."""
+        del self.space
+        return self.region
+
     def __del__(self) -> None:
         space = self.__dict__.get("space")
         if space is not None:

@@ -410,7 +410,15 @@ class _Run:
         born = take_numbers()
         place.numbers += range(born, born + reel.births)
         self.slots += [None] * (len(place.numbers) - len(self.slots))
+        for slot in backward.freed:
+            storage: Any = self.incoming[slot].untyped_storage()
+            if storage.claim != reel.claim_of(slot):
+                raise PlayedTwice(self.module)
+            self.slots[slot] = self.recorder.memory.place_of(storage.give_away())
         self.takes = play(self.recorder, reel, place, self.slots, self._let_go)
+        for slot, event in backward.freed.items():
+            take = next(take for take in self.takes if take.start.event <= event < take.stop.event)
+            take.freed.append((slot, place.numbers[slot]))
         unseen = self.recorder.unseen_gradients
         if unseen is None or not reel.elsewhere.keys().isdisjoint(backward.gradients):
             self.reuse.lend(self.module)

@@ -88,6 +88,7 @@ class Backward:
     returned: list[tuple[int, torch.Tensor] | None]   #: per tensor input: slot and a tensor like its gradient
     parameters: list[tuple[int, str, int, torch.Tensor]]  #: place of its module, name, slot and a tensor like its gradient
     dying: set[int]                                   #: slots of inputs and outputs that autograd lets go of
+    freed: dict[int, int]                             #: slots of gradients of outputs that the reel itself frees, and the event
 
     def __post_init__(self) -> None:
         self.gradients = [slot for _, _, slot, _ in self.parameters]
@@ -399,12 +400,14 @@ class Trial:
         outputs = {o[0] for o in segment.outputs if isinstance(o, tuple)}
         made = segment.reel.first_slot
         inner = {n for n, slot in slot_of.items() if slot >= made and slot not in outputs}
+        inner.update(n for n in self.incoming if n is not None and n not in kept and log.storages[n].nbytes)
         first = made + segment.reel.births
         slot_of.update((n, first + i) for i, n in enumerate(self.incoming) if n is not None)
         reel = Reel(log, events, slot_of, first + len(self.incoming), inner, dict(segment.reel.elsewhere), self.main.memory)
         dying = {stop.slot for stop in reel.stops if 0 <= stop.slot < first}
+        freed = {slot_of[what]: i for i, (kind, what) in enumerate(reel.events) if kind == DIED and what in self.incoming}
         return Backward(reel, [n is not None for n in self.incoming], [None if r is None else (slot_of[r[0]], r[1]) for r in returned],
-                        [(place, name, slot_of[n], like) for place, name, n, like in parameters], dying)
+                        [(place, name, slot_of[n], like) for place, name, n, like in parameters], dying, freed)
 
 
 def _divide(log: Log, first_node: int, slot_of: dict[int, int], inputs: list[int], reel: Reel,

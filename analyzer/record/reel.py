@@ -165,15 +165,16 @@ class Place:
 class Take:
     """One stretch of a reel that was played between two stops, and what the allocator gave.
 
-    ``survivors`` are slots and numbers of the storages born in it that outlive the playing.
+    ``survivors`` are slots and numbers of the storages born in it that outlive the playing, ``freed`` those of older ones that die in it.
     """
 
-    __slots__ = ("reel", "place", "start", "stop", "step", "call", "event", "act", "takings", "survivors")
+    __slots__ = ("reel", "place", "start", "stop", "step", "call", "event", "act", "takings", "survivors", "freed")
 
     def __init__(self, reel: Reel, place: Place, start: Mark, stop: Mark, step: int, log: Log, takings: Takings) -> None:
         self.reel, self.place, self.start, self.stop, self.step, self.takings = reel, place, start, stop, step, takings
         self.call, self.event, self.act = len(log.call_slots), log.events, len(log.act_slots)
         self.survivors: list[tuple[int, int]] = []
+        self.freed: list[tuple[int, int]] = []
 
     def parts_played(self) -> list[tuple[int, Reel, int, int]]:
         return [(self.step, self.reel, self.start.event, self.stop.event)]

@@ -47,11 +47,16 @@ class StepReplay:
             if kind == BORN:
                 self._survivors.add(what)
             elif kind == DIED:
-                if what not in self._survivors:
-                    self._closed = False
-                self._survivors.discard(what)
+                self._note_death(what)
             elif kind == TAKEN:
+                for _, number in what.freed:
+                    self._note_death(number)
                 self._survivors.update(number for _, number in what.survivors)
+
+    def _note_death(self, number: int) -> None:
+        if number not in self._survivors:
+            self._closed = False
+        self._survivors.discard(number)
 
     def leave(self, tensor: torch.Tensor, receive: Callable[[torch.Tensor], None]) -> None:
         """Say that the stretch leaves ``tensor`` behind; when it is played again, ``receive`` gets its like."""
@@ -100,6 +105,8 @@ class StepReplay:
                 mine = blocks.get(id(take.place))
                 if mine is None:
                     mine = blocks[id(take.place)] = [None] * len(take.place.numbers)
+                for slot, number in take.freed:
+                    mine[slot] = slots[self._slot_of[number]]
             else:
                 reel, start, stop = part.what
                 mine = slots
