@@ -265,14 +265,15 @@ class Twin:
             if container:
                 container.clear()
         values = iter(self._found)
-        for layout, module in zip(self.pattern.layouts, self.modules):
+        for layout, module, contents in zip(self.pattern.layouts, self.modules, self._contents):
             own = dict(zip(layout.keys, islice(values, len(layout.keys))))
             for name, names in layout.filled:
                 held = list(islice(values, len(names)))
                 own[name].clear()
                 own[name].update(zip(names, held))
-            module.__dict__.clear()
-            module.__dict__.update(own)
+            contents.clear()
+            contents.update(own)
+            object.__setattr__(module, "__dict__", contents)
 
 
 def _ends(block: nn.Module) -> list[Hashable]:

@@ -1,0 +1,227 @@
+"""Tensors of blocks that are like an earlier one are made when somebody asks, and a profile is the same whether or not."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from analyzer import profile
+from analyzer.fx.stand_in import StandIns
+from tests.meta.test_mode import assert_unchanged, observable_torch
+
+from .block_model import Block, Stack, Sums, X
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Names by id of the tensors for which stand-ins were made, in order."""
+    found = []
+    original = StandIns._make
+
+    def make(self, tensor, readable, constant):
+        found.append(id(tensor))
+        return original(self, tensor, readable, constant)
+
+    monkeypatch.setattr(StandIns, "_make", make)
+    return found
+
+
+def assert_same(model, played, made, *, lent, **call):
+    """``lent`` are the blocks whose tensors were made; the first is always tried out, on others of its own."""
+    state = {name: (id(t), t._version) for name, t in model.state_dict(keep_vars=True).items()}
+    dicts = [(id(m.__dict__), dict(m.__dict__)) for m in model.modules()]
+    run = profile(model, args=(X,), reuse=False, **call)
+    made.clear()
+    played.clear()
+    reused = profile(model, args=(X,), **call)
+    assert reused == run
+    tensors = {path: {id(t) for t in block.parameters()} for path, block in model.named_modules() if path.startswith("blocks.") and path.count(".") == 1}
+    assert [int(path[7:]) for path, ids in tensors.items() if not ids.isdisjoint(made)] == lent
+    assert {name: (id(t), t._version) for name, t in model.state_dict(keep_vars=True).items()} == state
+    assert [(id(m.__dict__), dict(m.__dict__)) for m in model.modules()] == dicts
+
+
+@pytest.mark.parametrize("call", [{}, {"mode": "infer"}, {"optimizer": "adamw"}, {"device": "cpu"}])
+def test_blocks_that_are_played_need_no_tensors(call, played, made):
+    assert_same(Stack(Block(i) for i in range(5)), played, made, lent=[0], **call)
+    assert len(played) == 5
+
+
+class Normed(Block):
+    """Has buffers: numbers that it counts up, and statistics."""
+
+    def __init__(self, index):
+        super().__init__(index)
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x):
+        return self.norm(super().forward(x))
+
+
+@pytest.mark.parametrize("call", [{}, {"mode": "infer"}, {"optimizer": "sgd"}])
+def test_buffers(call, played, made):
+    assert_same(Stack(Normed(i) for i in range(5)), played, made, lent=[0], **call)
+
+
+class Asking(Stack):
+    """Looks at what every stand-in answers as its original would."""
+
+    def forward(self, x):
+        for block in self.blocks:
+            weight = block.up.weight
+            assert weight.device == x.device and weight.is_cuda == x.is_cuda and not weight.is_meta
+            assert weight.shape == (32, 16) and weight.dtype is torch.float32 and weight.requires_grad and weight.numel() == 512
+            x = block(x)
+        return x
+
+
+def test_answers_that_need_no_tensor(played, made):
+    assert_same(Asking(Block(i) for i in range(5)), played, made, lent=[0])
+
+
+class Touching(Stack):
+    """Does something with a weight of the fourth block, before or after that ran."""
+
+    def __init__(self, touch, late):
+        super().__init__(Block(i) for i in range(6))
+        self.touch, self.late = touch, late
+
+    def forward(self, x):
+        for i, block in enumerate(self.blocks):
+            if i == 3 and not self.late:
+                x = self.touch(x, self.blocks[3])
+            x = block(x)
+        return self.touch(x, self.blocks[3]) if self.late else x
+
+
+@pytest.mark.parametrize("touch", [
+    lambda x, block: x + block.up.weight.sum(), lambda x, block: x * torch.cat([block.down.bias, block.down.bias])[:16],
+    lambda x, block: block.up(x)[:, :16], lambda x, block: block.forward(x), lambda x, block: x * (1 if block.up.weight.data_ptr() else 2),
+    lambda x, block: x + 0 * sum(p.detach().sum() for p in block.parameters()), lambda x, block: x * len(block.up.weight.grad or ()) + x,
+    lambda x, block: functional_call(block, {"up.weight": torch.ones(32, 16, device=x.device)}, (x,)),
+])
+@pytest.mark.parametrize("late", [False, True])
+def test_tensors_that_are_used_outside_of_their_block(touch, late, played, made):
+    model = Touching(touch, late)
+    run = profile(model, args=(X,), reuse=False)
+    assert profile(model, args=(X,)) == run
+
+
+class TwoStreams(Block):
+    """Its second argument has a gradient too: it is run."""
+
+    def forward(self, x, y):
+        return super().forward(x) + y, y * 2
+
+
+class Both(Stack):
+    def forward(self, x):
+        y = self.blocks[0].up.weight.sum() * x
+        x = x * self.blocks[0].up.weight.mean()
+        for block in self.blocks:
+            x, y = block(x, y)
+        return x + y
+
+
+def test_blocks_that_are_run_are_lent_their_tensors(played, made):
+    assert_same(Both(TwoStreams(i) for i in range(5)), played, made, lent=[0, 1, 2, 3, 4])
+    assert played == []
+
+
+class Nested(nn.Module):
+    """Is run, since it reads a number of its own in which all differ; what it holds is alike."""
+
+    def __init__(self, index):
+        super().__init__()
+        self.index = index
+        self.inner = nn.ModuleList(Sums() for _ in range(2))
+
+    def forward(self, x):
+        for block in self.inner:
+            x = block(x) * self.index
+        return x
+
+
+def test_blocks_in_blocks_that_are_run(played, made):
+    model = Stack(Nested(i) for i in range(5))
+    assert_same(model, played, made, lent=[0, 1, 2, 3, 4])
+    assert "Sums" in played
+
+
+class Marking(Stack):
+    """Changes its blocks while it runs."""
+
+    def __init__(self, change):
+        super().__init__(Block(i) for i in range(5))
+        self.change = change
+
+    def forward(self, x):
+        for block in self.blocks:
+            self.change(block)
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("change", [
+    lambda block: setattr(block, "last", 1), lambda block: setattr(block, "factor", 3), lambda block: block.eval(),
+    lambda block: block._forward_hooks.clear(), lambda block: setattr(block, "index", block.index + 1),
+    lambda block: setattr(block.up, "bias", None), lambda block: setattr(block, "up", nn.Linear(16, 32)),
+])
+def test_changes_during_the_run(change, played, made):
+    model = Marking(change)
+    before = [dict(m.__dict__) for m in model.modules()]
+    tensors = list(map(id, model.parameters()))
+    run = profile(model, args=(X,), reuse=False)
+    assert profile(model, args=(X,)) == run
+    assert [dict(m.__dict__) for m in model.modules()] == before and list(map(id, model.parameters())) == tensors
+
+
+class Listed(Stack):
+    """Holds parts of later blocks elsewhere."""
+
+    def __init__(self):
+        super().__init__(Block(i) for i in range(5))
+        self.weights = [self.blocks[2].up.weight]
+        self.parts = {"up": self.blocks[3].up}
+
+
+def test_parts_of_blocks_in_lists(played, made):
+    model = Listed()
+    run = profile(model, args=(X,), reuse=False)
+    assert profile(model, args=(X,)) == run
+    assert model.weights[0] is model.blocks[2].up.weight and model.parts["up"] is model.blocks[3].up
+
+
+class Boom(BaseException):
+    pass
+
+
+class Failing(Stack):
+    def forward(self, x):
+        self.blocks[2].last = x
+        x = super().forward(x)
+        self.blocks[4].index = 100
+        raise Boom
+
+
+def test_failures_leave_the_model_alone(played, made):
+    model = Failing(Block(i) for i in range(5))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    before = [dict(m.__dict__) for m in model.modules()]
+    torch_before = observable_torch()
+    with pytest.raises(Boom):
+        profile(model, args=(X,))
+    assert_unchanged(torch_before)
+    assert [dict(m.__dict__) for m in model.modules()] == before
+    assert all((p.grad == 1).all() for p in model.parameters())
+
+
+def test_the_users_own_gradients_do_not_count(played, made):
+    model = Stack(Block(i) for i in range(5))
+    run = profile(model, args=(X,))
+    model(X).sum().backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    assert profile(model, args=(X,)) == run
+    assert all(map(torch.equal, grads, (p.grad for p in model.parameters())))
