@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.meta.storage import MetaStorage
 
+from .block_trial import number_of
 from .event import BEGAN, DIED, ENDED, Event
 from .optimizer_member import ParameterKind, contiguous_stride
 from .optimizer_reading import NotUnderstood, Reading, Representative
@@ -157,11 +157,3 @@ def mark_states(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
             elif not isinstance(value, (int, float, str)):
                 found += tensors_in(value)
     recorder.mark(found, "optimizer state")
-
-
-def number_of(tensor: torch.Tensor) -> int:
-    """The number of the storage of a tensor of the mode's."""
-    storage = tensor.untyped_storage()
-    assert isinstance(storage, MetaStorage)
-    return storage.number
-
