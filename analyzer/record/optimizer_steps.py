@@ -141,7 +141,7 @@ class Roster:
 # Signatures of earlier runs, with what profilers know of them: a list of a thousand tensors is not looked at again.
 _signatures: dict[Any, Signature] = {}
 _rosters: dict[tuple[Any, ...], Roster] = {}
-_MOST = 1 << 12  # a process that meets more starts over, to bound memory
+_MOST = 1 << 10  # a process that meets more starts over: those of lists of a thousand tensors take some 100 KB each
 
 
 def _remember(key: Any, signature: Signature) -> Signature:
