@@ -24,11 +24,15 @@ class without_modes:
     __slots__ = ("_dispatch", "_function", "_grad_enabled")
 
     def __enter__(self) -> None:
+        self._grad_enabled = torch.is_grad_enabled()
         self._dispatch: Any = torch._C._DisableTorchDispatch()  # for as long as the object lives
         self._function = torch._C.DisableTorchFunction()
-        self._function.__enter__()
-        self._grad_enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
+        try:
+            self._function.__enter__()
+            torch._C._set_grad_enabled(False)
+        except BaseException:  # an interrupt that came meanwhile
+            self.__exit__()
+            raise
 
     def __exit__(self, *exc: object) -> None:
         torch._C._set_grad_enabled(self._grad_enabled)
