@@ -125,7 +125,8 @@ def profile(
                 meta_mode.state.assume(remark)
             root = borrowed.root  # a compiled module is profiled as the one it wraps
             recorder = Recorder(meta_mode, root, claim, is_leaf, find_leaf_impl, borrowed.walked)
-            blocks = BlockReuse(recorder, root, borrow_module, is_leaf, excluded, borrowed.reserved, borrowed.lend) if plays else None
+            with torch._C.DisableTorchFunction():
+                blocks = BlockReuse(recorder, root, borrow_module, is_leaf, excluded, borrowed.reserved, borrowed.lend) if plays else None
             with recorder.recording():
                 try:
                     run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)

@@ -120,6 +120,18 @@ class BlockReuse:
         reserved.write_out(recorder.log)
         recorder.own_parameters_of(twin.modules)
 
+    def _lend_inside(self, module: nn.Module) -> None:
+        """Make the tensors of blocks in a block that has its own."""
+        if id(module) in self._reserved:
+            return
+        inside = [inner for inner in self.modules_in(module) if id(inner) in self._reserved]
+        if inside:
+            for inner in inside:
+                self.lend(inner)
+            self._contents[id(module)] = _survey(module, {})
+            self._watch(self._contents[id(module)])
+            self.recorder.watched.update(self._blocks_of)
+
     def has_played(self, block: nn.Module) -> bool:
         """Whether a block was played."""
         return id(block) in self._played
@@ -157,7 +169,10 @@ class BlockReuse:
         recorder = self.recorder
         if recorder.step == 0 and id(module) in self._played:
             raise PlayedTwice(self._played[id(module)])
-        if key is None or recorder.phase != "forward" or recorder.step != 0 or not _is_plain_context() or self._ties(module):
+        if key is None or recorder.phase != "forward" or recorder.step != 0 or not _is_plain_context():
+            return NotImplemented
+        self._lend_inside(module)
+        if self._ties(module):
             return NotImplemented
         leaves, structure = pytree.tree_flatten((args, kwargs))
         likes = [x if isinstance(x, (torch.Tensor, *_PLAIN)) else like_cache(x) or x for x in leaves]
