@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from analyzer.meta.dispatch import claimed_device
+from analyzer.meta.interrupt import InterruptsHeld
 from analyzer.meta.mode_stack import without_modes
 from analyzer.meta.reserved_touch import ReservedTouch
 from analyzer.meta.state import MetaState, current
@@ -112,10 +113,11 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Ite
             loan.take()
         yield loan.borrowed
     finally:
-        torch.set_grad_enabled(grad_enabled)
-        torch.set_default_dtype(default_dtype)
-        loan.give_back()
-        restore_generators(generators)
+        with InterruptsHeld():
+            torch.set_grad_enabled(grad_enabled)
+            torch.set_default_dtype(default_dtype)
+            loan.give_back()
+            restore_generators(generators)
 
 
 def is_placed(tensors: Iterable[Tensor | None]) -> bool:

@@ -15,6 +15,7 @@ from analyzer.meta.storage import MetaStorage, alias, revive, take_numbers
 from .autograd_node import saves_are_hooked
 from .block_key import ReadValues, structure_key
 from .block_place import BlockPlace
+from .shared_state import SharedState
 from .block_trial import Arguments, Backward, Borrow, GradSpec, PassedOn, Refused, Segment, Trial, number_of
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
 from .footprint import Footprint
@@ -247,8 +248,12 @@ class BlockReuse:
     def _try(self, module: nn.Module, arguments: Arguments, variants: list[tuple[ReadValues, Segment | None]]) -> Segment | None:
         segment: Segment | None = None
         trial = self.make_trial(module, arguments, None)
+        shared = SharedState(self.modules_in(module))
         try:
             segment = trial.run()
+            if not shared.is_same():
+                segment = None
+                raise Refused("it changes state outside of its modules")
         except Refused as reason:
             self.refusals[str(reason)] += 1
         finally:

@@ -57,6 +57,7 @@ class Reel:
         storages, watched = log.storage_table, log.device
         calls = births = 0
         lately = -1  # the slot that the last act allocated
+        before_held: Mark | None = None  # where that begins which a kernel holds when its results are there: libraries take their workspaces first
         for index, (kind, what) in enumerate(self.events):
             counted = recorded = 1
             if kind > HELD:
@@ -67,11 +68,17 @@ class Reel:
                 if takes_workspaces:
                     signature = log.call_slots[what].signature  # of a trial: all are there
                     if needs := library_needs(signature):
-                        self.stops.append(Mark(index, len(self.acts), calls, births, signature=signature, needs=needs))
+                        at = before_held or Mark(index, len(self.acts), calls, births)
+                        self.stops.append(at._replace(signature=signature, needs=needs))
                         self.library_keys.update((library, signature.inputs[-1].device) for library in needs)
                         lately = -1
                 calls += 1
+                before_held = None
                 continue
+            if kind == HELD:
+                before_held = before_held or Mark(index, len(self.acts), calls, births)
+            elif kind == BORN or what not in storages or storages[what].category != "workspace":
+                before_held = None
             if kind == BORN:
                 life = storages[what]
                 slot_of[what] = slot = first_slot + births

@@ -194,3 +194,21 @@ def test_a_graph_profiled_again_keeps_nothing_of_the_user(played):
     gm = symbolic_trace(model, meta_args={"x": X})
     assert symbolic_profile(gm, X).meta["profile"] == symbolic_profile(gm, X).meta["profile"]
     assert all(before[name][0] is p and p.grad is None for name, p in model.named_parameters())
+
+
+class Transposing(nn.Module):
+    """Its last kernel holds a block when its result is there."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.linear(x).t().contiguous().t() + x
+
+
+def test_a_library_takes_its_workspace_before_a_kernel_holds_blocks(played):
+    x = torch.empty(4, 8).t().contiguous().t()
+    gm = symbolic_trace(Stack(Transposing() for _ in range(5)), meta_args={"x": x})
+    runs = [symbolic_profile(gm, x, device="h100", reuse=reuse).meta["profile"] for reuse in (True, False)]
+    assert runs[0] == runs[1] and played

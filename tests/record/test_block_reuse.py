@@ -288,3 +288,20 @@ def test_atrous_branches_of_a_segmentation_model(played):
     # At a block's edge autograd may add two gradients before or after a parameter takes its own: two points of the timeline change places.
     assert dataclasses.replace(reused, timeline=()) == dataclasses.replace(run, timeline=())
     assert "Bottleneck" in played
+
+
+class CountingRuns(Block):
+    """Runs as often as a number of its class says, which grows."""
+
+    runs = 0
+
+    def forward(self, x):
+        type(self).runs += 1
+        for _ in range(1 + self.runs % 3):
+            x = super().forward(x)
+        return x
+
+
+def test_blocks_that_keep_count_outside_of_their_modules(played):
+    assert profile(Stack(CountingRuns(i) for i in range(6)), args=(X,)).fwd_macs % (4 * 2 * 16 * 32) == 0
+    assert played == []
