@@ -70,7 +70,7 @@ class Recorder:
         self.events: list[Event] | None = None  #: collected while somebody wants to play them again
         self.first_node = 0  #: of the present step
         self.watched: set[int] = set()  #: storages; `touched` is told of a forward call that reads one
-        self.touched: Callable[[int], None] = lambda number: None
+        self.touched: Callable[[int], None] = _nothing
         self.unseen_gradients: UnseenGradients | None = None  #: None where somebody may look at gradients
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
         self.creates_graph = False  #: the running backward pass is itself differentiated
@@ -555,7 +555,12 @@ class Recorder:
         finally:
             self.end()
             state.recorder = self.space.listener = self.memory.observer = None
+            self.reuse, self.touched, self._modules = None, _nothing, []  # whoever keeps the recorder keeps no model
             self.log.assumptions = list(state.assumptions)
+
+
+def _nothing(number: int) -> None:
+    """Nobody wants to know."""
 
 
 def _communicates(signature: Signature) -> bool:

@@ -77,11 +77,11 @@ def one_by_one(parameters: Iterable[torch.Tensor | Reserved]) -> Iterator[torch.
 
 
 class ReservedLives:
-    """The births of the parameters or buffers of a reserved block."""
+    """The births of the parameters or buffers of a reserved block. A profile that nobody has read holds this: nothing of the user's is in it."""
 
     def __init__(self, reserved: Reserved, category: str, log: Log, first_module: int) -> None:
         pattern = reserved.twin.pattern
-        self.reserved, self.category = reserved, category
+        self.category, self.device, self.acts, self.takings = category, str(reserved.claim), reserved.acts, reserved.takings
         self.first = 0 if category == "parameter" else len(pattern.parameters)
         self.tensors: list[HeldTensor] = pattern.parameters if category == "parameter" else pattern.buffers
         self.nbytes = sum([t.nbytes for t in self.tensors])
@@ -89,19 +89,19 @@ class ReservedLives:
         modules = log.modules
         self.labels = [f"{modules[first_module + t.module].path}.{t.name}" for t in self.tensors]
         number = reserved.first_number + self.first
-        log.number_of_label.update(zip(self.labels, range(number, number + len(self.tensors))))
+        self.numbers = range(number, number + len(self.tensors))
+        log.number_of_label.update(zip(self.labels, self.numbers))
 
     def parts_played(self) -> tuple[()]:
         return ()
 
     def expand(self, log: Log) -> None:
         """Write them into the log."""
-        reserved, device = self.reserved, str(self.reserved.claim)
-        placed = {act[0]: (address, reserved.takings.odd.get(at, act[1])) for at, (act, address) in enumerate(zip(reserved.acts, reserved.takings.addresses))}
-        for i, (tensor, label) in enumerate(zip(self.tensors, self.labels)):
+        takings = self.takings
+        placed = {act[0]: (address, takings.odd.get(at, act[1])) for at, (act, address) in enumerate(zip(self.acts, takings.addresses))}
+        for i, (number, tensor, label) in enumerate(zip(self.numbers, self.tensors, self.labels)):
             address, nbytes = placed[self.first + i]
-            life = StorageLife(log.life_table, reserved.first_number + self.first + i, tensor.nbytes, nbytes, address, device, self.event + i + 1, 0,
-                               "forward", 0, OUTSIDE, 0)
+            life = StorageLife(log.life_table, number, tensor.nbytes, nbytes, address, self.device, self.event + i + 1, 0, "forward", 0, OUTSIDE, 0)
             life.belongs(self.category, label, self.first_module + tensor.module)
             life.requires_grad = tensor.requires_grad
             log.add_life(life)

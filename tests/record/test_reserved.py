@@ -1,6 +1,9 @@
 """Tensors of blocks that are like an earlier one are made when somebody asks, and a profile is the same whether or not."""
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -233,3 +236,14 @@ def test_the_users_own_gradients_do_not_count(played, lent):
     grads = [p.grad.clone() for p in model.parameters()]
     assert profile(model, args=(X,)) == run
     assert all(map(torch.equal, grads, (p.grad for p in model.parameters())))
+
+
+@pytest.mark.parametrize("call", [{}, {"optimizer": "adamw"}, {"mode": "infer"}, {"reuse": False}])
+def test_a_profile_that_nobody_has_read_keeps_no_model_alive(call, played):
+    model = Stack(Block(i) for i in range(30))
+    kept = [weakref.ref(thing) for thing in (*model.modules(), *model.parameters())]
+    found = profile(model, args=(X,), **call)
+    del model
+    gc.collect()
+    assert [ref() for ref in kept if ref() is not None] == []
+    assert found.nodes and found.modules.params == 30 * (2 * 16 * 32 + 16 + 32)
