@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from .block_key import CONTAINERS, getter
 
 _MOST = 2  # kinds that look alike, with which a block is compared
+_DEEPEST = 16  # a module may hold itself
 _LEAVES = frozenset({str, int, float, bool, type(None), complex, bytes, type, type(len), type(lambda: 0), torch.dtype, torch.device, torch.Size})
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _KINDS = (nn.Parameter, torch.Tensor)
@@ -281,9 +282,10 @@ def _ends(block: nn.Module) -> list[Hashable]:
     children = [child for child in block._modules.values() if child is not None]
     found: list[Hashable] = [len(children)]
     for module in (children[0], children[-1]) if children else ():
-        while module is not None and module._modules:
-            module = next(iter(module._modules.values()))  # type: ignore[assignment]
-        held = None if module is None else next(chain(module._parameters.values(), module._buffers.values()), None)
+        inside: list[nn.Module | None] = [module]
+        while (last := inside[-1]) is not None and last._modules and len(inside) < _DEEPEST:
+            inside.append(next(iter(last._modules.values())))
+        held = None if last is None else next(chain(last._parameters.values(), last._buffers.values()), None)
         found.append(None if held is None or is_lazy(held) else held.shape)
     return found
 

@@ -103,7 +103,7 @@ def test_too_few_are_none():
 def test_modules_that_hold_themselves():
     model = Stack(Block(i) for i in range(4))
     for block in model.blocks:
-        block.add_module("self", block)
+        block._modules = {"self": block, **block._modules}
     assert twins_of(model) == {}
 
 
