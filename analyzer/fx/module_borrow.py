@@ -60,7 +60,7 @@ class Borrowed:
         self.reserved: dict[int, Reserved] = {}
         self.held: tuple[list[Tensor | Reserved], list[Tensor | Reserved]] = ([], [])
         self.stand_ins = stand_ins
-        self.lend: Callable[[Reserved], None] = lambda reserved: None
+        self.lend: Callable[[Reserved], None] = _keep
 
     def assigned(self) -> Iterator[tuple[str, str, Tensor]]:
         """Attributes of registered modules that hold a tensor which is no stand-in: (path of the module, name, tensor)."""
@@ -82,6 +82,10 @@ class Borrowed:
     def original_of(self, stand_in: Tensor) -> Tensor | None:
         """The tensor whose place ``stand_in`` takes, or None."""
         return self.stand_ins.original_of(stand_in)
+
+
+def _keep(reserved: Reserved) -> None:
+    """Nothing is lent any more."""
 
 
 @contextmanager
@@ -166,6 +170,7 @@ class _Loan:
         self.empty.clear()
         for twin in self.twins.values():
             twin.put_back()
+        self.borrowed.lend = _keep
         self.stand_ins.forget_storages()
 
     # -- walking -------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -17,13 +17,15 @@ from .hold import Hold
 from .options import ProfileOptions
 from .event import Event
 from .footprint import Footprint
-from .optimizer_play import OptimizerPlay
-from .optimizer_trial import TORCHS_OWN, is_known, is_sole_owner, mark_states
+from .known_optimizer import TORCHS_OWN, is_known, is_sole_owner, mark_states
 from .recorder import Recorder, tensors_in
 from .reserved import Reserved, one_by_one
 from .step_hook import has_step_hooks
 from .step_replay import StepReplay
 from .unseen_gradient import BlockGradients, UnseenGradients
+
+if TYPE_CHECKING:
+    from .optimizer_play import OptimizerPlay
 
 _PLAIN = (torch.Tensor, str, int, float, bool, complex, type(None), torch.dtype, torch.device)  # arguments that a forward pass cannot change
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -144,6 +146,8 @@ class EagerStep:
         if self.plays_updates and self.optimizer is not None:
             self.unseen.check(self.parameters)
             if same and self._leave_unseen(replay) and replay.is_whole():
+                from .optimizer_play import OptimizerPlay  # not needed by those who train nothing
+
                 self.updates = OptimizerPlay.make(recorder, self.optimizer, self._updated(), self.unseen, self.options.steps)
                 if self.updates is not None:
                     self._settle()
