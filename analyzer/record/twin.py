@@ -302,7 +302,7 @@ def find_twins(root: nn.Module, is_excluded: Callable[[nn.Module], bool], pays: 
     waiting = [root]
     while waiting:
         module = waiting.pop()
-        is_called = type(module).forward is not nn.Module.forward  # a list of modules is not
+        is_called = not isinstance(module, torch.jit.ScriptModule) and type(module).forward is not nn.Module.forward  # a list of modules is not
         if len(module._modules) > 1 and is_called and module is not root and id(module) not in seen and not is_excluded(module):
             kinds = patterns.setdefault((type(module), *_ends(module)), [])
             twin = next((twin for pattern in kinds if (twin := pattern.match(module)) is not None), None)
