@@ -255,9 +255,10 @@ def test_threads_take_turns():
 
 
 def test_a_dask_cluster_runs_it(importable, capsys):
-    distributed = pytest.importorskip("distributed")
+    dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
     grid = {"batch": [1, 3, 5], "optimizer": ["sgd", "adamw"]}
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=True, dashboard_address=None) as cluster, \
+    with dask.config.set({"distributed.worker.profile.enabled": False}), \
+            distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=True, dashboard_address=None) as cluster, \
             distributed.Client(cluster) as client:
         with client.get_executor() as executor:
             found = sweep(here("Fragile"), grid, inputs=INPUTS, executor=executor)

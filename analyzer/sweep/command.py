@@ -75,7 +75,8 @@ def add_sweep_command(commands: Any) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows here: .csv, .jsonl or .parquet")
     parser.add_argument("--retry-failed", action="store_true", help="run configurations again that failed before")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default one a core; 0: none but this one)")
-    parser.add_argument("--dask", metavar="ADDRESS", help="run on the Dask cluster with this scheduler, e.g. tcp://10.0.0.1:8786")
+    parser.add_argument("--dask", metavar="ADDRESS", help="run on the Dask cluster with this scheduler, e.g. tcp://10.0.0.1:8786; its "
+                        "workers with distributed.worker.profile.enabled: false")
 
 
 def run_sweep(arguments: argparse.Namespace) -> int:
