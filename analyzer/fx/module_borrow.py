@@ -20,20 +20,18 @@ from analyzer.meta.mode_stack import without_modes
 from analyzer.meta.reserved_touch import ReservedTouch
 from analyzer.meta.state import MetaState, current
 from analyzer.meta.tensor import MetaTensor
-from analyzer.record.module_walk import walk_modules
+from analyzer.record.module_walk import REGISTRIES, walk_modules
 from analyzer.record.reserved import Reserved
-from analyzer.record.twin import Twin
+from analyzer.record.twin import LEAVES, Twin
 
 from .stand_in import StandIns
 
 Tensor = torch.Tensor
 Triple = tuple[str, Tensor, Tensor]
 
-_LEAVES = frozenset({str, int, float, bool, type(None), complex, bytes, type, type(len), type(lambda: 0),
-                     torch.dtype, torch.device, torch.Size})
 _CONTAINERS = (list, dict, set, deque)
 _EMPTY = frozenset({list, dict, set, OrderedDict})
-_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
+_REGISTERED = frozenset(REGISTRIES)
 _OBJECT_DEPTH = 2  # plain objects of a module's (a config, a cache) and what they hold; not the whole heap behind them
 
 
@@ -260,7 +258,7 @@ class _Loan:
         changes: list[tuple[Any, Any]] = []
         for key, value in contents.items():
             kind = type(value)
-            if kind in _LEAVES or key in skipped:
+            if kind in LEAVES or key in skipped:
                 continue
             if kind in _EMPTY and not value:  # most of what a module has: hooks that nobody registered
                 self.empty.append(value)
@@ -283,7 +281,7 @@ class _Loan:
             self._replace_in(value, depth)
             return value
         if type(value) is tuple:
-            new = tuple(v if type(v) in _LEAVES else self._replace(v, depth) for v in value)
+            new = tuple(v if type(v) in LEAVES else self._replace(v, depth) for v in value)
             return value if all(a is b for a, b in zip(new, value)) else new
         if type(value) is weakref.ref:
             target = value()
@@ -324,7 +322,7 @@ class _Loan:
 
             self.undo.append(put_back)
             for i, value in enumerate(items):
-                if type(value) not in _LEAVES:
+                if type(value) not in LEAVES:
                     new = self._replace(value, depth)
                     if new is not value:
                         container[i] = new

@@ -61,6 +61,11 @@ class Takings:
 Elsewhere = Callable[[Any, list[Any], Takings], None]
 
 
+def nowhere(act: Any, slots: list[Any], takings: Takings) -> None:
+    """For sequences of which no act is about another memory."""
+    raise AssertionError(f"{act!r}: about another memory")
+
+
 def play_plainly(memory: Any, acts: list[Any], slots: list[Any], takings: Takings, elsewhere: Elsewhere, *stream: int) -> None:
     """Play ``acts`` one by one on any memory that can allocate and free. ``slots`` then hold its blocks."""
     for at, act in enumerate(acts):

@@ -8,7 +8,7 @@ from bisect import bisect_left, insort
 
 from .allocator_options import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, AllocatorOptions
 
-ADDRESS_BITS = 64
+ADDRESS_BITS = 64  # of a pointer
 
 
 class Span:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .module_walk import walk_modules
+from .module_walk import REGISTRIES, walk_modules
 
 if TYPE_CHECKING:
     from .twin import Pattern, Twin
@@ -108,7 +108,7 @@ class ReadValues:
         for path, name in sorted(reads):
             module, i = modules[path], index_of[path]
             for n in list(module.__dict__) if name == "*" else [name]:
-                if n == "__class__" or n in _REGISTERED or n in module._parameters or n in module._buffers or n in module._modules:
+                if n == "__class__" or n in REGISTRIES or n in module._parameters or n in module._buffers or n in module._modules:
                     continue  # the same by structure
                 if n in module.__dict__:
                     self.values.append((i, n, module.__dict__[n]))
@@ -179,7 +179,6 @@ def getter(names: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 _MISSING: Any = object()
-_REGISTERED = ("_parameters", "_buffers", "_modules")
 CONTAINERS = (dict, OrderedDict, list, tuple, set)
 
 

@@ -15,7 +15,6 @@ from analyzer.meta.storage import MetaStorage, alias, revive, take_numbers
 from .autograd_node import saves_are_hooked
 from .block_key import ReadValues, structure_key
 from .block_place import BlockPlace
-from .shared_state import SharedState
 from .block_trial import Arguments, Backward, Borrow, GradSpec, PassedOn, Refused, Segment, Trial, number_of
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
 from .footprint import Footprint
@@ -25,6 +24,7 @@ from .played_twice import PlayedTwice
 from .recorder import Recorder
 from .reel import Reel, Take, play
 from .reserved import Reserved
+from .shared_state import SharedState
 from .twin import Twin
 from .unseen_gradient import BlockGradients
 
@@ -75,11 +75,11 @@ class BlockReuse:
         self._contents = {i: contents[i]._replace(modules=list(dict.fromkeys(contents[i].modules))) for i in self.keys}
         self._blocks_of: dict[int, list[nn.Module]] = {}  # candidates that hold a parameter, by the number of its storage
         self._touched: set[int] = set()  # those whose parameters were read by a call that was run
+        recorder.watched, recorder.touched = set(), self._touch
         for i in self._contents:
             if i not in self._reserved:
                 self._watch(self._contents[i])
         self._summed: dict[int, nn.Module] = {}  # what a played block read more than once, by the number of its storage, and the block
-        recorder.watched, recorder.touched = set(self._blocks_of), self._touch
         self._known: dict[Hashable, list[tuple[ReadValues, Segment | None]]] = {}
         self._played: dict[int, nn.Module] = {}  # each module of a played block, by id, and the block
         self._plays: Counter[Hashable] = Counter()  # of another block's record, by structure
@@ -101,6 +101,7 @@ class BlockReuse:
             storage = tensor.untyped_storage() if tensor.requires_grad and tensor.layout is torch.strided else None
             if isinstance(storage, MetaStorage):
                 self._blocks_of.setdefault(storage.number, []).append(block.modules[0])
+                self.recorder.watched.add(storage.number)
 
     def lend(self, module: nn.Module) -> None:
         """Make the tensors of the block around ``module`` if there are only places for them."""
@@ -116,14 +117,13 @@ class BlockReuse:
                 self.keys[id(inner)] = key
                 contents = self._contents[id(inner)] = _survey(inner, {})
                 self._watch(contents)
-        recorder.watched.update(self._blocks_of)
         reserved.footprint = Footprint(twin.modules)
         reserved.write_out(recorder.log)
         recorder.own_parameters_of(twin.modules)
 
     def _lend_inside(self, module: nn.Module) -> None:
         """Make the tensors of blocks in a block that has its own."""
-        if id(module) in self._reserved:
+        if not self._reserved or id(module) in self._reserved:
             return
         inside = [inner for inner in self.modules_in(module) if id(inner) in self._reserved]
         if inside:
@@ -131,7 +131,6 @@ class BlockReuse:
                 self.lend(inner)
             self._contents[id(module)] = _survey(module, {})
             self._watch(self._contents[id(module)])
-            self.recorder.watched.update(self._blocks_of)
 
     def has_played(self, block: nn.Module) -> bool:
         """Whether a block was played."""

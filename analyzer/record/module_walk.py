@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
+REGISTRIES = ("_parameters", "_buffers", "_modules")  #: attributes of a module that hold what it registers
+
 
 def walk_modules(root: nn.Module, prefix: str = "", left_out: Iterable[nn.Module] = ()) -> list[tuple[str, nn.Module]]:
     """(path, module) of ``root`` and of all below it, each once, under its first path, a module before those that it holds.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from analyzer.memory.allocator_play import Takings
+from analyzer.memory.allocator_play import Takings, nowhere
 from analyzer.meta.storage import take_numbers
 
 from .event import OUTSIDE
@@ -32,7 +32,7 @@ class Reserved:
         self.acts = twin.pattern.acts(memory.rounded_bytes)
         self.slots: list[Any] = [None] * len(self.acts)
         self.takings = Takings(0)
-        memory.play(self.acts, self.slots, self.takings, _nowhere, space.stream)
+        memory.play(self.acts, self.slots, self.takings, nowhere, space.stream)
 
     def places(self) -> dict[int, tuple[int, Any]]:
         """Number and region of each tensor, by the address of the user's storage."""
@@ -106,7 +106,3 @@ class ReservedLives:
             life.requires_grad = tensor.requires_grad
             log.add_life(life)
         log.unwritten[self.category] -= self.nbytes
-
-
-def _nowhere(act: Any, slots: list[Any], takings: Takings) -> None:
-    raise AssertionError(f"{act!r}: only tensors are placed")

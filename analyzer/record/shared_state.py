@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from .module_walk import REGISTRIES
+
 _PLAIN = frozenset((int, float, bool, str, type(None)))
 _CONTAINERS = (dict, list, set, deque, tuple)
 _FIXED = (torch.Tensor, nn.Module, type, ModuleType, BuiltinFunctionType, enum.Enum)
-_REGISTERED = ("_parameters", "_buffers", "_modules")
 _DEPTH = 4  # of containers and objects in each other; what is further in is known by its identity
 _STATELESS = {"torch", "numpy", *sys.stdlib_module_names} - {"__main__"}
 
@@ -32,7 +33,7 @@ class SharedState:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         modules = list(modules)
-        held = {id(v): v for m in modules for k, v in m.__dict__.items() if k not in _REGISTERED and not _is_constant(v)}.values()
+        held = {id(v): v for m in modules for k, v in m.__dict__.items() if k not in REGISTRIES and not _is_constant(v)}.values()
         self._empty = [v for v in held if isinstance(v, _CONTAINERS) and not v]
         self._held = [v for v in held if (not isinstance(v, _CONTAINERS) or v) and _may_change(v)]
         self._places = [place for place in _find_places(map(type, modules)) if _may_change(_look_up(place))]

@@ -12,11 +12,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from .block_key import CONTAINERS, getter
+from .module_walk import REGISTRIES
 
-_MOST = 2  # kinds that look alike, with which a block is compared
+_MOST = 2  # kinds that look alike, with which a block is compared: each kind more costs every other block a comparison
 _DEEPEST = 16  # a module may hold itself
-_LEAVES = frozenset({str, int, float, bool, type(None), complex, bytes, type, type(len), type(lambda: 0), torch.dtype, torch.device, torch.Size})
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
+# Types that hold no tensor.
+LEAVES = frozenset({str, int, float, bool, type(None), complex, bytes, type, type(len), type(lambda: 0), torch.dtype, torch.device, torch.Size})
 _KINDS = (nn.Parameter, torch.Tensor)
 
 
@@ -64,13 +65,13 @@ class Layout:
             kind = type(value)
             if kind in CONTAINERS and not value:
                 self.empty.append(at)
-            elif name in _REGISTRIES:
+            elif name in REGISTRIES:
                 continue
             elif name != "training" and _is_plain(value):
                 self.plain.append(at)
             elif kind is tuple or isinstance(value, (torch.Tensor, nn.Module)) or kind.__module__ == "weakref" or name == "_compiled_call_impl":
                 raise _Odd  # what a borrowed module holds in its place
-        self.filled = [(name, tuple(contents[name])) for name in _REGISTRIES if contents[name]]  #: registries that hold something, and under which names
+        self.filled = [(name, tuple(contents[name])) for name in REGISTRIES if contents[name]]  #: registries that hold something, and under which names
 
     def is_unchanged(self) -> bool:
         """Whether the module's settings are as they were."""
@@ -79,7 +80,7 @@ class Layout:
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) in _LEAVES or type(value) is tuple and all([type(x) in _LEAVES for x in value])
+    return type(value) in LEAVES or type(value) is tuple and all([type(x) in LEAVES for x in value])
 
 
 def _are_equal(a: Any, b: Any) -> bool:
@@ -197,7 +198,7 @@ class Twin:
         pattern, modules, found = self.pattern, self.modules, self._found
         layouts, count = pattern.layouts, len(pattern.layouts)
         waiting = [block]
-        targets: dict[str, list[Any]] = dict(zip(_REGISTRIES, (self.parameters, self.buffers, waiting)))
+        targets: dict[str, list[Any]] = dict(zip(REGISTRIES, (self.parameters, self.buffers, waiting)))
         while waiting:
             module = waiting.pop()
             if len(modules) == count:

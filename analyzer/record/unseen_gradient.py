@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from analyzer.memory.allocator_play import Takings
+from analyzer.memory.allocator_play import Takings, nowhere
 from analyzer.meta.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage, revive
 
@@ -149,16 +149,12 @@ class UnseenGradients:
         if not count:
             return
         log.pending.append(Deaths(numbers, log))
-        recorder.memory.play(list(range(count)), places, Takings(log.peak_bytes), _nowhere, recorder.space.stream)
+        recorder.memory.play(list(range(count)), places, Takings(log.peak_bytes), nowhere, recorder.space.stream)
         log.events += count
         if log.keeps_acts:
             log.act_slots.leave(count)
         if recorder.events is not None:
             recorder.events.extend([(DIED, number) for number in numbers])
-
-
-def _nowhere(act: Any, slots: list[Any], takings: Takings) -> None:
-    raise AssertionError(f"{act!r}: only frees are played")
 
 
 class Deaths:
