@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# An install compiles to byte code, an editable one does not: where PYTHONDONTWRITEBYTECODE is set, each import would.
+COMPILE := $(BIN)/python -m compileall -q analyzer
 
 .PHONY: profile test clean
 
@@ -25,10 +27,12 @@ $(VENV)/torch: constraints.txt
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml setup.cfg
 	$(PIP) -e .
+	$(COMPILE)
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/torch pyproject.toml setup.cfg
 	$(PIP) -e '.[dev]'
+	$(COMPILE)
 	@touch $@ $(VENV)/installed
 
 clean:

@@ -9,6 +9,7 @@ Times are compared within one round of one process, never between runs. Packages
 from __future__ import annotations
 
 import argparse
+import compileall
 import cProfile
 import datetime
 import gc
@@ -446,6 +447,7 @@ def main(argv: Iterable[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     chosen = choose_sections(arguments.only)
     torch.set_num_threads(1)
+    compileall.compile_dir(ROOT / "analyzer", quiet=1)  # as pip does for torch; PYTHONDONTWRITEBYTECODE would leave it out
     import_libraries()
     cases = CASES if arguments.models is None else [find_case(name) for name in arguments.models.split(",")]
     report = Report(cases, arguments.rounds)

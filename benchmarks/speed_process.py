@@ -38,7 +38,7 @@ def run_worker(*arguments: str) -> list[Line]:
 def time_imports(rounds: int) -> dict[str, list[tuple[float, float]]]:
     """(wall, processor) seconds of fresh processes that import torch, or analyzer and with it torch, in turn."""
     found: dict[str, list[tuple[float, float]]] = {"torch": [], "analyzer": []}
-    for name in list(found):  # once unseen: writes byte code, brings files into memory
+    for name in list(found):  # once unseen: brings files into memory
         subprocess.run([sys.executable, "-c", f"import {name}"], cwd=ROOT, check=True)
     for _ in range(rounds):
         for name, runs in found.items():
