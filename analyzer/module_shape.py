@@ -1,7 +1,7 @@
 """What a report says of a module without a run: its class, settings and parameters, kept when the module itself has gone on."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -45,15 +45,14 @@ class TwinShape:
 
     def expand(self) -> ModuleShape:
         """It as one of its own."""
-        keys, parameter_keys = enumerate(self.keys), iter(self.parameter_keys)
+        return self._copy(self.first, enumerate(self.keys), iter(self.parameter_keys))
 
-        def copy(shape: ModuleShape) -> ModuleShape:
-            index, key = next(keys)
-            text, kernel_size = self.settings.get(index, (shape.extra_repr, shape.kernel_size))
-            parameters = tuple([p._replace(key=next(parameter_keys)) for p in shape.parameters])
-            return ModuleShape(key, shape.type, text, shape.training, kernel_size, parameters, tuple([(name, copy(child)) for name, child in shape.children]))
-
-        return copy(self.first)
+    def _copy(self, shape: ModuleShape, keys: Iterator[tuple[int, int]], parameter_keys: Iterator[int]) -> ModuleShape:
+        index, key = next(keys)
+        text, kernel_size = self.settings.get(index, (shape.extra_repr, shape.kernel_size))
+        parameters = tuple([p._replace(key=next(parameter_keys)) for p in shape.parameters])
+        children = tuple([(name, self._copy(child, keys, parameter_keys)) for name, child in shape.children])
+        return ModuleShape(key, shape.type, text, shape.training, kernel_size, parameters, children)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +70,21 @@ class ModuleShape:
     @classmethod
     def of(cls, root: torch.nn.Module, twins: Mapping[int, Twin] = MappingProxyType({})) -> ModuleShape:
         """The shape of ``root`` as it is now; ``twins`` are the blocks in it that are like an earlier one, by id."""
-        firsts: dict[int, ModuleShape] = {}
-
-        def describe(module: torch.nn.Module) -> ModuleShape | TwinShape:
-            twin = twins.get(id(module))
-            if twin is not None:
-                return TwinShape.of(twin, firsts[id(twin.pattern.block)])
-            parameters = [ParameterShape(id(p), name, p.shape, p.dtype, p.device, p.numel(), p.requires_grad)
-                          for name, p in module._parameters.items() if p is not None]
-            children = [(name, describe(child)) for name, child in module._modules.items() if child is not None]
-            found = firsts[id(module)] = cls(id(module), type(module).__name__, module.extra_repr(), module.training, _kernel_size(module),
-                                             tuple(parameters), tuple(children))
-            return found
-
-        whole = describe(root)
+        whole = cls._describe(root, twins, {})
         assert isinstance(whole, ModuleShape)  # a twin is like something before it
         return whole
+
+    @classmethod
+    def _describe(cls, module: torch.nn.Module, twins: Mapping[int, Twin], firsts: dict[int, ModuleShape]) -> ModuleShape | TwinShape:
+        twin = twins.get(id(module))
+        if twin is not None:
+            return TwinShape.of(twin, firsts[id(twin.pattern.block)])
+        parameters = [ParameterShape(id(p), name, p.shape, p.dtype, p.device, p.numel(), p.requires_grad)
+                      for name, p in module._parameters.items() if p is not None]
+        children = [(name, cls._describe(child, twins, firsts)) for name, child in module._modules.items() if child is not None]
+        found = firsts[id(module)] = cls(id(module), type(module).__name__, module.extra_repr(), module.training, _kernel_size(module),
+                                         tuple(parameters), tuple(children))
+        return found
 
     @property
     def children(self) -> list[tuple[str, ModuleShape]]:

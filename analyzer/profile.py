@@ -29,7 +29,7 @@ from analyzer.profilers.latency import make_latency_profiler
 from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
 from analyzer.record.block_reuse import BlockReuse, pays
-from analyzer.record.collector import frozen_collector
+from analyzer.record.collector import rare_collections
 from analyzer.record.eager import EagerStep, OptimizerFactory, find_optimizer
 from analyzer.record.options import ProfileOptions
 from analyzer.record.played_twice import PlayedTwice
@@ -115,7 +115,7 @@ def profile(
     reserves = plays and (mode == "infer" or factory is None or isinstance(optimizer, str))  # somebody's own looks at every parameter
     excluded: set[type[torch.nn.Module]] = set()
 
-    @frozen_collector()
+    @rare_collections()
     def run(options: ProfileOptions) -> Profile:
         meta_mode = MetaTensorMode(options, adopted_claim=claim)
         twins = find_twins(module, lambda inner: type(inner) in excluded or is_leaf(inner), pays) if reserves else ()

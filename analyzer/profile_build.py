@@ -113,6 +113,7 @@ def build_unplaced_profile(root: torch.nn.Module, error: DeviceOutOfMemoryError,
     return Profile(**facts, **describe_placement(root, error), torch_version=str(torch.__version__), analyzer_version=package_version())
 
 
+@functools.cache  # it reads the metadata of installed packages
 def package_version() -> str:
     try:
         return version("torch-analyzer")

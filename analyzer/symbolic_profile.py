@@ -23,7 +23,7 @@ from analyzer.profile import Profilers, check_arguments, choose_profilers, expec
 from analyzer.profile_build import build_profile
 from analyzer.profile_data import Profile
 from analyzer.record.played_twice import PlayedTwice
-from analyzer.record.collector import frozen_collector
+from analyzer.record.collector import rare_collections
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder, tensors_in
 
@@ -84,7 +84,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
 
     def run(options: ProfileOptions) -> Profile:
         meta_mode = MetaTensorMode(options, adopted_claim=claim)
-        with frozen_collector(), meta_mode, claiming(spec or claimed_spec()), borrow_module(gm, claim) as borrowed:
+        with rare_collections(), meta_mode, claiming(spec or claimed_spec()), borrow_module(gm, claim) as borrowed:
             recorder = Recorder(meta_mode, gm, claim)
             with recorder.recording():
                 run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)

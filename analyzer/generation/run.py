@@ -22,7 +22,7 @@ from analyzer.profile_build import build_profile, build_unplaced_profile
 from analyzer.profile_data import OutOfMemoryInfo, Profile
 from analyzer.profile_short import describe_shortage
 from analyzer.profilers.annotation import Annotation
-from analyzer.record.collector import frozen_collector
+from analyzer.record.collector import rare_collections
 from analyzer.record.recorder import Recorder
 
 from .decoder import Decoder, make_decoder, tensors_kept
@@ -112,7 +112,7 @@ class _Run:
 
     def _run(self, samples: int | None) -> GenerationProfile:
         mode = MetaTensorMode(self.options, adopted_claim=self.claim)
-        with frozen_collector(), mode, claiming(self.spec), borrow_module(self.module, self.claim) as borrowed:
+        with rare_collections(), mode, claiming(self.spec), borrow_module(self.module, self.claim) as borrowed:
             if self.remark:
                 mode.state.assume(self.remark)
             root = borrowed.root

@@ -133,6 +133,7 @@ class CachingAllocator:
         self._small_pools: dict[int, Pool] = {}
         self._large_pools: dict[int, Pool] = {}
         self._segments: dict[int, Segment] = {}
+        self._spare: list[Span] = []  # merged into others: `_play` would take longer to make new ones
         self._lowest_address = self._next_empty_address = top_address
         self._gaps: dict[int, list[int]] = {}  # heaps of the addresses left over in ranges, by how many bytes there are from there
         # Empty blocks own nothing, but free() must tell a live one from a freed one.
@@ -300,7 +301,7 @@ class CachingAllocator:
         small = self._small_pools.get(stream) or self._make_pool(stream, 0)
         large = self._large_pools.get(stream) or self._make_pool(stream, SMALL_BYTES + 1)
         remainder_bytes = large.min_remainder_bytes
-        addresses, top_bytes = takings.addresses, takings.top_bytes
+        addresses, top_bytes, spare = takings.addresses, takings.top_bytes, self._spare
         allocated, peak, requested, requested_peak = (
             self._allocated_bytes, self._peak_allocated_bytes, self._requested_bytes, self._peak_requested_bytes)
         for at, act in enumerate(acts):
@@ -317,6 +318,7 @@ class CachingAllocator:
                 if right is not None and right.requested_bytes is None:
                     index = bisect_left(keys, right.size_bytes << ADDRESS_BITS | right.address)
                     size += right.size_bytes
+                    spare.append(right)
                     span.next = after = right.next
                     if after is not None:
                         after.prev = span
@@ -325,6 +327,7 @@ class CachingAllocator:
                         del keys[index], free[index]
                     index = bisect_left(keys, left.size_bytes << ADDRESS_BITS | left.address)
                     size += left.size_bytes
+                    spare.append(span)
                     left.next = after = span.next
                     if after is not None:
                         after.prev = left
@@ -358,7 +361,11 @@ class CachingAllocator:
                 rest = span.size_bytes - size
                 if rest >= least_bytes:
                     address = span.address
-                    right = Span(address + size, rest, span.segment)
+                    if spare:
+                        right = spare.pop()
+                        right.address, right.size_bytes, right.segment = address + size, rest, span.segment
+                    else:
+                        right = Span(address + size, rest, span.segment)
                     right.prev = span
                     right.next = after = span.next
                     if after is not None:

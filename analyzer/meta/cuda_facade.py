@@ -213,6 +213,10 @@ class _Quiet:
         return _nothing if current() is not None else getattr(self._original, name)
 
 
+def _is_claimed(*args: Any, **kwargs: Any) -> bool:
+    return current() is not None
+
+
 def _makes_cuda(device: Any = "cpu", *args: Any, **kwargs: Any) -> bool:
     return current() is not None and torch.device(device).type == "cuda"
 
@@ -231,8 +235,8 @@ def replacements() -> Iterator[Undo]:
         for name, simulated in table.items():
             if hasattr(owner, name):  # versions of torch differ
                 yield replace(owner, name, answer(simulated))
-    yield replace(torch.cuda, "Stream", lambda f: stand_in_class(f, SimulatedStream, lambda *a, **k: current() is not None))
-    yield replace(torch.cuda, "Event", lambda f: stand_in_class(f, SimulatedEvent, lambda *a, **k: current() is not None))
+    yield replace(torch.cuda, "Stream", lambda f: stand_in_class(f, SimulatedStream, _is_claimed))
+    yield replace(torch.cuda, "Event", lambda f: stand_in_class(f, SimulatedEvent, _is_claimed))
     yield replace(torch, "Generator", lambda f: stand_in_class(f, SimulatedGenerator, _makes_cuda))
     yield replace(torch.cuda.nvtx, "_nvtx", _Quiet)
     for name in ("start", "stop"):

@@ -1,6 +1,7 @@
 """Streams, events and generators of the claimed accelerator: they order nothing, since nothing runs."""
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -107,6 +108,7 @@ class SimulatedGenerator(torch.Generator):
         return self.claim
 
 
+@functools.cache  # a class is in a cycle with itself, and costs as much to make as a hundred calls
 def stand_in_class(original: type[Any], simulated: type[Any], applies: Any) -> type[Any]:
     """A class that makes ``simulated`` objects where ``applies(*args, **kwargs)``, else ``original`` ones; both are instances of it."""
 

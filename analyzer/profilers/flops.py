@@ -51,11 +51,10 @@ class _Count:
 
     def __init__(self, log: Log, convention: Convention) -> None:
         self.log, self.convention, self.last = log, convention, log.steps - 1
-        self.out = Annotation(self._fill)
         self.counts: dict[Any, FlopCount | None] = {}
 
     def run(self) -> Annotation:
-        log, out, last = self.log, self.out, self.last
+        log, out, last = self.log, Annotation(self._fill), self.last
         totals: dict[str, Any] = dict.fromkeys((*_COLUMNS, "recompute_flops", "recompute_macs", "executed_flops", "optimizer_flops"), 0)
         uncounted: dict[str, list[int]] = {}
         for record in log.phases:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +34,8 @@ from .unseen_gradient import BlockGradients
 FEWEST = 3
 LEAST_LEAVES_SAVED = 64
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device)
+_LEAVES = (torch.Tensor, *_PLAIN)
+_UNCHANGING = (*_PLAIN, CacheLike)
 
 
 def pays(blocks: int, leaves: int) -> bool:
@@ -174,8 +177,8 @@ class BlockReuse:
         self._lend_inside(module)
         if self._ties(module):
             return NotImplemented
-        leaves, structure = pytree.tree_flatten((args, kwargs))
-        likes = [x if isinstance(x, (torch.Tensor, *_PLAIN)) else like_cache(x) or x for x in leaves]
+        leaves, structure = _flatten(args, kwargs)
+        likes = [x if isinstance(x, _LEAVES) else like_cache(x) or x for x in leaves]
         inputs = input_key(likes)
         if inputs is None:
             self.refusals["an argument is an object that its forward pass could change"] += 1
@@ -313,6 +316,20 @@ def _survey(module: nn.Module, found: dict[int, Contents]) -> Contents:
     return contents
 
 
+_flat_structures: dict[tuple[int, tuple[str, ...]], pytree.TreeSpec] = {}
+
+
+def _flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
+    """As `pytree.tree_flatten`, which makes a function anew for each call, and that in a cycle."""
+    leaves = [*args, *kwargs.values()]
+    if not all([isinstance(x, _LEAVES) for x in leaves]):
+        return pytree.tree_flatten((args, kwargs))
+    shape = len(args), tuple(kwargs)
+    if shape not in _flat_structures:
+        _flat_structures[shape] = pytree.tree_flatten((args, kwargs))[1]
+    return leaves, _flat_structures[shape]
+
+
 _tokens: list[torch.Tensor] = []
 
 
@@ -346,7 +363,7 @@ def input_key(leaves: list[Any]) -> Hashable:
             known = None if contents is None else (id(contents), contents is storage.known)
             key.append((tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), storage.nbytes(), storage.claim, x.requires_grad, group, known,
                         storage.density))
-        elif isinstance(x, (*_PLAIN, CacheLike)):
+        elif isinstance(x, _UNCHANGING):
             key.append((type(x), x))
         else:
             return None
@@ -383,17 +400,22 @@ class _Run:
         with without_modes():
             return [self._revive(reel, o[0], o[1]) for o in segment.outputs if isinstance(o, tuple)]
 
-    def _outlive(self, reel: Reel, survivors: list[tuple[int, int]]) -> None:
-        """Take note of storages that were played and live on, by slot and number."""
+    def _outlive(self, reel: Reel, slots: Sequence[int], numbers: Sequence[int]) -> None:
+        """Take note of storages that were played and live on."""
         for take in self.takes:
             first, end = take.start.birth + reel.first_slot, take.stop.birth + reel.first_slot
-            take.survivors += [survivor for survivor in survivors if first <= survivor[0] < end]
+            inside = [first <= slot < end for slot in slots]
+            if all(inside):
+                take.survivors.append((slots, numbers))
+                return
+            if any(inside):
+                take.survivors.append((list(compress(slots, inside)), list(compress(numbers, inside))))
 
     def _revive(self, reel: Reel, slot: int, like: torch.Tensor) -> torch.Tensor:
         """A tensor of the user's on a storage that was played. Without modes."""
         number, space, claim = self.place.numbers[slot], self.space, reel.claim_of(slot)
         self.recorder.log.expect(number, like.untyped_storage().nbytes(), str(claim))
-        self._outlive(reel, [(slot, number)])
+        self._outlive(reel, (slot,), (number,))
         return revive(like, claim, number, self.recorder.memory.block_of(self.slots[slot], space.stream), space)
 
     def stands_for(self) -> tuple[int, int, int] | None:
@@ -455,7 +477,7 @@ class _Run:
                     parameter.grad = self._revive(reel, slot, like)
             else:
                 numbers = [place.numbers[slot] for slot in backward.gradients]
-                self._outlive(reel, list(zip(backward.gradients, numbers)))
+                self._outlive(reel, backward.gradients, numbers)
                 places = [self.slots[slot] for slot in backward.gradients]
                 if reserved is None:
                     unseen.add(parameters, numbers, places, [like for _, _, _, like in backward.parameters], self.module)

@@ -1,31 +1,27 @@
-"""Keeps Python's garbage collector from walking, during a run, all that was there before it."""
+"""Keeps Python's garbage collector from walking a run's books again and again while they grow."""
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
 # The books' objects would start collections that an eager run does not have (two eager steps of a ResNet-50 on a CPU with AdamW make none), and most are
 # kept: `profile(reuse=False)` of a ResNet-152 makes 6 at ten times Python's threshold and 1 at a hundred, and its resident peak is the same, 20 MiB above
 # what was there (`gc.callbacks`, `resource.getrusage`, Python 3.11).
-_MORE_OBJECTS = 100
+_RARER = 100
+_MOST = 2**31 - 1  # a C int
 
 
 @contextmanager
-def frozen_collector(rarer: int = _MORE_OBJECTS) -> Iterator[None]:
-    """Set what exists aside, so that collections in the block look at the run's own objects only (a full one takes longer than a run).
+def rare_collections() -> Iterator[None]:
+    """Let a hundred times as many objects be made between collections in the block.
 
-    Collections come when ``rarer`` times as many objects were made. Nothing is done where the caller has frozen objects of his own.
+    Nothing is set aside (`gc.freeze`): that also sets the collector's counts to zero, and a program that profiles in a loop would never collect
+    its old objects again.
     """
-    if gc.get_freeze_count():
-        yield
-        return
     before = gc.get_threshold()
     try:
-        gc.freeze()
-        gc.set_threshold(rarer * before[0], *before[1:])  # 0 stays 0: the caller turned collections off
+        gc.set_threshold(min(_RARER * before[0], _MOST), *before[1:])  # 0 stays 0: the caller turned collections off
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from .act_table import Act, ActTable
 from .call_table import CallTable
-from .collector import frozen_collector
+from .collector import rare_collections
 from .op_call import OpCall
 from .storage_life import LifeTable, StorageLife
 
@@ -206,7 +206,7 @@ class Log:
     def reading(self) -> Iterator[None]:
         """Make each call once for all that read them in a block, not once for each reader."""
         before = self._read
-        with frozen_collector():
+        with rare_collections():
             self.write_out()
             self._read = self.call_slots.to_list() if before is None else before
             try:
@@ -231,8 +231,8 @@ class Log:
             else:
                 found[3] += 1
         parts = Counter(part for pending in self.pending for part in pending.parts_played())
-        return [*(Tally(step, call, reel.log.storage_table, number * count)
-                  for (step, reel, start, stop), number in parts.items() for call, count in reel.tally(start, stop)),
+        return [*(Tally(step, call, storages, number * count)
+                  for (step, part, start, stop), number in parts.items() for call, storages, count in part.tally(start, stop, self)),
                 *(Tally(*row) for row in alike.values())]
 
     def write_out(self) -> None:

@@ -211,10 +211,8 @@ class Alike:
     """Calls that are alike, as a stretch of a `Reel` tells them."""
 
     def __init__(self, call: OpCall, count: int, sizes: Mapping[int, Size]) -> None:
-        self.call, self.count = call, count
-        self.log = self
-        self.storage_table = sizes
+        self.call, self.count, self.sizes = call, count, sizes
 
-    def tally(self, start: int, stop: int) -> list[tuple[OpCall, int]]:
-        """One call and how many there are."""
-        return [(self.call, self.count)]
+    def tally(self, start: int, stop: int, into: Log) -> list[tuple[OpCall, Mapping[int, Size], int]]:
+        """One call, the sizes of what it speaks of, and how many there are."""
+        return [(self.call, self.sizes, self.count)]

@@ -200,6 +200,7 @@ class Reading:
             return freeze(value, None, None)
 
         args, kwargs = freeze_lists(signature.args), freeze_lists(signature.kwargs)
+        del freeze_lists  # it holds itself, and this reading
         outputs, gives = freeze((), None, None), None
         if call.outputs:
             if [self.owner.get(n) for n in call.outputs] != members:
@@ -344,15 +345,16 @@ class Reading:
 
 def _positions(signature: Signature) -> Iterator[int | None]:
     """Of each of the signature's inputs its position in a list, None outside of lists."""
-    def of(value: Any, position: int | None) -> Iterator[int | None]:
-        if isinstance(value, TensorSpec):
-            yield position
-        elif isinstance(value, (list, tuple)):
-            for i, x in enumerate(value):
-                yield from of(x, i)
-        elif isinstance(value, dict):
-            for x in value.values():
-                yield from of(x, position)
-
     for value in (*signature.args, *signature.kwargs.values()):
-        yield from of(value, None)
+        yield from _positions_in(value, None)
+
+
+def _positions_in(value: Any, position: int | None) -> Iterator[int | None]:
+    if isinstance(value, TensorSpec):
+        yield position
+    elif isinstance(value, (list, tuple)):
+        for i, x in enumerate(value):
+            yield from _positions_in(x, i)
+    elif isinstance(value, dict):
+        for x in value.values():
+            yield from _positions_in(x, position)

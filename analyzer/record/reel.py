@@ -5,7 +5,7 @@ written out from the record the first time that the log is read (`Log.calls` and
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -44,7 +44,8 @@ class Reel:
 
     def __init__(self, log: Log, events: Sequence[Event], slot_of: dict[int, int], first_slot: int, own: set[int],
                  elsewhere: dict[int, torch.device], memory: Any, takes_workspaces: bool = True) -> None:
-        self.log, self.slot_of, self.first_slot, self.elsewhere = log, slot_of, first_slot, elsewhere
+        self.log: Log | None = log  #: None for that into which it is played: it holds the reel already, and a cycle would live on
+        self.slot_of, self.first_slot, self.elsewhere = slot_of, first_slot, elsewhere
         self.breaks: list[Mark] = []  #: where the memory may have changed meanwhile: phases that began or ended, reels that were played
         born = {what for kind, what in events if kind == BORN}
         self.events = [e for e in events if e[0] != DIED or e[1] in slot_of or e[1] in born]  # others are no part of it
@@ -126,17 +127,18 @@ class Reel:
         self.end = Mark(len(self.events), len(self.acts), calls, births)
         self.always_stops = [s for s in self.stops if s.slot >= 0]
 
-    def tally(self, start: int, stop: int) -> list[tuple[OpCall, int]]:
-        """One call of each kind among the events from ``start`` to ``stop``, and how many there are."""
+    def tally(self, start: int, stop: int, into: Log) -> list[tuple[OpCall, Mapping[int, StorageLife], int]]:
+        """One call of each kind among the events from ``start`` to ``stop``, the storages it speaks of, and how many there are."""
         found = self._tallies.get((start, stop))
+        log = into if self.log is None else self.log
         if found is None:
             alike: dict[Any, list[Any]] = {}
             for kind, what in self.events[start:stop]:
                 if kind == CALLED:
-                    call = self.log.call_slots[what]
-                    alike.setdefault(kind_of(call, self.log.storage_table), [call, 0])[1] += 1
+                    call = log.call_slots[what]
+                    alike.setdefault(kind_of(call, log.storage_table), [call, 0])[1] += 1
             found = self._tallies[start, stop] = [(call, count) for call, count in alike.values()]
-        return found
+        return [(call, log.storage_table, count) for call, count in found]
 
     @property
     def births(self) -> int:
@@ -172,7 +174,8 @@ class Place:
 class Take:
     """One stretch of a reel that was played between two stops, and what the allocator gave.
 
-    ``survivors`` are slots and numbers of the storages born in it that outlive the playing, ``freed`` those of older ones that die in it.
+    ``survivors`` are slots and numbers of the storages born in it that outlive the playing, by lots; ``freed`` slot and number of each older one
+    that dies in it.
     """
 
     __slots__ = ("reel", "place", "start", "stop", "step", "call", "event", "act", "takings", "survivors", "freed")
@@ -180,7 +183,7 @@ class Take:
     def __init__(self, reel: Reel, place: Place, start: Mark, stop: Mark, step: int, log: Log, takings: Takings) -> None:
         self.reel, self.place, self.start, self.stop, self.step, self.takings = reel, place, start, stop, step, takings
         self.call, self.event, self.act = len(log.call_slots), log.events, len(log.act_slots)
-        self.survivors: list[tuple[int, int]] = []
+        self.survivors: list[tuple[Sequence[int], Sequence[int]]] = []
         self.freed: list[tuple[int, int]] = []
 
     def parts_played(self) -> list[tuple[int, Reel, int, int]]:
@@ -201,6 +204,7 @@ class Take:
     def expand(self, log: Log) -> None:
         """Write it into the log."""
         place, reel = self.place, self.reel
+        assert reel.log is not None
         local, numbers, slot_of = reel.log, place.numbers, reel.slot_of
         modules, rows, step = place.modules, place.rows, self.step
         calls, storages, call, event = log.call_slots, log.storage_table, self.call, self.event

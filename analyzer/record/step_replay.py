@@ -5,7 +5,6 @@ not run the model's code: its events are repeated on the simulated allocator, se
 """
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -39,9 +38,9 @@ class StepReplay:
         self._shared = False
         self._survivors: set[int] = set()
         self._closed = True  # nothing that was there before died
-        self._parts: list[Part] | None = None
+        self._live: Reel | None = None
+        self._parts: list[Part] = []
         self._slot_of: dict[int, int] = {}
-        self._claims: dict[int, torch.device] = {}
         self._slot_count = 0
         for kind, what in events:
             if kind == BORN:
@@ -51,7 +50,8 @@ class StepReplay:
             elif kind == TAKEN:
                 for _, number in what.freed:
                     self._note_death(number)
-                self._survivors.update(number for _, number in what.survivors)
+                for _, numbers in what.survivors:
+                    self._survivors.update(numbers)
 
     def _note_death(self, number: int) -> None:
         if number not in self._survivors:
@@ -81,8 +81,8 @@ class StepReplay:
     def play(self) -> None:
         """Repeat the stretch as the recorder's present step."""
         recorder, log, space = self.recorder, self.recorder.log, self.recorder.space
-        if self._parts is None:
-            self._parts = self._compile()
+        if self._live is None:
+            self._live = self._compile()
         again = Repetition(self._parts, self.nodes, log, recorder.step, take_numbers())
         log.pending.append(again)
         log.node_slots.extend([None] * len(self.nodes))
@@ -114,13 +114,15 @@ class StepReplay:
                 act_on(recorder, reel, start.act, stop.act, mine, takings)
             log.call_slots.leave(stop.call - start.call)
             first = again.first_number + births - start.birth - reel.first_slot
-            for slot, number, place in part.survivors:
-                numbers[number] = first + slot
-                slots[place] = mine[slot]
+            for theirs, olds, place in part.survivors:
+                numbers.update(zip(olds, [first + slot for slot in theirs]))
+                if place is not None:
+                    slots[place:place + len(theirs)] = [mine[slot] for slot in theirs]
             births += stop.birth - start.birth
         with without_modes():
             for number, (like, receive) in self._left.items():
-                place, claim = self._slot_of[number], self._claims[number]
+                place = self._slot_of[number]
+                claim = self._live.claim_of(place)
                 log.expect(numbers[number], like.untyped_storage().nbytes(), str(claim))
                 held = slots[place]  # a span of the accelerator's allocator, or a whole block of another memory
                 block = recorder.memory.block_of(held, space.stream) if isinstance(held, Span) else held
@@ -128,48 +130,50 @@ class StepReplay:
         for theirs, take in self._unseen:
             take([numbers[number] for number in theirs], [slots[self._slot_of[number]] for number in theirs])
 
-    def _compile(self) -> list[Part]:
-        """The events as what the allocator can play: stretches of live ones, and blocks that were played."""
-        slot_of, claims = self._slot_of, self._claims
+    def _compile(self) -> Reel:
+        """Make the parts that the allocator can play: stretches of live events, whose reel this gives, and blocks that were played."""
+        slot_of = self._slot_of
         elsewhere: dict[int, torch.device] = {}
-        slots = itertools.count(sum([kind == BORN for kind, _ in self.events]))  # those of what is born live come first
+        count = sum([kind == BORN for kind, _ in self.events])  # the slots of what is born live come first
         others: list[Part] = []
         for kind, what in self.events:
             if kind <= HELD:
                 continue
-            survivors = []
-            for slot, number in what.survivors if kind == TAKEN else ():
-                place = slot_of[number] = next(slots)
-                claims[number] = what.reel.claim_of(slot)
-                if slot in what.reel.elsewhere:
-                    elsewhere[place] = claims[number]
-                survivors.append((slot, number, place))
+            survivors: list[tuple[Sequence[int], Sequence[int], int | None]] = []
+            for slots, numbers in what.survivors if kind == TAKEN else ():
+                places = range(count, count + len(slots))
+                slot_of.update(zip(numbers, places))
+                if not what.reel.elsewhere.keys().isdisjoint(slots):
+                    elsewhere.update((place, what.reel.elsewhere[slot]) for slot, place in zip(slots, places) if slot in what.reel.elsewhere)
+                survivors.append((slots, numbers, count))
+                count = places.stop
             others.append(Part(kind, what, survivors))
-        self._slot_count = next(slots)
+        self._slot_count = count
         reel = Reel(self.recorder.log, self.events, slot_of, 0, set(slot_of), elsewhere, self.recorder.memory, takes_workspaces=False)
+        reel.log = None
         left = {slot_of[number]: number for number in (*self._left, *self._unseen_numbers)}
-        parts: list[Part] = []
+        parts = self._parts
         start = START
         for stop, other in zip((*reel.breaks, reel.end), (*others, None)):
             if stop.event > start.event:
-                survivors = [(slot, left[slot], slot) for slot in range(start.birth, stop.birth) if slot in left]
-                claims.update((number, reel.claim_of(slot)) for slot, number, _ in survivors)
-                parts.append(Part(CALLED, (reel, start, stop), survivors))
+                mine = [slot for slot in range(start.birth, stop.birth) if slot in left]
+                parts.append(Part(CALLED, (reel, start, stop), [(mine, [left[slot] for slot in mine], None)] if mine else []))
             if other is not None:
                 parts.append(other)
                 start = stop._replace(event=stop.event + 1)
-        return parts
+        return reel
 
 
 class Part(NamedTuple):
     """A piece of a step: live events (their reel and its marks around them), a `Take` of a played block, or the begin or end of a phase.
 
-    ``survivors`` are those born in it that outlive the playing: slot, number in the first step, slot among the live storages.
+    ``survivors`` are those born in it that outlive the playing, by lots: slots, numbers in the first step, and of those born in a block the first
+    slot among the live storages.
     """
 
     kind: int
     what: Any
-    survivors: list[tuple[int, int, int]]
+    survivors: list[tuple[Sequence[int], Sequence[int], int | None]]
 
 
 class Repetition:

@@ -17,7 +17,7 @@ from analyzer.meta.mode_stack import is_active
 from analyzer.meta.signature import Signature
 from analyzer.profile import argument_names
 from analyzer.record.autograd_node import next_sequence_number
-from analyzer.record.collector import frozen_collector
+from analyzer.record.collector import rare_collections
 from analyzer.record.hooks import listen
 from analyzer.record.recorder import FAILED, Recorder, tensors_in
 
@@ -226,7 +226,7 @@ class RuntimeRecorder(Recorder):
     def start(self) -> None:
         """Begin to listen in this thread."""
         undo = ExitStack()
-        undo.enter_context(frozen_collector(100))  # the records kept of each operator set off collections that find none
+        undo.enter_context(rare_collections())  # the records kept of each operator set off collections that find none
         undo.enter_context(listen(self))
         undo.enter_context(run_as_written())
         self._undo, self._thread = undo, threading.get_ident()
