@@ -1,6 +1,7 @@
 """Specs in, specs out: what an operator returned once is rebuilt without running its kernel again."""
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -47,18 +48,24 @@ def remember(key: Any, entry: Entry) -> None:
     entries[key] = entry
 
 
+@functools.cache
+def _name_of(claim: torch.device) -> str:
+    return str(claim)
+
+
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
     """The spec of a tensor that lives on meta; of a jagged one, that of its values."""
-    if tensor.layout is torch.jagged:
-        return spec_of(tensor._values)  # type: ignore[arg-type]
-    if tensor.layout is not torch.strided:
+    layout = tensor.layout
+    if layout is not torch.strided:
+        if layout is torch.jagged:
+            return spec_of(tensor._values)  # type: ignore[arg-type]
         return TensorSpec.of(tuple(tensor.shape), (), tensor.dtype, str(tensor.__dict__.get("_claim", "cpu")))
     if tensor.is_nested:
         shape = padded_shape(tensor)
         return TensorSpec.of(shape, tuple(math.prod(shape[i + 1:]) for i in range(len(shape))), tensor.dtype, str(tensor.device))
     storage = find_storage(tensor)
     claim = storage.claim if isinstance(storage, MetaStorage) else tensor.device
-    return TensorSpec.of(tuple(tensor.shape), tensor.stride(), tensor.dtype, str(claim))
+    return TensorSpec.of(tuple(tensor.shape), tensor.stride(), tensor.dtype, _name_of(claim))
 
 
 def padded_shape(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -396,7 +396,7 @@ class _Run:
         place.reserve(log)
         for slot, row in segment.writers:
             number = numbers[slot]
-            recorder.set_producer(number if isinstance(number, int) else log.number_of_label[f"{path}.{number}"], place.rows[row])
+            recorder.set_producer(number if isinstance(number, int) else log.labelled(f"{path}.{number}"), place.rows[row])
         with without_modes():
             return [self._revive(reel, o[0], o[1]) for o in segment.outputs if isinstance(o, tuple)]
 

@@ -97,6 +97,14 @@ class Pending(Protocol):
     """The stretches of reels that it is: (step, reel, first event, end)."""
 
 
+class Labelled(Protocol):
+    """Parameters or buffers that are worth no string yet."""
+
+    numbers: Sequence[int]
+
+    def labels(self, log: Log) -> list[str]: ...
+
+
 class Tally(NamedTuple):
     """Calls of one kind: the step, one of them with the storages that its numbers are in, and how many there are."""
 
@@ -144,7 +152,8 @@ class Log:
     keeps_acts: bool = False
     shortage: Shortage | None = None         #: where the run ended for want of memory
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
-    number_of_label: dict[str, int] = field(default_factory=dict)  #: storages of parameters and buffers
+    number_of_label: dict[str, int] = field(default_factory=dict)  #: storages of parameters and buffers, but for those of `unlabelled`
+    unlabelled: list[Labelled] = field(default_factory=list)  #: many of these that nobody asked for yet
     pending: deque[Pending] = field(default_factory=deque)
     is_ordered: bool = True                  #: whether no life was written out later than those of younger storages
     unwritten: Counter[str] = field(default_factory=Counter)  #: bytes of storages that are not written out yet, by category
@@ -165,6 +174,13 @@ class Log:
             if known.category:
                 life.category, life.label, life.requires_grad, life.spec = known.category, known.label, known.requires_grad, known.spec
         self.storage_table[life.number] = life
+
+    def labelled(self, label: str) -> int:
+        """The number of the storage of a parameter or buffer."""
+        for many in self.unlabelled:
+            self.number_of_label.update(zip(many.labels(self), many.numbers))
+        self.unlabelled.clear()
+        return self.number_of_label[label]
 
     def lives_in(self, category: str) -> list[StorageLife]:
         """The storages of a category, of those that are written out."""

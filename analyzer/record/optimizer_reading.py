@@ -5,7 +5,7 @@ What is neither a list, nor a loop, nor happens once is not understood, and what
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from analyzer.meta.signature import Signature
@@ -179,7 +179,7 @@ class Reading:
                     raise NotUnderstood(f"{signature.op}: parameters of one kind differ")
             return Column(by_kind)
 
-        def freeze_lists(value: Any) -> Any:
+        def freeze_leaf(value: Any) -> Any:
             if isinstance(value, TensorSpec):
                 position, number = next(numbers)
                 if position is not None or number in self.owner:
@@ -193,14 +193,11 @@ class Reading:
                 return column(value)
             elif isinstance(value, (list, tuple)) and len(value) == len(members) and all(type(x) is float for x in value):
                 return column(value)
-            elif isinstance(value, dict):
-                return Frozen(dict, tuple((k, freeze_lists(v)) for k, v in value.items()))
-            elif isinstance(value, (list, tuple)):
-                return Frozen(type(value), tuple(map(freeze_lists, value)))
+            elif isinstance(value, (dict, list, tuple)):
+                return NotImplemented
             return freeze(value, None, None)
 
-        args, kwargs = freeze_lists(signature.args), freeze_lists(signature.kwargs)
-        del freeze_lists  # it holds itself, and this reading
+        args, kwargs = _freeze_below(signature.args, freeze_leaf), _freeze_below(signature.kwargs, freeze_leaf)
         outputs, gives = freeze((), None, None), None
         if call.outputs:
             if [self.owner.get(n) for n in call.outputs] != members:
@@ -341,6 +338,16 @@ class Reading:
                 raise NotUnderstood("events of others")
         if next(told, nothing) is not nothing:
             raise NotUnderstood("events that did not happen")
+
+
+def _freeze_below(value: Any, freeze_leaf: Callable[[Any], Any]) -> Any:
+    """Nested data frozen; ``freeze_leaf`` gives NotImplemented for what is to be taken apart."""
+    found = freeze_leaf(value)
+    if found is not NotImplemented:
+        return found
+    if isinstance(value, dict):
+        return Frozen(dict, tuple((k, _freeze_below(v, freeze_leaf)) for k, v in value.items()))
+    return Frozen(type(value), tuple(_freeze_below(v, freeze_leaf) for v in value))
 
 
 def _positions(signature: Signature) -> Iterator[int | None]:

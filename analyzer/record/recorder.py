@@ -28,6 +28,7 @@ from .reserved import Reserved
 from .row_name import identifier
 from .sequence_index import SequenceIndex
 from .storage_life import StorageLife
+from .twin import LEAVES
 from .unseen_gradient import UnseenGradients
 
 _ROOT = 0
@@ -567,19 +568,23 @@ def _communicates(signature: Signature) -> bool:
     return getattr(signature.op, "namespace", "") in COLLECTIVE_NAMESPACES
 
 
-def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors in nested lists, tuples, dicts and dataclasses."""
+    found: list[torch.Tensor] = []
+    _collect_tensors(tree, found)
+    return found
+
+
+def _collect_tensors(tree: Any, found: list[torch.Tensor]) -> None:
     if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, (list, tuple, set)):
-        for x in tree:
-            yield from tensors_in(x)
-    elif isinstance(tree, dict):
-        for x in tree.values():
-            yield from tensors_in(x)
+        found.append(tree)
+    elif isinstance(tree, (list, tuple, set, dict)):
+        for x in tree.values() if isinstance(tree, dict) else tree:
+            if type(x) not in LEAVES:
+                _collect_tensors(x, found)
     elif hasattr(tree, "__dataclass_fields__") and not isinstance(tree, type):
         for name in tree.__dataclass_fields__:
-            yield from tensors_in(getattr(tree, name, None))
+            _collect_tensors(getattr(tree, name, None), found)
 
 
 def describe(tensor: torch.Tensor) -> TensorSpec:

@@ -54,7 +54,7 @@ class Reel:
         self.event_counts = [0]  # of the log's events, before each act
         self.act_counts = [0]    # of the watched allocator's acts, before each act
         self.sizes: list[int] = []  # of the storages born, as the allocator rounds
-        self.library_keys: set[tuple[str, str]] = set()
+        self.library_keys: set[tuple[str, int]] = set()  # and the index of the device
         storages, watched = log.storage_table, log.device
         calls = births = 0
         lately = -1  # the slot that the last act allocated
@@ -71,7 +71,7 @@ class Reel:
                     if needs := library_needs(signature):
                         at = before_held or Mark(index, len(self.acts), calls, births)
                         self.stops.append(at._replace(signature=signature, needs=needs))
-                        self.library_keys.update((library, signature.inputs[-1].device) for library in needs)
+                        self.library_keys.update((library, torch.device(signature.inputs[-1].device).index or 0) for library in needs)
                         lately = -1
                 calls += 1
                 before_held = None
@@ -152,8 +152,8 @@ class Reel:
         """Where playing has to stop, now that some libraries may have their workspaces."""
         if self.library_keys:
             in_backward = torch._C._current_autograd_node() is not None
-            for library, device in self.library_keys:
-                if (library, torch.device(device).index or 0, in_backward, space.stream) not in space.library_workspaces:
+            for library, index in self.library_keys:
+                if (library, index, in_backward, space.stream) not in space.library_workspaces:
                     return self.stops
         return self.always_stops
 

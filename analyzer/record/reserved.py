@@ -1,7 +1,7 @@
 """Blocks whose tensors have their places in the simulated memory and in the log, but no stand-ins: most are played, and nobody looks at these."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,12 +51,15 @@ class Reserved:
 
     def enter(self, log: Log, category: str, first_module: int) -> None:
         """Leave room in a log for its parameters or buffers; the log's modules from ``first_module`` on are the block's."""
+        pattern = self.twin.pattern
+        if not (pattern.parameters if category == "parameter" else pattern.buffers):
+            return
         lives = ReservedLives(self, category, log, first_module)
-        if lives.tensors:
-            log.events += len(lives.tensors)
-            log.pending.append(lives)
-            log.unwritten[category] += lives.nbytes
-            self.pending.append(lives)
+        log.events += len(lives.tensors)
+        log.pending.append(lives)
+        log.unlabelled.append(lives)
+        log.unwritten[category] += lives.nbytes
+        self.pending.append(lives)
 
     def write_out(self, log: Log) -> None:
         """Write into the log now what there is room for."""
@@ -86,11 +89,12 @@ class ReservedLives:
         self.tensors: list[HeldTensor] = pattern.parameters if category == "parameter" else pattern.buffers
         self.nbytes = sum([t.nbytes for t in self.tensors])
         self.event, self.first_module = log.events, first_module
-        modules = log.modules
-        self.labels = [f"{modules[first_module + t.module].path}.{t.name}" for t in self.tensors]
         number = reserved.first_number + self.first
-        self.numbers = range(number, number + len(self.tensors))
-        log.number_of_label.update(zip(self.labels, self.numbers))
+        self.numbers: Sequence[int] = range(number, number + len(self.tensors))
+
+    def labels(self, log: Log) -> list[str]:
+        """What the log calls them."""
+        return [f"{log.modules[self.first_module + t.module].path}.{t.name}" for t in self.tensors]
 
     def parts_played(self) -> tuple[()]:
         return ()
@@ -99,7 +103,7 @@ class ReservedLives:
         """Write them into the log."""
         takings = self.takings
         placed = {act[0]: (address, takings.odd.get(at, act[1])) for at, (act, address) in enumerate(zip(self.acts, takings.addresses))}
-        for i, (number, tensor, label) in enumerate(zip(self.numbers, self.tensors, self.labels)):
+        for i, (number, tensor, label) in enumerate(zip(self.numbers, self.tensors, self.labels(log))):
             address, nbytes = placed[self.first + i]
             life = StorageLife(log.life_table, number, tensor.nbytes, nbytes, address, self.device, self.event + i + 1, 0, "forward", 0, OUTSIDE, 0)
             life.belongs(self.category, label, self.first_module + tensor.module)

@@ -193,6 +193,10 @@ class Twin:
         """The ids of its tensors, and the addresses of their storages."""
         return chain(map(id, self.parameters), map(id, self.buffers), self.storages)
 
+    def identities(self) -> Iterator[int]:
+        """These and the ids of its modules."""
+        return chain(map(id, self.modules), self.tensors_and_storages())
+
     def take(self, block: nn.Module) -> bool:
         """Take ``block`` in; False where it is another kind."""
         pattern, modules, found = self.pattern, self.modules, self._found
@@ -297,6 +301,7 @@ def find_twins(root: nn.Module, is_excluded: Callable[[nn.Module], bool], pays: 
     ``is_excluded`` tells which modules are no blocks, ``pays`` whether so many blocks of so many leaves are worth it.
     """
     patterns: dict[Hashable, list[Pattern]] = {}
+    latest: dict[type, Pattern] = {}  # the one that a block of the class was like last: most often the next is too
     twins: list[Twin] = []
     found: list[int] = []  # each module, tensor and storage, as often as it is held
     seen: set[int] = set()
@@ -305,12 +310,15 @@ def find_twins(root: nn.Module, is_excluded: Callable[[nn.Module], bool], pays: 
         module = waiting.pop()
         is_called = not isinstance(module, torch.jit.ScriptModule) and type(module).forward is not nn.Module.forward  # a list of modules is not
         if len(module._modules) > 1 and is_called and module is not root and id(module) not in seen and not is_excluded(module):
-            kinds = patterns.setdefault((type(module), *_ends(module)), [])
-            twin = next((twin for pattern in kinds if (twin := pattern.match(module)) is not None), None)
+            likely = latest.get(type(module))
+            twin = None if likely is None else likely.match(module)
+            if twin is None:
+                kinds = patterns.setdefault((type(module), *_ends(module)), [])
+                twin = next((twin for pattern in kinds if pattern is not likely and (twin := pattern.match(module)) is not None), None)
             if twin is not None:
+                latest[type(module)] = twin.pattern
                 twins.append(twin)
-                found += map(id, twin.modules)
-                found += twin.tensors_and_storages()
+                found += twin.identities()
                 continue
             if len(kinds) < _MOST:
                 kinds.append(Pattern(module))
@@ -324,7 +332,7 @@ def find_twins(root: nn.Module, is_excluded: Callable[[nn.Module], bool], pays: 
                 if type(tensor) in (nn.Parameter, torch.Tensor) and tensor.layout is torch.strided:
                     found.append(tensor.untyped_storage()._cdata)
         waiting += [child for child in reversed(list(module._modules.values())) if child is not None]
-    times = Counter(found)
-    alone = [twin for twin in twins if all([times[x] == 1 for x in (*map(id, twin.modules), *twin.tensors_and_storages())])]
+    shared = {identity for identity, times in Counter(found).items() if times > 1}
+    alone = [twin for twin in twins if shared.isdisjoint(twin.identities())]
     counts = Counter(id(twin.pattern) for twin in alone)
     return [twin for twin in alone if pays(counts[id(twin.pattern)] + 1, twin.pattern.leaves)]
