@@ -513,8 +513,10 @@ class CachingAllocator:
         if self._collects_garbage:
             self._collect_garbage()
         span = self._reserve(pool, size_bytes)
+        if span is not None:
+            return span
         # With throw_on_cudamalloc_oom a request beyond the fraction fails before anything is given back (PyTorch PR 179473).
-        if span is None and not (self.options.throw_on_cudamalloc_oom and self._excess_bytes(size_bytes) > 0):
+        if not (self.options.throw_on_cudamalloc_oom and self._excess_bytes(size_bytes) > 0):
             if self._release_oversize(pool, size_bytes):
                 span = self._reserve(pool, size_bytes)
             if span is None:
@@ -534,8 +536,7 @@ class CachingAllocator:
 
     # alloc_block
     def _reserve(self, pool: Pool, size_bytes: int) -> Span | None:
-        excess_bytes = self._excess_bytes(size_bytes)
-        if excess_bytes > 0:
+        if self._allowed_bytes is not None and (excess_bytes := self._excess_bytes(size_bytes)) > 0:
             self._short_bytes = excess_bytes
             return None
         if pool.page_bytes is not None:

@@ -87,18 +87,18 @@ class MetaDispatchMode(DirectDispatchMode):
         pending = state.pending_claim
         tensors: list[Tensor] = []
         storages: list[MetaStorage] = []
-        key: Any = [func, pending]
+        key: Any = [info, pending]  # its operator, which torch hashes in Python
         lists = state.lists
         if not _flatten(args, tensors, storages, key, lists) or (kwargs and not _flatten_named(kwargs, tensors, storages, key, lists)):
             tensors.clear()
             storages.clear()
             args, kwargs = adopt_arguments(state, args), adopt_arguments(state, kwargs or {})
-            if not (_flatten(args, tensors, storages, key := [func, pending]) and _flatten_named(kwargs, tensors, storages, key)):
+            if not (_flatten(args, tensors, storages, key := [info, pending]) and _flatten_named(kwargs, tensors, storages, key)):
                 key = None  # sparse or another layout: no recipe
         if info.data_dependent:
             answer = answer_data_dependent(state, info, args, kwargs or {}, tensors)
             if answer is not NotImplemented:
-                if has_rule(info.op):  # rules of these operators ask for the inputs only
+                if has_rule(info):  # rules of these operators ask for the inputs only
                     signature = Signature(info.op, to_specs(args), to_specs(kwargs or {}), tuple(spec_of(t) for t in tensors), ())
                     for stage in stages_of(signature):
                         hold_blocks(state, _result_claim(state, storages, {}), stage.blocks)
@@ -117,12 +117,12 @@ class MetaDispatchMode(DirectDispatchMode):
                 frozen = None
         if entry is not None and entry.recipes is not None:
             signature = entry.signature
-            stages = stages_of(signature) if has_rule(info.op) else ()
+            stages = stages_of(signature) if has_rule(info) else ()
             outputs, born = _build(state, entry.recipes, tensors, stages, entry.order, kept)
             result = outputs[0] if entry.structure is None else entry.structure(outputs)
         else:
             result, outputs, born, signature = _run(state, info, args, kwargs or {}, tensors, storages, frozen, kept)
-            stages = stages_of(signature) if has_rule(info.op) else ()
+            stages = stages_of(signature) if has_rule(info) else ()
         if not tensors or info.mutated or storages and _any_known(storages):
             _propagate_known(state, info, args, kwargs or {}, storages, outputs, born)
         if info.tests_finiteness and born and born[0] is not None and born[0].known is None:
@@ -309,8 +309,8 @@ def _run(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]
     structure = type(result) if isinstance(result, (list, tuple)) else None
     outputs = list(result) if structure is not None else [result]
     born: list[MetaStorage | None] = [None] * len(outputs)
-    stages = _early_stages(info, spec_args, spec_kwargs, inputs, outputs, str(claim)) if has_rule(info.op) else ()
-    order = allocation_order(info.op) if claim.type == "cuda" else None
+    stages = _early_stages(info, spec_args, spec_kwargs, inputs, outputs, str(claim)) if has_rule(info) else ()
+    order = allocation_order(info.packet) if claim.type == "cuda" else None
     for position, i in enumerate(order or range(len(outputs))):
         out = outputs[i]
         if not isinstance(out, Tensor):

@@ -296,16 +296,24 @@ def _tensor_split(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: di
     return func(x, where, *rest, **named)
 
 
-def _item(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A known number at once: optimizers ask for the step of each parameter."""
-    x = args[0]
+def _known_number(x: Tensor) -> int | float | bool | complex | None:
     if x.layout is torch.strided and x.dim() == 0:
         storage = find_storage(x)
         if type(storage) is MetaStorage and storage.known is not None and not storage.known.assumed and storage.nbytes() == x.itemsize:
-            number = storage.known.number(x.dtype)
-            if number is not None:
-                return number
-    return func(*args, **kwargs)
+            return storage.known.number(x.dtype)
+    return None
+
+
+def _item(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A known number at once: optimizers ask for the step of each parameter."""
+    number = _known_number(args[0])
+    return func(*args, **kwargs) if number is None else number
+
+
+def _truth(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Likewise: layer drop asks in each layer."""
+    number = _known_number(args[0])
+    return func(*args, **kwargs) if number is None else bool(number)
 
 
 def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -423,7 +431,7 @@ _HANDLERS: dict[Any, Handler] = {
     torch.device: _make_device, Tensor.to: _to, Tensor.cuda: _cuda, Tensor.cpu: _cpu, Tensor.type: _type,
     torch.tensor: _tensor, torch.as_tensor: _tensor, torch.asarray: _tensor, Tensor.new_tensor: _new_tensor, torch.from_numpy: _from_numpy,
     Tensor.pin_memory: _unchanged, Tensor.share_memory_: _unchanged, Tensor.record_stream: lambda *a: None,
-    Tensor.item: _item, Tensor.tolist: _tolist, Tensor.numpy: _numpy, Tensor.__array__: _numpy,
+    Tensor.item: _item, Tensor.__bool__: _truth, Tensor.tolist: _tolist, Tensor.numpy: _numpy, Tensor.__array__: _numpy,
     Tensor.device.__get__: _device, Tensor.is_cuda.__get__: _is_type("cuda"), Tensor.is_cpu.__get__: _is_type("cpu"),  # type: ignore[attr-defined]
     Tensor.is_meta.__get__: _is_type("meta"), Tensor.get_device: _get_device,  # type: ignore[attr-defined]
     Tensor.is_pinned: lambda *a: False,

@@ -62,19 +62,26 @@ class Known:
 
     def flat(self) -> torch.Tensor:
         """The elements in storage order."""
+        if self._flat is None:
+            with without_modes():
+                return self.work_out()
+        reads.count += 1
+        return self._flat
+
+    def work_out(self) -> torch.Tensor:
+        """As `flat`, where no mode is on."""
         reads.count += 1
         if self._flat is None:
             pending: list[Known] = [self]  # a loop, because chains of in-place updates can be deeper than Python's stack
-            with without_modes():
-                while pending:
-                    top = pending[-1]
-                    missing = [p for p in top.parents() if p._flat is None]
-                    if missing:
-                        pending.extend(missing)
-                        continue
-                    if top._flat is None:
-                        top._flat = top.compute()
-                    pending.pop()
+            while pending:
+                top = pending[-1]
+                missing = [p for p in top.parents() if p._flat is None]
+                if missing:
+                    pending.extend(missing)
+                    continue
+                if top._flat is None:
+                    top._flat = top.compute()
+                pending.pop()
         assert self._flat is not None
         return self._flat
 
@@ -82,10 +89,10 @@ class Known:
         """The element of a storage of one, None for one of another dtype."""
         reads.count += 1
         if self._number is None:
-            flat = self.flat()
-            if flat.dtype != dtype or flat.numel() != 1:
-                return None
             with without_modes():
+                flat = self.work_out()
+                if flat.dtype != dtype or flat.numel() != 1:
+                    return None
                 self._number = flat.item()
         return self._number
 
@@ -252,7 +259,7 @@ def read_known(tensor: torch.Tensor, assumed: bool = False) -> torch.Tensor | No
     if not isinstance(storage, MetaStorage) or storage.known is None or storage.known.assumed and not assumed:
         return None
     with without_modes():
-        flat = storage.known.flat()
+        flat = storage.known.work_out()
         if flat.dtype != tensor.dtype:
             if (flat.numel() * flat.itemsize) % tensor.itemsize:
                 return None

@@ -22,12 +22,14 @@ _HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3), "_efficient_
 class OperatorInfo:
     """Facts about one overload, read from its schema once."""
 
-    __slots__ = ("op", "name", "silent", "mutated", "cacheable", "is_random", "filler", "enumerator", "undefined", "overwrites", "composite",
-                 "reads_offset", "data_dependent", "arguments", "host_outputs", "tests_finiteness", "runs_on_host", "returns_list")
+    __slots__ = ("op", "packet", "text", "rules_seen", "has_rule", "name", "silent", "mutated", "cacheable", "is_random", "filler", "enumerator",
+                 "undefined", "overwrites", "composite", "reads_offset", "data_dependent", "arguments", "host_outputs", "tests_finiteness",
+                 "runs_on_host", "returns_list")
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
-        self.op = op
+        self.op, self.packet, self.text = op, op.overloadpacket, str(op)
+        self.rules_seen, self.has_rule = -1, False  # what `transient.has_rule` found out, and when
         self.name: str = schema.name.rpartition("::")[2]
         self.returns_list = len(schema.returns) == 1 and schema.returns[0].type.isSubtypeOf(torch._C.ListType.ofTensors())  #: of tensors, alone
         self.silent = op.namespace == "profiler"  # torch.profiler's own marks: nothing runs on a device

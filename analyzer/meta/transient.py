@@ -9,6 +9,7 @@ import torch
 from analyzer.registry import Registry
 
 from .claimed_device_spec import claimed_spec
+from .operator_info import OperatorInfo
 from .signature import Signature
 from .spec import TensorSpec
 
@@ -68,15 +69,18 @@ def allocated_in(order: tuple[int, ...], *operators: Any) -> None:
         _orders[operator] = order
 
 
-def allocation_order(op: Any) -> tuple[int, ...] | None:
-    """The numbers of the outputs of ``op`` in the order in which they are allocated, None where it is that of the result."""
-    return _orders.get(op.overloadpacket)
+def allocation_order(packet: Any) -> tuple[int, ...] | None:
+    """The numbers of an operator's outputs in the order in which they are allocated, None where it is that of the result."""
+    return _orders.get(packet)
 
 
-def has_rule(op: Any) -> bool:
-    """Whether anything is known of what ``op`` holds while it runs."""
-    packet = op.overloadpacket
-    return packet in _rules or op in register_memory_impl or packet in register_memory_impl
+def has_rule(info: OperatorInfo) -> bool:
+    """Whether anything is known of what an operator holds while it runs."""
+    rules = len(_rules) + register_memory_impl.version  # neither ever shrinks
+    if info.rules_seen != rules:
+        info.rules_seen = rules
+        info.has_rule = info.packet in _rules or info.op in register_memory_impl or info.packet in register_memory_impl
+    return info.has_rule
 
 
 def stages_of(signature: Signature) -> tuple[Stage, ...]:

@@ -371,8 +371,8 @@ class Recorder:
 
     def _add_operator(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage], module: int) -> int:
         op = signature.op
-        name = describe_operator(op).name if isinstance(op, torch._ops.OpOverload) else op.__name__
-        node = self.add_node("call_function", name, str(op), module)
+        info = describe_operator(op) if isinstance(op, torch._ops.OpOverload) else None
+        node = self.add_node("call_function", op.__name__ if info is None else info.name, str(op) if info is None else info.text, module)
         record = self.node_at(node)
         for storage in inputs:
             self._read_storage(record, node, storage.number)
@@ -565,7 +565,10 @@ def _nothing(number: int) -> None:
 
 
 def _communicates(signature: Signature) -> bool:
-    return getattr(signature.op, "namespace", "") in COLLECTIVE_NAMESPACES
+    found: bool | None = signature.memo.get("communicates")
+    if found is None:
+        found = signature.memo["communicates"] = getattr(signature.op, "namespace", "") in COLLECTIVE_NAMESPACES
+    return found
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
