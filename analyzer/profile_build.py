@@ -99,7 +99,7 @@ class Rows:
         log = self.log
         with log.reading():
             operators = _operators(log, _merge_rows(a.operators for a in self.annotations), {phase for _, phase in self.phase_rows})
-            return {"modules": _module_tree(log, self.shape, self.modules, operators, self.totals.get("optimizer_seconds")),
+            return {"modules": _ModuleTree(log, self.shape, self.modules, operators, self.totals.get("optimizer_seconds")).build(),
                     "module_calls": _module_calls(log), "operators": _sum_operators(operators)}
 
     def of_memory(self) -> dict[str, Any]:
@@ -183,45 +183,49 @@ def _holders(log: Log, largest: int = 50) -> tuple[HolderInfo, ...]:
     return tuple(sorted(rows, key=lambda r: -r.bytes)[:largest])
 
 
-def _module_tree(log: Log, root: ModuleShape, rows: dict[int, dict[str, Any]], operators: dict[int, list[OperatorInfo]],
-                 optimizer_seconds: float | None) -> ModuleInfo:
+class _ModuleTree:
     """The tree of modules: what each does itself from the log, sums upwards.
 
     The optimizer runs over all parameters at once; each module gets its share by elements, to which the work of elementwise updates is in proportion.
     """
-    trainable = sum(p.numel for p in root.distinct_parameters().values() if p.requires_grad)
-    index_of = {m.path: i for i, m in enumerate(log.modules)}
-    first_path: dict[int, str] = {}
-    counted: set[int] = set()
 
-    def build(module: ModuleShape, path: str, depth: int) -> ModuleInfo:
-        shared = first_path.get(module.key)
+    def __init__(self, log: Log, root: ModuleShape, rows: dict[int, dict[str, Any]], operators: dict[int, list[OperatorInfo]],
+                 optimizer_seconds: float | None) -> None:
+        self.log, self.root, self.rows, self.operators, self.optimizer_seconds = log, root, rows, operators, optimizer_seconds
+        self.trainable = sum(p.numel for p in root.distinct_parameters().values() if p.requires_grad)
+        self.index_of = {m.path: i for i, m in enumerate(log.modules)}
+        self.first_path: dict[int, str] = {}
+        self.counted: set[int] = set()
+
+    def build(self) -> ModuleInfo:
+        return self._build(self.root, "", 0)
+
+    def _build(self, module: ModuleShape, path: str, depth: int) -> ModuleInfo:
+        shared = self.first_path.get(module.key)
         if shared is not None:
             zero = CostInfo(**dict.fromkeys(_COST_FIELDS, 0))
             return ModuleInfo(path=path, type=module.type, depth=depth, shared_with=shared, own=zero, **_costs(zero))
-        first_path[module.key] = path
-        index = index_of.get(path)
-        own_row = dict(rows.get(index, {})) if index is not None else {}
-        fresh = [p for p in module.parameters if p.key not in counted]
-        counted.update(p.key for p in fresh)
+        self.first_path[module.key] = path
+        index = self.index_of.get(path)
+        own_row = dict(self.rows.get(index, {})) if index is not None else {}
+        fresh = [p for p in module.parameters if p.key not in self.counted]
+        self.counted.update(p.key for p in fresh)
         own_row["params"] = sum(p.numel for p in fresh)
         own_row["trainable_params"] = sum(p.numel for p in fresh if p.requires_grad)
-        own_row["optimizer_seconds"] = optimizer_seconds and optimizer_seconds * own_row["trainable_params"] / max(1, trainable)
+        own_row["optimizer_seconds"] = self.optimizer_seconds and self.optimizer_seconds * own_row["trainable_params"] / max(1, self.trainable)
         own = CostInfo(**{k: v for k, v in own_row.items() if k in _COST_FIELDS})
-        children = tuple(build(child, f"{path}.{name}" if path else name, depth + 1) for name, child in module.children)
+        children = tuple([self._build(child, f"{path}.{name}" if path else name, depth + 1) for name, child in module.children])
         total = own
         for child in children:
             total = total + child
-        record = log.modules[index] if index is not None else None
+        record = self.log.modules[index] if index is not None else None
         outputs = tuple(tensor_info(s) for s in record.outputs) if record else ()
         return ModuleInfo(
             path=path, type=module.type, depth=depth, extra_repr=module.extra_repr, training=module.training,
             kernel_size=module.kernel_size, calls=record.calls if record else None, parameters={p.name: p.describe() for p in module.parameters},
             inputs=tuple(tensor_info(s) for s in record.inputs) if record else (), outputs=outputs,
-            output_bytes=sum(o.nbytes for o in outputs), own=own, operators=tuple(operators.get(index if index is not None else -1, ())),
+            output_bytes=sum(o.nbytes for o in outputs), own=own, operators=tuple(self.operators.get(index if index is not None else -1, ())),
             children=children, **_costs(total))
-
-    return build(root, "", 0)
 
 
 def _module_calls(log: Log) -> tuple[ModuleCall, ...]:

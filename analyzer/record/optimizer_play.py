@@ -169,10 +169,8 @@ class PlayedUpdate:
         gradient_of = dict(zip(steps.members, self.gradients))
 
         def number(place: Any, member: Member | None) -> int:
-            if member is None:
+            if member is None or isinstance(place, Common):
                 return steps.first_number + int(place.order)
-            if isinstance(place, Common):
-                return number(place, None)
             return gradient_of[member] if place == GRADIENT else member.number if place == PARAMETER else steps.first_number + member.first + int(place)
 
         def numbers(places: Any, members: Sequence[Member]) -> list[int]:

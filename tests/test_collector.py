@@ -1,0 +1,83 @@
+"""Programs that profile in a loop: what they drop is gone at once, and Python's collector works as it did."""
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from analyzer import profile
+from analyzer.record.log import Log
+from analyzer.zoo import MODELS
+
+ROWS = ("nodes", "modules", "timeline", "memory_events", "operators")
+
+
+def gpt2():
+    with torch.device("meta"):
+        return GPT2LMHeadModel(GPT2Config(n_layer=12, n_embd=64, n_head=4, vocab_size=128)).train(), torch.zeros(1, 16, dtype=torch.long, device="meta")
+
+
+def resnet():
+    return MODELS["resnet18"].factory(), torch.empty(2, 3, 64, 64, device="meta")
+
+
+RUNS = {
+    "played blocks and optimizer": lambda: profile(*with_arguments(gpt2()), optimizer="adamw"),
+    "run whole": lambda: profile(*with_arguments(gpt2()), reuse=False),
+    "one step": lambda: profile(*with_arguments(resnet()), mode="infer"),
+    "fused optimizer": lambda: profile(*with_arguments(resnet()), optimizer="adamw_fused"),
+}
+
+
+def with_arguments(made):
+    model, x = made
+    return model, (x,)
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def count_logs() -> int:
+    return sum(type(thing) is Log for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize("reads", [(), ROWS], ids=["unread", "read"])
+@pytest.mark.parametrize("run", RUNS)
+def test_a_profile_that_is_dropped_is_gone(run, reads, no_collections):
+    before = count_logs()
+    found = RUNS[run]()
+    for name in reads:
+        getattr(found, name)
+    assert found.fwd_flops
+    assert count_logs() > before or reads  # the rows that are not read yet come from it
+    del found
+    assert count_logs() == before
+
+
+def test_the_collector_counts_on(no_collections):
+    for _ in range(3):
+        gc.collect(0)
+    before = gc.get_count()[1:]
+    profile(*with_arguments(resnet()))
+    assert gc.get_count()[1:] == before != (0, 0)  # else old objects of a program that profiles in a loop would never be collected
+
+
+@pytest.mark.parametrize("thresholds", [(700, 10, 10), (0, 10, 10), (2**31 - 1, 5, 5)])
+def test_thresholds_are_as_they_were(thresholds):
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(*thresholds)
+        profile(*with_arguments(resnet()), mode="infer")
+        assert gc.get_threshold() == thresholds
+    finally:
+        gc.set_threshold(*before)
