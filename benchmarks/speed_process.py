@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -35,18 +34,22 @@ def run_worker(*arguments: str) -> list[Line]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def time_imports(rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """(wall, processor) seconds of fresh processes that import torch, or analyzer and with it torch, in turn."""
-    found: dict[str, list[tuple[float, float]]] = {"torch": [], "analyzer": []}
-    for name in list(found):  # once unseen: brings files into memory
-        subprocess.run([sys.executable, "-c", f"import {name}"], cwd=ROOT, check=True)
-    for _ in range(rounds):
-        for name, runs in found.items():
-            start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-            subprocess.run([sys.executable, "-c", f"import {name}"], cwd=ROOT, check=True)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            runs.append((time.perf_counter() - start, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime))
-    return found
+_IMPORTS = """
+import json, time
+clocks = lambda: (time.perf_counter(), time.process_time())
+start = clocks()
+import torch
+middle = clocks()
+import analyzer
+print(json.dumps([[b - a for a, b in zip(*pair)] for pair in ((start, middle), (middle, clocks()))]))
+"""
+
+
+def time_imports(rounds: int) -> list[list[tuple[float, float]]]:
+    """(wall, processor) seconds that a fresh process takes to import torch, and then analyzer, for each of ``rounds``."""
+    command = [sys.executable, "-c", _IMPORTS]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)  # once unseen: brings files into memory
+    return [json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout) for _ in range(rounds)]
 
 
 def in_fork(work: Callable[[], Iterator[Line]]) -> Iterator[Line]:
