@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,7 +71,7 @@ class StretchReuse(BlockReuse):
     def make_trial(self, module: nn.Module, arguments: Arguments, grad_specs: tuple[GradSpec, ...] | None) -> Trial:
         return _StretchTrial(self, self._stretches[id(module)], arguments, grad_specs)
 
-    def make_place(self, segment: Segment, module: nn.Module, numbers: list[Any], producers: dict[int, int | None]) -> BlockPlace:
+    def make_place(self, segment: Segment, module: nn.Module, numbers: Iterable[Sequence[Any]], producers: dict[int, int | None]) -> BlockPlace:
         stretch, interpreter = self._stretches[id(module)], self.interpreter
         place = _StretchPlace(segment, stretch, numbers, producers, self.recorder, [interpreter.rows[n] for n in stretch.nodes])
         names = [n.name for n in stretch.nodes]
@@ -103,10 +103,10 @@ class _StretchTrial(Trial):
 class _StretchPlace(BlockPlace):
     """The place of a stretch in the log of a graph: its rows are there already."""
 
-    def __init__(self, segment: Segment, stretch: Stretch, numbers: list[Any], producers: dict[int, int | None], recorder: Recorder,
+    def __init__(self, segment: Segment, stretch: Stretch, numbers: Iterable[Sequence[Any]], producers: dict[int, int | None], recorder: Recorder,
                  rows: Sequence[int]) -> None:
         super().__init__(segment, stretch.path, numbers, producers, recorder.log, recorder.step, None)
-        self.rows.update(zip(segment.rows, rows))
+        self.places_of_rows = rows
 
     def reserve(self, log: Log) -> None:
         pass

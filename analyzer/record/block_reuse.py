@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -155,7 +155,7 @@ class BlockReuse:
         """The first run of a block, or another one for gradients of other specs."""
         return Trial(self.recorder, module, arguments, self.borrow, grad_specs)
 
-    def make_place(self, segment: Segment, module: nn.Module, numbers: list[Any], producers: dict[int, int | None]) -> BlockPlace:
+    def make_place(self, segment: Segment, module: nn.Module, numbers: Iterable[Sequence[Any]], producers: dict[int, int | None]) -> BlockPlace:
         """The place of a block that is played in the log."""
         recorder = self.recorder
         return BlockPlace(segment, self.path_of(module), numbers, producers, recorder.log, recorder.step, recorder.running_call())
@@ -387,16 +387,16 @@ class _Run:
         log, reel, path = recorder.log, segment.reel, self.reuse.path_of(self.module)
         given = [number_of(tensor) for tensor in tensors]
         first = take_numbers()
-        numbers = [*given, *segment.held, *range(first, first + reel.births)]
-        self.slots = [None] * len(numbers)
+        numbers = (given, segment.held, range(first, first + reel.births))
         producers = {row: recorder.producer_of(given[slot]) for row, slot in segment.placeholders}
         place = self.place = self.reuse.make_place(segment, self.module, numbers, producers)
+        self.slots = [None] * place.count_slots()
         log.pending.append(place)
         self.takes = play(recorder, reel, place, self.slots, self._let_go)
         place.reserve(log)
         for slot, row in segment.writers:
-            number = numbers[slot]
-            recorder.set_producer(number if isinstance(number, int) else log.labelled(f"{path}.{number}"), place.rows[row])
+            number = place.number_at(slot)
+            recorder.set_producer(number if isinstance(number, int) else log.labelled(f"{path}.{number}"), place.row_at(row))
         with without_modes():
             return [self._revive(reel, o[0], o[1]) for o in segment.outputs if isinstance(o, tuple)]
 
@@ -413,7 +413,7 @@ class _Run:
 
     def _revive(self, reel: Reel, slot: int, like: torch.Tensor) -> torch.Tensor:
         """A tensor of the user's on a storage that was played. Without modes."""
-        number, space, claim = self.place.numbers[slot], self.space, reel.claim_of(slot)
+        number, space, claim = self.place.number_at(slot), self.space, reel.claim_of(slot)
         self.recorder.log.expect(number, like.untyped_storage().nbytes(), str(claim))
         self._outlive(reel, (slot,), (number,))
         return revive(like, claim, number, self.recorder.memory.block_of(self.slots[slot], space.stream), space)
@@ -424,7 +424,7 @@ class _Run:
         if found is None:
             return None
         call, module, row = found
-        return call + self.place.call_offset, self.place.module_of(module), self.place.rows[row]
+        return call + self.place.call_offset, self.place.module_of(module), self.place.row_at(row)
 
     def hold(self, tensors: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """Keep what autograd saved of the inputs and outputs until the event at which it lets them go."""
@@ -445,12 +445,12 @@ class _Run:
         place.grad_specs = specs
         backward = self._backward_for(specs)
         reel = backward.reel
-        first = len(place.numbers)
+        first = len(self.slots)
         self.incoming = {first + i: g for i, (takes, g) in enumerate(zip(backward.incoming, given)) if takes and g is not None}
-        place.numbers += [number_of(g) if first + i in self.incoming else None for i, g in enumerate(given)]  # type: ignore[arg-type]
+        place.add_slots([number_of(g) if first + i in self.incoming else None for i, g in enumerate(given)])  # type: ignore[arg-type]
         born = take_numbers()
-        place.numbers += range(born, born + reel.births)
-        self.slots += [None] * (len(place.numbers) - len(self.slots))
+        place.add_slots(range(born, born + reel.births))
+        self.slots += [None] * (len(given) + reel.births)
         for slot in backward.freed:
             storage: Any = self.incoming[slot].untyped_storage()
             if storage.claim != reel.claim_of(slot):
@@ -459,7 +459,7 @@ class _Run:
         self.takes = play(self.recorder, reel, place, self.slots, self._let_go)
         for slot, event in backward.freed.items():
             take = next(take for take in self.takes if take.start.event <= event < take.stop.event)
-            take.freed.append((slot, place.numbers[slot]))
+            take.freed.append((slot, place.number_at(slot)))
         unseen = self.recorder.unseen_gradients
         if unseen is None or not reel.elsewhere.keys().isdisjoint(backward.gradients):
             self.reuse.lend(self.module)
@@ -476,7 +476,7 @@ class _Run:
                 for parameter, (_, _, slot, like) in zip(parameters, backward.parameters):
                     parameter.grad = self._revive(reel, slot, like)
             else:
-                numbers = [place.numbers[slot] for slot in backward.gradients]
+                numbers = [born + slot - reel.first_slot if slot >= reel.first_slot else place.number_at(slot) for slot in backward.gradients]
                 self._outlive(reel, backward.gradients, numbers)
                 places = [self.slots[slot] for slot in backward.gradients]
                 if reserved is None:

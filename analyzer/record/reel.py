@@ -5,7 +5,10 @@ written out from the record the first time that the log is read (`Log.calls` and
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+import itertools
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -51,8 +54,8 @@ class Reel:
         self.events = [e for e in events if e[0] != DIED or e[1] in slot_of or e[1] in born]  # others are no part of it
         self.acts: list[Any] = []
         self.stops: list[Mark] = []
-        self.event_counts = [0]  # of the log's events, before each act
-        self.act_counts = [0]    # of the watched allocator's acts, before each act
+        self.event_counts = array("q", [0])  # of the log's events, before each act
+        self.act_counts = array("q", [0])    # of the watched allocator's acts, before each act
         self.sizes: list[int] = []  # of the storages born, as the allocator rounds
         self.library_keys: set[tuple[str, int]] = set()  # and the index of the device
         storages, watched = log.storage_table, log.device
@@ -164,11 +167,34 @@ START = Mark(0, 0, 0, 0)
 class Place:
     """Where a reel is played: what its nodes, modules and storages are in the log that it is played into. Plain data."""
 
-    def __init__(self, numbers: list[Any]) -> None:
-        self.numbers = numbers               #: of the storages, by slot
+    rows: dict[int, int]  #: index in `Log.nodes` of each of the record's rows
+
+    def __init__(self, numbers: Iterable[Sequence[Any]]) -> None:
+        self._numbers = list(numbers)        # those of one slot after the other, in lots
         self.call_offset = 0                 #: of forward calls, from the record's to the log's
         self.modules: Sequence[int] = ()     #: index in `Log.modules` of each of the record's modules
-        self.rows: dict[int, int] = {}       #: index in `Log.nodes` of each of the record's rows
+
+    @functools.cached_property
+    def numbers(self) -> list[Any]:
+        """Those of the storages, by slot."""
+        return list(itertools.chain.from_iterable(self._numbers))
+
+    def number_at(self, slot: int) -> Any:
+        """One of `numbers`, of which the list need not be made."""
+        for lot in self._numbers:
+            if slot < len(lot):
+                return lot[slot]
+            slot -= len(lot)
+        raise IndexError(slot)
+
+    def count_slots(self) -> int:
+        return sum(map(len, self._numbers))
+
+    def add_slots(self, numbers: Sequence[Any]) -> None:
+        """The slots that follow."""
+        self._numbers.append(numbers)
+        if "numbers" in self.__dict__:
+            self.numbers.extend(numbers)
 
 
 class Take:

@@ -104,7 +104,7 @@ class StepReplay:
                 reel, start, stop = take.reel, take.start, take.stop
                 mine = blocks.get(id(take.place))
                 if mine is None:
-                    mine = blocks[id(take.place)] = [None] * len(take.place.numbers)
+                    mine = blocks[id(take.place)] = [None] * take.place.count_slots()
                 for slot, number in take.freed:
                     mine[slot] = slots[self._slot_of[number]]
             else:
