@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -151,19 +150,9 @@ DEPTHS = (16, 64, 128)
 def measure_depth(report: Report) -> None:
     """What a further identical layer costs."""
     pairs = [("profile", "bare", 0.1), ("profile + AdamW", "bare + AdamW", 0.2)]
-    names = [name for pair in pairs for name in pair[:2]]
-    timings: dict[str, dict[int, list[Timing]]] = {name: {} for name in names}
-    runs: dict[str, Callable[[], Any]] = {}
-    for layers in DEPTHS:
-        on = Prepared(SpeedCase("opt", opt(layers), tokens=(1, 128)))
-        for name in names:
-            run = prepare(name, on)
-            if isinstance(run, str):
-                raise RuntimeError(f"OPT of {layers} layers: {name}: {run}")
-            runs[f"{name}/{layers}"] = run
-    for key, taken in time_in_turn(runs, max(2, report.rounds // 2)).items():
-        name, _, layers_text = key.rpartition("/")
-        timings[name][int(layers_text)] = taken
+    timings: dict[str, dict[int, list[Timing]]] = {name: {layers: [] for layers in DEPTHS} for pair in pairs for name in pair[:2]}
+    for line in run_worker("depth", str(max(5, report.rounds)), *map(str, DEPTHS)):
+        timings[line["what"]][line["layers"]].append(Timing(*line["timing"]))
     rows = []
     for name, under, limit in pairs:
         each = [ratio(timings[name][layers], timings[under][layers]) for layers in DEPTHS]
@@ -173,7 +162,7 @@ def measure_depth(report: Report) -> None:
         report.targets.append((f"each further OPT layer, {name} to {under}", further, cpu, limit))
         say(f"  {rows[-1]}")
     report.add("Depth", f"An OPT of identical layers (hidden 1024, 16 heads), from {DEPTHS[0]} to {DEPTHS[-1]} of them: the whole, and what each "
-               "further layer costs beside its own bare step.",
+               "further layer costs beside its own bare step. In a process of its own: what others left scattered in memory slows Python.",
                markdown(["", *(f"{layers} layers" for layers in DEPTHS), "each further layer", "at most"], rows))
 
 

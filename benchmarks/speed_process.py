@@ -1,6 +1,7 @@
 """What must be measured in a process of its own: first runs, resident memory, imports.
 
     python -m benchmarks.speed_process cold ROUNDS MODEL...
+    python -m benchmarks.speed_process depth ROUNDS LAYERS...
     python -m benchmarks.speed_process memory MODEL bare|profile|whole
     python -m benchmarks.speed_process records LAYERS...
 
@@ -99,6 +100,30 @@ def measure_cold(rounds: int, names: Sequence[str]) -> Iterator[Line]:
         yield from in_fork(partial(of_model, name))
 
 
+def measure_depth(rounds: int, depths: Sequence[int]) -> Iterator[Line]:
+    """Steps and profiles of OPTs of identical layers, in turn."""
+    import torch
+
+    from .speed_case import SpeedCase, import_libraries, opt
+    from .speed_contender import Prepared, prepare
+    from .speed_table import time_in_turn
+
+    torch.set_num_threads(1)
+    import_libraries()
+    runs: dict[str, Callable[[], Any]] = {}
+    for layers in depths:
+        on = Prepared(SpeedCase("opt", opt(layers), tokens=(1, 128)))
+        for what in ("bare", "profile", "bare + AdamW", "profile + AdamW"):
+            run = prepare(what, on)
+            if isinstance(run, str):
+                raise RuntimeError(f"OPT of {layers} layers: {what}: {run}")
+            runs[f"{what}/{layers}"] = run
+    for key, taken in time_in_turn(runs, rounds).items():
+        what, _, layers_text = key.rpartition("/")
+        for timing in taken:
+            yield {"what": what, "layers": int(layers_text), "timing": timing}
+
+
 def resident_bytes(field: str = "VmRSS") -> int:
     """What /proc says of this process; "VmHWM" for the most there ever was (getrusage would count the process that started this one)."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -176,6 +201,8 @@ def main(arguments: Sequence[str]) -> None:
     command, *rest = arguments
     if command == "cold":
         lines = measure_cold(int(rest[0]), rest[1:])
+    elif command == "depth":
+        lines = measure_depth(int(rest[0]), [int(word) for word in rest[1:]])
     elif command == "memory":
         lines = iter([measure_memory(*rest)])
     else:

@@ -1,6 +1,7 @@
 """Which modules are one node of the graph."""
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -44,18 +45,29 @@ the right shapes. For modules that cannot run without data; the traced graph cal
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
+_leaf_classes: weakref.WeakKeyDictionary[type, tuple[int, bool]] = weakref.WeakKeyDictionary()  # and when that was found: see `is_leaf`
+
+
 def is_leaf(module: nn.Module) -> bool:
     """Whether ``module`` becomes one node. The most derived registered class decides, then torch.fx's rule: torch.nn is leaf."""
-    for cls in type(module).__mro__:
+    registered = register_non_leaf_module.version + register_leaf_module.version + register_leaf_module_impl.version  # none ever shrinks
+    found = _leaf_classes.get(type(module))
+    if found is None or found[0] != registered:
+        found = _leaf_classes[type(module)] = registered, _is_leaf_class(type(module))
+    return found[1]
+
+
+def _is_leaf_class(kind: type[nn.Module]) -> bool:
+    for cls in kind.__mro__:
         if cls in register_non_leaf_module:
             return False
         if cls in register_leaf_module or cls in register_leaf_module_impl:
             return True
-    if isinstance(module, torch.jit.ScriptModule):
+    if issubclass(kind, torch.jit.ScriptModule):
         return True
-    name = type(module).__module__
-    return (name.startswith(("torch.nn.", "torch.ao.nn.")) and not name.startswith("torch.nn.parallel") and type(module) is not nn.Module
-            and not isinstance(module, _CONTAINERS))
+    name = kind.__module__
+    return (name.startswith(("torch.nn.", "torch.ao.nn.")) and not name.startswith("torch.nn.parallel") and kind is not nn.Module
+            and not issubclass(kind, _CONTAINERS))
 
 
 def find_leaf_impl(module: nn.Module) -> Impl | None:

@@ -461,10 +461,13 @@ def _defer(tree: Any, reads: list[ReadArgument], unknown: list[Tensor], expects:
         reads.append(read)
         return read
     if isinstance(tree, (list, tuple)):
-        return [_defer(x, reads, unknown, expects) for x in tree]
+        return [_defer(x, reads, unknown, expects) if isinstance(x, _DEFERRED) else x for x in tree]
     if isinstance(tree, dict):
-        return {k: _defer(v, reads, unknown, expects) for k, v in tree.items()}
+        return {k: _defer(v, reads, unknown, expects) if isinstance(v, _DEFERRED) else v for k, v in tree.items()}
     return tree
+
+
+_DEFERRED = (Tensor, list, tuple, dict)
 
 
 def _expects(state: MetaState, info: OperatorInfo) -> bool:
@@ -516,7 +519,7 @@ def _propagate_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: di
         seed = None
         if not storages and not info.enumerator:
             return
-    if not any(b is not None and isinstance(o, Tensor) and worth_following(_numel(b, o.dtype)) for o, b in zip(outputs, born)):
+    if not any([b is not None and isinstance(o, Tensor) and worth_following(_numel(b, o.dtype)) for o, b in zip(outputs, born)]):
         return
     expects = _expects(state, info)
     call = Call(info.op, _defer(args, reads, unknown, expects), _defer(kwargs, reads, unknown, expects), reads, seed)

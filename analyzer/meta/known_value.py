@@ -188,7 +188,7 @@ class Result(Known):
     __slots__ = ("call", "index", "window", "numel", "dtype")
 
     def __init__(self, call: Call, index: int | None, window: Window, numel: int, dtype: torch.dtype) -> None:
-        super().__init__(any(r.known.assumed for r in call.reads))
+        super().__init__(any([r.known.assumed for r in call.reads]))
         self.call, self.index, self.window, self.numel, self.dtype = call, index, window, numel, dtype
 
     def parents(self) -> Sequence[Known]:
@@ -229,10 +229,14 @@ def _substitute(tree: Any) -> Any:
     if isinstance(tree, ReadArgument):
         return tree.value()
     if isinstance(tree, (list, tuple)):
-        return [_substitute(x) for x in tree]
+        return [_substitute(x) if isinstance(x, _SUBSTITUTED) else x for x in tree]
     if isinstance(tree, dict):
-        return {k: torch.device("cpu") if k == "device" else _substitute(v) for k, v in tree.items() if k != "pin_memory"}
+        return {k: _CPU if k == "device" else _substitute(v) for k, v in tree.items() if k != "pin_memory"}
     return tree
+
+
+_CPU = torch.device("cpu")
+_SUBSTITUTED = (ReadArgument, list, tuple, dict)
 
 
 def _replace(args: Any, position: tuple[int, ...], value: Any) -> Any:

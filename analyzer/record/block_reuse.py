@@ -404,6 +404,8 @@ class _Run:
         """Take note of storages that were played and live on."""
         for take in self.takes:
             first, end = take.start.birth + reel.first_slot, take.stop.birth + reel.first_slot
+            if first == end:
+                continue
             inside = [first <= slot < end for slot in slots]
             if all(inside):
                 take.survivors.append((slots, numbers))
