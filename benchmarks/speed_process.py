@@ -110,18 +110,18 @@ def measure_depth(rounds: int, depths: Sequence[int]) -> Iterator[Line]:
 
     torch.set_num_threads(1)
     import_libraries()
-    runs: dict[str, Callable[[], Any]] = {}
-    for layers in depths:
-        on = Prepared(SpeedCase("opt", opt(layers), tokens=(1, 128)))
-        for what in ("bare", "profile", "bare + AdamW", "profile + AdamW"):
-            run = prepare(what, on)
-            if isinstance(run, str):
-                raise RuntimeError(f"OPT of {layers} layers: {what}: {run}")
-            runs[f"{what}/{layers}"] = run
-    for key, taken in time_in_turn(runs, rounds).items():
-        what, _, layers_text = key.rpartition("/")
-        for timing in taken:
-            yield {"what": what, "layers": int(layers_text), "timing": timing}
+    models = {layers: Prepared(SpeedCase("opt", opt(layers), tokens=(1, 128))) for layers in depths}
+    for pair in (("bare", "profile"), ("bare + AdamW", "profile + AdamW")):
+        runs: dict[tuple[str, int], Callable[[], Any]] = {}
+        for layers, on in models.items():
+            for what in pair:
+                run = prepare(what, on)
+                if isinstance(run, str):
+                    raise RuntimeError(f"OPT of {layers} layers: {what}: {run}")
+                runs[what, layers] = run
+        for (what, layers), taken in time_in_turn(runs, rounds).items():
+            for timing in taken:
+                yield {"what": what, "layers": layers, "timing": timing}
 
 
 def resident_bytes(field: str = "VmRSS") -> int:

@@ -5,7 +5,9 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+K = TypeVar("K")
 
 
 class Timing(NamedTuple):
@@ -23,13 +25,13 @@ def time_once(run: Callable[[], Any]) -> Timing:
     return Timing(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def time_in_turn(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Timing]]:
+def time_in_turn(runs: Mapping[K, Callable[[], Any]], rounds: int) -> dict[K, list[Timing]]:
     """Time each of ``runs`` once a round; each round begins with another one, so that noise and caches favour none.
 
     >>> {name: len(found) for name, found in time_in_turn({"a": list, "b": dict}, rounds=3).items()}
     {'a': 3, 'b': 3}
     """
-    found: dict[str, list[Timing]] = {name: [] for name in runs}
+    found: dict[K, list[Timing]] = {name: [] for name in runs}
     names = list(runs)
     for index in range(rounds):
         first = index % len(names)
