@@ -121,7 +121,8 @@ def measure_others(report: Report) -> None:
     rows.append(["**median**", *(f"**{format_ratio(median_known(columns[name]))}**" for name in names)])
     skipped = "\n".join(f"- {why} ({count} of {len(report.cases)} models)" for why, count in reasons.items())
     report.add("Beside others", "Time divided by that of the bare step (forward, loss, backward on meta tensors). What each tells: "
-               + "; ".join(f"{name}: {TELLS[name]}" for name in names if name in TELLS) + ". MemTracker runs under `FakeTensorMode`.",
+               + "; ".join(f"{name}: {TELLS[name]}" for name in names if name in TELLS) + ". MemTracker runs under `FakeTensorMode`. "
+               f"Rounds: {rounds}; in the first, nothing is warm.",
                markdown(["model", *names], rows), *([f"Where there is no figure:\n\n{skipped}"] if skipped else []))
 
 

@@ -87,7 +87,7 @@ class MetaDispatchMode(DirectDispatchMode):
         pending = state.pending_claim
         tensors: list[Tensor] = []
         storages: list[MetaStorage] = []
-        key: Any = [info, pending]  # its operator, which torch hashes in Python
+        key: Any = [info, pending]  # not func: torch hashes operators in Python
         lists = state.lists
         if not _flatten(args, tensors, storages, key, lists) or (kwargs and not _flatten_named(kwargs, tensors, storages, key, lists)):
             tensors.clear()
