@@ -37,7 +37,8 @@ def test_the_lists_are_those_of_torchs_header():
 def test_every_operator_that_the_dispatcher_casts_has_a_policy(device_type, key):
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     registered = {n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::") and has(n, key)}
-    assert set(read_policies()[device_type]) == registered
+    # cuDNN's recurrent networks cast what they are given themselves, in builds with CUDA (aten/src/ATen/cudnn/AutocastRNN.cpp)
+    assert set(read_policies()[device_type]) == registered - {"_cudnn_rnn"}
 
 
 def rand(*shape, dtype=FP32, device="cuda", grad=False):
