@@ -62,11 +62,10 @@ class Known:
 
     def flat(self) -> torch.Tensor:
         """The elements in storage order."""
-        if self._flat is None:
-            with without_modes():
-                return self.work_out()
-        reads.count += 1
-        return self._flat
+        if self._flat is not None:
+            return self.work_out()
+        with without_modes():
+            return self.work_out()
 
     def work_out(self) -> torch.Tensor:
         """As `flat`, where no mode is on."""

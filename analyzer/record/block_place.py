@@ -1,11 +1,9 @@
 """A played block in the log: where it stands, its rows and modules."""
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .event import OUTSIDE
 from .log import Log, LogModuleCall, LogNode
 from .reel import Place
 from .row_name import identifier
@@ -22,24 +20,15 @@ class BlockPlace(Place):
 
     def __init__(self, segment: Segment, path: str, numbers: Iterable[Sequence[Any]], producers: dict[int, int | None], log: Log, step: int,
                  running_call: int | None) -> None:
-        super().__init__(numbers)
+        base = len(log.node_slots)
+        super().__init__(numbers, segment.rows, range(base, base + len(segment.rows)))
         self.path, self.producers, self.step, self.running_call = path, producers, step, running_call
         self.grad_specs: Any = None  #: of the gradients that its backward pass was given, once it ran
-        self.source, self.own_rows, self.held = segment.log, segment.rows, range(segment.inputs, segment.inputs + len(segment.held))
+        self.source, self.held = segment.log, range(segment.inputs, segment.inputs + len(segment.held))
         self.index_of_path = log.index_of_path
-        base = len(log.node_slots)
-        self.places_of_rows: Sequence[int] = range(base, base + len(segment.rows))
         self.first_module_call = len(log.module_call_slots)
         self.slot_of = segment.reel.slot_of
         self.call_offset = len(log.call_slots) - segment.first_call
-
-    @functools.cached_property
-    def rows(self) -> dict[int, int]:  # type: ignore[override]
-        return {OUTSIDE: OUTSIDE, **dict(zip(self.own_rows, self.places_of_rows))}
-
-    def row_at(self, row: int) -> int:
-        """One of `rows`, which need not be made."""
-        return OUTSIDE if row == OUTSIDE else self.places_of_rows[self.own_rows.index(row)]
 
     def module_of(self, module: int) -> int:
         """The index in the log of one of the record's modules."""

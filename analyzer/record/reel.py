@@ -16,7 +16,7 @@ import torch
 from analyzer.memory.allocator_play import Held, Takings
 from analyzer.meta.library_workspace import library_needs, take_library_workspaces
 
-from .event import BORN, CALLED, DIED, HELD, TAKEN, Event
+from .event import BORN, CALLED, DIED, HELD, OUTSIDE, TAKEN, Event
 from .log import Log, kind_of
 from .op_call import OpCall
 from .storage_life import StorageLife
@@ -167,34 +167,43 @@ START = Mark(0, 0, 0, 0)
 class Place:
     """Where a reel is played: what its nodes, modules and storages are in the log that it is played into. Plain data."""
 
-    rows: dict[int, int]  #: index in `Log.nodes` of each of the record's rows
-
-    def __init__(self, numbers: Iterable[Sequence[Any]]) -> None:
-        self._numbers = list(numbers)        # those of one slot after the other, in lots
+    def __init__(self, numbers: Iterable[Sequence[Any]], own_rows: Sequence[int], places_of_rows: Sequence[int]) -> None:
+        self._lots: list[Any] = list(numbers)  # of the storages, one slot after the other
+        self.own_rows, self.places_of_rows = own_rows, places_of_rows  #: the record's rows, and the index in `Log.nodes` of each
         self.call_offset = 0                 #: of forward calls, from the record's to the log's
         self.modules: Sequence[int] = ()     #: index in `Log.modules` of each of the record's modules
 
-    @functools.cached_property
+    @property
     def numbers(self) -> list[Any]:
         """Those of the storages, by slot."""
-        return list(itertools.chain.from_iterable(self._numbers))
+        if len(self._lots) > 1:
+            self._lots = [list(itertools.chain.from_iterable(self._lots))]
+        found: list[Any] = self._lots[0]
+        return found
 
     def number_at(self, slot: int) -> Any:
         """One of `numbers`, of which the list need not be made."""
-        for lot in self._numbers:
+        for lot in self._lots:
             if slot < len(lot):
                 return lot[slot]
             slot -= len(lot)
         raise IndexError(slot)
 
     def count_slots(self) -> int:
-        return sum(map(len, self._numbers))
+        return sum(map(len, self._lots))
 
     def add_slots(self, numbers: Sequence[Any]) -> None:
         """The slots that follow."""
-        self._numbers.append(numbers)
-        if "numbers" in self.__dict__:
-            self.numbers.extend(numbers)
+        self._lots.append(numbers)
+
+    @functools.cached_property
+    def rows(self) -> dict[int, int]:
+        """The index in `Log.nodes` of each of the record's rows."""
+        return {OUTSIDE: OUTSIDE, **dict(zip(self.own_rows, self.places_of_rows))}
+
+    def row_at(self, row: int) -> int:
+        """One of `rows`, which need not be made."""
+        return OUTSIDE if row == OUTSIDE else self.places_of_rows[self.own_rows.index(row)]
 
 
 class Take:
