@@ -1,6 +1,6 @@
 """``python -m analyzer``."""
 import sys
 
-from analyzer.cli import main
+from .cli import main
 
 sys.exit(main())

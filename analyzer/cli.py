@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from analyzer.errors import AnalyzerError, InputError
+from .errors import AnalyzerError, InputError
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
 from analyzer.report.choice import add_report_options, print_report, read_report_options
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_devices(arguments: argparse.Namespace) -> int:
     """``analyzer devices``."""
-    from analyzer.hardware import format_catalogue, format_device
+    from .hardware import format_catalogue, format_device
 
     print(format_device(arguments.name) if arguments.name else format_catalogue())
     return 0
@@ -124,11 +124,11 @@ def run_profile(arguments: argparse.Namespace) -> int:
             raise InputError(f"{path}: the folder {path.absolute().parent} does not exist")
     read_report_options(arguments)
 
-    from analyzer.hardware import find_device
-    from analyzer.input_spec import parse_inputs
-    from analyzer.progress_bar import ProgressBar
+    from .hardware import find_device
+    from analyzer.zoo.input_spec import parse_inputs
+    from .progress_bar import ProgressBar
     from analyzer.record.progress import watch_progress
-    from analyzer.target import load_target
+    from analyzer.zoo.target import load_target
 
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
     target = load_target(arguments.target)
@@ -138,7 +138,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
 
     import torch
 
-    from analyzer.profile import build_model, profile
+    from analyzer.api.profile import build_model, profile
     from analyzer.profilers.flops import make_flops_profiler
 
     def build() -> torch.nn.Module:

@@ -36,6 +36,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from analyzer.cuda.kernel_registry import load_kernels  # noqa: E402
 from analyzer.zoo.torchvision_ops import define_torchvision_ops  # noqa: E402
 
 from .coverage_case import Case  # noqa: E402
@@ -57,7 +58,7 @@ REPLACED_AFTER = ("ProcessDied", "TimeLimit", "could not create a primitive", "n
 def list_cases(families: Iterable[str] = FAMILIES) -> list[Case]:
     """Every model of the given families, in a fixed order."""
     define_torchvision_ops()
-    import analyzer.meta.claimed_table  # noqa: F401  # once, in the process that the workers are forked from
+    load_kernels()  # once, in the process that the workers are forked from
 
     found: list[Case] = []
     for family in families:
@@ -260,7 +261,7 @@ def write_report(path: Path, first: list[Row], last: list[Row], sample: list[Row
         f"Written by `python -m benchmarks.coverage --report` on {datetime.date.today().isoformat()}, with {versions}.", "",
         f"There are {total} models, built from their configs without weights. "
         "*Run in PyTorch*: the model and the inputs work on data, forward and (where it has a floating output with a gradient) backward; the "
-        "others cannot be judged and are listed last. *Profile*: `analyzer.profile` in the mode, with AdamW in training. *Trace*: the graph of "
+        "others cannot be judged and are listed last. *Profile*: `analyzer.api.profile` in the mode, with AdamW in training. *Trace*: the graph of "
         "`symbolic_trace` gives the original's outputs, gradients and buffers on data (up to 150 million parameters), or calls the same "
         "operators with the same shapes on a replay without data (above). Where PyTorch itself cannot differentiate a model on this machine "
         "(`flex_attention` has no backward on a host), it is not trained, and outputs alone are compared.", "",

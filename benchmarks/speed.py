@@ -33,10 +33,10 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 import torch  # noqa: E402
 
 from analyzer import Profile, profile  # noqa: E402
-from analyzer.fx import block_copy  # noqa: E402
-from analyzer.fx.tracer import trace  # noqa: E402
-from analyzer.record import block_reuse, optimizer_play  # noqa: E402
-from analyzer.record.optimizer_trial import REPRESENTATIVES  # noqa: E402
+from analyzer.fx.trace import block_copy  # noqa: E402
+from analyzer.fx.trace.tracer import trace  # noqa: E402
+from analyzer.replay import block_reuse, optimizer_play  # noqa: E402
+from analyzer.replay.optimizer_trial import REPRESENTATIVES  # noqa: E402
 
 from .speed_case import CASES, REUSE_CASES, SpeedCase, find_case, import_libraries, opt  # noqa: E402
 from .speed_contender import OTHERS, OURS, TELLS, Prepared, prepare  # noqa: E402
@@ -244,7 +244,7 @@ def measure_blocks(report: Report) -> None:
     table = _time_blocks(report, (2, 4, 8, 16), lambda leaves, blocks: (blocks - 2) * leaves, partial(profile_from, 0), partial(profile_from, float("inf")))
     report.add("When a block is tried out", "Time of a profile in which one block is tried out and the others are played, to that of one in which all are "
                "run (processor time), by leaf modules in a block and number of blocks. Before each ratio stands how many leaves the blocks beyond the second "
-               f"hold: above {block_reuse.LEAST_LEAVES_SAVED} blocks are tried out (`LEAST_LEAVES_SAVED` in `analyzer/record/block_reuse.py`).", table)
+               f"hold: above {block_reuse.LEAST_LEAVES_SAVED} blocks are tried out (`LEAST_LEAVES_SAVED` in `analyzer/replay/block_reuse.py`).", table)
 
 
 class _Parameters(torch.nn.Module):
@@ -281,12 +281,12 @@ def measure_updates(report: Report) -> None:
         say(f"  {rows[-1]}")
     report.add("When an optimizer is tried out", "Time of a profile in which AdamW is tried out on representatives of each kind of parameter and played, to "
                f"that of one in which it is run (processor time), by the number of kinds and of parameters for each of the {REPRESENTATIVES} "
-               f"representatives of a kind. Above {optimizer_play.FEWEST_TIMES} it is tried out (`FEWEST_TIMES` in `analyzer/record/optimizer_play.py`).",
+               f"representatives of a kind. Above {optimizer_play.FEWEST_TIMES} it is tried out (`FEWEST_TIMES` in `analyzer/replay/optimizer_play.py`).",
                markdown(["kinds", "1", "2", "4", "8", "16"], rows))
 
 
 def measure_copies(report: Report) -> None:
-    """From how many leaves on it pays to copy the nodes of alike blocks: where the thresholds of `fx/block_copy.py` come from."""
+    """From how many leaves on it pays to copy the nodes of alike blocks: where the thresholds of `fx/trace/block_copy.py` come from."""
     def trace_and(reuse: bool, model: torch.nn.Module, x: torch.Tensor) -> None:
         with mock.patch.object(block_copy, "LEAST_LEAVES_SAVED", 0):
             trace(model, meta_args={"input": x}, reuse=reuse)
@@ -295,7 +295,8 @@ def measure_copies(report: Report) -> None:
                          partial(trace_and, False))
     report.add("When a block's nodes are copied", "Time of a trace in which the nodes of alike blocks are copied from the first, to that of one in which all "
                "are run (processor time), by leaf modules in a block and number of blocks. Before each ratio stands how many leaves that saves, a copy "
-               f"being worth {block_copy.LEAVES_OF_A_COPY} of them: above {block_copy.LEAST_LEAVES_SAVED} blocks are copied (`analyzer/fx/block_copy.py`).",
+               f"being worth {block_copy.LEAVES_OF_A_COPY} of them: above {block_copy.LEAST_LEAVES_SAVED} blocks are copied "
+               "(`analyzer/fx/trace/block_copy.py`).",
                table)
 
 

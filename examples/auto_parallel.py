@@ -25,7 +25,7 @@ from torch import Tensor, fx, nn
 
 from analyzer import symbolic_profile, symbolic_trace
 from analyzer.hardware import DeviceSpec, collective_seconds, find_device
-from analyzer.profile_data import Profile
+from analyzer.results.profile import Profile
 
 R, P = "Replicate()", "Partial()"
 STATE_COPIES = 4  # a parameter, its gradient, and two states of Adam

@@ -1,57 +1,55 @@
-"""Imports point one way: each room sees only the rooms before it."""
+"""Imports point one way: each room sees only the rooms before it, and no file is in a circle. Every import counts, those in functions and under
+`TYPE_CHECKING` too."""
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
+import networkx
+
 ROOT = Path(__file__).parents[1] / "analyzer"
-# The order of the rooms; a file may import from its own and earlier ones.
-ORDER = ["errors", "registry", "deferred", "units", "hardware", "memory", "meta", "record", "fx", "profilers", "report", "profile"]
-RANK = {name: i for i, name in enumerate(ORDER)}
-# Files that stand between rooms.
-RANK.update(input_spec=RANK["meta"], zoo=RANK["meta"], target=RANK["meta"], profile_data=RANK["profilers"], profile_build=RANK["profile"],
-            profile_short=RANK["profilers"], profile_parallel=RANK["profilers"], profile_wrapper=RANK["profilers"], module_shape=RANK["profilers"],
-            symbolic_profile=RANK["profile"], reprofile=RANK["profile"], progress_bar=RANK["units"],
-            parallel=20, solver=20, runtime=20, generation=20, dryrun=20, sweep=20, cli=30,
-            __main__=31, __init__=32)
+# The order of the rooms; a file may import from its own and earlier ones. What stands side by side does not know of the other.
+ORDER = [{"units", "errors", "registry", "hardware", "memory"}, {"meta"}, {"cuda"}, {"record"}, {"replay"}, {"fx"}, {"profilers"}, {"results"},
+         {"report", "zoo"}, {"api"}, {"parallel", "solver", "generation", "sweep", "dryrun", "runtime"}, {"cli", "progress_bar"}, {"__main__", "__init__"}]
+RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
+FILES = {".".join(p.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): p for p in ROOT.rglob("*.py")}
 
 
-def room_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).parts
-    if parts == ("memory", "timeline.py"):
-        return "profilers"  # it reads the log
-    return parts[0] if len(parts) > 1 else path.stem
-
-
-def imported_rooms(path: Path, top_level_only: bool):
-    tree = ast.parse(path.read_text())
-    nodes = tree.body if top_level_only else list(ast.walk(tree))
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom):
-            package = ["analyzer", *path.relative_to(ROOT).with_suffix("").parts]
-            base = package[: len(package) - node.level] if node.level else []
-            full = base + (node.module.split(".") if node.module else [])
-            if full[:1] == ["analyzer"]:
-                for name in [full[1]] if len(full) > 1 else [alias.name for alias in node.names]:
-                    yield name
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                parts = alias.name.split(".")
-                if parts[0] == "analyzer" and len(parts) > 1:
-                    yield parts[1]
-
-
-def test_every_file_imports_only_from_its_own_and_earlier_rooms():
-    wrong = []
-    for path in ROOT.rglob("*.py"):
-        room = room_of(path)
-        if room == "__init__":
+def imports_of(name: str) -> Iterator[str]:
+    """The files of the package that a file imports anywhere in it."""
+    path = FILES[name]
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = package[:len(package) - node.level + 1] if node.level else []
+            base = ".".join([*start, *([node.module] if node.module else [])])
+            found = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in FILES else base for alias in node.names]
+        else:
             continue
-        for other in imported_rooms(path, top_level_only=True):
-            if other != room and RANK[other] > RANK[room]:
-                wrong.append(f"{path.relative_to(ROOT)} imports {other}")
-    assert wrong == []
+        yield from (other for other in found if other in FILES and other not in (name, "analyzer"))
 
 
-def test_every_room_has_a_place_in_the_order():
-    assert {room_of(p) for p in ROOT.rglob("*.py")} <= set(RANK)
+def room_of(name: str) -> str:
+    return (name.split(".") + ["__init__"])[1]
+
+
+GRAPH = networkx.DiGraph((name, other) for name in FILES for other in imports_of(name))
+# Left from the time before there was an order; these may only become fewer, and are to go.
+WRONG_WAYS_LEFT, CIRCLES_LEFT = 37, [19, 11, 6, 5, 4, 3, 2, 2, 2]
+
+
+def test_every_file_imports_only_from_its_own_and_earlier_rooms() -> None:
+    wrong = sorted(f"{a} imports {b}" for a, b in GRAPH.edges if RANK[room_of(b)] > RANK[room_of(a)])
+    assert len(wrong) <= WRONG_WAYS_LEFT, wrong
+
+
+def test_no_file_is_in_a_circle() -> None:
+    circles = sorted((len(c) for c in networkx.strongly_connected_components(GRAPH) if len(c) > 1), reverse=True)
+    assert circles <= CIRCLES_LEFT, circles
+
+
+def test_every_room_has_a_place_in_the_order() -> None:
+    assert {room_of(name) for name in FILES} <= set(RANK)

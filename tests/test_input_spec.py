@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
-from analyzer.input_spec import DTYPES, InputSpec, parse_input, parse_inputs
+from analyzer.zoo.input_spec import DTYPES, InputSpec, parse_input, parse_inputs
 
 
 @pytest.mark.parametrize(

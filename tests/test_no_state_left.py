@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from analyzer import MetaTensorMode, profile, symbolic_profile, symbolic_trace
-from analyzer.meta import patch
+from analyzer.meta.intercept import patch
 from tests.meta.test_mode import assert_unchanged, observable_torch
 
 

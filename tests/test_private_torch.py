@@ -11,35 +11,35 @@ import torch.utils.checkpoint
 from torch import nn
 
 NAMES = {
-    "meta/mode_stack.py": ["torch._C._DisableTorchDispatch", "torch._C.DisableTorchFunction", "torch._C._EnableTorchFunction",
+    "meta/intercept/mode_stack.py": ["torch._C._DisableTorchDispatch", "torch._C.DisableTorchFunction", "torch._C._EnableTorchFunction",
                            "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
                            "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo"],
     "meta/tensor.py": ["torch._C.TensorBase.device", "torch._C.TensorBase.data", "torch._C.TensorBase.data_ptr",
                        "torch._C._disabled_torch_function_impl"],
-    "meta/patch.py": ["torch.nn.functional.has_torch_function", "torch.nn.functional.has_torch_function_unary",
+    "meta/intercept/patch.py": ["torch.nn.functional.has_torch_function", "torch.nn.functional.has_torch_function_unary",
                       "torch.nn.functional.has_torch_function_variadic", "torch.overrides.has_torch_function",
                       "torch.utils._foreach_utils._foreach_supported_types", "torch._C._group_tensors_by_device_and_dtype",
                       "torch.nn.init._no_grad_trunc_normal_", "torch.autograd._engine_run_backward", "torch.Tensor._make_wrapper_subclass",
                       "torch.jit._builtins._find_builtin"],
-    "meta/flex_attention.py": [f"torch._higher_order_ops.flex_attention.{name}" for name in ("py_kernels", "python_key_table", "_dispatch_cache")],
-    "meta/data_parallel.py": ["torch.nn.parallel.comm.scatter", "torch.nn.parallel._functions._get_stream", "torch.accelerator.device_index"],
-    "meta/gated_kernel.py": ["torch._C.DispatchKey.AutocastIPU", "torch._C.DispatchKey.AutocastHPU", "torch._C._dispatch_keyset_full_after",
+    "cuda/flex_attention.py": [f"torch._higher_order_ops.flex_attention.{name}" for name in ("py_kernels", "python_key_table", "_dispatch_cache")],
+    "cuda/data_parallel.py": ["torch.nn.parallel.comm.scatter", "torch.nn.parallel._functions._get_stream", "torch.accelerator.device_index"],
+    "meta/intercept/gated_kernel.py": ["torch._C.DispatchKey.AutocastIPU", "torch._C.DispatchKey.AutocastHPU", "torch._C._dispatch_keyset_full_after",
                              "torch._C._dispatch_tls_set_dispatch_key_included", "torch._C._dispatch_tls_set_dispatch_key_excluded",
                              "torch.library.fallthrough_kernel"],
-    "meta/host_attention.py": ["torch._C.DispatchKeySet", "torch.ops.aten._fused_sdp_choice.default.redispatch"],
+    "cuda/host_attention.py": ["torch._C.DispatchKeySet", "torch.ops.aten._fused_sdp_choice.default.redispatch"],
     "meta/operator_info.py": ["torch._C._dispatch_has_kernel_for_dispatch_key", "torch._C._dispatch_has_computed_kernel_for_dispatch_key",
                               "torch.ops.aten.add.Tensor._schema",
                               "torch.ops.aten.add.Tensor.tags"],
     "record/autograd_node.py": ["torch._C._autograd._get_sequence_nr", "torch._C._current_autograd_node",
                                 "torch._C._autograd._top_saved_tensors_default_hooks"],
     "record/hold.py": ["torch._C.TensorBase._use_count", "torch._C._storage_Use_Count"],
-    "fx/storage_table.py": ["torch.UntypedStorage._cdata"],
-    "fx/version_alias.py": ["torch._C._SetExcludeDispatchKeyGuard", "torch._C.DispatchKey.ADInplaceOrView"],
+    "fx/graph/storage_table.py": ["torch.UntypedStorage._cdata"],
+    "fx/graph/version_alias.py": ["torch._C._SetExcludeDispatchKeyGuard", "torch._C.DispatchKey.ADInplaceOrView"],
     "runtime/storage.py": ["torch.UntypedStorage._cdata"],
-    "fx/block_copy.py": ["torch._C._len_torch_function_stack", "torch._C._len_torch_dispatch_stack", "torch._debug_has_internal_overlap",
+    "fx/trace/block_copy.py": ["torch._C._len_torch_function_stack", "torch._C._len_torch_dispatch_stack", "torch._debug_has_internal_overlap",
                          "torch.autograd._engine_run_backward"],
-    "fx/block_nodes.py": ["torch.fx.Graph._target_to_str"],
-    "fx/tracing_patch.py": ["torch.utils.checkpoint._checkpoint_without_reentrant_generator", "torch.utils.checkpoint.CheckpointFunction"],
+    "fx/trace/block_nodes.py": ["torch.fx.Graph._target_to_str"],
+    "fx/trace/tracing_patch.py": ["torch.utils.checkpoint._checkpoint_without_reentrant_generator", "torch.utils.checkpoint.CheckpointFunction"],
 }
 
 
@@ -107,7 +107,7 @@ def test_a_storage_has_one_python_object_until_it_dies():
 def test_the_stack_of_dispatch_modes_is_that_of_the_thread():
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from analyzer.meta.mode_stack import is_active
+    from analyzer.meta.intercept.mode_stack import is_active
 
     outer, inner = TorchDispatchMode(), TorchDispatchMode()
     with outer:
@@ -156,7 +156,7 @@ def test_module_calls_go_through_one_method():
 def test_an_alias_made_below_autograd_shares_the_version_only_with_the_guard():
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from analyzer.fx.version_alias import alias_with_version
+    from analyzer.fx.graph.version_alias import alias_with_version
 
     aliases = []
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from analyzer import profile
-from analyzer.profile_data import Profile
+from analyzer.results.profile import Profile
 from analyzer.profilers.flop_registry import register_flop_impl
 from analyzer.zoo import MODELS
 

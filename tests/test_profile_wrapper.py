@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from analyzer import Profile, profile
-from analyzer.profile_parallel import find_parallel_sizes
+from analyzer.results.parallel_size import find_parallel_sizes
 from analyzer.report.module_comparison import compare_modules
 
 

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from analyzer import symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
-from analyzer.fx.graph_module import GraphModule
+from analyzer.fx.graph.graph_module import GraphModule
 from analyzer.fx.passes.checkpoint_module import checkpoint_modules
 from analyzer.fx.passes.dead_code import eliminate_dead_code
 from analyzer.fx.passes.split_bias import split_biases
-from analyzer.fx.region import CheckpointRegion, GradRegion
-from analyzer.fx.region_edit import clear_region, set_region
-from analyzer.fx.saved_edit import set_saved
-from analyzer.fx.shape_prop import RecordingInterpreter
-from analyzer.reprofile import reprofile
-from analyzer.symbolic_profile import last_runs
+from analyzer.fx.graph.region import CheckpointRegion, GradRegion
+from analyzer.fx.graph.region_edit import clear_region, set_region
+from analyzer.fx.graph.saved_edit import set_saved
+from analyzer.fx.graph.interpreter import RecordingInterpreter
+from analyzer.api.reprofile import reprofile
+from analyzer.api.symbolic_profile import last_runs
 
 X = torch.empty(4, 8, 16, device="meta")
 

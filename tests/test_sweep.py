@@ -19,7 +19,7 @@ from analyzer import profile
 from analyzer.cli import main
 from analyzer.errors import InputError, MissingExtraError, TargetError, UnknownDeviceError
 from analyzer.hardware import DeviceSpec
-from analyzer.input_spec import InputSpec
+from analyzer.zoo.input_spec import InputSpec
 from analyzer.sweep import Configuration, SweepInterrupted, SweepResult, expand_grid, sweep
 from analyzer.sweep import job as job_room
 from analyzer.sweep import workers as workers_room

@@ -7,8 +7,8 @@ from torch import nn
 
 from analyzer import MetaTensorMode, profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError, UnknownDeviceError
-from analyzer.fx.node_info import NodeInfo
-from analyzer.fx.shape_prop import ShapeProp
+from analyzer.results.node_info import NodeInfo
+from analyzer.fx.graph.interpreter import ShapeProp
 from analyzer.profilers.annotation import Annotation
 from analyzer.zoo import MODELS
 from analyzer.zoo.vit import vit_b_16

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from analyzer.errors import AnalyzerError, MissingExtraError, TargetError
-from analyzer.input_spec import InputSpec, parse_inputs
-from analyzer.target import LabelRule, Target, load_target
+from analyzer.zoo.input_spec import InputSpec, parse_inputs
+from analyzer.zoo.target import LabelRule, Target, load_target
 from analyzer.zoo import MODELS
 
 

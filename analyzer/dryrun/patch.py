@@ -13,9 +13,9 @@ import torch.utils.data.dataset
 from torch.utils.data import DataLoader, sampler
 
 from analyzer.meta.function import constant
-from analyzer.meta.known_value import small_enough
-from analyzer.meta.mode_stack import without_modes
-from analyzer.meta.patch import Undo, replace
+from analyzer.meta.value.known_value import small_enough
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.intercept.patch import Undo, replace
 from analyzer.meta.state import current
 from analyzer.meta.tensor import claim_of
 

@@ -14,14 +14,14 @@ from types import TracebackType
 import torch
 
 from analyzer.errors import InputError
-from analyzer.fx.leaf_module import find_leaf_impl, is_leaf
+from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta.claimed_device_spec import claiming
+from analyzer.cuda.current_spec import claiming
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.profile import ProfileOptions, choose_profilers, limit_memory
-from analyzer.profile_build import build_profile
-from analyzer.profile_data import Profile
+from analyzer.api.profile import ProfileOptions, choose_profilers, limit_memory
+from analyzer.results.build import build_profile
+from analyzer.results.profile import Profile
 from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 

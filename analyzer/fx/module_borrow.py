@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 from analyzer.meta.dispatch import claimed_device
-from analyzer.meta.interrupt import InterruptsHeld
-from analyzer.meta.mode_stack import without_modes
+from analyzer.meta.intercept.interrupt import InterruptsHeld
+from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.reserved_touch import ReservedTouch
 from analyzer.meta.state import MetaState, current
 from analyzer.meta.tensor import MetaTensor
 from analyzer.record.module_walk import REGISTRIES, walk_modules
-from analyzer.record.reserved import Reserved
-from analyzer.record.twin import LEAVES, Twin
+from analyzer.replay.reserved import Reserved
+from analyzer.replay.twin import LEAVES, Twin
 
 from .stand_in import StandIns
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from analyzer.meta.known_value import Deferred, small_enough
+from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.meta.state import CPU, MetaState
 from analyzer.meta.reserved_touch import ReservedTouch
 from analyzer.meta.storage import MetaStorage, attach, settle

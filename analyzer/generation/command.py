@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.input_spec import DTYPES
+from analyzer.zoo.input_spec import DTYPES
 from analyzer.report.choice import add_report_options, print_report, read_report_options
 from analyzer.report.column import FORMATS
 
@@ -52,8 +52,8 @@ def run_generate(arguments: argparse.Namespace) -> int:
     """``analyzer generate``; the result is the exit code."""
     from analyzer.hardware import find_device
     from analyzer.meta.mode import MetaTensorMode
-    from analyzer.profile import build_model
-    from analyzer.target import load_target
+    from analyzer.api.profile import build_model
+    from analyzer.zoo.target import load_target
 
     from .run import profile_generate
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analyzer.errors import InputError, ProfileFormatError
-from analyzer.profile_data import OutOfMemoryInfo, Profile
+from analyzer.results.profile import OutOfMemoryInfo, Profile
 from analyzer.report.column import Column, check_layout, format_quantity, print_rows
 from analyzer.report.summary import describe_out_of_memory
 from analyzer.report.json_format import decoder_of, encode, load_text

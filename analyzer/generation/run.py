@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from analyzer.errors import InputError
-from analyzer.fx.leaf_module import find_leaf_impl, is_leaf
+from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.fx.module_borrow import borrow_module, uncompiled
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta.claimed_device_spec import claiming
+from analyzer.cuda.current_spec import claiming
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.meta.stand_in import stand_in_arguments
-from analyzer.profile import ProfileOptions, build_model, check_arguments, default_profilers, limit_memory, register_inputs
-from analyzer.profile_build import build_profile, build_unplaced_profile
-from analyzer.profile_data import OutOfMemoryInfo, Profile
-from analyzer.profile_short import describe_shortage
+from analyzer.meta.argument import stand_in_arguments
+from analyzer.api.profile import ProfileOptions, build_model, check_arguments, default_profilers, limit_memory, register_inputs
+from analyzer.results.build import build_profile, build_unplaced_profile
+from analyzer.results.profile import OutOfMemoryInfo, Profile
+from analyzer.results.out_of_memory import describe_shortage
 from analyzer.profilers.annotation import Annotation
 from analyzer.record.collector import rare_collections
 from analyzer.record.recorder import Recorder

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ..errors import DuplicateRegistrationError, InputError, UnknownDeviceError
-from ..registry import Registry
+from analyzer.errors import DuplicateRegistrationError, InputError, UnknownDeviceError
+from analyzer.registry import Registry
 from .device_spec import DeviceSpec
 from .nvidia import NVIDIA_DEVICES
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..errors import InputError
-from ..units import format_bytes
+from analyzer.errors import InputError
+from analyzer.units import format_bytes
 
 
 @dataclass(frozen=True)

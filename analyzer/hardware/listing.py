@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..units import format_bytes, format_count, format_rate, format_seconds
+from analyzer.units import format_bytes, format_count, format_rate, format_seconds
 from .catalogue import find_device, register_device
 from .device_spec import DeviceSpec, Figure
 

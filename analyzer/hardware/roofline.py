@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..errors import InputError
+from analyzer.errors import InputError
 from .device_spec import DeviceSpec
 
 # torch dtype to the format whose peak applies; complex numbers are computed in their real parts.

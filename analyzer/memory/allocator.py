@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..errors import AnalyzerError, InputError
+from analyzer.errors import AnalyzerError, InputError
 from .allocator_options import ADDRESS_RANGE_BYTES, LARGE_ROUNDING_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorOptions
 from .allocator_play import Elsewhere, Takings, play_plainly
 from .allocator_segment import ADDRESS_BITS, Pool, Segment, Span

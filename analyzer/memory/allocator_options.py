@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ..errors import InputError
+from analyzer.errors import InputError
 
 MIB = 1024 * 1024
 

@@ -8,20 +8,22 @@ import torch
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 
-from . import convolution_workspace, kernel_temporary, output_cache, reduction_workspace, sort_workspace  # noqa: F401  four register their rules
+from analyzer.cuda.workspaces import convolution as convolution_workspace, kernel_temporary, reduction as reduction_workspace, sort as sort_workspace  # noqa: F401  four register their rules
+from . import output_cache  # noqa: F401  four register their rules
 from .accumulation import ADD_IN_PLACE, is_engines_sum
-from .claimed import claimed_shapes, host_shapes
+from analyzer.cuda.kernel_registry import claimed_shapes, host_shapes
 from .current_device import selected
-from .claimed_sparse import sparse_shapes
-from .data_dependent import answer_data_dependent
-from .finiteness import finite_answer
-from .gates import reopened
+from analyzer.cuda.kernels.sparse import sparse_shapes
+from analyzer.meta.value.data_dependent import answer_data_dependent
+from analyzer.meta.value.finiteness import finite_answer
+from analyzer.meta.intercept.gates import reopened
 from .dtype_rule import check_dtypes
-from .known_value import Call, Deferred, Known, ReadArgument, Result, Written, Zeros, covers_storage, small_enough, window_of, worth_following
-from .density import CHOOSING, chosen_among, drawn_contents, expected_counts, expected_density
-from .library_workspace import library_needs, take_library_workspaces
+from analyzer.meta.value.known_value import (Call, Deferred, Known, ReadArgument, Result, Written, Zeros, covers_storage, small_enough, window_of,
+                                             worth_following)
+from analyzer.meta.value.density import CHOOSING, chosen_among, drawn_contents, expected_counts, expected_density
+from analyzer.cuda.workspaces.library import library_needs, take_library_workspaces
 from .list_memo import ListMemo
-from .mode_stack import DirectDispatchMode, without_modes
+from analyzer.meta.intercept.mode_stack import DirectDispatchMode, without_modes
 from .operator_info import OperatorInfo, describe_operator
 from .output_cache import NEW, SAME, VIEW, Entry, make_recipes, spec_of, to_specs
 from .reserved_touch import ReservedTouch
@@ -31,7 +33,7 @@ from .spec import TensorSpec
 from .state import CPU, MetaState
 from .storage import MetaStorage, attach
 from .tensor import META, MetaTensor, claim_of, kernel
-from .transient import Stage, allocation_order, has_rule, hold_blocks, stages_of
+from .memory_need import Stage, allocation_order, has_rule, hold_blocks, stages_of
 
 Tensor = torch.Tensor
 _empty_strided = torch.empty_strided

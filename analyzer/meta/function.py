@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from .dispatch import adopt, claimed_device
-from .known_value import Deferred, read_known, small_enough
-from .mode_stack import without_modes
+from analyzer.meta.value.known_value import Deferred, read_known, small_enough
+from analyzer.meta.intercept.mode_stack import without_modes
 from .opaque import call_opaque
 from .reserved_touch import ReservedTouch
 from .shape_registry import register_shape_impl

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from . import gates
+from analyzer.meta.intercept import gates
 from .accumulation import learn_counts
 from .address_space import AddressSpace
 from .dispatch import MetaDispatchMode
 from .function import MetaFunctionMode
-from .interrupt import InterruptsHeld
+from analyzer.meta.intercept.interrupt import InterruptsHeld
 from .options import MetaOptions
-from .patch import mode_replacements
+from analyzer.meta.intercept.patch import mode_replacements
 from .state import CPU, MetaState, active
 
 

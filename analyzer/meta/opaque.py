@@ -10,7 +10,7 @@ from .signature import Signature
 from .state import current
 from .storage import MetaStorage, attach
 from .tensor import META, MetaTensor, claim_of, kernel
-from .transient import register_memory_impl
+from .memory_need import register_memory_impl
 
 Tensor = torch.Tensor
 

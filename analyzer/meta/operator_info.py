@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .finiteness import TESTS
+from analyzer.meta.value.finiteness import TESTS
 
 _FILLERS = {"full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones", "scalar_tensor"}
 _ENUMERATORS = {"arange", "eye", "linspace", "logspace", "tril_indices", "triu_indices"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .mode_stack import without_modes
+from analyzer.meta.intercept.mode_stack import without_modes
 from .signature import Signature
 from .spec import TensorSpec
 from .storage import MetaStorage, find_storage

@@ -15,7 +15,7 @@ from .options import MetaOptions
 from .signature import Signature
 
 if TYPE_CHECKING:
-    from .known_value import Known
+    from analyzer.meta.value.known_value import Known
     from .list_memo import ListMemo
     from .storage import MetaStorage
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .mode_stack import without_modes
+from analyzer.meta.intercept.mode_stack import without_modes
 
 if TYPE_CHECKING:
     from .address_space import AddressSpace, Region
-    from .known_value import Known
+    from analyzer.meta.value.known_value import Known
 
 next_number = itertools.count().__next__
 _next_range = itertools.count(1).__next__

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .mode_stack import without_modes
+from analyzer.meta.intercept.mode_stack import without_modes
 from .state import current
 from .storage import MetaStorage, attach, find_storage
 

@@ -23,8 +23,8 @@ from analyzer.meta.spec import TensorSpec
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 
-from .flop_formula.registration import FlopCount, Formula
-from .flop_formula.size import GATES, first, per_input
+from analyzer.profilers.flop_formula.registration import FlopCount, Formula
+from analyzer.profilers.flop_formula.size import GATES, first, per_input
 from .flop_registry import apply_formula, count_call, family
 
 Spec = TensorSpec

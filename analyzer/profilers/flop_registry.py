@@ -13,10 +13,10 @@ import torch
 
 from analyzer.meta.signature import Signature
 
-from .flop_formula.foreach import SINGLE, of_each
-from .flop_formula.registration import FlopCount, Formula, FlopRegistry, name_key, register_flop_impl
-from .flop_formula.size import is_inexact
-from .flop_formula.zero import ZERO_FLOP_NAMES, ZERO_FLOP_NAMESPACES, ZERO_FLOP_OPS
+from analyzer.profilers.flop_formula.foreach import SINGLE, of_each
+from analyzer.profilers.flop_formula.registration import FlopCount, Formula, FlopRegistry, name_key, register_flop_impl
+from analyzer.profilers.flop_formula.size import is_inexact
+from analyzer.profilers.flop_formula.zero import ZERO_FLOP_NAMES, ZERO_FLOP_NAMESPACES, ZERO_FLOP_OPS
 
 __all__ = ["FlopCount", "FlopRegistry", "Formula", "ZERO_FLOP_OPS", "count_call", "find_formula", "is_zero_flop_op", "register_flop_impl"]
 

@@ -9,7 +9,7 @@ from analyzer.record.op_call import OpCall
 
 from .annotation import Annotation, part_of
 from .flop_convention import Convention, find_convention
-from .flop_formula.registration import FlopCount
+from analyzer.profilers.flop_formula.registration import FlopCount
 from .traffic import traffic_bytes
 
 _COLUMNS = ("fwd_flops", "bwd_flops", "fwd_macs", "bwd_macs")

@@ -20,7 +20,7 @@ from analyzer.record.storage_life import StorageLife
 from analyzer.record.op_call import OpCall
 
 from .annotation import Annotation, part_of
-from .flop_formula.size import broadcast, tensors
+from analyzer.profilers.flop_formula.size import broadcast, tensors
 
 MEMO_KEY = "traffic"
 

@@ -16,16 +16,16 @@ from analyzer.meta.storage import template
 from .hold import Hold
 from .options import ProfileOptions
 from .event import Event
-from .footprint import Footprint
-from .known_optimizer import TORCHS_OWN, is_known, is_sole_owner, mark_states
+from analyzer.replay.footprint import Footprint
+from analyzer.replay.known_optimizer import TORCHS_OWN, is_known, is_sole_owner, mark_states
 from .recorder import Recorder, tensors_in
-from .reserved import Reserved, one_by_one
+from analyzer.replay.reserved import Reserved, one_by_one
 from .step_hook import has_step_hooks
-from .step_replay import StepReplay
-from .unseen_gradient import BlockGradients, UnseenGradients
+from analyzer.replay.step_replay import StepReplay
+from analyzer.replay.unseen_gradient import BlockGradients, UnseenGradients
 
 if TYPE_CHECKING:
-    from .optimizer_play import OptimizerPlay
+    from analyzer.replay.optimizer_play import OptimizerPlay
 
 _PLAIN = (torch.Tensor, str, int, float, bool, complex, type(None), torch.dtype, torch.device)  # arguments that a forward pass cannot change
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -146,7 +146,7 @@ class EagerStep:
         if self.plays_updates and self.optimizer is not None:
             self.unseen.check(self.parameters)
             if same and self._leave_unseen(replay) and replay.is_whole():
-                from .optimizer_play import OptimizerPlay  # not needed by those who train nothing
+                from analyzer.replay.optimizer_play import OptimizerPlay  # not needed by those who train nothing
 
                 self.updates = OptimizerPlay.make(recorder, self.optimizer, self._updated(), self.unseen, self.options.steps)
                 if self.updates is not None:

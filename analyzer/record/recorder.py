@@ -24,12 +24,12 @@ from .event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, Event
 from .log import Log, LogModule, LogModuleCall, LogNode, PhaseRecord, Shortage
 from .module_walk import walk_modules
 from .progress import report_progress
-from .reserved import Reserved
+from analyzer.replay.reserved import Reserved
 from .row_name import identifier
 from .sequence_index import SequenceIndex
 from .storage_life import StorageLife
-from .twin import LEAVES
-from .unseen_gradient import UnseenGradients
+from analyzer.replay.twin import LEAVES
+from analyzer.replay.unseen_gradient import UnseenGradients
 
 _ROOT = 0
 COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")

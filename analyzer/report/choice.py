@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
-from analyzer.profile_data import Profile
+from analyzer.results.profile import Profile
 
 from .column import FORMATS
-from .deepspeed_report import deepspeed_report, largest_modules
+from analyzer.report.compat.deepspeed import deepspeed_report, largest_modules
 from .module_tree import COLUMNS as TREE_COLUMNS
 from .module_tree import SHARE, module_tree
 from .summary import summarize
-from .tids_report import tids_report
-from .torchinfo_table import COLUMNS as TORCHINFO_COLUMNS
-from .torchinfo_table import torchinfo_table
+from analyzer.report.compat.tids import tids_report
+from analyzer.report.compat.torchinfo import COLUMNS as TORCHINFO_COLUMNS
+from analyzer.report.compat.torchinfo import torchinfo_table
 
 
 def flops_profiler_report(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, detailed: bool = True, as_string: bool = True,

@@ -11,8 +11,8 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from analyzer.fx.node_info import NodeInfo
-from analyzer.profile_data import Profile, TimelinePoint
+from analyzer.results.node_info import NodeInfo
+from analyzer.results.profile import Profile, TimelinePoint
 
 _PID = 1
 _TRACKS = {"forward": 1, "backward": 2, "optimizer": 3}

@@ -5,7 +5,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from analyzer.profile_data import Profile
+from analyzer.results.profile import Profile
 
 from .column import FORMATS
 from .module_comparison import compare_modules

@@ -6,8 +6,8 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from analyzer.errors import InputError, MissingExtraError
-from analyzer.fx.node_info import NodeInfo
-from analyzer.profile_data import CostInfo, ModuleInfo, Profile
+from analyzer.results.node_info import NodeInfo
+from analyzer.results.profile import CostInfo, ModuleInfo, Profile
 
 if TYPE_CHECKING:
     import pandas

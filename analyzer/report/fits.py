@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError
-from analyzer.profile_data import Profile
+from analyzer.results.profile import Profile
 
 from .column import format_quantity, print_rows
 

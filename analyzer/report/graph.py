@@ -5,8 +5,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError
-from analyzer.fx.node_info import NodeInfo
-from analyzer.profile_data import Profile
+from analyzer.results.node_info import NodeInfo
+from analyzer.results.profile import Profile
 
 if TYPE_CHECKING:
     import networkx

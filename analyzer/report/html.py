@@ -6,7 +6,7 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from analyzer.profile_data import CostInfo, ModuleInfo, Profile, TimelinePoint
+from analyzer.results.profile import CostInfo, ModuleInfo, Profile, TimelinePoint
 
 from .column import Column, format_quantity
 from .module_tree import DEFAULT_COLUMNS as MODULE_COLUMNS

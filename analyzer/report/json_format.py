@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Union
 
 from analyzer.errors import InputError, ProfileFormatError
-from analyzer.profile_data import Profile
+from analyzer.results.profile import Profile
 
-FORMAT = "analyzer.profile"
+FORMAT = "analyzer.api.profile"
 _EXCERPT_CHARS = 30  # of damaged text, on each side of the damage
 
 Decoder = Callable[[Any, str], Any]  # (JSON value, where it stands) -> value, or ProfileFormatError

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
-from analyzer.memory.timeline import change_pages
-from analyzer.profile_data import MemoryEvent, Profile
+from analyzer.results.timeline import change_pages
+from analyzer.results.profile import MemoryEvent, Profile
 
 _ACTIONS = ("alloc", "free", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _POOL = (0, 0)  # the default memory pool

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from analyzer.profile_data import CostInfo, ModuleInfo, Profile
+from analyzer.results.profile import CostInfo, ModuleInfo, Profile
 
 from .column import Column, check_layout, find_column, print_rows
 from .module_row import OWN, divide, find_root

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from analyzer.errors import InputError
-from analyzer.profile_data import CostInfo, ModuleInfo, OperatorInfo, TensorInfo
+from analyzer.results.profile import CostInfo, ModuleInfo, OperatorInfo, TensorInfo
 from analyzer.units import UNKNOWN
 
 OWN = "(own)"

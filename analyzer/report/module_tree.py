@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analyzer.profile_data import CostInfo, ModuleInfo
+from analyzer.results.profile import CostInfo, ModuleInfo
 from analyzer.units import format_share
 
 from .column import Column, check_layout, find_column, name_columns, print_rows

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from analyzer.fx.node_info import NodeInfo
+from analyzer.results.node_info import NodeInfo
 
 from .column import Column, check_layout, find_column, name_columns, print_rows
 

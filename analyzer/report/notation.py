@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analyzer.profile_data import Profile
+from analyzer.results.profile import Profile
 from analyzer.units import format_bytes, format_figure, format_latency
 
 from .module_row import divide, plain

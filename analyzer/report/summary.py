@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from analyzer.profile_data import OutOfMemoryInfo, PhaseInfo, Profile
+from analyzer.results.profile import OutOfMemoryInfo, PhaseInfo, Profile
 from analyzer.units import UNKNOWN
 
 from .column import Column, format_quantity, print_rows

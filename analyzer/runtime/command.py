@@ -13,8 +13,8 @@ from analyzer.report.choice import add_report_options, print_report, read_report
 if TYPE_CHECKING:
     import torch
 
-    from analyzer.input_spec import InputSpec
-    from analyzer.profile_data import Profile
+    from analyzer.zoo.input_spec import InputSpec
+    from analyzer.results.profile import Profile
 
 _HELP = """\
 Runs steps of a model on the device at hand, with random weights and inputs, and tells what each module and operator took.
@@ -66,8 +66,8 @@ def run_measure(arguments: argparse.Namespace) -> int:
 
     import torch
 
-    from analyzer.input_spec import parse_inputs
-    from analyzer.target import load_target
+    from analyzer.zoo.input_spec import parse_inputs
+    from analyzer.zoo.target import load_target
 
     from .measure import measure
 
@@ -139,7 +139,7 @@ def predict(measured: Profile, model: torch.nn.Module, args: Any, kwargs: Any, a
     """The same step, predicted."""
     from analyzer.errors import UnknownDeviceError
     from analyzer.hardware import DeviceSpec, find_device
-    from analyzer.profile import profile
+    from analyzer.api.profile import profile
     from analyzer.profilers.flops import make_flops_profiler
 
     if arguments.predicted_device is not None:

@@ -8,7 +8,7 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
-from analyzer.meta.mode_stack import DirectDispatchMode
+from analyzer.meta.intercept.mode_stack import DirectDispatchMode
 from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.output_cache import to_specs
 from analyzer.meta.signature import Signature

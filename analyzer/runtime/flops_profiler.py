@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from analyzer.errors import InputError
-from analyzer.profile_data import ModuleInfo, Profile
+from analyzer.results.profile import ModuleInfo, Profile
 
 from .clock import Clock, choose_clock
 from .generate import PassObserver, split_generation
@@ -166,8 +166,8 @@ class FlopsProfiler:
 
     def print_model_profile(self, profile_step: int = 1, module_depth: int = -1, top_modules: int = 1, detailed: bool = True,
                             output_file: str | Path | None = None) -> None:
-        """Print the report of `analyzer.report.deepspeed_report`, or write it to ``output_file`` alone. Prints nothing before `start_profile`."""
-        from analyzer.report.deepspeed_report import deepspeed_report
+        """Print the report of `analyzer.report.compat.deepspeed`, or write it to ``output_file`` alone. Prints nothing before `start_profile`."""
+        from analyzer.report.compat.deepspeed import deepspeed_report
 
         if not self.started:
             return
@@ -182,7 +182,7 @@ class FlopsProfiler:
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print the classes of modules that cost most at each depth."""
-        from analyzer.report.deepspeed_report import aggregate
+        from analyzer.report.compat.deepspeed import aggregate
 
         print("\n".join(aggregate(self._root, module_depth, top_modules)))
 

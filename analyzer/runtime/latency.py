@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from analyzer.profile_data import Profile
+from analyzer.results.profile import Profile
 from analyzer.profilers.annotation import Annotation, part_of
 from analyzer.record.log import Log
 

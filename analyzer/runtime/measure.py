@@ -12,9 +12,9 @@ from torch.nn.parameter import is_lazy
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.fx.module_borrow import restore_generators, save_generators, uncompiled
 from analyzer.hardware import find_device
-from analyzer.profile import as_arguments, check_arguments
-from analyzer.profile_build import build_profile
-from analyzer.profile_data import Profile
+from analyzer.api.profile import as_arguments, check_arguments
+from analyzer.results.build import build_profile
+from analyzer.results.profile import Profile
 from analyzer.profilers.communication import profile_communication
 from analyzer.profilers.flops import make_flops_profiler
 from analyzer.profilers.memory import profile_memory
@@ -44,9 +44,9 @@ def measure(
     convention: str = "own",
     clock: Clock | None = None,
 ) -> Profile:
-    """Run steps of ``model`` on the device that it is on, and tell what they cost: a `Profile` as `analyzer.profile` predicts it.
+    """Run steps of ``model`` on the device that it is on, and tell what they cost: a `Profile` as `analyzer.api.profile` predicts it.
 
-    The arguments are those of `analyzer.profile`, with real tensors. ``warm_up`` steps run first; the mean of the ``steps`` after them is
+    The arguments are those of `analyzer.api.profile`, with real tensors. ``warm_up`` steps run first; the mean of the ``steps`` after them is
     told in seconds, and what the last of them ran in FLOPs and bytes. ``convention`` is a way of counting FLOPs (``own``, ``deepspeed``,
     ``fvcore``). Seconds come from the host's clock, less what the profiler itself took, or from events of the accelerator.
     Afterwards parameters, gradients, buffers and random number generators are as they were.

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from analyzer.errors import InputError
-from analyzer.fx.leaf_module import is_leaf
+from analyzer.fx.trace.leaf_module import is_leaf
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.meta.address_space import HostMemory
-from analyzer.meta.mode_stack import is_active
+from analyzer.meta.intercept.mode_stack import is_active
 from analyzer.meta.signature import Signature
-from analyzer.profile import argument_names
+from analyzer.api.profile import argument_names
 from analyzer.record.autograd_node import next_sequence_number
 from analyzer.record.collector import rare_collections
 from analyzer.record.hooks import listen

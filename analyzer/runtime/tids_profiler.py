@@ -4,9 +4,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from analyzer.fx.node_info import TensorInfo
-from analyzer.profile_data import ModuleInfo, Profile
-from analyzer.report.tids_report import tids_report
+from analyzer.results.node_info import TensorInfo
+from analyzer.results.profile import ModuleInfo, Profile
+from analyzer.report.compat.tids import tids_report
 
 from .flops_profiler import FlopsProfiler
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from analyzer.errors import InputError
-from analyzer.profile_data import Profile
-from analyzer.report.torchinfo_table import Layer, describe_training, list_layers, torchinfo_table
+from analyzer.results.profile import Profile
+from analyzer.report.compat.torchinfo import Layer, describe_training, list_layers, torchinfo_table
 
 from .clock import choose_clock
 from .measure import check_device, make_profile, measure

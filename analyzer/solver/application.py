@@ -12,9 +12,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from analyzer.errors import InputError
-from analyzer.fx.region import CheckpointRegion
-from analyzer.fx.region_edit import find_nodes, set_region
-from analyzer.fx.saved_edit import set_saved
+from analyzer.fx.graph.region import CheckpointRegion
+from analyzer.fx.graph.region_edit import find_nodes, set_region
+from analyzer.fx.graph.saved_edit import set_saved
 
 from .kept_product import KeepProducts
 

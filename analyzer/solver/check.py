@@ -8,11 +8,11 @@ import torch
 from torch import fx, nn
 
 from analyzer.hardware import DeviceSpec
-from analyzer.profile import ProfileOptions, profile
-from analyzer.profile_data import Profile
+from analyzer.api.profile import ProfileOptions, profile
+from analyzer.results.profile import Profile
 from analyzer.profilers.annotation import Annotation
 from analyzer.record.log import Log
-from analyzer.symbolic_profile import symbolic_profile
+from analyzer.api.symbolic_profile import symbolic_profile
 
 from .plan import StepInfo
 from .recorded_step import RecordedStep, read_step

@@ -51,11 +51,11 @@ def add_fit_command(commands: Any) -> None:
 
 def run_fit(arguments: argparse.Namespace) -> int:
     """``analyzer fit``; the result is the exit code."""
-    from analyzer.profile import ProfileOptions, build_model
-    from analyzer.input_spec import DTYPES
+    from analyzer.api.profile import ProfileOptions, build_model
+    from analyzer.zoo.input_spec import DTYPES
     from analyzer.sweep.checkpointing import checkpoint_blocks
     from analyzer.sweep.configuration import Configuration, resolve_inputs
-    from analyzer.target import load_target
+    from analyzer.zoo.target import load_target
 
     from .fit import max_batch_size, max_sequence_length
 

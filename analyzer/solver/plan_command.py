@@ -59,8 +59,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
         if path is not None and not path.absolute().parent.is_dir():
             raise InputError(f"{path}: the folder {path.absolute().parent} does not exist")
 
-    from analyzer.input_spec import DTYPES, parse_inputs
-    from analyzer.target import load_target
+    from analyzer.zoo.input_spec import DTYPES, parse_inputs
+    from analyzer.zoo.target import load_target
 
     from .frontier import draw_frontier, format_frontier
     from .plan import InfeasibleBudgetError
@@ -71,8 +71,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
     if inputs is None:
         raise InputError(f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input x=int64:8x512")
 
-    from analyzer.fx.tracer import symbolic_trace
-    from analyzer.profile import build_model, profile
+    from analyzer.fx.trace.tracer import symbolic_trace
+    from analyzer.api.profile import build_model, profile
 
     args = tuple(s.make() for s in inputs if s.name is None)
     kwargs = {s.name: s.make() for s in inputs if s.name is not None}

@@ -9,8 +9,8 @@ import torch
 from torch import fx
 from torch.nn.modules.batchnorm import _NormBase
 
-from analyzer.fx.region import CheckpointRegion, GradRegion
-from analyzer.fx.statement import region_of
+from analyzer.fx.graph.region import CheckpointRegion, GradRegion
+from analyzer.fx.graph.statement import region_of
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.traffic import traffic_bytes
 from analyzer.record.storage_life import StorageLife

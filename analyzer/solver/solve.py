@@ -9,13 +9,13 @@ import torch
 from torch import fx
 
 from analyzer.errors import InputError
-from analyzer.fx.graph_module import forward_signature
+from analyzer.fx.graph.graph_module import forward_signature
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.profile_data import Profile
+from analyzer.results.profile import Profile
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.latency import call_seconds
 from analyzer.record.op_call import OpCall
-from analyzer.symbolic_profile import LastRun, last_runs
+from analyzer.api.symbolic_profile import LastRun, last_runs
 from analyzer.units import format_bytes, parse_bytes
 
 from .application import copy_graph_module

@@ -9,9 +9,9 @@ from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.input_spec import DTYPES, InputSpec, parse_inputs
+from analyzer.zoo.input_spec import DTYPES, InputSpec, parse_inputs
 from analyzer.record.eager import find_optimizer
-from analyzer.target import Target
+from analyzer.zoo.target import Target
 
 _AUTOCAST = ("bfloat16", "float16")  # what torch.autocast takes on CUDA
 _SIZES = ("batch", "sequence")
@@ -114,7 +114,7 @@ def resolve_inputs(target: Target, texts: Sequence[str], configuration: Configur
     A text that holds ``{batch}`` or ``{sequence}`` says itself where that size goes; else the batch is the first dimension of every
     input, the sequence the second of every two-dimensional one that is not floating. Raises InputError where a size has no place.
 
-    >>> from analyzer.target import load_target
+    >>> from analyzer.zoo.target import load_target
     >>> [str(s) for s in resolve_inputs(load_target("gpt2"), (), Configuration(batch=2, sequence=64))]
     ['input_ids=int64:2x64', 'labels=int64:2x64']
     >>> [str(s) for s in resolve_inputs(load_target("resnet18"), ["bf16:{batch}x3x64x64"], Configuration(batch=4))]

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from analyzer.input_spec import DTYPES, InputSpec
-from analyzer.profile import ProfileOptions, build_model, profile
-from analyzer.profile_build import package_version
-from analyzer.profile_data import Profile
-from analyzer.target import load_target
+from analyzer.zoo.input_spec import DTYPES, InputSpec
+from analyzer.api.profile import ProfileOptions, build_model, profile
+from analyzer.results.build import package_version
+from analyzer.results.profile import Profile
+from analyzer.zoo.target import load_target
 
 from .checkpointing import checkpoint_blocks
 from .configuration import Configuration

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
-from analyzer.target import Target, load_target
+from analyzer.zoo.target import Target, load_target
 
 from .configuration import expand_grid, resolve_inputs
 from .job import Job, TargetLike, run_job

@@ -11,8 +11,8 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from ..errors import MissingExtraError
-from ..input_spec import InputSpec
+from analyzer.errors import MissingExtraError
+from .input_spec import InputSpec
 from .torchvision_ops import define_torchvision_ops
 
 DEFAULT_BATCH = 8  # any number serves; above 1, for batch norm over a pooled 1x1 map refuses to train on one sample

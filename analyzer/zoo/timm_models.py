@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 
-from ..errors import TargetError
-from ..input_spec import InputSpec
+from analyzer.errors import TargetError
+from .input_spec import InputSpec
 from .model_target import DEFAULT_BATCH, Target, find_close, import_extra
 
 IMAGENET_SIZE = (3, 224, 224)  # timm's own default where a model has no configuration

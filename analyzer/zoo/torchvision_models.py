@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..errors import TargetError
-from ..input_spec import InputSpec
+from analyzer.errors import TargetError
+from .input_spec import InputSpec
 from .model_target import DEFAULT_BATCH, Target, find_close, import_extra
 
 VIDEO_FRAMES = 16  # the clip length of torchvision's references/video_classification

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..errors import TargetError
-from ..input_spec import InputSpec
+from analyzer.errors import TargetError
+from .input_spec import InputSpec
 from .model_target import DEFAULT_BATCH, LabelRule, Target, find_close, import_extra
 
 # The task heads tried for a config that names no architecture, in this order: a model that fills in masked words is

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import fx, nn
 
-from analyzer.fx import block_copy
-from analyzer.fx.graph_module import GraphModule
-from analyzer.fx.structure import tensors_of
-from analyzer.fx.tracer import trace
+from analyzer.fx.trace import block_copy
+from analyzer.fx.graph.graph_module import GraphModule
+from analyzer.fx.trace.structure import tensors_of
+from analyzer.fx.trace.tracer import trace
 
 
 def run(called: nn.Module, owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from analyzer import MetaTensorMode, symbolic_trace
 from analyzer.errors import InputError
-from analyzer.fx.block_copy import BlockCopies
-from analyzer.fx.tape import Tape
+from analyzer.fx.trace.block_copy import BlockCopies
+from analyzer.fx.trace.tape import Tape
 
 from .conftest import assert_equal, assert_same_graph, run, trace_both
 
@@ -34,7 +34,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[BlockCopies]:
             super().__init__(tape)
             made.append(self)
 
-    monkeypatch.setattr("analyzer.fx.tape.BlockCopies", Noted)
+    monkeypatch.setattr("analyzer.fx.trace.tape.BlockCopies", Noted)
     return made
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from analyzer import symbolic_trace
 from analyzer.errors import InputError
-from analyzer.fx.graph_module import GraphModule, forward_signature
+from analyzer.fx.graph.graph_module import GraphModule, forward_signature
 
 X = torch.ones(3, 4)
 

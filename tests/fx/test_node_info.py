@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from analyzer import symbolic_profile, symbolic_trace
-from analyzer.fx.node_info import NodeInfo
-from analyzer.fx.region_edit import set_region
-from analyzer.fx.saved_edit import set_saved
-from analyzer.profile_data import Profile
+from analyzer.results.node_info import NodeInfo
+from analyzer.fx.graph.region_edit import set_region
+from analyzer.fx.graph.saved_edit import set_saved
+from analyzer.results.profile import Profile
 
 TEXT = (Path(__file__).parents[2] / "docs" / "node_info.md").read_text()
 

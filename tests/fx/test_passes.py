@@ -13,9 +13,9 @@ from analyzer.errors import InputError
 from analyzer.fx.passes.checkpoint_module import checkpoint_modules
 from analyzer.fx.passes.dead_code import eliminate_dead_code
 from analyzer.fx.passes.split_bias import split_biases
-from analyzer.fx.region import CheckpointRegion
-from analyzer.fx.region_edit import nodes_in, set_region
-from analyzer.reprofile import run_passes
+from analyzer.fx.graph.region import CheckpointRegion
+from analyzer.fx.graph.region_edit import nodes_in, set_region
+from analyzer.api.reprofile import run_passes
 
 X = torch.linspace(-1, 1, 2 * 4 * 8 * 8).reshape(2, 4, 8, 8)
 
@@ -103,7 +103,7 @@ def test_dead_code_of_others_stays() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x
 
-    from analyzer.fx.leaf_module import register_leaf_module
+    from analyzer.fx.trace.leaf_module import register_leaf_module
 
     with register_leaf_module.scope():
         register_leaf_module(Printer)

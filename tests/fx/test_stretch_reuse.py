@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from analyzer import symbolic_profile, symbolic_trace
-from analyzer.fx.region_edit import set_region
-from analyzer.fx.stretch import find_stretches
-from analyzer.fx.stretch_reuse import StretchReuse
-from analyzer.reprofile import reprofile
-from analyzer.symbolic_profile import last_runs
+from analyzer.fx.graph.region_edit import set_region
+from analyzer.fx.graph.stretch import find_stretches
+from analyzer.fx.graph.stretch_reuse import StretchReuse
+from analyzer.api.reprofile import reprofile
+from analyzer.api.symbolic_profile import last_runs
 from analyzer.zoo import MODELS
 from analyzer.zoo.llama import llama_1b
 from tests.record.block_model import Block, PostNorm, Stack, Sums, X
@@ -35,7 +35,7 @@ def played(monkeypatch):
         return number
 
     monkeypatch.setattr(StretchReuse, "play_from", count)
-    monkeypatch.setattr("analyzer.record.block_reuse.LEAST_LEAVES_SAVED", 0)  # the blocks here are small
+    monkeypatch.setattr("analyzer.replay.block_reuse.LEAST_LEAVES_SAVED", 0)  # the blocks here are small
     return seen
 
 

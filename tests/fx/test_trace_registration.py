@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from analyzer import (register_leaf_module, register_leaf_module_impl, register_non_leaf_module, register_shape_impl, register_tracer_impl,
                       symbolic_trace)
 from analyzer.errors import DuplicateRegistrationError
-from analyzer.fx.call_target import CallTarget
-from analyzer.fx.tracer_impl import register_leaf_function
+from analyzer.fx.trace.call_target import CallTarget
+from analyzer.fx.trace.tracer_impl import register_leaf_function
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

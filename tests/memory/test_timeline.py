@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from analyzer import ProfileOptions, profile
 from analyzer.errors import InputError
 from analyzer.memory.allocator import AllocatorOptions, CachingAllocator
-from analyzer.memory.timeline import change_pages
+from analyzer.results.timeline import change_pages
 from analyzer.meta.address_space import HostMemory
 
 MIB = 2**20

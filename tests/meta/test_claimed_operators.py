@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from analyzer import MetaTensorMode
-from analyzer.meta.claimed import claimed_kernels
-from analyzer.meta.claimed_device_spec import claimed_spec
+from analyzer.cuda.kernel_registry import claimed_kernels
+from analyzer.cuda.current_spec import claimed_spec
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from analyzer.errors import DataDependentError
-from analyzer.meta.claimed_rnn import GRU, LSTM, TANH, reserve_elements
+from analyzer.cuda.kernels.rnn import GRU, LSTM, TANH, reserve_elements
 
 
 @pytest.mark.parametrize(

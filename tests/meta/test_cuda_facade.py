@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from analyzer import MetaTensorMode
 from analyzer.hardware import find_device
-from analyzer.meta.claimed_device_spec import claiming
+from analyzer.cuda.current_spec import claiming
 from analyzer.meta.options import MetaOptions
 
 MIB = 1 << 20

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from analyzer import MetaTensorMode
 from analyzer.errors import DataDependentError
-from analyzer.meta.known_value import LARGEST_FLOATING, LARGEST_INTEGER
+from analyzer.meta.value.known_value import LARGEST_FLOATING, LARGEST_INTEGER
 from analyzer.meta.options import MetaOptions
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from analyzer import profile, register_memory_impl, register_shape_impl
-from analyzer.meta.transient import MemoryNeed
+from analyzer.meta.memory_need import MemoryNeed
 
 EXTRA = 1 << 20
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from analyzer import MetaTensorMode, profile, symbolic_trace
 from analyzer.errors import DataDependentError, InputError
-from analyzer.meta import unknown_scalar
+from analyzer.meta.value import unknown_scalar
 from analyzer.meta.options import MetaOptions
 from analyzer.record.options import ProfileOptions
 

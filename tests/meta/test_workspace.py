@@ -9,9 +9,9 @@ import torch
 
 from analyzer import MetaTensorMode, profile
 from analyzer.hardware import find_device
-from analyzer.meta.claimed_device_spec import claiming
-from analyzer.meta.library_workspace import cublas_workspace_bytes, cublaslt_workspace_bytes
-from analyzer.meta.transient import MemoryNeed, register_memory_impl
+from analyzer.cuda.current_spec import claiming
+from analyzer.cuda.workspaces.library import cublas_workspace_bytes, cublaslt_workspace_bytes
+from analyzer.meta.memory_need import MemoryNeed, register_memory_impl
 
 MIB = 1 << 20
 Program = Callable[[], object]

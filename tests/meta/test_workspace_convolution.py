@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from analyzer.hardware import find_device
-from analyzer.meta.claimed_device_spec import claiming
+from analyzer.cuda.current_spec import claiming
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
-from analyzer.meta.transient import stages_of
+from analyzer.meta.memory_need import stages_of
 
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-import analyzer.meta.attention_workspace  # noqa: F401  registers its rules
+import analyzer.cuda.workspaces.attention  # noqa: F401  registers its rules
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
-from analyzer.meta.transient import stages_of
+from analyzer.meta.memory_need import stages_of
 
 aten = torch.ops.aten
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.hardware import find_device
-from analyzer.meta.claimed_device_spec import claiming
-from analyzer.meta.reduction_workspace import reduction_blocks
+from analyzer.cuda.current_spec import claiming
+from analyzer.cuda.workspaces.reduction import reduction_blocks
 from analyzer.meta.spec import TensorSpec
 
 

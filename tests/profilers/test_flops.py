@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from analyzer import profile
 from analyzer.errors import InputError
-from analyzer.profile_data import ModuleInfo, Profile
+from analyzer.results.profile import ModuleInfo, Profile
 from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.flop_convention import CONVENTIONS, count_under
 from analyzer.profilers.flops import make_flops_profiler

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.record.block_reuse import BlockReuse
+from analyzer.replay.block_reuse import BlockReuse
 
 
 @pytest.fixture
@@ -17,5 +17,5 @@ def played(monkeypatch):
         return original(self, segment, module, leaves)
 
     monkeypatch.setattr(BlockReuse, "_play", count)
-    monkeypatch.setattr("analyzer.record.block_reuse.LEAST_LEAVES_SAVED", 0)  # the blocks here are small
+    monkeypatch.setattr("analyzer.replay.block_reuse.LEAST_LEAVES_SAVED", 0)  # the blocks here are small
     return seen

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from analyzer import profile
-from analyzer.record.block_key import watch_reads
+from analyzer.replay.block_key import watch_reads
 from analyzer.zoo import MODELS
 from analyzer.zoo.llama import llama_1b
 
@@ -82,7 +82,7 @@ def test_an_index_that_is_read_is_a_difference(played):
 
 
 def test_small_and_few_blocks_are_run(played, monkeypatch):
-    monkeypatch.setattr("analyzer.record.block_reuse.LEAST_LEAVES_SAVED", 24)
+    monkeypatch.setattr("analyzer.replay.block_reuse.LEAST_LEAVES_SAVED", 24)
     assert_same(Stack(Block(i) for i in range(14)), played, blocks=0, args=(X,))  # (14 - 2) x 2 leaves are no more than 24
     assert_same(Stack(Block(i) for i in range(15)), played, blocks=15, args=(X,))
 

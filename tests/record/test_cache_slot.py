@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from analyzer import profile
-from analyzer.record.cache_slot import Index
+from analyzer.replay.cache_slot import Index
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from analyzer import ProfileOptions, profile
-from analyzer.record.block_reuse import BlockReuse
+from analyzer.replay.block_reuse import BlockReuse
 from analyzer.record.eager import OPTIMIZERS
-from analyzer.record.optimizer_play import OptimizerPlay
+from analyzer.replay.optimizer_play import OptimizerPlay
 from analyzer.zoo import MODELS
 from analyzer.zoo.llama import llama_1b
 
@@ -29,8 +29,8 @@ def updates(monkeypatch):
         original(self, unseen)
 
     monkeypatch.setattr(OptimizerPlay, "play", count)
-    monkeypatch.setattr("analyzer.record.optimizer_play.FEWEST_TIMES", 0)  # the models here have few parameters
-    monkeypatch.setattr("analyzer.record.block_reuse.LEAST_LEAVES_SAVED", 0)  # and small blocks
+    monkeypatch.setattr("analyzer.replay.optimizer_play.FEWEST_TIMES", 0)  # the models here have few parameters
+    monkeypatch.setattr("analyzer.replay.block_reuse.LEAST_LEAVES_SAVED", 0)  # and small blocks
     return seen
 
 
@@ -357,5 +357,5 @@ def test_a_profile_that_nobody_reads_keeps_no_model_alive(updates):
 
 def test_signatures_of_other_runs_may_be_forgotten(updates, monkeypatch):
     """Between the sums of a profile and its rows."""
-    monkeypatch.setattr("analyzer.record.optimizer_steps._MOST", 1)
+    monkeypatch.setattr("analyzer.replay.optimizer_steps._MOST", 1)
     assert_same(chain(), updates, steps=2, args=(X,), optimizer="adamw")

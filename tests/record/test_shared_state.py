@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer.record.shared_state import SharedState
+from analyzer.replay.shared_state import SharedState
 
 COUNT = 0
 SEEN: list[int] = []

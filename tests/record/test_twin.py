@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer.record.twin import find_twins
+from analyzer.replay.twin import find_twins
 
 from .block_model import Block, Stack
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from analyzer.fx.node_info import NodeInfo, TensorInfo
-from analyzer.profile_data import (
+from analyzer.results.node_info import NodeInfo, TensorInfo
+from analyzer.results.profile import (
     CostInfo,
     HolderInfo,
     MemoryEvent,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.fx.node_info import NodeInfo
-from analyzer.profile_data import Profile, TimelinePoint
+from analyzer.results.node_info import NodeInfo
+from analyzer.results.profile import Profile, TimelinePoint
 
 
 def of_kind(trace, kind):

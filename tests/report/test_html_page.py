@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from analyzer.profile_data import ModuleInfo, TimelinePoint
+from analyzer.results.profile import ModuleInfo, TimelinePoint
 from analyzer.report.html import draw_timeline
 
 VOID = {"meta", "br"}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 
 from analyzer.errors import InputError
-from analyzer.profile_data import MemoryEvent, Profile
+from analyzer.results.profile import MemoryEvent, Profile
 
 BASE = 0x7F0000000000
 MIB = 2**20

@@ -10,9 +10,9 @@ from torch import nn
 
 from analyzer import profile
 from analyzer.errors import InputError
-from analyzer.profile_data import CostInfo, ModuleCall, ModuleInfo, OperatorInfo, Profile, TensorInfo
+from analyzer.results.profile import CostInfo, ModuleCall, ModuleInfo, OperatorInfo, Profile, TensorInfo
 from analyzer.report.choice import REPORTS
-from analyzer.report.functional import list_functions, name_function, sum_functions
+from analyzer.report.compat.functional import list_functions, name_function, sum_functions
 from analyzer.report.module_comparison import compare_modules, join_modules
 
 

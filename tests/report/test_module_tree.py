@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.profile_data import CostInfo, ModuleInfo
+from analyzer.results.profile import CostInfo, ModuleInfo
 
 
 def level(cell):

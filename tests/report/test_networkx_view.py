@@ -6,7 +6,7 @@ import networkx
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.fx.node_info import NodeInfo
+from analyzer.results.node_info import NodeInfo
 
 
 def test_every_field_is_an_attribute(mlp):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
-from analyzer.fx.node_info import NodeInfo
+from analyzer.results.node_info import NodeInfo
 from analyzer.report.node_table import COLUMNS, TEN_COLUMNS, merge_modules, node_table
 
 HEADINGS = ["Op type", "Op", "Accumulate size", "Incremental size", "Output size", "Temp size", "Param size", "Backward size",

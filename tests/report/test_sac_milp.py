@@ -9,7 +9,7 @@ from torch import nn
 
 from analyzer import profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
-from analyzer.report.sac_milp import to_sac_stats
+from analyzer.report.compat.sac_milp import to_sac_stats
 
 ilp_utils = pytest.importorskip("torch.distributed._tools.ilp_utils")
 KB = 1024

@@ -1,7 +1,7 @@
 """The summary: every section, and sums that are sums."""
 from dataclasses import replace
 
-from analyzer.profile_data import HolderInfo, Profile
+from analyzer.results.profile import HolderInfo, Profile
 
 
 def test_golden(mlp, check_golden):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from analyzer import profile
-from analyzer.profile_data import CostInfo
+from analyzer.results.profile import CostInfo
 from analyzer.zoo.gpt2 import GPT2
 
 from .test_published import detailed

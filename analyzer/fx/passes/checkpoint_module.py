@@ -7,8 +7,8 @@ from torch import fx
 
 from analyzer.errors import InputError
 
-from ..region import CheckpointRegion
-from ..region_edit import set_region
+from analyzer.fx.graph.region import CheckpointRegion
+from analyzer.fx.graph.region_edit import set_region
 
 
 def checkpoint_modules(*paths: str, **options: object) -> Callable[[fx.GraphModule], None]:

@@ -7,8 +7,8 @@ import inspect
 import torch
 from torch import fx, nn
 
-from ..alias import written_by
-from ..call_target import CallTarget
+from analyzer.fx.graph.alias import written_by
+from analyzer.fx.trace.call_target import CallTarget
 
 _RANDOM = ("rand", "bernoulli", "multinomial", "normal", "dropout", "rrelu", "scaled_dot_product_attention", "multi_head_attention")
 

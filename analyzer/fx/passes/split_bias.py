@@ -10,10 +10,10 @@ from torch import fx, nn
 
 from analyzer.errors import InputError
 
-from ..bias_split import register_bias_split, splits
-from ..node_info import TensorInfo
-from ..region import AutocastRegion
-from ..tracer import symbolic_trace
+from analyzer.fx.trace.bias_split import register_bias_split, splits
+from analyzer.results.node_info import TensorInfo
+from analyzer.fx.graph.region import AutocastRegion
+from analyzer.fx.trace.tracer import symbolic_trace
 
 
 def split_biases(gm: fx.GraphModule) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from analyzer.registry import Registry
 
-from . import FAMILIES
+from analyzer.profilers.flop_formula import FAMILIES
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,187 @@
+"""``torch.autocast`` on tensors without data: the casts of PyTorch's own lists, and its cache of cast weights.
+
+torch keeps the switches (``is_autocast_enabled``, ``get_autocast_dtype``) and answers for them; what does not reach tensors on
+meta are the kernels behind the dispatch key that tensors on CUDA carry. Here they are, as kernels of `GatedKernels`: so casts happen
+wherever an operator is called, also from C++ code. Source: ``aten/src/ATen/autocast_mode.{h,cpp}``.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils.weak import TensorWeakRef
+
+from .autocast_list import APPENDED, BANNED, FLOAT, FLOAT_APPENDED, FLOAT_IF_UNSET, LOWER, WIDEST, read_policies
+from .kernel_registry import overloads
+from analyzer.meta.intercept.gated_kernel import GatedKernels, any_claims, claimed_type, is_simulating
+from analyzer.meta.intercept.interrupt import InterruptsHeld
+from analyzer.meta.state import MetaState
+
+Tensor = torch.Tensor
+gate = GatedKernels("AutocastHPU")  # above AutocastIPU, where the claimed device's own kernels are
+_TYPES = ("cuda", "cpu")  # the order of their keys in the dispatcher: CUDA's comes first
+
+
+class _Local(threading.local):
+    """What one thread's autocast knows."""
+
+    enabled: tuple[str, ...] = ()  #: types of device whose autocast is on; torch's own switch reads as off under a dispatch mode
+    excluded = 0                   #: inside an operator that was cast: what it calls is not cast again
+
+    def __init__(self) -> None:
+        self.cache: dict[int, tuple[TensorWeakRef, Tensor]] = {}  # casts of weights, until the outermost region ends
+
+
+_local = _Local()
+
+
+@cache
+def _policies() -> dict[str, dict[str, int]]:
+    return read_policies()
+
+
+def _is_eligible(state: MetaState, x: Any, device_type: str) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and claimed_type(state, x) == device_type
+
+
+def cached_cast(state: MetaState, x: Tensor, dtype: torch.dtype, device_type: str) -> Tensor:
+    """``x`` as ``dtype`` where autocast may touch it; the cast of a float32 leaf that needs a gradient is kept."""
+    if x.dtype is dtype or not _is_eligible(state, x, device_type):
+        return x
+    keep = (dtype is torch.get_autocast_dtype(device_type) and x.dtype is torch.float32 and x.requires_grad and x.is_leaf
+            and not x._is_view() and torch.is_autocast_cache_enabled())
+    if not keep:
+        return torch.ops.aten.to.dtype(x, dtype)  # type: ignore[no-any-return]
+    key: int = x._cdata  # the C++ object: the same as long as the weak reference lives
+    found = _local.cache.get(key)
+    if found is not None and found[0]() is x:
+        return found[1]
+    cast: Tensor = torch.ops.aten.to.dtype(x, dtype)
+    _local.cache[key] = (TensorWeakRef(x), cast)
+    return cast
+
+
+def lower_precision(state: MetaState) -> Callable[[Tensor], Tensor] | None:
+    """The cast of tensors on CUDA to the region's dtype, or None where autocast for CUDA is off."""
+    if "cuda" not in _local.enabled or _local.excluded:
+        return None
+    dtype = torch.get_autocast_dtype("cuda")
+    return lambda x: cached_cast(state, x, dtype, "cuda")
+
+
+def _cast_all(state: MetaState, tree: Any, dtype: torch.dtype, device_type: str) -> Any:
+    if isinstance(tree, Tensor):
+        return cached_cast(state, tree, dtype, device_type)
+    if isinstance(tree, (list, tuple)):
+        return [_cast_all(state, x, dtype, device_type) for x in tree]
+    return tree
+
+
+def _widest(state: MetaState, tree: Any, dtype: torch.dtype, device_type: str) -> torch.dtype:
+    """float32 if an eligible tensor is, else the region's dtype. ``prioritize`` refuses any third type."""
+    lower = torch.get_autocast_dtype(device_type)
+    for x in tree:
+        if isinstance(x, (list, tuple)):
+            dtype = _widest(state, x, dtype, device_type)
+        elif _is_eligible(state, x, device_type):
+            if torch.float32 in (dtype, x.dtype):
+                dtype = torch.float32
+            elif x.dtype is not lower:
+                raise RuntimeError(f"Unexpected floating ScalarType in at::autocast::prioritize: {x.dtype} in a region of {lower}")
+    return dtype
+
+
+def _device_type(state: MetaState, name: str, args: Any, kwargs: dict[str, Any]) -> str | None:
+    """Whose autocast applies to the call, or None."""
+    for device_type in _local.enabled:
+        if name in _policies()[device_type] and any_claims(state, device_type, (*args, *kwargs.values())):
+            return device_type
+    return None
+
+
+def _make_kernel(op: torch._ops.OpOverload, name: str) -> Callable[..., Any]:
+    dtype_position = next((i for i, a in enumerate(op._schema.arguments) if a.name == "dtype"), None)
+    appended = overloads(APPENDED[name])[0] if name in APPENDED else None
+
+    def kernel_at_key(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        state = is_simulating()
+        device_type = None if state is None or _local.excluded else _device_type(state, name, args, kwargs)
+        if state is None or device_type is None:
+            return gate.redispatch(op, keyset, args, kwargs)
+        policy, target = _policies()[device_type][name], op
+        _local.excluded += 1
+        try:
+            with torch._C.DisableTorchFunction():  # the engine calls this with the function mode still active
+                if policy in (LOWER, FLOAT, WIDEST):
+                    dtype = torch.float32 if policy == FLOAT else torch.get_autocast_dtype(device_type)
+                    if policy == WIDEST:
+                        dtype = _widest(state, (*args, *kwargs.values()), dtype, device_type)
+                    # From the last argument to the first: WrapFunction_ casts them in the arguments of a call, which GCC evaluates so.
+                    kwargs = {k: _cast_all(state, v, dtype, device_type) for k, v in reversed(kwargs.items())}
+                    args = tuple([_cast_all(state, a, dtype, device_type) for a in reversed(args)][::-1])
+                elif policy == FLOAT_IF_UNSET:
+                    is_set = kwargs.get("dtype") is not None or dtype_position is not None and dtype_position < len(args)
+                    if not is_set and _is_eligible(state, args[0], device_type):
+                        kwargs = {**kwargs, "dtype": torch.float32}
+                elif policy == FLOAT_APPENDED:
+                    assert appended is not None
+                    target, args = appended, _fill_defaults(op, args)
+                    kwargs = {"dtype": torch.float32 if _is_eligible(state, args[0], device_type) else args[0].dtype}
+                elif policy == BANNED:
+                    raise RuntimeError(
+                        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast. Combine the sigmoid and "
+                        "the loss: torch.nn.functional.binary_cross_entropy_with_logits and torch.nn.BCEWithLogitsLoss are safe")
+                return target(*args, **kwargs)
+        finally:
+            _local.excluded -= 1
+
+    return kernel_at_key
+
+
+def _fill_defaults(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Positional arguments with those that the dispatcher left out because they equal the default."""
+    return (*args, *(a.default_value for a in op._schema.arguments[len(args):]))
+
+
+@cache
+def _fill_gate() -> None:
+    for name in sorted({name for table in _policies().values() for name in table}):
+        for op in overloads(name):
+            gate.add(op, _make_kernel(op, name))
+
+
+_undo: list[Callable[[], None]] = []
+_lock = threading.Lock()
+
+
+def install() -> None:
+    """Register the casts with the dispatcher, once: most uses of the mode see no autocast and are spared the time."""
+    if _undo:
+        return
+    with _lock, InterruptsHeld():
+        if not _undo:
+            _fill_gate()
+            _undo.append(gate.install())
+
+
+def uninstall() -> None:
+    """Take the casts out of the dispatcher, where they were ever needed."""
+    with _lock:
+        while _undo:
+            _undo.pop()()
+
+
+def follow_switch(is_simulating_thread: bool) -> None:
+    """Let this thread's calls reach the casts if its autocast is on. To be called whenever the switch may have moved."""
+    _local.enabled = tuple(filter(torch.is_autocast_enabled, _TYPES)) if is_simulating_thread else ()
+    if _local.enabled:
+        install()
+    gate.set_open(bool(_local.enabled))
+
+
+def clear_cache() -> None:
+    """Forget the cast weights of this thread."""
+    _local.cache.clear()

@@ -1,0 +1,21 @@
+"""``torch.amp.GradScaler`` without data: gradients are taken to be finite, so that no step is skipped."""
+from __future__ import annotations
+
+import torch
+
+from analyzer.cuda.kernel_registry import claimed
+from analyzer.cuda.function import call_whole
+from analyzer.meta.state import current
+from analyzer.meta.storage import MetaStorage
+
+aten = torch.ops.aten
+
+
+@claimed("_amp_foreach_non_finite_check_and_unscale_", on_any_device=True)
+def check_and_unscale(self: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+    storage, state = found_inf.untyped_storage(), current()
+    assert isinstance(storage, MetaStorage) and state is not None
+    before = storage.known  # what GradScaler filled it with: zero
+    call_whole(aten._amp_foreach_non_finite_check_and_unscale_.default, self, found_inf, inv_scale)
+    storage.known = before
+    state.assume("gradients are taken to be finite: GradScaler skips no step")

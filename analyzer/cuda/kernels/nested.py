@@ -1,0 +1,61 @@
+"""Nested tensors in the jagged layout: what they are made of, and which attention they take on the claimed device."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nested._internal.sdpa
+import torch.utils.flop_counter  # noqa: F401  # torch/nested/_internal/sdpa.py asks for it under a mode, and does not import it
+
+from analyzer.errors import UnsupportedOperatorError
+
+from analyzer.cuda.kernel_registry import claimed, claimed_shape
+from analyzer.meta.intercept.patch import Undo, replace
+from analyzer.meta.state import current
+from analyzer.meta.tensor import claim_of
+
+Tensor = torch.Tensor
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def replacements() -> Iterator[Undo]:
+    """Choose the kernels of attention as the claimed device would; each result undoes one step."""
+    sdpa = torch.nested._internal.sdpa
+    yield replace(sdpa, "can_use_flash_attention", _choose(lambda dtype: torch._C._get_flash_sdp_enabled() and dtype in _HALVES))
+    yield replace(sdpa, "can_use_efficient_attention",
+                  _choose(lambda dtype: torch._C._get_mem_efficient_sdp_enabled() and dtype in (*_HALVES, torch.float32)))
+    yield replace(sdpa, "can_use_cudnn_attention", _choose(lambda dtype: False))  # the last one asked; flash takes what it could
+
+
+def _choose(can_use: Callable[[torch.dtype], bool]) -> Callable[[Any], Any]:
+    """check_tensor_dtype of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; what it checks of shapes is checked in Python besides."""
+
+    def make(original: Any) -> Any:
+        def ask(params: Any, debug: bool = False) -> bool:
+            state = current()
+            if state is None:
+                return original(params, debug)  # type: ignore[no-any-return]
+            # The host's products take the strided layout, which cannot be without data; a trace asks for the shape alone.
+            return (state.tape is not None or claim_of(params.query).type == "cuda") and can_use(params.query.dtype)
+
+        return ask
+
+    return make
+
+
+@claimed("_nested_tensor_from_tensor_list", "_nested_view_from_buffer", on_any_device=True)
+def refuse_strided_layout(*args: Any, **kwargs: Any) -> Any:
+    """Raise UnsupportedOperatorError: C++ asserts that such a tensor is on a device with data (NestedTensorImpl.cpp)."""
+    state = current()
+    assert state is not None
+    raise UnsupportedOperatorError(
+        f"a nested tensor in the strided layout cannot be without data. {state.where()}\n"
+        f"Way out: make it with layout=torch.jagged. (Attention over jagged tensors takes the strided layout on a host; profile it on an accelerator.)")
+
+
+@claimed_shape("_padded_dense_to_jagged_forward")
+def shape_padded_dense_to_jagged(dense: Tensor, offsets: list[Tensor], total_L: int | None = None) -> Tensor:
+    """aten/src/ATen/native/nested/NestedTensorTransformerFunctions.cpp: one row for each element."""
+    rows = int(offsets[0][-1]) if total_L is None else total_L
+    return dense.new_empty((rows, *dense.shape[len(offsets) + 1:]))

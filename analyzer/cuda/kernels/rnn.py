@@ -1,0 +1,234 @@
+"""Recurrent layers on CUDA: one cuDNN call for all time steps, on weights that share one buffer.
+
+Sources: ``aten/src/ATen/native/RNN.cpp``, ``aten/src/ATen/native/cudnn/RNN.cpp`` and, under autocast,
+``aten/src/ATen/cudnn/AutocastRNN.cpp``. Where cuDNN does not take the dtype (bfloat16), torch runs its own cells step by step.
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
+
+from analyzer.cuda.autocast import lower_precision
+from analyzer.cuda.kernel_registry import claimed, claimed_shape
+from analyzer.cuda.function import call_whole
+from .packing import read_lengths
+from analyzer.meta.state import current
+from analyzer.meta.storage import MetaStorage
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+RELU, TANH, LSTM, GRU = range(4)  # cudnnRNNMode_t
+
+
+class RnnSpec(NamedTuple):
+    """What a call of a recurrent layer is, besides its tensors."""
+
+    mode: int
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool
+    batch_sizes: tuple[int, ...] = ()  #: of a packed sequence
+
+
+def reserve_elements(mode: int, steps: int, hidden_size: int, num_layers: int, directions: int) -> int:
+    """Elements that cuDNN keeps from a training forward pass for backward; ``steps`` counts time steps of all sequences.
+
+    What backward needs of each step and layer: an LSTM's four gates and cell, a GRU's three gates before and after the recurrent
+    part, a plain layer's output; and the output of each layer but the last. It gives the sizes that cuDNN reported for four
+    layers of 320 units and 25 000 steps, 736 000 000 bytes (LSTM) and 864 000 000 (GRU): github.com/pytorch/pytorch/issues/2895.
+
+    >>> 4 * reserve_elements(LSTM, 25_000, 320, 4, 1), 4 * reserve_elements(GRU, 25_000, 320, 4, 1)
+    (736000000, 864000000)
+    """
+    per_layer = {LSTM: 5, GRU: 6}.get(mode, 1)
+    return steps * hidden_size * directions * (per_layer * num_layers + num_layers - 1)
+
+
+class CudnnRnn(torch.autograd.Function):
+    """``aten::_cudnn_rnn``: saves input, states, output, reserve and the weight buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, spec: RnnSpec, input: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor) -> Any:
+        hidden_size, proj_size = _sizes(hx, cx)
+        stride = (4 if spec.has_biases else 2) + (proj_size > 0)
+        ctx.call = (stride, spec, hidden_size, proj_size)
+        outputs = call_whole(aten._cudnn_rnn.default, input, list(weights), stride, _shared_buffer(weights), hx, cx, spec.mode, hidden_size,
+                             proj_size, spec.num_layers, spec.batch_first, spec.dropout, spec.train, spec.bidirectional,
+                             list(spec.batch_sizes), None)
+        out, hy, cy, reserve, buffer = outputs
+        ctx.save_for_backward(input, hx, cx, out, reserve, buffer, *weights)
+        ctx.set_materialize_grads(False)
+        return out, hy, cy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        input, hx, cx, out, reserve, buffer, *weights = ctx.saved_tensors
+        stride, spec, hidden_size, proj_size = ctx.call
+        needed = ctx.needs_input_grad
+        mask = [needed[1], needed[2], needed[3], any(needed[4:])]
+        results = call_whole(aten._cudnn_rnn_backward.default, input, weights, stride, buffer, hx, cx, out, *grads, spec.mode, hidden_size,
+                             proj_size, spec.num_layers, spec.batch_first, spec.dropout, spec.train, spec.bidirectional,
+                             list(spec.batch_sizes), None, reserve, mask)
+        return None, *results
+
+
+def _sizes(hx: Tensor, cx: Tensor | None) -> tuple[int, int]:
+    """(hidden size, projected size or 0): an LSTM with projections has states of two sizes."""
+    if cx is not None and cx.shape[2] != hx.shape[2]:
+        return cx.shape[2], hx.shape[2]
+    return hx.shape[2], 0
+
+
+def _shared_buffer(weights: tuple[Tensor, ...]) -> Tensor | None:
+    """The one buffer in which all weights lie (``flatten_parameters`` saw to it), or None: try_get_weight_buf."""
+    storages = {w.untyped_storage()._cdata for w in weights}
+    first = weights[0]
+    total = sum(w.numel() for w in weights)
+    if len(storages) > 1 or first.untyped_storage().nbytes() != total * first.itemsize:
+        return None
+    with torch.no_grad():
+        return first.detach().as_strided((total,), (1,), 0)
+
+
+@claimed_shape("_cudnn_rnn")
+def cudnn_rnn_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor | None, hx: Tensor, cx: Tensor | None,
+                    mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool,
+                    bidirectional: bool, batch_sizes: list[int], dropout_state: Tensor | None) -> tuple[Tensor, ...]:
+    directions = 2 if bidirectional else 1
+    size = directions * (proj_size or hidden_size)
+    if batch_sizes:
+        out = input.new_empty(sum(batch_sizes), size)
+        steps = sum(batch_sizes)
+    else:
+        time_first = input.transpose(0, 1) if batch_first else input
+        out = input.new_empty(*time_first.shape[:2], size)
+        out = out.transpose(0, 1) if batch_first else out
+        steps = time_first.shape[0] * time_first.shape[1]
+    count = reserve_elements(mode, steps, hidden_size, num_layers, directions) * input.itemsize if train else 0
+    cy = hx.new_empty(0) if cx is None else torch.empty_like(cx, memory_format=torch.contiguous_format)
+    buffer = input.new_empty(sum(w.numel() for w in weight)) if weight_buf is None else weight_buf
+    return out, torch.empty_like(hx, memory_format=torch.contiguous_format), cy, input.new_empty(count, dtype=torch.uint8), buffer
+
+
+@claimed_shape("_cudnn_rnn_backward")
+def cudnn_rnn_backward_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor, hx: Tensor, cx: Tensor | None,
+                             output: Tensor, grad_output: Tensor | None, grad_hy: Tensor | None, grad_cy: Tensor | None, mode: int,
+                             hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, *args: Any) -> tuple[Tensor | None, ...]:
+    """The gradients of the weights are views of one buffer, like the weights."""
+    output_mask = args[-1]
+    time_first = input.transpose(0, 1) if batch_first else input
+    grad_input = torch.empty_like(time_first, memory_format=torch.contiguous_format)
+    states = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in (hx, cx)]
+    grads: list[Tensor | None] = [None] * len(weight)
+    if output_mask[3]:
+        buffer, grads, start = torch.empty_like(weight_buf), [], 0
+        for w in weight:
+            grads.append(buffer[start:start + w.numel()].view(w.shape))
+            start += w.numel()
+    return grad_input.transpose(0, 1) if batch_first else grad_input, *states, *grads
+
+
+def _run(spec: RnnSpec, input: Tensor, hx: Tensor, cx: Tensor | None, params: list[Tensor]) -> Any:
+    state = current()
+    assert state is not None
+    if not torch._C._get_cudnn_enabled() or input.dtype not in CUDNN_TENSOR_DTYPES or not input.numel():  # cudnn_is_acceptable
+        state.assume(f"a recurrent layer that cuDNN does not run ({input.dtype}) is counted with the CPU's cells, not CUDA's fused ones")
+        return NotImplemented
+    lower = lower_precision(state)
+    if lower is not None:  # _cudnn_rnn_cast_reflatten
+        input, hx, cx = lower(input), lower(hx), None if cx is None else lower(cx)
+        params = [lower(p) for p in params]
+    if spec.train:
+        state.assume("what cuDNN reserves for the backward pass of a recurrent layer is estimated: "
+                     "gates, cells and inner outputs of every step and layer")
+    if spec.train and spec.dropout > 0 and spec.num_layers > 1:
+        state.assume("the states of cuDNN's random generators for dropout between recurrent layers are not counted")
+    out, hy, cy = CudnnRnn.apply(spec, input, hx, cx, *params)
+    return (out, hy, cy) if spec.mode == LSTM else (out, hy)
+
+
+def _read_sizes(batch_sizes: Tensor) -> tuple[int, ...]:
+    return tuple(read_lengths("a recurrent layer on a packed sequence", batch_sizes))
+
+
+@claimed("lstm.input")
+def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
+         bidirectional: bool, batch_first: bool) -> Any:
+    return _run(RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx[0], hx[1], params)
+
+
+@claimed("lstm.data", on_any_device=True)
+def packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int,
+                dropout: float, train: bool, bidirectional: bool) -> Any:
+    spec = RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))
+    return _run(spec, data, hx[0], hx[1], params)
+
+
+def _register(name: str, mode: int) -> None:
+    @claimed(f"{name}.input")
+    def layer(input: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
+              bidirectional: bool, batch_first: bool) -> Any:
+        return _run(RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx, None, params)
+
+    @claimed(f"{name}.data", on_any_device=True)
+    def packed(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
+               train: bool, bidirectional: bool) -> Any:
+        spec = RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))
+        return _run(spec, data, hx, None, params)
+
+
+for _name, _mode in (("gru", GRU), ("rnn_tanh", TANH), ("rnn_relu", RELU)):
+    _register(_name, _mode)
+
+
+@claimed("_use_cudnn_rnn_flatten_weight", on_any_device=True)
+def uses_flat_weights() -> bool:
+    return True
+
+
+@claimed("_cudnn_rnn_flatten_weight")
+def flatten_weights(weight_arr: list[Tensor], weight_stride0: int, input_size: int, mode: int, hidden_size: int, proj_size: int,
+                    num_layers: int, batch_first: bool, bidirectional: bool) -> Tensor:
+    """copy_weights_to_flat_buf_views: one buffer, into which the weights move."""
+    if _shared_buffer(tuple(weight_arr)) is not None and isinstance(weight_arr[0].untyped_storage(), MetaStorage):
+        return weight_arr[0]
+    first = weight_arr[0]
+    buffer = aten.new_zeros.default(first, [sum(w.numel() for w in weight_arr)])
+    start = 0
+    for weight in weight_arr:
+        view = aten.slice.Tensor(buffer, 0, start, start + weight.numel()).view(weight.shape)
+        aten.copy_.default(view, weight)
+        aten.set_.source_Tensor(weight, view)
+        start += weight.numel()
+    return buffer  # type: ignore[no-any-return]
+
+
+@claimed("lstm_cell")
+def lstm_cell(input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Any:
+    gates = aten.linear.default(input, w_ih), aten.linear.default(hx[0], w_hh)
+    return aten._thnn_fused_lstm_cell.default(*gates, hx[1], b_ih, b_hh)[:2]
+
+
+@claimed("gru_cell")
+def gru_cell(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Any:
+    gates = aten.linear.default(input, w_ih), aten.linear.default(hx, w_hh)
+    return aten._thnn_fused_gru_cell.default(*gates, hx, b_ih, b_hh)[0]
+
+
+@claimed_shape("_thnn_fused_gru_cell")
+def fused_gru_cell_shape(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Tensor | None) -> tuple[Tensor, Tensor]:
+    # aten/src/ATen/native/cuda/RNN.cu, GRU_WORKSPACE_MULTIPLIER
+    return torch.empty_like(hx, memory_format=torch.contiguous_format), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
+
+
+@claimed_shape("_thnn_fused_gru_cell_backward")
+def fused_gru_cell_backward_shape(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
+    batch, size = workspace.shape[0], workspace.shape[1] // 5
+    gates = [workspace.new_empty(batch, 3 * size) for _ in range(2)]
+    biases = [workspace.new_empty(3 * size) if has_bias else None for _ in range(2)]
+    return *gates, torch.empty_like(grad_hy, memory_format=torch.contiguous_format), *biases

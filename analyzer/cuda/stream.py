@@ -1,0 +1,128 @@
+"""Streams, events and generators of the claimed accelerator: they order nothing, since nothing runs."""
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import torch
+
+from analyzer.meta.state import current
+
+_next_id = itertools.count(1).__next__
+ELAPSED_MILLISECONDS = 1.0
+"""What `SimulatedEvent.elapsed_time` answers: a placeholder, said so in the assumptions."""
+
+
+def device_index(device: Any = None) -> int:
+    """The index that ``device`` names: a number, a device, its name, or None for the current one."""
+    if device is None:
+        return torch.cuda.current_device()
+    if isinstance(device, int):
+        return torch.cuda.current_device() if device < 0 else device
+    index = torch.device(device).index
+    return torch.cuda.current_device() if index is None else index
+
+
+class SimulatedStream:
+    """Answers as ``torch.cuda.Stream``. Its number decides from which pool of the simulated allocator memory comes."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        self.device = torch.device("cuda", device_index(device))
+        self.priority = priority
+        self.stream_id = kwargs["stream_id"] if "stream_id" in kwargs else _next_id()
+        self.cuda_stream = self.native_handle = self.stream_id
+        self.device_index = self.device.index
+        self.device_type = 1  # c10::DeviceType::CUDA
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def synchronize(self) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+    def wait_stream(self, stream: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        event = SimulatedEvent() if event is None else event
+        event.record(self)
+        return event
+
+    def __enter__(self) -> SimulatedStream:
+        self._before = torch.cuda.current_stream(self.device)
+        torch.cuda.set_stream(self)  # type: ignore[arg-type]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        torch.cuda.set_stream(self._before)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SimulatedStream) and (self.device, self.stream_id) == (other.device, other.stream_id)
+
+    def __hash__(self) -> int:
+        return hash((self.device, self.stream_id))
+
+    def __repr__(self) -> str:
+        return f"<simulated torch.cuda.Stream device={self.device} stream_id={self.stream_id}>"
+
+
+class SimulatedEvent:
+    """Answers as ``torch.cuda.Event``."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **kwargs: Any) -> None:
+        self.enable_timing = enable_timing
+        self.device: torch.device | None = None
+
+    def record(self, stream: Any = None) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device()) if stream is None else stream.device
+
+    def wait(self, stream: Any = None) -> None: ...
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end_event: Any) -> float:
+        state = current()
+        if state is not None:
+            state.assume(f"torch.cuda.Event.elapsed_time answers {ELAPSED_MILLISECONDS} ms: nothing runs")
+        return ELAPSED_MILLISECONDS
+
+
+class SimulatedGenerator(torch.Generator):
+    """A generator that says it is on the claimed accelerator. It draws nothing there."""
+
+    claim: torch.device
+
+    def __new__(cls, device: Any = "cuda") -> SimulatedGenerator:
+        made: SimulatedGenerator = torch._C.Generator.__new__(cls, "cpu")  # type: ignore[call-arg]  # torch.Generator is replaced
+        made.claim = torch.device("cuda", device_index(device))
+        return made
+
+    def __init__(self, device: Any = "cuda") -> None: ...
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.claim
+
+
+@functools.cache  # a class is in a cycle with itself, and costs as much to make as a hundred calls
+def stand_in_class(original: type[Any], simulated: type[Any], applies: Any) -> type[Any]:
+    """A class that makes ``simulated`` objects where ``applies(*args, **kwargs)``, else ``original`` ones; both are instances of it."""
+
+    class Both(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return (simulated if applies(*args, **kwargs) else original)(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, (original, simulated))
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, (original, simulated))
+
+        def __getattr__(cls, name: str) -> Any:
+            return getattr(original, name)
+
+    return Both(original.__name__, (), {"__doc__": original.__doc__})

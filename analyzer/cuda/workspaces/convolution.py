@@ -1,0 +1,186 @@
+"""What CUDA convolutions hold while they run: copies that PyTorch makes, and cuDNN's workspace.
+
+PyTorch's part is read from ``aten/src/ATen/native/Convolution.cpp`` and ``cudnn/ConvShared.cpp``. cuDNN is closed: its part is
+derived from what its kernels need. Tensor cores want channels last, so for tensors that are channels first it writes copies of input,
+output and weight in that order into its workspace, where the product is worth them: copying costs time by the byte, a kernel that
+does without costs time by the FLOP. The figures below were bracketed by the peaks that an H200 measured with cuDNN 9.19
+(``benchmarks/truth``); other versions and devices may choose otherwise.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from analyzer.cuda.kernel_registry import claimed_shape
+from analyzer.cuda.current_spec import claimed_spec
+from analyzer.meta.output_cache import spec_of
+from .reduction import accumulate_bytes, reduction_blocks
+from analyzer.meta.signature import Signature
+from analyzer.meta.spec import TensorSpec
+from analyzer.meta.memory_need import Stage, kernel_stages
+
+_aten = torch.ops.aten
+
+# FLOPs per byte read and written by the copies, from which on they are made. Measured, converted and not: 3x3 stride 2 over 3 channels
+# (5.7) no, 1x1 stride 2 (21.3) no, 7x7 stride 2 over 3 channels (30.9) yes, 3x3 (72) yes.
+_WORTH_COPYING = 25.0
+# A 1x1 convolution of stride 1 is a plain matrix product of channels-first images, so in float32 copies gain less: (34) no, (63) yes;
+# where a count of channels is not a multiple of 32, which channels-last kernels like less: (85) no, (111) yes.
+_PRODUCT_WORTH_COPYING = 46.0
+_RAGGED_PRODUCT_WORTH_COPYING = 97.0
+_VECTOR_CHANNELS = 8            # 16-bit channels in the 16 bytes that a thread loads at once
+_TILE = 128                     # rows and columns of an output tile of the weight gradient's product
+_TILE_BYTES = 4 * _TILE * _TILE
+_GOOD_WAVE = 0.9                # share of busy multiprocessors; measured: 0.97 is run as it is, 0.55 is split
+
+
+def _has_tensor_cores(dtype: torch.dtype) -> bool:
+    capability = claimed_spec().compute_capability or (0, 0)
+    if dtype == torch.float32:
+        return capability >= (8, 0) and torch.backends.cudnn.allow_tf32
+    return dtype == torch.bfloat16 and capability >= (8, 0) or dtype == torch.float16 and capability >= (7, 0)
+
+
+def _is_channels_last(t: TensorSpec) -> bool:
+    """``suggest_memory_format``: whether the strides of images or volumes read as channels last (c10/core/MemoryFormat.h)."""
+    if len(t) not in (4, 5) or t.stride[1] == 0:
+        return False
+    least = 0
+    for d in (1, *range(len(t) - 1, 1, -1), 0):
+        if t[d] == 0 or t.stride[d] < least or d == 0 and least == t.stride[1]:
+            return False
+        least = t.stride[d] * max(1, t[d])
+    return True
+
+
+def _suggests_channels_last(x: TensorSpec, w: TensorSpec) -> bool:
+    """``cudnn_conv_suggest_memory_format`` in ConvUtils.h."""
+    return x.dtype != torch.float64 and len(w) in (4, 5) and (_is_channels_last(x) or _is_channels_last(w))
+
+
+def _is_contiguous(t: TensorSpec, channels_last: bool) -> bool:
+    if channels_last:
+        return _is_channels_last(t) or math.prod(t[2:]) == 1 and _is_contiguous(t, False)
+    expected = 1
+    for n, stride in zip(reversed(t), reversed(t.stride)):
+        if n != 1 and stride != expected:
+            return False
+        expected *= n
+    return True
+
+
+def _is_product(w: TensorSpec, stride: tuple[int, ...], groups: int) -> bool:
+    return groups == 1 and math.prod(w[2:]) == 1 and set(stride) == {1}
+
+
+def _copy_bytes(t: TensorSpec) -> int:
+    """Bytes of a channels-last copy. Of 16-bit types it has whole vectors of channels: 3 become 8 (two vision transformers measured)."""
+    if t.dtype.itemsize != 2:
+        return t.nbytes
+    channels = t[1]
+    return t.nbytes // channels * -(-channels // _VECTOR_CHANNELS) * _VECTOR_CHANNELS if channels else 0
+
+
+class _Convolution:
+    """One convolution of images ``x`` with weights ``w`` to ``y``; what it holds does not depend on the direction of the pass."""
+
+    def __init__(self, x: TensorSpec, y: TensorSpec, w: TensorSpec, stride: tuple[int, ...], groups: int, transposed: bool) -> None:
+        self.x, self.y, self.w = x, y, w
+        self.groups = groups
+        self.channels_last = _suggests_channels_last(x, w)
+        self.is_depthwise = groups > 1 and groups == x[1] and w[0] % x[1] == 0 and not transposed and not self.channels_last
+        self.is_product = _is_product(w, stride, groups)
+        self.uses_copies = self._are_copies_worth()
+
+    def contiguous_copies(self, *tensors: TensorSpec) -> tuple[int, ...]:
+        """Bytes of the copies that PyTorch makes of tensors that are not in the order chosen."""
+        return tuple(t.nbytes for t in tensors if t.numel and not _is_contiguous(t, self.channels_last))
+
+    def _are_copies_worth(self) -> bool:
+        if self.is_depthwise or self.channels_last or not _has_tensor_cores(self.x.dtype) or not torch.backends.cudnn.enabled:
+            return False
+        if self.groups > 1:
+            return True  # without tensor cores there is no other kernel for groups that is not far slower
+        flops = 2 * self.y.numel * self.w.numel // self.w[0]
+        copied = 2 * (self.x.nbytes + self.y.nbytes)
+        if not self.is_product or self.x.dtype != torch.float32:
+            return flops >= _WORTH_COPYING * copied
+        return flops >= (_RAGGED_PRODUCT_WORTH_COPYING if self.w[0] % 32 or self.w[1] % 32 else _PRODUCT_WORTH_COPYING) * copied
+
+    @property
+    def layout_bytes(self) -> int:
+        """Copies in channels-last order. 1x1 weights are the same in both orders; those of groups are not copied (measured)."""
+        if not self.uses_copies:
+            return 0
+        weight_bytes = _copy_bytes(self.w) if math.prod(self.w[2:]) > 1 and self.groups == 1 else 0
+        return _copy_bytes(self.x) + _copy_bytes(self.y) + weight_bytes
+
+    @property
+    def weight_gradient_bytes(self) -> int:
+        """Partial sums of the weight gradient, a sum over all images and places."""
+        if self.groups > 1 or self.x.dtype != torch.float32 or not _has_tensor_cores(self.x.dtype):
+            return 0
+        if self.is_product and not self.uses_copies:
+            return self.x[0] * self.w.nbytes  # a product per image, added up afterwards
+        if not self.uses_copies:
+            return 0
+        # Stream-K (Osama et al., PPoPP 2023): where a last wave of output tiles would leave multiprocessors idle, they share tiles,
+        # one partial tile each; few tiles are split evenly. A flag per tile.
+        multiprocessors = claimed_spec().multiprocessors
+        tiles = -(-self.w[0] // _TILE) * -(-(self.w.numel // self.w[0]) // _TILE)
+        if multiprocessors is None or tiles >= _GOOD_WAVE * -(-tiles // multiprocessors) * multiprocessors:
+            return 0
+        partial = tiles * (multiprocessors // tiles) if tiles < multiprocessors else multiprocessors
+        return partial * _TILE_BYTES + 4 * tiles
+
+
+@claimed_shape("convolution")
+def convolve(input: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
+    """The output of a CUDA convolution: channels last where cuDNN runs in that order, which torch's meta kernel cannot know."""
+    out: torch.Tensor = _aten.convolution.default(input, weight, *args)
+    if torch.backends.cudnn.enabled and _suggests_channels_last(spec_of(input), spec_of(weight)):
+        return out.contiguous(memory_format=torch.channels_last if out.dim() == 4 else torch.channels_last_3d)
+    return out
+
+
+@kernel_stages(_aten.convolution)
+def _forward(signature: Signature) -> tuple[Stage, ...]:
+    x, w = signature.args[:2]
+    y = signature.outputs[0]
+    transposed = signature.args[6]
+    images, result = (y, x) if transposed else (x, y)
+    c = _Convolution(images, result, w, tuple(signature.args[3]), signature.args[8], transposed)
+    # Convolution.cpp makes the input contiguous before the output is allocated, ConvShared.cpp the weight afterwards
+    workspace = (c.layout_bytes,) if c.layout_bytes else ()
+    return _filled(Stage(c.contiguous_copies(x), 0, kept=True), Stage(c.contiguous_copies(w) + workspace))
+
+
+def _filled(*stages: Stage) -> tuple[Stage, ...]:
+    return tuple(s for s in stages if s.blocks)
+
+
+@kernel_stages(_aten.convolution_backward)
+def _backward(signature: Signature) -> tuple[Stage, ...]:
+    gy, x, w = signature.args[:3]
+    stride, transposed, groups = tuple(signature.args[4]), signature.args[7], signature.args[9]
+    wants_input, wants_weight, wants_bias = signature.args[10]
+    images, result = (gy, x) if transposed else (x, gy)
+    c = _Convolution(images, result, w, stride, groups, transposed)
+    # Convolution.cpp makes the input contiguous, and cudnn_convolution_backward converts a gradient of the other memory format, for both
+    # gradients; one of this format that has gaps is copied for each of them.
+    is_converted = _is_channels_last(gy) != c.channels_last
+    copied = c.contiguous_copies(gy)
+    kept = (c.contiguous_copies(x) if wants_weight else ()) + (copied if is_converted else ())
+    copied = () if is_converted else copied
+    stages = [Stage(kept, 0 if wants_input else 1 if wants_weight else 2, kept=True)]
+    if wants_input:  # the two gradients run one after the other, each with its own workspace
+        blocks = c.contiguous_copies(w) + copied + ((c.layout_bytes,) if c.layout_bytes else ())
+        stages.append(Stage(blocks, 1 if wants_weight else 2 if wants_bias else None))
+    if wants_weight:
+        nbytes = c.layout_bytes + c.weight_gradient_bytes
+        stages += [Stage(copied, 1, kept=True), Stage((nbytes,) if nbytes else (), 2 if wants_bias else None)]
+    if wants_bias:  # at::sum over all but the channels
+        stages.append(Stage(reduction_blocks(gy, (0, *range(2, len(gy))), accumulate_bytes(gy.dtype))))
+    return _filled(*stages)

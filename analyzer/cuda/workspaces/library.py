@@ -1,0 +1,126 @@
+"""Workspaces that cuBLAS and cuBLASLt take from the caching allocator at their first product and keep for good.
+
+Rules of PyTorch 2.8 to 2.11, ``aten/src/ATen/cuda/CublasHandlePool.cpp``: one workspace per library, handle and stream; each
+thread has a handle of its own, so the products of the backward pass, which autograd runs in a thread per device, take another.
+"""
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from analyzer.cuda.current_spec import claimed_spec
+from analyzer.meta.signature import Signature
+from analyzer.meta.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from analyzer.meta.state import MetaState
+
+_aten = torch.ops.aten
+_MIB = 1 << 20
+_FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # gemm's types; integer products run a kernel of PyTorch's own
+_COMPLEX = (torch.complex64, torch.complex128)
+
+
+def cublas_workspace_bytes() -> int:
+    """Bytes of one cuBLAS workspace: ``CUBLAS_WORKSPACE_CONFIG`` (``:KIB:COUNT…``), else the default of the claimed generation.
+
+    Source: parseChosenWorkspaceSize: 32 MiB where the compute capability is 9.0, else ``:4096:2:16:8``.
+
+    >>> cublas_workspace_bytes()
+    33554432
+    """
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if pairs:
+        return sum(int(kib) * int(count) for kib, count in pairs) << 10
+    return 32 * _MIB if claimed_spec().compute_capability == (9, 0) else (2 * 4096 + 8 * 16) << 10
+
+
+def cublaslt_workspace_bytes() -> int:
+    """Bytes of one cuBLASLt workspace: ``CUBLASLT_WORKSPACE_SIZE`` in KiB, else 1 MiB (parseCUDABlasLtWorkspaceSize).
+
+    >>> cublaslt_workspace_bytes()
+    1048576
+    """
+    given = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+    return int(given) << 10 if given.isdigit() else _MIB
+
+
+def _is_unified() -> bool:
+    return os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1"
+
+
+def runs_through_cublaslt(signature: Signature) -> bool:
+    """Whether a product takes the cuBLASLt path: those with a fused bias, and the scaled and integer ones.
+
+    Source: isInputCompliesAddmmCudaLt in ``aten/src/ATen/native/cuda/Blas.cpp``.
+    """
+    packet = signature.op.overloadpacket
+    if packet in _ALWAYS_LT:
+        return True
+    if packet is not _aten.addmm and packet is not _aten._addmm_activation or os.environ.get("DISABLE_ADDMM_CUDA_LT") == "1":
+        return False
+    bias, left, right = signature.args[:3]
+    beta = signature.kwargs.get("beta", 1)
+    is_bias = len(bias) == 1 and bias[0] == right[1] and bias.stride == (1,)
+    return bool(beta == 1 and is_bias and left.dtype in _FLOATING and min(*left, *right) > 1)
+
+
+def _always(signature: Signature) -> bool:
+    return True
+
+
+def _not_empty(signature: Signature) -> bool:
+    matrices = signature.inputs[-2:]
+    return all(m.numel for m in matrices) and matrices[0].dtype in (*_FLOATING, *_COMPLEX)
+
+
+_ALWAYS_LT = (_aten._scaled_mm, _aten._int_mm)
+# Operators whose CUDA kernels ask for a cuBLAS handle, and where they do not always, when.
+_PRODUCTS: dict[Any, Callable[[Signature], bool]] = {
+    **dict.fromkeys((_aten.mm, _aten.addmm, _aten._addmm_activation, _aten.bmm, _aten.baddbmm, _aten.addmv, _aten.mv, _aten.dot,
+                     _aten.vdot, _aten.addbmm), _not_empty),
+    **dict.fromkeys((_aten.addmm_, _aten.baddbmm_, _aten.addmv_, _aten.addbmm_), _not_empty),
+    **dict.fromkeys(_ALWAYS_LT, _always),
+    _aten.linalg_solve_triangular: _always,
+    _aten.triangular_solve: _always,
+}
+
+
+def library_needs(signature: Signature) -> tuple[str, ...]:
+    """The libraries whose workspace the kernel of ``signature`` asks for, in order: "cublaslt", "cublas", or nothing."""
+    found = signature.memo.get("library_needs")
+    if found is None:
+        rule = _PRODUCTS.get(signature.op.overloadpacket)
+        if rule is None or not _is_on_cuda(signature.inputs) or not rule(signature):
+            found = ()
+        elif runs_through_cublaslt(signature) and not _is_unified():
+            found = ("cublaslt", "cublas")  # the handle of cuBLASLt is cuBLAS's, which gets its workspace when asked for
+        else:
+            found = ("cublas",)
+        signature.memo["library_needs"] = found
+    return found
+
+
+def _is_on_cuda(inputs: tuple[TensorSpec, ...]) -> bool:
+    return bool(inputs) and inputs[-1].device.startswith("cuda")
+
+
+def take_library_workspaces(state: MetaState, signature: Signature, needs: tuple[str, ...]) -> None:
+    """Allocate the workspaces in ``needs`` that the running thread does not have yet; they stay as long as the process."""
+    space = state.space
+    claim = torch.device(signature.inputs[-1].device)
+    in_backward = torch._C._current_autograd_node() is not None  # autograd's thread for the device
+    for library in needs:
+        key = (library, claim.index or 0, in_backward, space.stream)
+        if key not in space.library_workspaces:
+            nbytes = cublas_workspace_bytes() if library == "cublas" else cublaslt_workspace_bytes()
+            if not nbytes:
+                continue
+            region = space.library_workspaces[key] = space.reserve(claim, nbytes)
+            if state.recorder is not None:
+                where = "backward" if in_backward else "forward"
+                state.recorder.kept_workspace(region, nbytes, claim, f"{library} workspace, {where} thread")

@@ -1,0 +1,147 @@
+"""Which values a graph node writes to, and whose memory its result may share, as far as schemas and names tell."""
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+
+from analyzer.fx.trace.call_target import CallTarget
+from analyzer.fx.trace.function_call import IN_PLACE_OF
+
+_IN_PLACE = {f for f in IN_PLACE_OF.values()}
+#: Not views by their schema, or no operators of ATen; they can give their argument back as it is.
+_PASS_THROUGH = frozenset("""dropout alpha_dropout feature_dropout feature_alpha_dropout dropout1d dropout2d dropout3d type_as float double half bfloat16
+    int long bool cpu cuda type atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid einsum pad getitem getattr identity
+    conj resolve_conj resolve_neg requires_grad_ clip_grad_norm_""".split())
+_NORMALIZATIONS = frozenset({"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+_PASS_THROUGH_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten)
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """The values that ``node`` changes in place (buffers of a module that it calls are not values)."""
+    out = node.kwargs.get("out")
+    written: list[Any] = [out] if out is not None else []
+    name = _name(node)
+    if node.op == "call_module":
+        if getattr(_module(node), "inplace", False) is True:
+            written.extend(node.args[:1])
+    elif node.op in ("call_method", "call_function"):
+        if node.target in _IN_PLACE or name in ("setitem", "setattr") or _is_inplace_call(node):
+            written.extend(node.args[:1])
+        elif name == "assign_buffer" or name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
+            written.extend(node.args[:1] if not name.startswith("_foreach") else node.args)
+        elif name.partition(".")[0] in _NORMALIZATIONS:
+            written.extend(_statistics(node))
+        written.extend(_shared(node, writes=True))
+    return list(dict.fromkeys(_nodes_in(written)))
+
+
+def may_share(node: fx.Node) -> list[fx.Node]:
+    """The inputs of ``node`` whose memory its result may be a view of, or be itself; what is not known to be new is taken to be shared."""
+    if node.op == "call_module":
+        return written_by(node) if _makes_new(_module(node)) else list(node.all_input_nodes)
+    if node.op not in ("call_method", "call_function"):
+        return []
+    name = _name(node)
+    schemas = _schemas(node)
+    if name in _PASS_THROUGH:
+        return list(node.all_input_nodes)
+    if not schemas:
+        known = not isinstance(node.target, CallTarget) and str(getattr(node.target, "__module__", "")).partition(".")[0] in ("torch", "_operator")
+        return written_by(node) if known else list(node.all_input_nodes)
+    return list(dict.fromkeys([*_nodes_in(list(_shared(node, writes=False))), *written_by(node)]))
+
+
+def makers(node: fx.Node) -> set[fx.Node]:
+    """The nodes that may have made the memory of ``node``'s result, itself included."""
+    found: set[fx.Node] = set()
+    pending = [node]
+    while pending:
+        n = pending.pop()
+        if n not in found:
+            found.add(n)
+            pending.extend(may_share(n))
+    return found
+
+
+def _statistics(node: fx.Node) -> list[Any]:
+    """The running statistics that a normalization updates, of which its schema says nothing."""
+    given = dict(zip(("input", "weight", "bias", "running_mean", "running_var", "training"), node.args)) | node.kwargs
+    return [given.get("running_mean"), given.get("running_var")] if given.get("training", given.get("use_input_stats")) else []
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
+
+
+def _module(node: fx.Node) -> nn.Module | None:
+    owner = node.graph.owning_module
+    return None if owner is None else owner.get_submodule(str(node.target))
+
+
+def _makes_new(module: nn.Module | None) -> bool:
+    """Whether the result of a leaf module is memory of its own; those of torch.nn are known."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.training and module.p > 0
+    return type(module).__module__.startswith("torch.nn.modules.") and not isinstance(module, (nn.Sequential, *_PASS_THROUGH_MODULES))
+
+
+def _is_inplace_call(node: fx.Node) -> bool:
+    """Whether a function of torch.nn.functional is called with ``inplace=True``."""
+    if node.kwargs.get("inplace") is True:
+        return True
+    if node.op != "call_function" or not inspect.isfunction(node.target) or node.target.__module__ != "torch.nn.functional":
+        return False
+    names = list(inspect.signature(node.target).parameters)
+    at = names.index("inplace") if "inplace" in names else len(node.args)
+    return at < len(node.args) and node.args[at] is True
+
+
+class _Overload(NamedTuple):
+    """What the schema of an operator says of memory: (position, name, whether it is written to) of the arguments that share theirs."""
+
+    arguments: int
+    shared: tuple[tuple[int, str, bool], ...]
+
+
+def _schemas(node: fx.Node) -> list[_Overload]:
+    """Those of the operators that the node may call; overloads share their aliases except for ``out``."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return [_read(node.target._schema)]
+    if isinstance(node.target, (torch._ops.OpOverloadPacket, CallTarget)) or node.op == "call_function" and not _is_torch(node.target):
+        return []
+    return [o for o in _overloads(_name(node)) if len(node.args) <= o.arguments]
+
+
+@functools.cache
+def _overloads(name: str) -> tuple[_Overload, ...]:
+    """The overloads of an operator of ATen, but for those that write into ``out``."""
+    packet = getattr(torch.ops.aten, name, None) if name else None
+    schemas = [] if packet is None else [getattr(packet, o)._schema for o in packet.overloads()]
+    return tuple(_read(s) for s in schemas if not any(a.is_out for a in s.arguments))
+
+
+def _read(schema: Any) -> _Overload:
+    return _Overload(len(schema.arguments), tuple((i, a.name, a.alias_info.is_write) for i, a in enumerate(schema.arguments) if a.alias_info is not None))
+
+
+def _shared(node: fx.Node, writes: bool) -> Iterator[Any]:
+    """The arguments of a call whose memory it shares, or only those that it writes to."""
+    for overload in _schemas(node):
+        for i, name, is_written in overload.shared:
+            if is_written or not writes:
+                yield node.args[i] if i < len(node.args) else node.kwargs.get(name)
+
+
+def _is_torch(target: Any) -> bool:
+    return str(getattr(target, "__module__", None) or "torch").startswith("torch")  # builtins of torch name no module
+
+
+def _nodes_in(values: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_arg(values, found.append)
+    return found

@@ -1,0 +1,202 @@
+"""The traced module."""
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import weakref
+from collections.abc import Iterable
+from inspect import Parameter
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.graph import PythonCode
+
+from analyzer.errors import InputError
+
+from .graph_pickle import PackedGraph, pack_graph, unpack_graph
+from analyzer.fx.trace.input_check import Expected
+
+_CODE = ("_code", "_lineno_map", "_prologue_start")  # what torch.fx notes of the code that it generates
+_COMPILED = ("_graph", *_CODE, "forward")  # made anew from the graph
+
+
+class _Generated:
+    """An attribute that comes with the generated code: the code is made when somebody asks for it, and then hides this descriptor."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: GraphModule | None, owner: Any) -> Any:
+        if module is not None:
+            module.recompile()
+            return getattr(module, self.name)
+        only = vars(owner).get("instance")  # torch.fx makes a class for each graph module
+        if self.name != "forward" or only is None:
+            return self
+        only().recompile()
+        return owner.forward
+
+
+class GraphModule(fx.GraphModule):
+    """A `torch.fx.GraphModule` that shares parameters and buffers with the module it was traced from.
+
+    Nodes know ``node.meta["module_path"]``, ``["module_stack"]``, ``["source"]`` and ``["region"]`` (see `analyzer.fx.graph.region`), and
+    ``["container"]`` where they return tensors in a tuple or the like; after an edit of the graph or of a region, `recompile` changes the
+    program. Its code is generated when it is first run or read, or by `recompile`. ``meta["assumptions"]`` lists what was taken for granted.
+    Copies and pickles keep the graph with its annotations. Inputs unlike those of the trace raise InputError; set ``checks_inputs = False`` to
+    leave that to the operators.
+    """
+
+    checks_inputs = True
+    forward: Any = _Generated()
+    _code, _lineno_map, _prologue_start = _Generated(), _Generated(), _Generated()
+
+    def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "GraphModule") -> None:
+        super().__init__(nn.Module(), fx.Graph(), class_name)
+        self.training = root.training
+        for name, value in vars(root).items():
+            if name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+                getattr(self, name).update(value)
+            elif name not in self.__dict__:
+                self.__dict__[name] = value
+        self.graph = graph
+
+    def expect(self, parameters: Iterable[tuple[str, Any]], expected: Iterable[Expected]) -> None:
+        """Set what forward takes, as (name, kind of `inspect.Parameter`) pairs, and what its arguments must be like."""
+        self._arguments = tuple((name, kind.name) for name, kind in parameters)
+        by_name: dict[str, list[Expected]] = {}
+        for e in expected:
+            by_name.setdefault(e.argument, []).append(e)
+        self._expected = by_name
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph. One that is set here is compiled when its code is first asked for."""
+        return self._graph
+
+    @graph.setter
+    def graph(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        graph.owning_module = self
+        cls: Any = type(self)
+        cls.instance = weakref.ref(self)
+        for name in _CODE:
+            self.__dict__.pop(name, None)
+        if "forward" in vars(cls):
+            del cls.forward
+
+    def recompile(self) -> PythonCode:
+        """Generate the code of `forward` from the graph; to be called after edits of the graph or of node annotations."""
+        code = super().recompile()
+        cls = type(self)
+        generated = cls.forward
+
+        @functools.wraps(generated)
+        def forward(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
+            if self.checks_inputs:
+                self.check_inputs(args, kwargs)
+            return generated(self, *args, **kwargs)
+
+        cls.forward = forward
+        return code
+
+    def check_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise InputError where the arguments are not of the shapes, dtypes and constants that were traced."""
+        expected: dict[str, list[Expected]] = self.__dict__.get("_expected") or {}
+        if not expected:
+            return
+        rest = list(args)
+        named = dict(kwargs)
+        for name, kind in self._arguments:
+            if kind == "VAR_POSITIONAL":
+                value: Any = tuple(rest)
+                rest = []
+            elif kind == "VAR_KEYWORD":
+                value, named = named, {}
+            elif rest and kind != "KEYWORD_ONLY":
+                value = rest.pop(0)
+            elif name in named:
+                value = named.pop(name)
+            else:
+                continue  # the default, or Python's own message about a missing argument
+            known = expected.get(name, ())
+            for e in known:
+                e.check(value)
+            if kind.startswith("VAR_"):
+                _check_extra(name, value, known)
+
+    # -- copies --------------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphModule:
+        result = _new(type(self).__name__)
+        memo[id(self)] = result
+        result.__dict__.update(copy.deepcopy(self._state(), memo))
+        result.graph = copy_graph(self.graph, memo)
+        return result
+
+    def __copy__(self) -> GraphModule:
+        result = _new(type(self).__name__)
+        result.__dict__.update(self._state())
+        result.graph = copy_graph(self.graph, None)
+        return result
+
+    def __reduce__(self) -> Any:
+        return _unpickle, (type(self).__name__, self._state(), pack_graph(self.graph))
+
+    def _state(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in _COMPILED}
+
+
+def forward_signature(module: nn.Module) -> inspect.Signature:
+    """The signature of ``module.forward``; of a `GraphModule` without having its code generated.
+
+    >>> gm = GraphModule(nn.Module(), fx.symbolic_trace(nn.Linear(2, 2)).graph)
+    >>> str(forward_signature(gm))
+    '(input)'
+    """
+    if not isinstance(module, GraphModule) or "forward" in vars(type(module)):
+        return inspect.signature(module.forward)
+    by_name = getattr(module.graph._codegen, "keyword_only", ())
+    parameters = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        name = node.target.lstrip("*")
+        kind = (Parameter.VAR_KEYWORD if node.target.startswith("**") else Parameter.VAR_POSITIONAL if node.target.startswith("*")
+                else Parameter.KEYWORD_ONLY if name in by_name else Parameter.POSITIONAL_OR_KEYWORD)
+        parameters.append(Parameter(name, kind, default=node.args[0] if node.args else Parameter.empty))
+    return inspect.Signature(parameters)
+
+
+def _check_extra(name: str, value: Any, known: Iterable[Expected]) -> None:
+    keys = {e.path[0].key for e in known if e.path}
+    if isinstance(value, tuple):
+        if len(value) > len(keys) and any(isinstance(v, torch.Tensor) for v in value[len(keys):]):
+            raise InputError(f"*{name}: got {len(value)} values, but the graph was traced with {len(keys)}")
+        return
+    extra = [k for k, v in value.items() if k not in keys and isinstance(v, torch.Tensor)]
+    if extra:
+        raise InputError(f"{', '.join(extra)}: not given when the graph was traced; put it into meta_args")
+
+
+def copy_graph(graph: fx.Graph, memo: dict[int, Any] | None) -> fx.Graph:
+    """A copy of ``graph``; with a ``memo``, annotations are copied deeply."""
+    new = copy.deepcopy(graph)
+    for before, after in zip(graph.nodes, new.nodes):
+        after.meta = dict(before.meta) if memo is None else copy.deepcopy(before.meta, memo)
+    return new
+
+
+def _new(class_name: str) -> GraphModule:
+    """A graph module whose state is still to be set."""
+    result: GraphModule = GraphModule.__new__(GraphModule)
+    nn.Module.__init__(result)
+    type(result).__name__ = class_name
+    return result
+
+
+def _unpickle(class_name: str, state: dict[str, Any], packed: PackedGraph) -> GraphModule:
+    result = _new(class_name)
+    result.__dict__.update(state)
+    result.graph = unpack_graph(packed)
+    return result

@@ -1,0 +1,66 @@
+"""Drives the recorder with a graph: one step of what a traced, perhaps transformed, model would do."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from analyzer.errors import InputError
+from analyzer.record.eager import default_loss
+from analyzer.record.hold import Hold
+from analyzer.record.recorder import Recorder, tensors_in
+from analyzer.replay.unseen_gradient import UnseenGradients
+
+from .interpreter import RecordingInterpreter
+from .stretch_reuse import StretchReuse
+
+
+class GraphStep:
+    """One forward pass, and in training its loss and backward pass, of a graph module under a recorder."""
+
+    def __init__(self, recorder: Recorder, module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], *, mode: str,
+                 loss_fn: Callable[[Any], torch.Tensor] | None, autocast: torch.dtype | None, device_type: str, reuse: bool) -> None:
+        self.recorder, self.module, self.args, self.kwargs = recorder, module, args, kwargs
+        self.mode, self.loss_fn, self.autocast, self.device_type = mode, loss_fn or default_loss, autocast, device_type
+        self.interpreter = RecordingInterpreter(module, recorder)
+        if reuse:
+            with torch._C.DisableTorchFunction():
+                self.interpreter.reuse = StretchReuse(recorder, module, self.interpreter)
+
+    def run(self) -> dict[fx.Node, int]:
+        """Run the step; the result is the row of each node in the log."""
+        recorder = self.recorder
+        holds = [Hold(t) for t in tensors_in((self.args, self.kwargs)) if t.layout is torch.strided]
+        recorder.planned_calls = max(1, sum(n.op == "call_module" for n in self.module.graph.nodes))
+        recorder.start_step(0, placeholders=False)
+        self.interpreter.begin_step()
+        recorder.begin("forward")
+        casting = contextlib.nullcontext() if self.autocast is None else torch.autocast(self.device_type, dtype=self.autocast)
+        with torch.set_grad_enabled(self.mode == "train"), casting:
+            output = self.interpreter.run(*self.args, **self.kwargs)
+            self.interpreter.env.clear()
+            if self.mode == "infer":
+                recorder.end()
+                return self.interpreter.rows
+            with recorder.computing_loss(self.loss_fn):
+                loss = self.loss_fn(output)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise InputError(f"loss_fn must return a scalar tensor, got {tuple(loss.shape) if isinstance(loss, torch.Tensor) else loss!r}")
+        del output
+        recorder.mark([loss], "loss")
+        for hold in holds:
+            if hold.is_held():
+                recorder.log.saved_inputs.add(hold.tensor.untyped_storage().number)  # type: ignore[attr-defined]
+        unseen = recorder.unseen_gradients = UnseenGradients(recorder)
+        try:
+            loss.backward()
+        finally:
+            recorder.unseen_gradients = None
+        parameters = list(self.module.parameters())
+        unseen.check(parameters)
+        recorder.mark([p.grad for p in parameters if p.grad is not None], "gradient")
+        recorder.end()
+        return self.interpreter.rows

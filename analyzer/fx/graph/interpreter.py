@@ -1,0 +1,248 @@
+"""Runs a graph node by node without data: shapes, and a recorded step."""
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from analyzer.errors import AnalyzerError, InputError
+from analyzer.meta.intercept.interrupt import InterruptsHeld
+from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.opaque import call_opaque
+from analyzer.meta.output_cache import to_specs
+from analyzer.meta.shape_registry import register_shape_impl
+from analyzer.meta.argument import stand_in_arguments
+from analyzer.record.recorder import Recorder, tensors_in
+
+from .graph_module import forward_signature
+from .kept import KeptResults
+from analyzer.fx.module_borrow import borrow_module
+from .offload import OffloadedTensors
+from .run_record import RunRecord
+from .statement import Block, Keeping, Offloading, Statement, last_uses, shared_blocks, statements_of
+
+if TYPE_CHECKING:
+    from .stretch import Stretch
+    from .stretch_reuse import StretchReuse
+
+
+class GraphInterpreter(fx.Interpreter):
+    """Runs the nodes of a graph module; one overridable method per kind of node, as torch.fx does.
+
+    It does what the generated code would do: values die where its do, and regions and what is saved are as the annotations ask.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self._statements = statements_of(list(module.graph.nodes))
+        self._offloaded = OffloadedTensors()
+        self._kept: dict[Statement, KeptResults] = {}
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the graph for these arguments, given as the traced forward takes them.
+
+        Raises InputError where they do not fit its signature.
+        """
+        signature = forward_signature(self.module)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InputError(f"forward{signature} cannot be called with {len(args)} positional arguments and {sorted(kwargs)}: {error}") from None
+        bound.apply_defaults()
+        self._arguments = bound.arguments
+        self._offloaded = OffloadedTensors()
+        self.env = {}
+        return self._run_function(self._statements, {}, [])
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self._arguments[target.lstrip("*")]
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in register_shape_impl and not isinstance(target, torch._ops.OpOverload):
+            return call_opaque(target, args, kwargs)
+        return super().call_function(target, args, kwargs)
+
+    def _run_function(self, statements: list[Statement], given: dict[fx.Node, Any], returned: Sequence[fx.Node]) -> Any:
+        """Run a function that is given some values; its ``returned`` ones, or for forward the output of the graph."""
+        outer, self.env = self.env, given
+        last = last_uses(statements, {*given, *(n for s in statements for n in s.nodes())})
+        open_blocks: list[tuple[Block, AbstractContextManager[Any]]] = []
+        played = 0  #: statements up to there
+        try:
+            for i, statement in enumerate(statements):
+                if i >= played and (count := self.play_from(statement)):
+                    _leave(open_blocks, 0)
+                    played = i + count
+                if i < played:
+                    self._forget(last.get(i, ()), returned)
+                    continue
+                blocks = [b for b in statement.blocks if not isinstance(b, (Keeping, Offloading))]
+                shared = shared_blocks([b for b, _ in open_blocks], blocks)
+                _leave(open_blocks, shared)
+                for block in blocks[shared:]:
+                    with InterruptsHeld():
+                        context = block.context()
+                        context.__enter__()
+                        open_blocks.append((block, context))
+                with self.around(statement), ExitStack() as own:
+                    for saving in statement.blocks[len(blocks):]:  # these are of one statement
+                        own.enter_context(self._context(saving))
+                    self._run_statement(statement)
+                if statement.node is not None and statement.node.op == "output":
+                    return self.env[statement.node]
+                self._forget(last.get(i, ()), returned)
+            return tuple(self.env[n] for n in returned)
+        finally:
+            _leave(open_blocks, 0)
+            self.env = outer
+
+    def _forget(self, nodes: Iterable[fx.Node], returned: Sequence[fx.Node]) -> None:
+        for n in nodes:
+            if n not in returned:
+                self.env.pop(n, None)
+
+    def play_from(self, statement: Statement) -> int:
+        """How many statements from this one on need not be run; what others read of them is in `env` then."""
+        return 0
+
+    def around(self, statement: Statement) -> AbstractContextManager[Any]:
+        """What surrounds a statement with the blocks that are its own."""
+        return nullcontext()
+
+    def _run_statement(self, statement: Statement) -> None:
+        if statement.node is not None:
+            self.env[statement.node] = self.run_node(statement.node)
+        else:
+            self._run_checkpointed(statement)
+        for n in statement.offloaded:
+            self._offloaded.add(self.env[n])
+
+    def _run_checkpointed(self, statement: Statement) -> None:
+        region = statement.checkpoint
+        assert region is not None
+        inputs, results = statement.inputs(), statement.results()
+        kept = KeptResults(self.module, *statement.buffered)
+        if statement.keeps or statement.buffered:
+            region = replace(region, context_fn=kept.contexts)
+
+        def run(*values: Any) -> tuple[Any, ...]:
+            self._kept[statement] = kept
+            return self._run_function(statement.body, dict(zip(inputs, values)), results)  # type: ignore[no-any-return]
+
+        self.env.update(zip(results, region.call(run, *[self.env[i] for i in inputs])))
+
+    def _context(self, block: Block) -> AbstractContextManager[Any]:
+        if isinstance(block, Keeping):
+            kept = self._kept[block.checkpoint]
+            return kept.on_host if block.offloads else kept
+        return self._offloaded
+
+
+def _leave(blocks: list[tuple[Block, AbstractContextManager[Any]]], depth: int) -> None:
+    """Leave all but the outermost ``depth`` blocks."""
+    while len(blocks) > depth:
+        with InterruptsHeld():
+            blocks.pop()[1].__exit__(*sys.exc_info())
+
+
+class ShapeProp(GraphInterpreter):
+    """Runs a graph under `MetaTensorMode` and notes the specs of every node's result in ``node.meta["spec"]``.
+
+    >>> import torch
+    >>> from analyzer import symbolic_trace
+    >>> from analyzer.fx.shape_prop import ShapeProp
+    >>> gm = symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 2)), meta_args={"input": torch.empty(3, 4)})
+    >>> _ = ShapeProp(gm).propagate(torch.empty(3, 4))
+    >>> [(n.name, n.meta["spec"]) for n in gm.graph.nodes][1]
+    ('_0', float32[3, 2]@cpu)
+    """
+
+    def propagate(self, *args: Any, **kwargs: Any) -> Any:
+        """Run on arguments with or without data; the result has none."""
+        mode = MetaTensorMode()
+        with mode, borrow_module(self.module), torch.no_grad():
+            claims = [t.device for t in tensors_in((args, kwargs))]
+            claim = next((c for c in claims if c.type not in ("cpu", "meta")), torch.device("cpu"))
+            run_args, run_kwargs = stand_in_arguments(mode.state, (args, kwargs), claim)
+            return self.run(*run_args, **run_kwargs)
+
+    def run_node(self, n: fx.Node) -> Any:
+        try:
+            result = super().run_node(n)
+        except AnalyzerError:
+            raise
+        except Exception as error:
+            raise InputError(f"node {n.name} ({n.op} {n.target}) of module {n.meta.get('module_path', '')!r} at {n.meta.get('source')}: "
+                             f"{type(error).__name__}: {error}") from error
+        n.meta["spec"] = to_specs(result)
+        return result
+
+
+class RecordingInterpreter(GraphInterpreter):
+    """Runs a graph under a recorder: each node is a row of the log."""
+
+    def __init__(self, module: fx.GraphModule, recorder: Recorder) -> None:
+        super().__init__(module)
+        self.recorder, self.record = recorder, RunRecord()
+        self.rows: dict[fx.Node, int] = {}
+        self._paths: dict[fx.Node, str] = {}
+        self.reuse: StretchReuse | None = None  #: plays stretches of the graph, where it can
+
+    def like(self, recorder: Recorder) -> RecordingInterpreter:
+        """Another one, for a part of the same graph under another recorder."""
+        other = copy.copy(self)
+        other.recorder, other.record, other.rows, other._paths, other.reuse, other.env = recorder, RunRecord(), {}, {}, None, {}
+        return other
+
+    def run_stretch(self, stretch: Stretch, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Run the nodes of a stretch under the recorder of its module; what others read of them."""
+        self._add_rows(stretch.nodes, f"{stretch.path}.")
+        statements = [Statement((), n) for n in stretch.nodes]
+        return self._run_function(statements, dict(zip(stretch.inputs, values)), stretch.results)  # type: ignore[no-any-return]
+
+    def begin_step(self) -> None:
+        """Make the rows of a new step."""
+        self._add_rows(self.graph.nodes, "")
+
+    def _add_rows(self, nodes: Iterable[fx.Node], prefix: str) -> None:
+        paths, rows = self.recorder.log.index_of_path, self.rows
+        for n in nodes:
+            path = n.meta.get("module_path", "").removeprefix(prefix)
+            while path not in paths:  # a module that was traced into and holds nothing is not there: its parent, or the root
+                path = path.rpartition(".")[0]
+            self._paths[n] = path
+            row = self.recorder.add_node(n.op, n.name, str(n.target) if isinstance(n.target, str) else _target_name(n.target), paths[path])
+            rows[n] = row
+            record = self.recorder.node_at(row)
+            record.source = n.meta.get("source")
+            record.region = tuple([r.describe() for r in n.meta.get("region", ())])
+            record.inputs = tuple([rows[i] for i in n.all_input_nodes if i in rows])
+
+    def play_from(self, statement: Statement) -> int:
+        return 0 if self.reuse is None or statement.node is None else self.reuse.play_from(statement.node, self.env)
+
+    def around(self, statement: Statement) -> AbstractContextManager[Any]:
+        n = statement.node
+        return nullcontext() if n is None else self.recorder.at(self.rows[n], self._paths[n])
+
+    def run_node(self, n: fx.Node) -> Any:
+        row = self.rows[n]
+        recorder = self.recorder
+        if recorder.phase == "forward":
+            recorder.read(row, tensors_in([self.env[i] for i in n.all_input_nodes]))
+        result = super().run_node(n)
+        if recorder.phase == "forward":
+            recorder.set_outputs(row, result)
+            if n.op != "output":
+                self.record.note(n, result)
+        return result
+
+
+def _target_name(target: Any) -> str:
+    return f"{getattr(target, '__module__', '') or ''}.{getattr(target, '__qualname__', getattr(target, '__name__', target))}".lstrip(".")

@@ -1,0 +1,181 @@
+"""What a recorded run of a graph says of its values, so that a part of the graph can be run again as if all of it ran."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from analyzer.meta.spec import TensorSpec
+from analyzer.meta.storage import MetaStorage
+from analyzer.replay.block_place import BlockPlace
+from analyzer.record.log import Log
+from analyzer.record.recorder import describe
+
+Tensor = torch.Tensor
+_CONSTANTS = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that a node returned."""
+
+    spec: TensorSpec
+    offset: int
+    requires_grad: bool
+    storage: int          #: its number, unique in the process
+    storage_bytes: int
+    known: Any            #: contents of its storage, where they are known
+
+    def is_like(self, other: object) -> bool:
+        """Whether nodes that read it would do the same with ``other``."""
+        return isinstance(other, Value) and (self.spec, self.offset, self.requires_grad, self.storage_bytes) == (
+            other.spec, other.offset, other.requires_grad, other.storage_bytes)
+
+
+class Unknown:
+    """A result that cannot be made again: an object, or a tensor without strides."""
+
+
+@dataclass
+class Played:
+    """Nodes, by name, that were not run: what the ``records`` of as many others say holds for them, with storages of their own.
+
+    There is a record for each kind of gradients that a backward pass was given (`BlockPlace.grad_specs`). They agree on values; storage n of the first
+    is number ``place.numbers[slot_of[n]]``.
+    """
+
+    names: list[str]
+    records: dict[Any, RunRecord]
+    place: BlockPlace
+    slot_of: dict[int, int]
+
+    def write(self, record: RunRecord) -> None:
+        """Write them into ``record``."""
+        first, numbers = next(iter(self.records.values())), self.place.numbers
+        ran = None if self.place.grad_specs is None else self.records[self.place.grad_specs]
+        gradients = [{} for _ in self.names] if ran is None else list(ran.gradients.values())
+
+        def rename(value: Any) -> Any:
+            return replace(value, storage=numbers[self.slot_of[value.storage]]) if isinstance(value, Value) else value
+
+        for name, values, row in zip(self.names, first.values.values(), gradients):
+            record.values[name], record.gradients[name] = pytree.tree_map(rename, values), row
+
+
+@dataclass
+class RunRecord:
+    """By name of node: its results (a tree of `Value`), the specs of their gradients, and what it was like when it ran.
+
+    `complete` before it is read.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    gradients: dict[str, dict[int, TensorSpec]] = field(default_factory=dict)
+    fingerprints: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    differentiable: dict[str, tuple[bool, ...]] = field(default_factory=dict)  #: of the storages that it made
+    held: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)  #: (category, path, bytes) of parameters and buffers it uses
+
+    played: list[Played] = field(default_factory=list)  #: what is to be written into the above
+    log: Log | None = None  #: of the run, until it was read
+
+    def complete(self) -> None:
+        """Write down what was left for the time that somebody asks for it."""
+        log, self.log = self.log, None
+        if log is None:
+            return
+        self._note_storages(log)  # which looks numbers up that were labels
+        for stretch in self.played:
+            stretch.write(self)
+        self.played.clear()
+
+    def _note_storages(self, log: Log) -> None:
+        """Note the parameters and buffers that each node uses, in order, and whether what it made is differentiable."""
+        def note(node: int, number: int) -> None:
+            life = log.storages.get(number)
+            if life is not None and life.category in ("parameter", "buffer"):
+                held = self.held.setdefault(log.nodes[node].name, [])
+                if (life.category, life.label, life.nbytes) not in held:
+                    held.append((life.category, life.label, life.nbytes))
+
+        for i, node in enumerate(log.nodes):
+            lives = [log.storages[number] for number, _ in node.outputs if number in log.storages]
+            self.differentiable[node.name] = tuple(life.requires_grad for life in lives if life.node == i)
+            for number, _ in node.outputs if node.op == "get_attr" else ():
+                note(i, number)
+        for call in log.calls:
+            for number in call.inputs if call.phase == "forward" and call.node >= 0 else ():
+                note(call.node, number)
+
+    def note(self, node: fx.Node, result: Any) -> None:
+        """``node`` returned ``result``."""
+        leaves: list[Any] = pytree.tree_leaves(result)
+        self.values[node.name] = pytree.tree_map(_describe, result)
+        row = self.gradients[node.name] = {}
+        for i, tensor in enumerate(leaves):
+            if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+                tensor.register_hook(_noting(row, i))
+
+    def tensors(self, name: str) -> list[Value]:
+        """The tensors that a node returned."""
+        return [v for v in pytree.tree_leaves(self.values.get(name)) if isinstance(v, Value)]
+
+    def storages(self, name: str) -> set[int]:
+        return {v.storage for v in self.tensors(name)}
+
+
+def _noting(row: dict[int, TensorSpec], index: int) -> Any:
+    def note(gradient: Tensor | None) -> None:
+        if gradient is not None:  # as of a custom function that has none for an input
+            row[index] = describe(gradient)
+
+    return note
+
+
+def _describe(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage() if value.layout is torch.strided else None
+        if not isinstance(storage, MetaStorage):
+            return Unknown()
+        return Value(describe(value), int(value.storage_offset()), value.requires_grad, storage.number, storage.nbytes(), storage.known)
+    return value if isinstance(value, _CONSTANTS) else Unknown()
+
+
+def fingerprint_nodes(graph: fx.Graph) -> dict[str, tuple[Any, ...]]:
+    """By name, what tells whether a node still does what it did, for those who made what it reads and those who read it with it."""
+    position = {n: i for i, n in enumerate(graph.nodes)}
+
+    def readers(node: fx.Node) -> tuple[str, ...]:
+        return tuple(u.name for u in sorted(node.users, key=position.__getitem__))
+
+    read_by = {n: readers(n) for n in graph.nodes}
+    held = {n: held_tensors(n) for n in graph.nodes}
+    held_by: dict[int, tuple[str, ...]] = {}
+    for n, tensors in held.items():
+        for t in tensors:
+            held_by[id(t)] = (*held_by.get(id(t), ()), n.name)
+    return {n.name: (n.op, n.target, str(n.args), str(n.kwargs), n.meta.get("region") or (), n.meta.get("saved"), n.meta.get("module_path"),
+                     read_by[n], tuple((i.name, read_by[i]) for i in n.all_input_nodes), _modules(n),
+                     tuple((id(t), t.shape, t.dtype, t.requires_grad, held_by[id(t)]) for t in held[n])) for n in graph.nodes}
+
+
+def held_tensors(node: fx.Node) -> list[Tensor]:
+    """The parameters and buffers behind a ``call_module`` or ``get_attr`` node."""
+    root = node.graph.owning_module
+    if root is None or node.op not in ("call_module", "get_attr"):
+        return []
+    if node.op == "call_module":
+        module = root.get_submodule(str(node.target))
+        return [*module.parameters(), *module.buffers()]
+    owner, _, name = str(node.target).rpartition(".")
+    value = getattr(root.get_submodule(owner), name)
+    return [value] if isinstance(value, Tensor) else []
+
+
+def _modules(node: fx.Node) -> tuple[Any, ...]:
+    root = node.graph.owning_module
+    if root is None or node.op != "call_module":
+        return ()
+    return tuple((id(m), m.training) for m in root.get_submodule(str(node.target)).modules())

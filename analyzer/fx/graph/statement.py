@@ -1,0 +1,156 @@
+"""The statements of a generated function: nodes and checkpointed functions, in the blocks that annotations ask for.
+
+Generated code and the interpreter both follow them, so that a recorded run does what the code would do.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Union
+
+from torch.fx import Node
+
+from analyzer.errors import InputError
+
+from .alias import makers
+from .region import AutocastRegion, CheckpointRegion, GradRegion, Region
+
+SAVED = ("keep", "offload")
+"""What ``node.meta["saved"]`` can ask for: see `analyzer.fx.graph.saved_edit`. Without it, nodes outside of checkpoints are kept and others recomputed."""
+
+
+class Keeping:
+    """A block in which results are kept for the recomputation of ``checkpoint``; on the host if ``offloads``."""
+
+    def __init__(self, checkpoint: Statement, offloads: bool) -> None:
+        self.checkpoint, self.offloads = checkpoint, offloads
+
+
+class Offloading:
+    """A block around a statement of the root: what autograd saves of offloaded values goes to the host."""
+
+
+Block = Union[AutocastRegion, GradRegion, Keeping, Offloading]
+
+
+class Statement:
+    """A node, or the call of a checkpointed function with the statements ``body``.
+
+    ``keeps`` if some of its nodes are not recomputed; ``buffered`` are the paths of modules whose buffers a recomputation leaves alone.
+    """
+
+    def __init__(self, blocks: tuple[Block, ...], node: Node | None, checkpoint: CheckpointRegion | None = None) -> None:
+        self.blocks, self.node, self.checkpoint = blocks, node, checkpoint
+        self.body: list[Statement] = []
+        self.keeps = False
+        self.buffered: list[str] = []
+        self.offloaded: list[Node] = []  #: of its results, those that live on the host
+
+    def nodes(self) -> list[Node]:
+        """All nodes in it, in the order of the graph."""
+        return [self.node] if self.node is not None else [n for s in self.body for n in s.nodes()]
+
+    def inputs(self) -> list[Node]:
+        """What it reads of what is made outside of it."""
+        inside = self.nodes()
+        members = set(inside)
+        return list(dict.fromkeys(i for n in inside for i in n.all_input_nodes if i not in members))
+
+    def results(self) -> list[Node]:
+        """What is read outside of it."""
+        inside = self.nodes()
+        members = set(inside)
+        return [n for n in inside if any(u not in members for u in n.users)]
+
+
+def region_of(node: Node) -> tuple[Region, ...]:
+    """The regions that the code of ``node`` runs in: those of its annotation that are to be replayed."""
+    if node.op in ("placeholder", "output"):
+        return ()
+    region = node.meta.get("region") or ()
+    return tuple(r for r in region if not (isinstance(r, CheckpointRegion) and not r.replay))
+
+
+def statements_of(nodes: Sequence[Node]) -> list[Statement]:
+    """The statements of ``forward``; consecutive nodes that share a region share its block."""
+    found = _nest([(n, region_of(n)) for n in nodes], None)
+    offloaded = {n for n in nodes if n.meta.get("saved") == "offload"}
+    if offloaded:
+        waiting: set[Node] = set()
+        for statement in found:
+            chosen = offloaded.intersection(statement.nodes())
+            if chosen:
+                results = [statement.node] if statement.node is not None else statement.results()
+                statement.offloaded = [n for n in results if not chosen.isdisjoint(makers(n))]
+                waiting.update(statement.offloaded)
+            runs = statement.node is None or statement.node.op not in ("placeholder", "output")
+            if runs and (statement.offloaded or any(not waiting.isdisjoint(makers(i)) for i in statement.inputs())):
+                statement.blocks = (*statement.blocks, Offloading())
+    return found
+
+
+def _nest(items: Sequence[tuple[Node, tuple[Region, ...]]], around: Statement | None) -> list[Statement]:
+    statements: list[Statement] = []
+    i = 0
+    while i < len(items):
+        node, region = items[i]
+        at = next((k for k, r in enumerate(region) if isinstance(r, CheckpointRegion)), None)
+        blocks: tuple[Block, ...] = tuple(r for r in region[:at] if not isinstance(r, CheckpointRegion))
+        if at is None:
+            saved = node.meta.get("saved")
+            if saved in SAVED and around is not None and node.op != "get_attr":
+                _check_keeps(node, around)
+                around.keeps = True
+                blocks = (*blocks, Keeping(around, offloads=saved == "offload"))
+            statements.append(Statement(blocks, node))
+            i += 1
+            continue
+        end = i
+        while end < len(items) and items[end][1][:at + 1] == region[:at + 1]:
+            end += 1
+        checkpoint = region[at]
+        assert isinstance(checkpoint, CheckpointRegion)
+        statement = Statement(blocks, None, checkpoint)
+        statement.body = _nest([(n, r[at + 1:]) for n, r in items[i:end]], statement)
+        if checkpoint.restores_buffers and not checkpoint.use_reentrant and checkpoint.context_fn is None and not checkpoint.debug:
+            statement.buffered = _buffered([n for n, _ in items[i:end]])
+        statements.append(statement)
+        i = end
+    return statements
+
+
+def _buffered(nodes: Sequence[Node]) -> list[str]:
+    """The modules with buffers that nodes call."""
+    root = nodes[0].graph.owning_module
+    paths = dict.fromkeys(str(n.target) for n in nodes if n.op == "call_module")
+    return [p for p in paths if root is not None and next(root.get_submodule(p).buffers(), None) is not None]
+
+
+def _check_keeps(node: Node, around: Statement) -> None:
+    region = around.checkpoint
+    assert region is not None
+    if region.use_reentrant or region.context_fn is not None or region.debug:
+        why = "use_reentrant=True" if region.use_reentrant else "debug=True" if region.debug else f"context_fn={region.context_fn!r}"
+        raise InputError(f"{node.meta['saved']} {node.name}: checkpoint {region.id}, which it is in, has {why}; results of single nodes can be kept "
+                         f"in a checkpoint with use_reentrant=False, no context_fn and no debug")
+
+
+def last_uses(statements: Sequence[Statement], local: set[Node]) -> dict[int, list[Node]]:
+    """For each statement, the values of this function that no later one reads."""
+    seen: set[Node] = set()
+    last: dict[int, list[Node]] = {}
+    for i in range(len(statements) - 1, -1, -1):
+        members = statements[i].nodes()
+        read = [n for m in members for n in m.all_input_nodes]
+        for n in (*read, *members):
+            if n in local and n not in seen:
+                seen.add(n)
+                last.setdefault(i, []).append(n)
+    return last
+
+
+def shared_blocks(before: Sequence[Block], after: Sequence[Block]) -> int:
+    """How many of the blocks that are open after one statement stay open for the next."""
+    shared = 0
+    while shared < min(len(before), len(after)) and before[shared] == after[shared]:
+        shared += 1
+    return shared

@@ -1,0 +1,241 @@
+"""`symbolic_trace`: from a module to a graph."""
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from inspect import Parameter
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.parameter import is_lazy
+
+from analyzer.errors import AnalyzerError, InputError
+from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.options import MetaOptions
+from analyzer.meta.state import current
+from analyzer.meta.tensor import MetaTensor
+
+from .binding import Bound, bind_arguments
+from .block_copy import Retrace
+from analyzer.fx.graph.codegen import RegionCodeGen
+from analyzer.fx.graph.graph_module import GraphModule
+from .input_check import expectations
+from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
+from .outline import Site
+from .skeleton import build_skeleton, collect_contents
+from .structure import replace_tensors, tensors_of
+from .tape import Tape
+from .trace_error import locate, wrap
+from .tracing_patch import tracing_patches
+
+Tensor = torch.Tensor
+_LITERALS = (bool, int, float, str, type(None), torch.dtype)
+
+
+def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[str, Any] | None = None,
+                   meta_args: Mapping[str, Any] | None = None, trace_act_ckpt: bool = False,
+                   bias_addition_split: bool = False) -> GraphModule:
+    """Trace ``root`` into a graph module that shares its parameters and buffers and gives its results.
+
+    ``root``'s own code runs once, on tensors without data, and every torch function that it calls becomes a node; so control flow,
+    shapes and containers are what they are in Python, and constants of the graph. ``meta_args`` maps argument names to tensors (with
+    or without data; of any device), also nested in containers, dataclasses and objects; ``concrete_args`` maps names to constants.
+    For ``*args`` give a tuple under its name; names that forward does not list go to its ``**kwargs``.
+
+    With ``trace_act_ckpt`` the code of the graph uses ``torch.utils.checkpoint`` where ``root`` does; without, such nodes are only
+    annotated. With ``bias_addition_split``, the bias of linear and convolution layers is added by a node of its own.
+
+    Raises InputError for arguments that do not fit, and where forward fails for them (with module and line), DataDependentError where
+    forward asks for contents that only data could give, UnsupportedOperatorError for an operator without a shape.
+
+    >>> gm = symbolic_trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), meta_args={"input": torch.empty(3, 4, device="meta")})
+    >>> [(node.op, node.target) for node in gm.graph.nodes]
+    [('placeholder', 'input'), ('call_module', '0'), ('call_module', '1'), ('output', 'output')]
+    >>> gm(torch.ones(3, 4)).shape
+    torch.Size([3, 2])
+    """
+    return trace(root, concrete_args, meta_args, trace_act_ckpt, bias_addition_split)
+
+
+def trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[str, Any] | None = None, meta_args: Mapping[str, Any] | None = None,
+          trace_act_ckpt: bool = False, bias_addition_split: bool = False, reuse: bool = True) -> GraphModule:
+    """`symbolic_trace`; without ``reuse`` every block is run, also one that is like another (tests hold both equal)."""
+    module = uncompiled(root) if isinstance(root, nn.Module) else _FunctionModule(root)
+    bound = bind_arguments(module.forward, meta_args or {}, concrete_args or {})
+    outlined: dict[Site, str] = {}
+    first: AnalyzerError | None = None
+    while True:
+        attempt = _Attempt(module, bound, meta_args or {}, outlined)
+        try:
+            graph = attempt.run(trace_act_ckpt, bias_addition_split, reuse and not outlined)
+        except (AnalyzerError, Retrace) as error:
+            if attempt.copied:  # what went wrong is told of a forward that was run whole
+                reuse = False
+                continue
+            assert isinstance(error, AnalyzerError)
+            first = first or error
+            if not attempt.wanted:
+                raise first
+        if not attempt.wanted:
+            break
+        outlined |= attempt.wanted
+    gm = GraphModule(build_skeleton(module, attempt.contents), graph, _class_name(root))
+    gm.meta["assumptions"] = attempt.assumptions
+    gm.expect([(p.name, p.kind) for p in bound.parameters], [e for p in bound.parameters for e in _expected(p, bound)])
+    return gm
+
+
+class _Attempt:
+    """One run of a forward on tensors without data, with the code in ``outlined`` as one node each."""
+
+    def __init__(self, module: nn.Module, bound: Bound, meta_args: Mapping[str, Any], outlined: Mapping[Site, str]) -> None:
+        self.module, self.bound, self.meta_args, self.outlined = module, bound, meta_args, outlined
+        self.wanted: dict[Site, str] = {}  #: what must be outlined as well; then the result is not to be used
+        self.contents: dict[str, Any] = {}
+        self.assumptions: list[str] = []
+        self.tape: Tape | None = None
+
+    @property
+    def copied(self) -> bool:
+        """Whether nodes of a block were copied."""
+        return self.tape is not None and self.tape.blocks is not None and self.tape.blocks.copied
+
+    def run(self, trace_act_ckpt: bool, bias_addition_split: bool, reuse: bool) -> fx.Graph:
+        """The graph. Raises what `symbolic_trace` does."""
+        module, bound = self.module, self.bound
+        outer = current()
+        mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
+        with _torch_state(), mode, borrow_module(module) as borrowed, tracing_patches(self.outlined), _eager_compiled_functions():
+            _refuse_lazy(borrowed)
+            mode.state.follows_expected = bool(self.outlined)
+            tape = self.tape = Tape(mode.state, borrowed, trace_act_ckpt, bias_addition_split, self.outlined, reuse)
+            self.wanted = tape.wanted
+            values = _stand_in(bound, borrowed)
+            _write_placeholders(tape, bound, values)
+            args, kwargs = bound.call_arguments(values)
+            mode.state.tape = tape
+            try:
+                result = module(*args, **kwargs)
+            except AnalyzerError as error:
+                raise locate(error, tape, self.meta_args) from error
+            except Exception as error:
+                raise wrap(error, tape, self.meta_args) from error
+            finally:
+                mode.state.tape = None
+            _write_assignments(tape, borrowed)
+            tape.output(result)
+            self.assumptions = list(mode.state.assumptions)
+            self.contents = collect_contents(tape, borrowed)
+        tape.graph.set_codegen(RegionCodeGen(p.name for p in bound.parameters if p.kind is Parameter.KEYWORD_ONLY))
+        return tape.graph
+
+
+class _FunctionModule(nn.Module):
+    """A function as a module without tensors of its own."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        if not callable(function):
+            raise InputError(f"root must be a module or a function, got {function!r}")
+        self.forward = function
+
+
+def _refuse_lazy(borrowed: Borrowed) -> None:
+    lazy = [path for path, _, original in (*borrowed.parameters, *borrowed.buffers) if is_lazy(original)]
+    if lazy:
+        raise InputError(f"{', '.join(lazy[:3])}: not initialised, as its lazy module has not run; run the model once on a real input")
+
+
+def _class_name(root: Any) -> str:
+    name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "function")
+    return name if name.isidentifier() else "GraphModule"
+
+
+def _stand_in(bound: Bound, borrowed: Borrowed) -> dict[str, Any]:
+    """The given values with every tensor replaced by one without data; each place has its own, as it has its own node."""
+
+    def make(tensor: Tensor) -> Tensor:
+        again = borrowed.stand_ins.of(tensor)
+        if again is None:
+            return borrowed.stand_ins.make(tensor, readable=True, constant=True)
+        alias = again.detach().requires_grad_(again.requires_grad)
+        alias.__class__ = MetaTensor
+        return alias
+
+    with without_modes():
+        return {name: replace_tensors(value, make) for name, value in bound.given.items()}
+
+
+def _write_placeholders(tape: Tape, bound: Bound, values: dict[str, Any]) -> None:
+    defaults = {p.name: _default(p, values) for p in bound.parameters}
+    required = [p for p in bound.parameters if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) and not defaults[p.name]]
+    for p in bound.parameters[:bound.parameters.index(required[-1])] if required else ():
+        defaults[p.name] = ()  # a constant before an argument that must be given
+    for p in bound.parameters:
+        if p.kind is Parameter.VAR_POSITIONAL:
+            tape.placeholder("*" + p.name, (), values.get(p.name, ()))
+        elif p.kind is Parameter.VAR_KEYWORD:
+            tape.placeholder("**" + p.name, (), values.get(p.name, {}))
+        else:
+            tape.placeholder(p.name, defaults[p.name], values.get(p.name))
+
+
+def _default(p: Parameter, values: dict[str, Any]) -> tuple[Any, ...]:
+    """The default in the generated signature: that of forward, or the constant that was given."""
+    value = values.get(p.name, p.default)
+    if isinstance(value, _LITERALS):
+        return (value,)
+    if p.default is Parameter.empty and next(tensors_of(value), None) is not None:
+        return ()
+    return (None,)
+
+
+def _expected(p: Parameter, bound: Bound) -> list[Any]:
+    if p.name in bound.given:
+        value = bound.given[p.name]
+    elif p.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+        return []
+    else:
+        value = p.default
+    return expectations(p.name, value)
+
+
+def _write_assignments(tape: Tape, borrowed: Borrowed) -> None:
+    """Buffers that forward replaced; other attributes that it set are not part of the graph."""
+    replaced = set()
+    for path, stand_in, _ in borrowed.buffers:
+        owner, _, name = path.rpartition(".")
+        now = getattr(borrowed.root.get_submodule(owner), name, None)
+        if isinstance(now, Tensor) and now is not stand_in and tape.find(now) is not None:
+            tape.assign_buffer(stand_in, now)
+            replaced.add(path)
+    for owner, name, value in borrowed.assigned():
+        path = f"{owner}.{name}" if owner else name
+        if path in replaced or tape.find(value) is None:
+            continue
+        tape.state.assume(f"forward sets {path} to a tensor, which is not a registered buffer: "
+                          f"the graph does not set it")
+
+
+@contextlib.contextmanager
+def _torch_state() -> Iterator[None]:
+    """Put grad mode and default dtype back as they were, whatever a forward sets."""
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(grad)
+        torch.set_default_dtype(dtype)
+
+
+@contextlib.contextmanager
+def _eager_compiled_functions() -> Iterator[None]:
+    """Let functions under torch.compile run as they are written."""
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

@@ -1,0 +1,321 @@
+"""What must be replaced in torch, and in the user's modules, while any thread traces; put back in reverse when the last one ends.
+
+The replacements act only in threads that trace; other threads get what was there before.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.amp import autocast_mode
+from torch.nn.modules._functions import BackwardHookFunction
+from torch.utils._pytree import tree_map_only
+
+from analyzer.meta.intercept.patch import SharedReplacements, Undo, replace
+from analyzer.cuda.flex_attention import FlexAttention
+from analyzer.meta.opaque import Opaque, call_opaque
+from analyzer.meta.function import MoveDevice
+from analyzer.meta.shape_registry import register_shape_impl
+from analyzer.meta.state import current
+
+from . import flex_leaf  # noqa: F401  # registers it
+from .call_target import CallTarget
+from .leaf_module import find_leaf_impl
+from .outline import Site, module_site, outline_functions
+from .tape import Tape
+from .tracer_impl import register_leaf_function, register_tracer_impl
+
+_checkpoint = torch.utils.checkpoint
+
+
+def recording_tape() -> Tape | None:
+    """The tape of this thread, where it writes down what is called now (under vmap, the operators that come out of it instead)."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return None
+    state = current()
+    tape = None if state is None else state.tape
+    return tape if isinstance(tape, Tape) and not tape.paused else None
+
+
+@contextmanager
+def tracing_patches(outlined: Iterable[Site] = ()) -> Iterator[None]:
+    """Count one more tracing thread; the first replaces, the last puts back. Functions of ``outlined`` are replaced for this trace."""
+    with _shared.installed(), SharedReplacements(lambda: outline_functions(outlined, _call_outlined)).installed():
+        yield
+
+
+def _call_outlined(site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tape = recording_tape()
+    if tape is None or site not in tape.outlined:
+        return function(*args, **kwargs)
+    return tape.run_outlined(site, function, args, kwargs)
+
+
+def _replace(owner: Any, name: str, value: Any) -> Undo:
+    """Set ``owner.name``; the result puts back what was there, or nothing where the name was inherited."""
+    missing = name not in vars(owner)
+    before = vars(owner).get(name)  # not getattr: a class method must come back as it was
+    setattr(owner, name, value)
+    return (lambda: delattr(owner, name)) if missing else (lambda: setattr(owner, name, before))
+
+
+def _replacements() -> Iterator[Undo]:
+    yield replace(nn.Module, "__call__", _call_module)
+    yield _replace(torch.autograd.Function, "apply", classmethod(_apply_function(torch.autograd.Function.__dict__["apply"])))
+    yield _replace(_checkpoint, "_checkpoint_without_reentrant_generator",
+                   _checkpoint_generator(_checkpoint._checkpoint_without_reentrant_generator))
+    yield _replace(torch.jit.ScriptFunction, "__call__", _call_scripted(torch.jit.ScriptFunction.__call__))
+    yield replace(autocast_mode.autocast, "__enter__", _enter_autocast)
+    yield replace(autocast_mode.autocast, "__exit__", _exit_autocast)
+    yield replace(torch.autograd, "_engine_run_backward", _run_backward)
+    yield from _function_replacements()
+
+
+def _call_module(original: Any) -> Any:
+    @functools.wraps(original)
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        tape = recording_tape()
+        if tape is None:
+            return original(module, *args, **kwargs)
+        path = tape.borrowed.modules.get(id(module))
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        site = module_site(module, tape.borrowed) if tape.outlined else None
+        outlined = site is not None and site in tape.outlined
+        if module is tape.borrowed.root or not outlined and (not tape.is_leaf(module) or tape.borrowed.lends_others(module)):
+            with tape.module(path if path is not None else f"{tape.where()}.<{type(module).__name__}>".lstrip("."), kind):
+                if tape.blocks is None:
+                    return original(module, *args, **kwargs)
+                return tape.blocks.call(module, args, kwargs, lambda: original(module, *args, **kwargs))
+        target = tape.module_target(module)
+        impl = find_leaf_impl(module)
+
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return original(module, *args, **kwargs) if impl is None else impl(module, *args, **kwargs)
+
+        with tape.module(target, kind):
+            if site is not None and outlined:
+                return tape.run_outlined(site, functools.partial(original, module), args, kwargs, module)
+            return tape.run_leaf("call_module", target, args, kwargs, run, module)
+
+    return call
+
+
+def _call_scripted(original: Any) -> Any:
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        tape = recording_tape()
+        if tape is None:
+            return original(function, *args, **kwargs)
+        # One node: TorchScript may differentiate it on its own, which the operators that come out of it do not show.
+        return tape.run_leaf("call_function", CallTarget(function), args, kwargs, lambda a, k: original(function, *a, **k))
+
+    return call
+
+
+_TRANSPARENT = (MoveDevice, Opaque, BackwardHookFunction)  # ours, and torch's bookkeeping for hooks
+
+
+def _apply_function(original: Any) -> Any:
+    def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        real = original.__get__(None, cls)
+        tape = recording_tape()
+        if tape is None:
+            return real(*args, **kwargs)
+        if cls is _checkpoint.CheckpointFunction:
+            return _run_reentrant(tape, args[0], args[1], args[2:])
+        if cls in _TRANSPARENT:
+            with tape.pause():
+                result = real(*args, **kwargs)
+            if cls is BackwardHookFunction:
+                tape.state.assume(f"backward hooks of the module {tape.where()!r} are not part of the graph")
+            tape.follow(args, result)
+            return result
+        if cls is FlexAttention:  # of a compiled function, which holds what is not replaced
+            operands = (*args[:7], args[8:], args[7])
+            return tape.run_leaf("call_function", CallTarget(torch.ops.higher_order.flex_attention), operands, {}, lambda a, k: real(*a[:7], a[8], *a[7]))
+        return tape.run_function(cls, args, kwargs, lambda a, k: real(*a, **k))
+
+    return apply
+
+
+def _run_reentrant(tape: Tape, function: Any, preserve_rng_state: bool, args: tuple[Any, ...]) -> Any:
+    """A reentrant checkpoint, which gives gradients to the tensors among its arguments, and to those alone that it returns by themselves or in a tuple."""
+    tracks = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+    runs_plainly = tracks or tape.regions.replays_checkpoints  # else the graph must do without gradients where it has no checkpoint that does
+    with tape.checkpoint(use_reentrant=True, preserve_rng_state=preserve_rng_state), contextlib.nullcontext() if runs_plainly else torch.no_grad():
+        result = function(*args)
+    if not tracks or isinstance(result, torch.Tensor):
+        return result
+    if not isinstance(result, tuple):
+        return _detach(result)
+    return tuple(x if isinstance(x, torch.Tensor) else _detach(x) for x in result)
+
+
+def _detach(tree: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda t: t.detach() if t.requires_grad else t, tree)
+
+
+def _run_backward(original: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        state = current()
+        if state is not None and isinstance(state.tape, Tape) and state.tape.blocks is not None:
+            state.tape.blocks.keep_history()
+        return original(*args, **kwargs)
+
+    return run
+
+
+def _checkpoint_generator(original: Any) -> Any:
+    @functools.wraps(original)
+    def generator(fn: Any, preserve_rng_state: bool = True, context_fn: Any = _checkpoint.noop_context_fn, determinism_check: str = "default",
+                  debug: bool = False, early_stop: bool = True, *args: Any, **kwargs: Any) -> Iterator[None]:
+        tape = recording_tape()
+        if tape is None:
+            yield from original(fn, preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args, **kwargs)
+            return
+        with tape.checkpoint(use_reentrant=False, preserve_rng_state=preserve_rng_state, determinism_check=determinism_check, debug=debug,
+                             early_stop=early_stop, context_fn=None if context_fn is _checkpoint.noop_context_fn else context_fn):
+            yield
+
+    return generator
+
+
+def _enter_autocast(original: Any) -> Any:
+    @functools.wraps(original)
+    def enter(self: Any) -> Any:
+        result = original(self)
+        tape = recording_tape()
+        if tape is not None:
+            tape.regions.enter_autocast(self.device, self.fast_dtype, self._enabled, self._cache_enabled)
+        return result
+
+    return enter
+
+
+def _exit_autocast(original: Any) -> Any:
+    @functools.wraps(original)
+    def leave(self: Any, *exc: Any) -> Any:
+        tape = recording_tape()
+        if tape is not None:
+            tape.regions.exit_autocast()
+        return original(self, *exc)
+
+    return leave
+
+
+def _function_replacements() -> Iterator[Undo]:
+    """Registered Python functions, wherever a module or a class holds them under a name."""
+    wrappers: dict[int, tuple[Any, Any]] = {}
+    for func in (*register_tracer_impl, *register_leaf_function, *register_shape_impl, *_collectives()):
+        if callable(func) and isinstance(func, FunctionType) and not _is_torch_function(func):
+            wrappers[id(func)] = func, _wrap(func)
+    if not wrappers:
+        return
+    for names, held in _find_names(frozenset(wrappers)):
+        yield _replace(names, held, wrappers[id(vars(names)[held])][1])
+    for func, wrapper in wrappers.values():
+        owner: Any = sys.modules.get(func.__module__)
+        *classes, name = func.__qualname__.split(".")
+        for part in classes:
+            owner = getattr(owner, part, None)
+        if isinstance(owner, type) and vars(owner).get(name) is func:
+            yield _replace(owner, name, wrapper)
+
+
+class _Searched(NamedTuple):
+    """Namespaces of libraries that hold none of some functions, and what there was when they were searched."""
+
+    modules: list[Any]
+    functions: frozenset[int]
+    namespaces: list[dict[str, Any]]
+    sizes: list[int]
+    others: list[Any]  #: the modules that must be searched each time
+
+
+_searched = _Searched([], frozenset(), [], [], [])
+_LIBRARIES = (*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+              os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+
+def _find_names(functions: frozenset[int]) -> list[tuple[Any, str]]:
+    """Modules and the names under which they hold one of ``functions`` (ids).
+
+    A library's namespace that held none is not searched again until some library has another number of names.
+    """
+    global _searched
+    modules = list(sys.modules.values())
+    known = _searched
+    if known.modules == modules and known.functions == functions and known.sizes == list(map(len, known.namespaces)):
+        modules = known.others
+    found: list[tuple[Any, str]] = []
+    others: list[Any] = []
+    clean: list[dict[str, Any]] = []
+    for module in modules:
+        names = getattr(module, "__dict__", None)
+        if type(names) is not dict:
+            continue
+        if not functions.isdisjoint(map(id, names.values())):
+            found += [(module, name) for name, value in names.items() if id(value) in functions]
+        elif _is_library(names):
+            clean.append(names)
+            continue
+        others.append(module)
+    if modules is not known.others:
+        _searched = _Searched(modules, functions, clean, list(map(len, clean)), others)
+    return found
+
+
+def _is_library(names: dict[str, Any]) -> bool:
+    """Whether a namespace is that of Python, of an installed package or of this one."""
+    top = str(names.get("__name__")).partition(".")[0]
+    file = names.get("__file__") or getattr(sys.modules.get(top), "__file__", None)  # the parts of an extension have none
+    return top in sys.builtin_module_names or str(file).startswith(_LIBRARIES)
+
+
+_OVERRIDABLE = ("torch", "torch.functional", "torch._tensor", "torch.autograd")
+
+
+def _is_torch_function(func: Any) -> bool:
+    """Whether the function mode sees calls of ``func`` itself. (torch.nn.functional runs its own Python: see meta/intercept/patch.py.)"""
+    return func.__module__ in _OVERRIDABLE
+
+
+def _collectives() -> list[Any]:
+    """torch.distributed's in-place collectives: Python functions that call a process group, each one node."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return []
+    names = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "reduce_scatter", "reduce_scatter_tensor",
+             "reduce_scatter_single", "broadcast", "reduce", "scatter", "gather", "all_to_all", "all_to_all_single", "barrier", "send", "recv")
+    return [getattr(distributed, name) for name in names if hasattr(distributed, name)]
+
+
+def _wrap(func: Any) -> Any:
+    traced = register_tracer_impl.find(func)
+    leaf = register_leaf_function.find(func)
+    shaped = func in register_shape_impl
+
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        tape = recording_tape()
+        if tape is None or tape.is_inside_impl(func):
+            return func(*args, **kwargs)
+        if traced is not None:
+            return tape.run_impl(func, traced, args, kwargs)
+        if shaped:
+            return tape.run_leaf("call_function", func, args, kwargs, lambda a, k: call_opaque(func, a, k))
+        return tape.run_leaf("call_function", func, args, kwargs, lambda a, k: (leaf or func)(*a, **k))
+
+    return wrapper
+
+
+_shared = SharedReplacements(_replacements)

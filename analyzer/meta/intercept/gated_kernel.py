@@ -1,0 +1,103 @@
+"""Kernels that the dispatcher calls ahead of autograd, in threads that ask for them and in no other.
+
+What a claimed device does differently from meta must also be seen where C++ code calls an operator (dropout inside attention, a
+softmax inside a loss, every operator of the backward pass). So such kernels are registered with the dispatcher, at the autocast
+keys of two backends that are in no build of PyTorch but their own: these keys come before autograd, no tensor carries them, and they are
+excluded in every thread until it says otherwise. All names used are private to torch: ``torch._C._dispatch_*``.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from analyzer.meta.state import MetaState, current
+from analyzer.meta.storage import MetaStorage
+from analyzer.meta.tensor import kernel
+
+Tensor = torch.Tensor
+Undo = Callable[[], None]
+
+
+class GatedKernels:
+    """The kernels at one dispatch key.
+
+    ``install`` registers them for the process and returns what undoes that; they do nothing until a thread calls
+    ``set_open(True)``, and in other threads nothing at all.
+    """
+
+    def __init__(self, key_name: str) -> None:
+        self.key_name = key_name
+        self._key = getattr(torch._C.DispatchKey, key_name)
+        self._later = torch._C._dispatch_keyset_full_after(self._key)
+        self._impls: dict[str, tuple[Any, Callable[..., Any]]] = {}
+        self._fallthrough: torch.library.Library | None = None
+
+    def add(self, op: torch._ops.OpOverload, impl: Callable[..., Any]) -> None:
+        """Call ``impl(keyset, *args, **kwargs)`` for ``op``; `redispatch` goes on to the operator's own kernel."""
+        self._impls[op.name().removeprefix("aten::")] = (op, impl)
+
+    def __iter__(self) -> Any:
+        return (op for op, _ in self._impls.values())
+
+    def redispatch(self, op: Any, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What ``op`` does without the kernels of this key."""
+        return op.redispatch(keyset & self._later, *args, **kwargs)
+
+    def install(self) -> Undo:
+        if self._fallthrough is None:
+            # Of all other operators. It stays: registering it touches every operator of the process, and a kernel that does nothing, at a key
+            # that is excluded everywhere, changes nothing.
+            self._fallthrough = torch.library.Library("_", "IMPL", self.key_name)
+            self._fallthrough.fallback(torch.library.fallthrough_kernel)
+        library = torch.library.Library("aten", "IMPL", self.key_name)
+        for name, (_, impl) in self._impls.items():
+            library.impl(name, impl, with_keyset=True)
+        return library._destroy
+
+    def set_open(self, is_open: bool) -> None:
+        """Let this thread's calls reach the kernels, or no longer."""
+        torch._C._dispatch_tls_set_dispatch_key_included(self._key, is_open)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(self._key, not is_open)
+
+    @contextmanager
+    def reopened(self) -> Iterator[None]:
+        """Under a dispatch mode, whose handler runs with all keys above its own excluded: let calls reach open kernels again."""
+        was_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(self._key)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(self._key, False)
+        try:
+            yield
+        finally:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(self._key, was_excluded)
+
+
+def claimed_type(state: MetaState, tensor: Tensor) -> str:
+    """The type of device that ``tensor`` claims; tensors with data claim what the mode takes them to."""
+    if tensor.layout is torch.strided:
+        storage = tensor.untyped_storage()
+        if type(storage) is MetaStorage:
+            return storage.claim.type
+    elif (claim := tensor.__dict__.get("_claim")) is not None:
+        return str(claim.type)
+    real: torch.device = torch._C.TensorBase.device.__get__(tensor)
+    return state.adopted_claim.type if real.type in ("cpu", "meta") else real.type
+
+
+def is_simulating() -> MetaState | None:
+    """The mode's state where an operator call belongs to the simulation: not inside a kernel, nor computing known contents."""
+    if kernel.depth or torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):
+        return None
+    return current()
+
+
+def any_claims(state: MetaState, device_type: str, args: Any) -> bool:
+    """Whether a tensor among ``args`` (lists included) claims ``device_type``."""
+    for a in args:
+        if isinstance(a, Tensor):
+            if claimed_type(state, a) == device_type:
+                return True
+        elif isinstance(a, (list, tuple)) and any_claims(state, device_type, a):
+            return True
+    return False

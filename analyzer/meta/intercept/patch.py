@@ -1,0 +1,224 @@
+"""What must be replaced in torch while a mode is active anywhere, put back in reverse when the last one ends.
+
+The replacements act only in threads whose mode is active; other threads get torch's own behaviour.
+"""
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.jit._builtins
+import torch.nn.functional
+import torch.nn.init
+import torch.optim
+import torch.overrides
+import torch.utils._foreach_utils
+
+from .interrupt import InterruptsHeld
+from analyzer.meta.state import current
+from analyzer.meta.tensor import META, MetaTensor, claim_of
+
+Undo = Callable[[], None]
+
+
+class SharedReplacements:
+    """Replacements that the first of several users makes and the last puts back, in reverse."""
+
+    def __init__(self, make: Callable[[], Iterable[Undo]]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._users = 0
+        self._undo: list[Undo] = []
+
+    def install(self) -> None:
+        """Count one more user."""
+        with self._lock:
+            if self._users == 0:
+                try:
+                    for undo in self._make():
+                        self._undo.append(undo)
+                except BaseException:
+                    self._put_back()
+                    raise
+            self._users += 1
+
+    def uninstall(self) -> None:
+        """Count one less."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._put_back()
+
+    def _put_back(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """One more user for the length of a block."""
+        counted = False
+        try:
+            with InterruptsHeld():
+                self.install()
+                counted = True
+            yield
+        finally:
+            if counted:
+                with InterruptsHeld():
+                    self.uninstall()
+
+
+class _Chain:
+    """The replacements of one attribute, one around the other; they may end in any order, as threads do."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+        self.missing = name not in vars(owner)
+        self.original = getattr(owner, name)
+        self.links: list[list[Callable[[Any], Any]]] = []  # lists of one, so that equal functions are told apart
+
+    def rebuild(self) -> None:
+        value = self.original
+        for (make,) in self.links:
+            value = make(value)
+        if self.links or not self.missing:
+            setattr(self.owner, self.name, value)
+        else:
+            delattr(self.owner, self.name)
+
+
+_chains: dict[tuple[int, str], _Chain] = {}
+_chain_lock = threading.RLock()
+
+
+def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Undo:
+    """Set ``owner.name`` to ``make(original)``; the result undoes it, whatever else replaced it meanwhile."""
+    key, link = (id(owner), name), [make]
+    with _chain_lock:
+        chain = _chains.get(key) or _chains.setdefault(key, _Chain(owner, name))
+        chain.links.append(link)
+        try:
+            chain.rebuild()
+        except BaseException:
+            undo_link(key, link)
+            raise
+    return lambda: undo_link(key, link)
+
+
+def undo_link(key: tuple[int, str], link: list[Callable[[Any], Any]]) -> None:
+    """Take one replacement out of its chain."""
+    with _chain_lock:
+        chain = _chains[key]
+        chain.links[:] = [other for other in chain.links if other is not link]
+        chain.rebuild()
+        if not chain.links:
+            del _chains[key]
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, MetaTensor)
+
+
+def _overrides(values: Any) -> bool:
+    """Whether a value's class overrides torch functions; the mode itself does not count, as no mode runs on a real device."""
+    if not torch._C._is_torch_function_enabled():
+        return False
+    for v in values:
+        kind = type(v)
+        if kind not in _PLAIN:
+            override = getattr(kind, "__torch_function__", None)
+            if override is not None and override is not torch._C._disabled_torch_function_impl:
+                return True
+    return False
+
+
+def _replacements() -> Iterator[Undo]:
+    for owner in (torch.nn.functional, torch.overrides):
+        yield replace(owner, "has_torch_function", lambda f: _in_place_of(f, lambda values: f(values) if current() is None else _overrides(values)))
+        yield replace(owner, "has_torch_function_unary", lambda f: _in_place_of(f, lambda v: f(v) if current() is None else _overrides((v,))))
+        yield replace(owner, "has_torch_function_variadic", lambda f: _in_place_of(f, lambda *vs: f(*vs) if current() is None else _overrides(vs)))
+    yield replace(torch.jit._builtins, "_find_builtin", lambda f: lambda function: f(getattr(function, "in_place_of", function)))
+    # Optimizers and clip_grad_norm_ take the foreach path for these types only; plain CUDA parameters do.
+    for module in (sys.modules["torch.optim.optimizer"], torch.utils._foreach_utils):  # torch.optim deletes the name
+        types = module._foreach_supported_types
+        types.append(MetaTensor)
+        yield lambda types=types: types.remove(MetaTensor)  # type: ignore[misc]
+    yield replace(torch._C, "_group_tensors_by_device_and_dtype", _group_by_claim)
+    yield replace(torch.nn.init, "_no_grad_trunc_normal_", _fill_normal)
+    yield replace(torch.autograd, "_engine_run_backward", _with_mode)
+    yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
+    from analyzer.cuda import facade as cuda_facade, data_parallel
+    from . import gates
+
+    yield from gates.replacements()
+    yield from data_parallel.replacements()
+    yield from cuda_facade.replacements()
+
+
+def _in_place_of(original: Any, function: Any) -> Any:
+    """``function``, which TorchScript is to compile as ``original``."""
+    function.in_place_of = original
+    return function
+
+
+def _fill_normal(original: Any) -> Any:
+    """torch redraws values until none is outside the bounds, which needs data; without any, one draw is all there is."""
+
+    def trunc_normal(tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None) -> torch.Tensor:
+        if current() is None:
+            return original(tensor, mean, std, a, b, generator)  # type: ignore[no-any-return]
+        with torch.no_grad():
+            return tensor.normal_(mean, std)
+
+    return trunc_normal
+
+
+def _with_mode(original: Any) -> Any:
+    """The engine gives a backward pass the modes that it is started under, and torch takes the function mode off for ``Tensor.backward``."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if current() is None:
+            return original(*args, **kwargs)
+        from analyzer.meta.mode import mode_in_force
+
+        with mode_in_force():
+            return original(*args, **kwargs)
+
+    return run
+
+
+def _real_device(device: torch.device) -> torch.device:
+    return device if device.type in ("cpu", "meta") else META
+
+
+def _on_meta(original: Any) -> Any:
+    """A tensor around tensors is where they are: autograd ends the process for one that says it is on an accelerator that is not there."""
+
+    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if current() is not None:
+            args = tuple(_real_device(a) if isinstance(a, torch.device) else a for a in args)
+            if kwargs.get("device") is not None:
+                kwargs["device"] = _real_device(torch.device(kwargs["device"]))
+        return original(cls, *args, **kwargs)
+
+    return staticmethod(make)
+
+
+def _group_by_claim(original: Any) -> Any:
+    def group(tensorlistlist: Any, with_indices: bool = False) -> Any:
+        if current() is None:
+            return original(tensorlistlist, with_indices)
+        members: dict[Any, list[int]] = {}
+        with torch._C.DisableTorchFunction():
+            for i, first in enumerate(tensorlistlist[0]):  # as torch/csrc/utils/tensor_list... : the first list decides, the others follow its order
+                members.setdefault((claim_of(first), first.dtype), []).append(i)
+        return {key: ([[source[i] for i in indices] if source else [] for source in tensorlistlist], indices if with_indices else [])
+                for key, indices in members.items()}
+
+    return group
+
+
+mode_replacements = SharedReplacements(_replacements)

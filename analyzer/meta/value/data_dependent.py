@@ -1,0 +1,263 @@
+"""Operators whose result depends on data: from known contents where there are any, else by a stated policy."""
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from analyzer.errors import DataDependentError
+
+from .density import distinct_count, origin_of
+from .known_value import Call, Deferred, Known, ReadArgument, Result, read_known, small_enough, window_of
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.operator_info import OperatorInfo
+from analyzer.meta.output_cache import spec_of
+from analyzer.meta.signature import Signature
+from analyzer.meta.source_line import asked_by
+from analyzer.meta.state import MetaState
+from analyzer.meta.storage import MetaStorage, attach
+from analyzer.meta.tensor import META, MetaTensor, kernel
+from .unknown_scalar import expected_scalar, going_on
+from .validity_check import passing_value
+
+Tensor = torch.Tensor
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_OPTIMIZERS = os.path.join(_TORCH, "optim") + os.sep
+# These check that data is valid before they use it.
+_CHECKS = (os.path.join(_TORCH, "distributions") + os.sep, os.path.join(_TORCH, "nn", "utils", "parametrizations.py"))
+_BOOLEAN = (torch.bool, torch.uint8)
+_CONDITION = torch.empty((), dtype=torch.bool, device=META)  # whose value nobody knows
+_MOST_PLACEHOLDERS = 100_000  # a loop that data would end does not end with them; a trace gives it up
+
+
+def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+    """The result of a data-dependent operator, or NotImplemented where its result depends on specs only."""
+    name = info.name
+    if name == "_local_scalar_dense":
+        return _scalar(state, tensors[0])
+    if name in ("equal", "allclose"):
+        return _compare(state, info, args, kwargs)
+    if name == "index":
+        if not any(isinstance(i, Tensor) and i.dtype in _BOOLEAN for i in args[1]):
+            return NotImplemented
+    if all(_has_value(t) for t in tensors):
+        return _exact(state, info, args, kwargs, tensors)
+    if name == "index":
+        return _index_with_mask(state, args[0], args[1])
+    if name == "repeat_interleave" and kwargs.get("output_size") is None:
+        total = _expected_sum(state, args[0])
+        if total is None:
+            raise _unknown(state, "aten.repeat_interleave", "pass output_size=")
+        return _new(state, args[0], (total,), torch.int64)
+    if name == "masked_select":
+        count = _count(state, "masked_select", args[1])
+        return _keep_origin(_new(state, tensors[0], (count,), tensors[0].dtype), args[0])
+    if name == "nms":  # boxes that do not overlap are all kept
+        count = _count(state, "nms", args[1])
+        return _first(state, _new(state, args[0], (count,), torch.int64), (args[1].numel(),))
+    if name == "nonzero":
+        return _first(state, _new(state, args[0], (_count(state, "nonzero", args[0]), args[0].dim()), torch.int64), tuple(args[0].shape))
+    if name == "repeat_interleave":
+        return _new(state, args[0], (kwargs["output_size"],), torch.int64)
+    if name in ("_unique", "_unique2", "unique_consecutive"):
+        return _unique(state, info, args, kwargs)
+    if name == "unique_dim":
+        x, dim = args[0], args[1]
+        n = _distinct(state, x.shape[dim], "slices")
+        shape = [n if d == dim % x.dim() else size for d, size in enumerate(x.shape)]
+        return _new(state, x, tuple(shape), x.dtype), _new(state, x, (x.shape[dim],), torch.int64), _new(state, x, (n,), torch.int64)
+    if name == "bincount":
+        raise _unknown(state, "aten.bincount", "use torch.zeros(n).scatter_add_ with a size that is known")
+    return NotImplemented
+
+
+def _has_value(tensor: Tensor) -> bool:
+    storage = tensor.untyped_storage()
+    return isinstance(storage, MetaStorage) and storage.known is not None and not storage.known.assumed
+
+
+def _unknown(state: MetaState, operator: str, remedy: str) -> DataDependentError:
+    return DataDependentError(f"{operator} needs the contents of a tensor that has no data. {state.where()}\nWay out: {remedy}.")
+
+
+_VALUE = ("aten.item (also bool(), int(), float(), if tensor:)",
+          "compute the value from shapes or Python numbers, pass the tensor with its values (a small integer or boolean tensor keeps them), or choose "
+          "ProfileOptions(unknown_value='placeholder') or, for a condition, unknown_condition='false'")
+
+
+def _scalar(state: MetaState, tensor: Tensor, operator: str = _VALUE[0], remedy: str = _VALUE[1]) -> Any:
+    value = read_known(tensor)
+    if value is not None:
+        return value.item()
+    if tensor.dtype is torch.bool and any(map(asked_by, _CHECKS)):
+        state.assume(f"data is taken to be valid where torch checks it {state.where()}")
+        return True
+    if tensor.dtype is torch.bool and (passing := passing_value()) is not None:
+        state.assume(f"data is taken to pass the model's own check {state.where()}")
+        return passing
+    if (answer := going_on(state, tensor)) is not None:
+        return answer
+    value = read_known(tensor, assumed=True) if state.expects_contents and not state.repeats else None
+    if value is not None and (not tensor.dtype.is_floating_point or bool(value.isfinite())):
+        number = value.item()
+        state.assume(f"an unknown scalar ({tensor.dtype}) was taken as {number:.4g}, its value where what the layers compute is zero {state.where()}")
+        state.unknown_sizes += 1
+        return number
+    if (expected := expected_scalar(state, tensor)) is not None:
+        return expected
+    # What an optimizer of torch asks for only scales its update: no size and no path depends on it.
+    if state.options.unknown_value == "placeholder" or asked_by(_OPTIMIZERS):
+        state.assume(f"an unknown scalar ({tensor.dtype}) was taken as {state.placeholder} {state.where()}")
+        state.unknown_sizes += 1
+        if state.unknown_sizes < _MOST_PLACEHOLDERS or state.tape is None:
+            return float(state.placeholder) if tensor.dtype.is_floating_point else bool(state.placeholder) if tensor.dtype is torch.bool else state.placeholder
+    raise _unknown(state, operator, remedy)
+
+
+def _compare(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> bool:
+    values = [read_known(t) for t in args[:2]]
+    if values[0] is None or values[1] is None:
+        if args[0] is args[1]:
+            return True
+        if args[0].shape != args[1].shape:
+            return False
+        return bool(_scalar(state, _CONDITION, f"aten.{info.name}",
+                            "compare shapes instead, keep the comparison out of the model, or choose ProfileOptions(unknown_condition='false')"))
+    return bool(info.op(*values, *args[2:], **kwargs))
+
+
+def _count(state: MetaState, operator: str, mask: Tensor) -> int:
+    """How many elements of ``mask`` are taken to be nonzero."""
+    total, policy = mask.numel(), state.options.unknown_size
+    known = read_known(mask)
+    if known is not None:
+        return int(torch.count_nonzero(known))
+    state.unknown_sizes += 1
+    if policy == "error":
+        raise _unknown(state, f"aten.{operator}", "choose MetaOptions(unknown_size='balanced'), 'worst' or a number")
+    if isinstance(policy, int):
+        state.assume(f"{operator}: at most {policy} rows (the bound given) {state.where()}")
+        return min(total, policy)
+    storage = mask.untyped_storage()
+    density = storage.density if isinstance(storage, MetaStorage) else None
+    if policy == "balanced" and density is not None:
+        count = round(total * min(1.0, abs(density)))
+        state.assume(f"{operator}: {count} of {total} elements taken as nonzero (balanced) {state.where()}")
+        return count
+    state.assume(f"{operator}: all {total} elements taken as nonzero (worst case) {state.where()}")
+    return total
+
+
+def _expected_sum(state: MetaState, repeats: Tensor) -> int | None:
+    """What unknown counts, such as durations, add up to: see `density.expected_density`; a number given bounds it."""
+    storage, policy = repeats.untyped_storage(), state.options.unknown_size
+    if state.options.unknown_value == "placeholder":  # as their sum would be, if it were asked for
+        state.unknown_sizes += 1
+        state.assume(f"repeat_interleave: {state.placeholder} rows {state.where()}")
+        return state.placeholder
+    if policy == "error" or state.tape is not None or not isinstance(storage, MetaStorage) or storage.density is None:
+        return None
+    total = round(storage.density * repeats.numel())
+    state.assume(f"repeat_interleave: {total} rows, 1 per element {state.where()}")
+    return min(total, policy) if isinstance(policy, int) else total
+
+
+def _new(state: MetaState, like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    claim = like.untyped_storage().claim  # type: ignore[attr-defined]
+    with torch._C.DisableTorchFunction():
+        # nonzero's result is a transposed matrix on CUDA and CPU alike: aten/src/ATen/native/cuda/Nonzero.cu
+        out = torch.empty(shape, dtype=dtype, device=META)
+    storage = attach(out, claim, state.space)
+    out.__class__ = MetaTensor
+    if state.recorder is not None:
+        source = like.untyped_storage()
+        assert isinstance(source, MetaStorage)
+        signature = Signature(torch.ops.aten.nonzero.default, (spec_of(like),), {}, (spec_of(like),), (spec_of(out),))
+        state.recorder.called(signature, [source], [storage])
+    return out
+
+
+def _first(state: MetaState, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``indices`` into ``shape``, which are taken to be the first ones where contents are expected."""
+    if state.follows_expected:
+        with without_modes():
+            found = torch.unravel_index(torch.arange(indices.shape[0]), shape) if shape else ()
+            value = torch.stack(found, 1).reshape(indices.shape).contiguous() if found else torch.zeros(indices.shape, dtype=torch.int64)
+            indices.untyped_storage().known = Deferred(value, assumed=True)  # type: ignore[attr-defined]
+    return indices
+
+
+def _exact(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+    reads: list[ReadArgument] = []
+
+    def defer(tree: Any) -> Any:
+        if isinstance(tree, Tensor):
+            known = tree.untyped_storage().known  # type: ignore[attr-defined]
+            reads.append(ReadArgument(known, window_of(tree)))
+            return reads[-1]
+        return [defer(x) for x in tree] if isinstance(tree, (list, tuple)) else tree
+
+    call = Call(info.op, defer(args), {k: defer(v) for k, v in kwargs.items()}, reads)
+    with without_modes():
+        call.results = call.run()
+    single = isinstance(call.results, Tensor)
+    outs = []
+    for i, value in enumerate([call.results] if single else call.results):
+        out = _new(state, tensors[0], tuple(value.shape), value.dtype)
+        storage = out.untyped_storage()
+        if small_enough(value.numel(), value.dtype) and isinstance(storage, MetaStorage):
+            known: Known = Result(call, None if single else i, (tuple(out.shape), out.stride(), 0), value.numel(), value.dtype)
+            storage.known = known
+        outs.append(out)
+    return outs[0] if single else tuple(outs)
+
+
+def _index_with_mask(state: MetaState, x: Tensor, indices: list[Any]) -> Tensor:
+    """``x[mask]``: each mask becomes the rows of its nonzero, as aten/src/ATen/native/IndexingUtils.h expandTensors does."""
+    rows: list[Any] = []
+    for index in indices:
+        if isinstance(index, Tensor) and index.dtype in _BOOLEAN:
+            count = _count(state, "index with a mask", index)
+            rows.extend(_new(state, index, (count,), torch.int64) for _ in range(index.dim()))
+        else:
+            rows.append(index)
+    kernel.depth += 1
+    try:
+        with torch._C.DisableTorchFunction():
+            shape = tuple(torch.ops.aten.index.Tensor(x, rows).shape)
+    finally:
+        kernel.depth -= 1
+    return _keep_origin(_new(state, x, shape, x.dtype), x)
+
+
+def _keep_origin(picked: Tensor, source: Tensor) -> Tensor:
+    """``picked``, elements of ``source``, which may be among known integers."""
+    known, storage = source.untyped_storage(), picked.untyped_storage()
+    if isinstance(known, MetaStorage) and isinstance(storage, MetaStorage) and not source.is_floating_point():
+        storage.drawn_from = origin_of(known)
+    return picked
+
+
+def _unique(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+    x = args[0]
+    origin = x.untyped_storage().drawn_from
+    n = _distinct(state, x.numel() if origin is None else min(x.numel(), distinct_count(origin)), "elements")
+    flat = _keep_origin(_new(state, x, (n,), x.dtype), x)
+    inverse = _new(state, x, tuple(x.shape), torch.int64)
+    if info.name == "_unique":
+        return flat, inverse
+    return flat, inverse, _new(state, x, (n,), torch.int64)
+
+
+def _distinct(state: MetaState, total: int, what: str) -> int:
+    """How many of ``total`` are taken to be distinct."""
+    policy = state.options.unknown_size
+    state.unknown_sizes += 1
+    if policy == "error":
+        raise _unknown(state, "aten.unique", "choose MetaOptions(unknown_size='balanced'), 'worst' or a number")
+    if isinstance(policy, int):
+        state.assume(f"unique: at most {policy} distinct {what} (the bound given) {state.where()}")
+        return min(total, policy)
+    state.assume(f"unique: {total} {what} are taken to be distinct, the most there can be {state.where()}")
+    return total

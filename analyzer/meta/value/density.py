@@ -1,0 +1,163 @@
+"""Expected means of masks, so that routing and ``nonzero`` get balanced sizes.
+
+Every element of a one-hot row over n classes is 1 with probability 1/n when classes are equally likely; sums of
+such masks count, comparisons of counts decide. Nothing here looks at data: it is what "balanced" means.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .known_value import Known
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.storage import MetaStorage
+
+Rule = Callable[[Any, list[MetaStorage], "float | None"], "float | None"]
+
+_KEEPING = {"_to_copy", "clone", "contiguous", "index", "cat", "_reshape_copy", "flip", "gather", "index_select"}
+
+
+def balanced_counts(total: int, bins: int, only: int | None = None) -> list[int]:
+    """How many of ``total`` elements each of ``bins`` equally likely classes gets; with ``only``, that class gets all.
+
+    >>> balanced_counts(10, 4), balanced_counts(10, 4, only=2)
+    ([2, 3, 2, 3], [0, 0, 10, 0])
+    """
+    if only is not None:
+        return [total if i == only % bins else 0 for i in range(bins)]
+    return [total * (i + 1) // bins - total * i // bins for i in range(bins)]
+
+
+def expected_counts(name: str, args: Any, kwargs: Any, only: int | None = None) -> list[int] | None:
+    """Expected contents of what ``histc`` counts, as routing to experts does, see `balanced_counts`; None for other operators."""
+    if name != "histc":
+        return None
+    bins = args[1] if len(args) > 1 else kwargs.get("bins", 100)
+    return balanced_counts(args[0].numel(), bins, only)
+
+
+def drawn_contents(name: str, storages: list[MetaStorage]) -> Known | None:
+    """Known integers among which every element of the first output is: what is picked from them by unknown indices, and copies of that."""
+    if not storages or name not in _KEEPING or name == "cat" and len({id(origin_of(s)) for s in storages}) > 1:
+        return None
+    return origin_of(storages[0])
+
+
+CHOOSING = {"topk": 1, "argmax": 0}
+"""Operators that choose classes, as routers do, and the output that says which."""
+
+
+class Positions(Known):
+    """The numbers below ``count``."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def compute(self) -> torch.Tensor:
+        return torch.arange(self.count)
+
+
+_positions = functools.lru_cache(maxsize=1024)(Positions)  # one object for each count: tensors are compared by what they are drawn from
+
+
+def chosen_among(name: str, args: Any, kwargs: Any) -> Known:
+    """The classes that an operator in `CHOOSING` chooses among."""
+    x, place = args[0], 2 if name == "topk" else 1
+    dim = args[place] if len(args) > place else kwargs.get("dim", -1 if name == "topk" else None)
+    return _positions(x.numel() if dim is None else x.shape[dim] if x.dim() else 1)
+
+
+def origin_of(storage: MetaStorage) -> Known | None:
+    """Known contents that those of ``storage`` are, or are among."""
+    return storage.known if storage.known is not None and not storage.known.assumed else storage.drawn_from
+
+
+def distinct_count(contents: Known) -> int:
+    """How many different elements known contents have."""
+    if isinstance(contents, Positions):
+        return contents.count
+    with without_modes():
+        return int(contents.flat().unique().numel())
+
+
+def expected_density(name: str, args: Any, storages: list[MetaStorage]) -> float | None:
+    """The expected mean of the first output's elements, or None where it is not followed."""
+    if not storages or name not in _RULES and name not in _KEEPING:
+        return None
+    first = storages[0].density
+    if name in _KEEPING:
+        return first
+    rule: Rule = _RULES[name]
+    return rule(args, storages, first)
+
+
+def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    """Unknown classes compared with one another, with one of them or with an enumeration of n of them: one in n is equal (``one_hot`` is computed so)."""
+    drawn = storages[0].drawn_from
+    if drawn is not None and (drawn is storages[1].drawn_from if len(storages) == 2 else isinstance(args[1], (int, float))):
+        return 1 / max(1, distinct_count(drawn))
+    if len(storages) == 2 and (storages[0].known is None) != (storages[1].known is None):
+        known = args[1] if storages[0].known is None else args[0]
+        return 1 / known.numel() if known.numel() > 1 else None
+    if first is not None and len(storages) == 1 and isinstance(args[1], (int, float)) and args[0].numel() == 1:
+        return float(first == args[1])  # one expected count
+    return None
+
+
+def _sum(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    if first is None:
+        return None
+    x = args[0]
+    dims = args[1] if len(args) > 1 and args[1] else range(x.dim())
+    for d in dims:
+        first *= x.shape[d]
+    return first
+
+
+def _greater(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    if first is None or not isinstance(args[1], (int, float)):
+        return None
+    return 1.0 if first > args[1] else 0.0
+
+
+def _scatter(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    """``zeros.scatter(dim, index, 1)``: index.numel() ones among all."""
+    value = args[3] if len(args) > 3 else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == 1 and args[0].numel():
+        return min(1.0, int(args[2].numel()) / int(args[0].numel()))
+    return None
+
+
+def _any(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    return None if first is None else float(first > 0)
+
+
+def _not_equal(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    return None if first is None or isinstance(args[1], torch.Tensor) or args[1] != 0 else min(1.0, first)
+
+
+def _rounded(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    """Floating data made whole counts something, as predicted durations do: 1 is expected where nothing else is."""
+    return 1.0 if first is None else first
+
+
+def _clamped(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    low = args[1] if len(args) > 1 else None
+    if first is None or isinstance(low, torch.Tensor):
+        return None
+    return first if low is None else max(first, float(low))
+
+
+def _largest(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    return first
+
+
+_RULES: dict[str, Rule] = {"eq": _equal, "sum": _sum, "gt": _greater, "ge": _greater, "scatter": _scatter, "any": _any, "ne": _not_equal,
+                           "ceil": _rounded, "round": _rounded, "floor": _rounded, "clamp": _clamped, "clamp_min": _clamped,
+                           "max": _largest, "amax": _largest, "select": _largest, "squeeze": _largest, "masked_fill": _largest}

@@ -1,0 +1,270 @@
+"""Contents of small tensors that follow from their factory, kept as expressions and computed only when asked for.
+
+A storage knows its contents as an immutable expression; an in-place operator gives the storage a new one. So views
+need no care of their own: a view's value is a window on the storage's. Nothing is computed until somebody calls
+``.item()``, ``.tolist()``, ``bool()`` or asks for a data-dependent size.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.storage import MetaStorage
+
+# Larger contents are forgotten. Masks of batch x sequence and position tables of long contexts stay within the first, also as
+# floating masks of pixels, which code fills or computes from integers; schedules, scalars and boxes stay within the second, the most
+# that is read of a floating tensor with data: weights and images decide nothing.
+LARGEST_INTEGER = 1 << 20
+LARGEST_FLOATING = 1 << 12
+
+Window = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+def small_enough(numel: int, dtype: torch.dtype) -> bool:
+    """Whether data of this size is worth reading."""
+    return numel <= (LARGEST_FLOATING if dtype.is_floating_point or dtype.is_complex else LARGEST_INTEGER)
+
+
+def worth_following(numel: int) -> bool:
+    """Whether contents of this size that a factory or known arguments give are worth an expression."""
+    return numel <= LARGEST_INTEGER
+
+
+class _Reads(threading.local):
+    """How often this thread asked for contents: what ran in between without asking did not depend on them."""
+
+    count = 0
+
+
+reads = _Reads()
+
+
+class Known:
+    """The contents of one storage, as a flat tensor on CPU, computed at the first call of `flat`."""
+
+    __slots__ = ("_flat", "_number", "assumed")
+
+    def __init__(self, assumed: bool = False) -> None:
+        self._flat: torch.Tensor | None = None
+        self._number: int | float | bool | complex | None = None
+        self.assumed = assumed  #: whether something unknown was taken as zero: good for an answer, not for what is said to be exact
+
+    def parents(self) -> Sequence[Known]:
+        """What must be computed first."""
+        return ()
+
+    def compute(self) -> torch.Tensor:
+        raise NotImplementedError
+
+    def flat(self) -> torch.Tensor:
+        """The elements in storage order."""
+        if self._flat is not None:
+            return self.work_out()
+        with without_modes():
+            return self.work_out()
+
+    def work_out(self) -> torch.Tensor:
+        """As `flat`, where no mode is on."""
+        reads.count += 1
+        if self._flat is None:
+            pending: list[Known] = [self]  # a loop, because chains of in-place updates can be deeper than Python's stack
+            while pending:
+                top = pending[-1]
+                missing = [p for p in top.parents() if p._flat is None]
+                if missing:
+                    pending.extend(missing)
+                    continue
+                if top._flat is None:
+                    top._flat = top.compute()
+                pending.pop()
+        assert self._flat is not None
+        return self._flat
+
+    def number(self, dtype: torch.dtype) -> int | float | bool | complex | None:
+        """The element of a storage of one, None for one of another dtype."""
+        reads.count += 1
+        if self._number is None:
+            with without_modes():
+                flat = self.work_out()
+                if flat.dtype != dtype or flat.numel() != 1:
+                    return None
+                self._number = flat.item()
+        return self._number
+
+
+class Deferred(Known):
+    """The contents of a real tensor, read when needed and never written."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: torch.Tensor, assumed: bool = False) -> None:
+        super().__init__(assumed)
+        self.source = source
+
+    def compute(self) -> torch.Tensor:
+        whole = self.source.untyped_storage()
+        count = whole.nbytes() // self.source.itemsize
+        window = torch.empty(0, dtype=self.source.dtype, device=self.source.device).set_(whole, 0, (count,), (1,))
+        return window.detach().to("cpu", copy=True)
+
+
+class Watched(Known):
+    """The contents that another tells, and whether anybody asked for them here."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: Known) -> None:
+        super().__init__(source.assumed)
+        self.source = source
+
+    def parents(self) -> Sequence[Known]:
+        return (self.source,)
+
+    def compute(self) -> torch.Tensor:
+        return self.source.flat()
+
+    @property
+    def was_read(self) -> bool:
+        return self._flat is not None
+
+
+class Zeros(Known):
+    """What unknown contents are taken as where they meet known ones."""
+
+    __slots__ = ("numel", "dtype")
+
+    def __init__(self, numel: int, dtype: torch.dtype) -> None:
+        super().__init__(assumed=True)
+        self.numel, self.dtype = numel, dtype
+
+    def compute(self) -> torch.Tensor:
+        return torch.zeros(self.numel, dtype=self.dtype)
+
+
+class ReadArgument:
+    """A tensor argument of a deferred call: a window on known contents."""
+
+    __slots__ = ("known", "window")
+
+    def __init__(self, known: Known, window: Window) -> None:
+        self.known = known
+        self.window = window
+
+    def value(self) -> torch.Tensor:
+        return self.known.flat().as_strided(*self.window)
+
+
+class Call:
+    """A deferred operator call; its results are computed once."""
+
+    __slots__ = ("op", "args", "kwargs", "reads", "results", "seed")
+
+    def __init__(self, op: Any, args: Any, kwargs: Any, reads: list[ReadArgument], seed: int | None = None) -> None:
+        self.op, self.args, self.kwargs, self.reads = op, args, kwargs, reads
+        self.results: Any = None
+        self.seed = seed
+
+    def run(self, args: Any = None) -> Any:
+        args, kwargs = _substitute(self.args if args is None else args), _substitute(self.kwargs)
+        if self.seed is None:
+            return self.op(*args, **kwargs)
+        generator = torch.default_generator  # random scalars have a seed of their own; the user's generator stays as it is
+        before = generator.get_state()
+        try:
+            generator.manual_seed(self.seed)
+            return self.op(*args, **kwargs)
+        finally:
+            generator.set_state(before)
+
+
+class Result(Known):
+    """The contents of a new storage that a call returned as output ``index``."""
+
+    __slots__ = ("call", "index", "window", "numel", "dtype")
+
+    def __init__(self, call: Call, index: int | None, window: Window, numel: int, dtype: torch.dtype) -> None:
+        super().__init__(any([r.known.assumed for r in call.reads]))
+        self.call, self.index, self.window, self.numel, self.dtype = call, index, window, numel, dtype
+
+    def parents(self) -> Sequence[Known]:
+        return [r.known for r in self.call.reads] if self.call.results is None else ()
+
+    def compute(self) -> torch.Tensor:
+        if self.call.results is None:
+            self.call.results = self.call.run()
+        value: torch.Tensor = self.call.results if self.index is None else self.call.results[self.index]
+        if self.numel == 1 and value.numel() == 1 and value.dtype == self.dtype:
+            return value.reshape(1)  # a scalar fills its storage
+        flat = torch.zeros(self.numel, dtype=self.dtype)
+        flat.as_strided(*self.window).copy_(value)
+        return flat
+
+
+class Written(Known):
+    """The contents after a call wrote, in place, to a window of known contents."""
+
+    __slots__ = ("before", "call", "position", "window", "numel", "dtype")
+
+    def __init__(self, before: Known | None, call: Call, position: Any, window: Window, numel: int, dtype: torch.dtype) -> None:
+        super().__init__(before is not None and before.assumed or any(r.known.assumed for r in call.reads))
+        self.before, self.call, self.position, self.window, self.numel, self.dtype = before, call, position, window, numel, dtype
+
+    def parents(self) -> Sequence[Known]:
+        reads = [r.known for r in self.call.reads]
+        return reads if self.before is None else [self.before, *reads]
+
+    def compute(self) -> torch.Tensor:
+        flat = torch.zeros(self.numel, dtype=self.dtype) if self.before is None else self.before.flat().clone()
+        target = flat.as_strided(*self.window)
+        self.call.run(_replace(self.call.args, self.position, target))
+        return flat
+
+
+def _substitute(tree: Any) -> Any:
+    if isinstance(tree, ReadArgument):
+        return tree.value()
+    if isinstance(tree, (list, tuple)):
+        return [_substitute(x) if isinstance(x, _SUBSTITUTED) else x for x in tree]
+    if isinstance(tree, dict):
+        return {k: _CPU if k == "device" else _substitute(v) for k, v in tree.items() if k != "pin_memory"}
+    return tree
+
+
+_CPU = torch.device("cpu")
+_SUBSTITUTED = (ReadArgument, list, tuple, dict)
+
+
+def _replace(args: Any, position: tuple[int, ...], value: Any) -> Any:
+    copy = list(args)
+    copy[position[0]] = value if len(position) == 1 else _replace(args[position[0]], position[1:], value)
+    return copy
+
+
+def window_of(tensor: torch.Tensor) -> Window:
+    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+
+
+def covers_storage(tensor: torch.Tensor, storage: MetaStorage) -> bool:
+    """Whether writing every element of ``tensor`` writes every element of its storage."""
+    return tensor.numel() * tensor.itemsize == storage.nbytes() and not any(s == 0 for s in tensor.stride())
+
+
+def read_known(tensor: torch.Tensor, assumed: bool = False) -> torch.Tensor | None:
+    """The value of ``tensor`` as a tensor on CPU (not to be written), or None where it does not follow from a factory.
+
+    With ``assumed``, also where something unknown was taken as zero on the way.
+    """
+    storage = tensor.untyped_storage()
+    if not isinstance(storage, MetaStorage) or storage.known is None or storage.known.assumed and not assumed:
+        return None
+    with without_modes():
+        flat = storage.known.work_out()
+        if flat.dtype != tensor.dtype:
+            if (flat.numel() * flat.itemsize) % tensor.itemsize:
+                return None
+            flat = flat.view(tensor.dtype)
+        return flat.as_strided(*window_of(tensor))

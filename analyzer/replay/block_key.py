@@ -1,0 +1,229 @@
+"""When two blocks are the same: the same code, the same specs, and the same values of whatever their forward pass read."""
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from analyzer.record.module_walk import REGISTRIES, walk_modules
+
+if TYPE_CHECKING:
+    from .twin import Pattern, Twin
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_VALUES = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
+_FIXED = (types.FunctionType, staticmethod, classmethod, *_VALUES)  # what a class gives to all its modules
+_MODULE_FILE = sys.modules[nn.Module.__module__].__file__
+
+
+def structure_key(module: nn.Module, memo: dict[int, int | None], numbers: dict[Hashable, int]) -> int | None:
+    """A number for the class, training flag, parameters and buffers of a module and of all below it, the same for the same.
+
+    None where a hook or script makes it one of a kind. ``memo`` is by id(module), ``numbers`` by what the number stands for.
+    """
+    if id(module) in memo:
+        return memo[id(module)]
+    memo[id(module)] = None  # a module that holds itself is one of a kind
+    key: list[Any] = [type(module), module.training]
+    for name, child in module._modules.items():
+        below = None
+        if child is not None:
+            below = memo[id(child)] if id(child) in memo else structure_key(child, memo, numbers)
+            if below is None:
+                return None
+        key += name, below
+    contents = module.__dict__
+    if isinstance(module, torch.jit.ScriptModule) or any([contents.get(name) for name in _HOOKS]):
+        return None
+    for held in (module._parameters, module._buffers):
+        key.append(len(held))
+        for name, tensor in held.items():
+            if tensor is None:
+                key += name, None
+            elif tensor.layout is not torch.strided or tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+                return None
+            else:
+                key += name, tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
+    found = memo[id(module)] = numbers.setdefault(tuple(key), len(numbers))
+    return found
+
+
+@contextmanager
+def watch_reads(root: nn.Module) -> Iterator[set[tuple[str, str]]]:
+    """Collect (path, attribute) of every attribute that code reads from the modules below ``root``; "*" where it read a whole ``__dict__``."""
+    paths = {id(m): path for path, m in root.named_modules()}
+    reads: set[tuple[str, str]] = set()
+    patched: list[tuple[type, Any]] = []
+
+    def patch(cls: type) -> None:
+        original = cls.__getattribute__
+
+        def __getattribute__(self: Any, name: str) -> Any:
+            path = paths.get(id(self))
+            if path is not None:
+                if name == "__dict__":
+                    if sys._getframe(1).f_code.co_filename != _MODULE_FILE:
+                        reads.add((path, "*"))
+                else:
+                    reads.add((path, name))
+            return original(self, name)  # type: ignore[call-arg]
+
+        patched.append((cls, cls.__dict__.get("__getattribute__")))
+        cls.__getattribute__ = __getattribute__  # type: ignore[method-assign,assignment]
+
+    try:
+        for cls in {type(m) for m in root.modules()}:
+            patch(cls)
+        yield reads
+    finally:
+        for cls, before in reversed(patched):
+            if before is None:
+                del cls.__getattribute__
+            else:
+                cls.__getattribute__ = before
+
+
+class ReadValues:
+    """The values that a block's forward pass read, to compare with another block's; ``pattern`` is what others were found to be like it."""
+
+    def __init__(self, root: nn.Module, reads: set[tuple[str, str]], pattern: Pattern | None = None) -> None:
+        self.root = root
+        self.pattern = pattern if pattern is not None and pattern.is_unchanged() else None
+        self.positions = Positions(root)
+        modules = dict(root.named_modules())
+        index_of = {path: i for i, path in enumerate(modules)}
+        self.count = len(modules)
+        self.values: list[tuple[int, str, Any]] = []   # place of a module, name of an attribute of its own, its value
+        self.fixed: list[tuple[int, str]] = []         # what its class gives, unless an attribute hides it
+        self.computed: list[tuple[int, str, Any]] = []
+        for path, name in sorted(reads):
+            module, i = modules[path], index_of[path]
+            for n in list(module.__dict__) if name == "*" else [name]:
+                if n == "__class__" or n in REGISTRIES or n in module._parameters or n in module._buffers or n in module._modules:
+                    continue  # the same by structure
+                if n in module.__dict__:
+                    self.values.append((i, n, module.__dict__[n]))
+                elif isinstance(inspect.getattr_static(type(module), n, _MISSING), _FIXED):
+                    self.fixed.append((i, n))
+                else:
+                    self.computed.append((i, n, getattr(module, n, _MISSING)))
+        self._hidden = [(i, frozenset(n for j, n in self.fixed if j == i)) for i in dict.fromkeys(i for i, _ in self.fixed)]
+        self.read = frozenset((i, n) for i, n, _ in self.values)  #: places and names of own attributes
+        self._own = [_Own(i, [(n, v) for j, n, v in self.values if j == i]) for i in dict.fromkeys(i for i, _, _ in self.values)]
+
+    def hold_for_twin(self, twin: Twin) -> bool:
+        """As `hold_for`, for a block that was found to be like the one whose values these are."""
+        return twin.pattern is self.pattern and not self.computed and self.read.isdisjoint(twin.differing) and twin.holds_the_same()
+
+    def hold_for(self, other: nn.Module, its: Sequence[nn.Module]) -> bool:
+        """Whether ``other``, of the same structure, would have given the same values; ``its`` are the modules in it, itself first."""
+        if other is self.root:
+            return True
+        if len(its) != self.count:
+            return False  # one of them holds a module twice
+        contents = [m.__dict__ for m in its]
+        for i, names in self._hidden:
+            if not names.isdisjoint(contents[i]):
+                return False
+        where = Positions(other)
+        for own in self._own:
+            try:
+                theirs, empty = own.read(contents[own.index]), own.read_empty(contents[own.index])
+            except KeyError:
+                return False
+            if any(empty) or tuple(map(type, empty)) != own.empty_types:
+                return False
+            if all(map(operator.is_, theirs, own.values)):
+                continue
+            for mine, its_own in zip(own.values, theirs):
+                if mine is its_own or type(mine) is type(its_own) and isinstance(mine, _VALUES) and mine == its_own:
+                    continue
+                if not _same(mine, its_own, self.positions, where):
+                    return False
+        for i, name, mine in self.computed:
+            theirs = getattr(its[i], name, _MISSING)
+            if mine is theirs:
+                continue
+            if not _same(mine, theirs, self.positions, where):
+                return False
+        return True
+
+
+class _Own:
+    """What was read of one module's own attributes: those that were empty containers, and the others."""
+
+    __slots__ = ("index", "read", "values", "read_empty", "empty_types")
+
+    def __init__(self, index: int, read: list[tuple[str, Any]]) -> None:
+        empty = [(name, value) for name, value in read if type(value) in CONTAINERS and not value]
+        others = [(name, value) for name, value in read if not (type(value) in CONTAINERS and not value)]
+        self.index = index
+        self.read, self.values = getter([name for name, _ in others]), tuple(value for _, value in others)
+        self.read_empty, self.empty_types = getter([name for name, _ in empty]), tuple(type(value) for _, value in empty)
+
+
+def getter(names: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """Gives the values of some keys, or those at some places."""
+    if len(names) > 1:
+        return operator.itemgetter(*names)
+    return lambda contents: tuple([contents[name] for name in names])
+
+
+_MISSING: Any = object()
+CONTAINERS = (dict, OrderedDict, list, tuple, set)
+
+
+class Positions:
+    """Where each module, parameter and buffer stands below ``root``, by id; looked up at the first question."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self.root = root
+
+    @functools.cached_property
+    def _found(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for path, module in walk_modules(self.root):
+            found[id(module)] = path
+            for held in (module._parameters, module._buffers):
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        found.setdefault(id(tensor), f"{path}.{name}")
+                found[id(held)] = f"{path}.{'p' if held is module._parameters else 'b'}"
+            found[id(module._modules)] = f"{path}.m"
+        return found
+
+    def of(self, thing: Any) -> str | None:
+        """The place of a module, a tensor or a registry; None of anything else."""
+        return self._found.get(id(thing)) if isinstance(thing, (nn.Module, torch.Tensor, dict)) else None
+
+
+def _same(a: Any, b: Any, where_a: Positions, where_b: Positions) -> bool:
+    if a is b:
+        return True
+    place = where_a.of(a)
+    if place is not None:
+        return place == where_b.of(b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, _VALUES):
+        return bool(a == b)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(_same(x, y, where_a, where_b) for x, y in zip(a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(_same(a[k], b[k], where_a, where_b) for k in a)
+    if isinstance(a, (set, frozenset)):
+        return bool(a == b)
+    if isinstance(a, types.MethodType):
+        return a.__func__ is b.__func__ and _same(a.__self__, b.__self__, where_a, where_b)
+    if isinstance(a, functools.partial):
+        return (a.func is b.func and _same(a.args, b.args, where_a, where_b) and _same(a.keywords, b.keywords, where_a, where_b))
+    return False  # objects of their own: nobody knows what they would have answered

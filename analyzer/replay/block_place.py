@@ -1,0 +1,75 @@
+"""A played block in the log: where it stands, its rows and modules."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from analyzer.record.log import Log, LogModuleCall, LogNode
+from .reel import Place
+from analyzer.record.row_name import identifier
+
+if TYPE_CHECKING:
+    from .block_trial import Segment
+
+
+class BlockPlace(Place):
+    """The place of a block of the model's, at the module ``path``; ``numbers`` of what the block holds are labels until they are looked up.
+
+    ``producers`` tell for each row that stands for an input which node of the model made that, ``running_call`` which call of a module it is.
+    """
+
+    def __init__(self, segment: Segment, path: str, numbers: Iterable[Sequence[Any]], producers: dict[int, int | None], log: Log, step: int,
+                 running_call: int | None) -> None:
+        base = len(log.node_slots)
+        super().__init__(numbers, segment.rows, range(base, base + len(segment.rows)))
+        self.path, self.producers, self.step, self.running_call = path, producers, step, running_call
+        self.grad_specs: Any = None  #: of the gradients that its backward pass was given, once it ran
+        self.source, self.held = segment.log, range(segment.inputs, segment.inputs + len(segment.held))
+        self.index_of_path = log.index_of_path
+        self.first_module_call = len(log.module_call_slots)
+        self.slot_of = segment.reel.slot_of
+        self.call_offset = len(log.call_slots) - segment.first_call
+
+    def module_of(self, module: int) -> int:
+        """The index in the log of one of the record's modules."""
+        below = self.source.modules[module].path
+        return self.index_of_path[f"{self.path}.{below}" if below else self.path]
+
+    def reserve(self, log: Log) -> None:
+        """Leave places in the log for what is written out later."""
+        log.node_slots.extend([None] * len(self.own_rows))
+        log.module_call_slots.extend([None] * (len(self.source.module_call_slots) - 1))
+
+    def parts_played(self) -> tuple[()]:
+        return ()
+
+    def expand(self, log: Log) -> None:
+        """Write the rows of the block into the log, and what its modules were given."""
+        numbers, source = self.numbers, self.source
+        for slot in self.held:
+            numbers[slot] = log.labelled(f"{self.path}.{numbers[slot]}")
+        self.modules = [self.module_of(i) for i in range(len(source.modules))]
+        for i, theirs in zip(self.modules, source.modules):
+            mine = log.modules[i]
+            if theirs.path:  # the block's own call is counted by whoever calls it
+                mine.calls += theirs.calls
+            mine.inputs, mine.outputs = mine.inputs or theirs.inputs, mine.outputs or theirs.outputs
+        before = self.first_module_call - 1
+        for i, call in enumerate(source.module_calls[1:], before + 1):  # the first is the root's own
+            parent = self.running_call if not call.parent else before + call.parent
+            log.module_call_slots[i] = LogModuleCall(self.modules[call.module], parent, call.inputs, call.outputs)
+        self._write_rows(log)
+
+    def _write_rows(self, log: Log) -> None:
+        slot_of, rows, numbers, source = self.slot_of, self.rows, self.numbers, self.source
+        for row in self.own_rows:
+            node = source.node_slots[row]
+            assert node is not None
+            target = f"{self.path}.{node.target}" if node.op == "call_module" else node.target
+            base = identifier(target) if node.op == "call_module" else node.base
+            producers = [self.producers[j] if j in self.producers else rows[j] for j in node.inputs]
+            log.node_slots[rows[row]] = LogNode(
+                node.op, "", target, self.modules[node.module], base=base, source=node.source, region=node.region, step=self.step,
+                outputs=tuple([(numbers[slot_of[n]], spec) for n, spec in node.outputs]),
+                inputs=tuple(dict.fromkeys(p for p in producers if p is not None)),
+                reads=tuple(dict.fromkeys(numbers[slot_of[n]] for n in node.reads)))

@@ -1,0 +1,533 @@
+"""Runs each kind of block once and plays its record for the others, forward and backward."""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from itertools import compress
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.storage import MetaStorage, alias, revive, take_numbers
+
+from analyzer.record.autograd_node import saves_are_hooked
+from .block_key import ReadValues, structure_key
+from .block_place import BlockPlace
+from .block_trial import Arguments, Backward, Borrow, GradSpec, PassedOn, Refused, Segment, Trial, number_of
+from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
+from .footprint import Footprint
+from analyzer.record.hold import is_autograds_alone
+from analyzer.record.module_walk import walk_modules
+from .played_twice import PlayedTwice
+from analyzer.record.recorder import Recorder
+from .reel import Reel, Take, play
+from .reserved import Reserved
+from .shared_state import SharedState
+from .twin import Twin
+from .unseen_gradient import BlockGradients
+
+# When a trial pays: it costs about one and a half runs of the block, so a kind needs three, and something to set up, so the blocks beyond the
+# second must hold so many leaf modules: section "When a block is tried out" of docs/performance.md, which benchmarks/speed.py measures.
+FEWEST = 3
+LEAST_LEAVES_SAVED = 64
+_PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device)
+_LEAVES = (torch.Tensor, *_PLAIN)
+_UNCHANGING = (*_PLAIN, CacheLike)
+
+
+def pays(blocks: int, leaves: int) -> bool:
+    """Whether so many alike blocks of so many leaf modules are worth a trial."""
+    return blocks >= FEWEST and (blocks - 2) * leaves > LEAST_LEAVES_SAVED
+
+
+class BlockReuse:
+    """Decides for each call of a module whether it is played or run.
+
+    ``reserved`` are blocks that have places and no tensors yet, by id; one that is run is lent its tensors first, by ``lend``.
+    """
+
+    def __init__(self, recorder: Recorder, root: nn.Module, borrow: Borrow, is_leaf: Callable[[nn.Module], bool],
+                 excluded: Collection[type[nn.Module]] = (), reserved: Mapping[int, Reserved] | None = None,
+                 lend: Callable[[Reserved], None] = lambda reserved: None) -> None:
+        self.recorder, self.borrow, self._lend_tensors = recorder, borrow, lend
+        contents: dict[int, Contents] = {}
+        twins = self._twins = [r.twin for r in (reserved or {}).values()]
+        self._patterns = {id(twin.pattern.block): twin.pattern for twin in twins}
+        self._reserved = {id(module): r for r in (reserved or {}).values() for module in r.twin.modules}
+        modules = [module for _, module in walk_modules(root)] if not twins else [m for m in recorder.modules() if id(m) not in self._reserved]
+        for twin in twins:
+            contents[id(twin.block)] = Contents(twin.modules, twin.pattern.leaves, [*twin.parameters, *twin.buffers])
+        for module in modules:
+            _survey(module, contents)
+        parents = Counter(id(child) for module in modules for child in module._modules.values() if child is not None)
+        owners: Counter[int] = Counter()  # how many places hold a parameter: a tied one is no block's own
+        for module in modules:
+            if parents[id(module)] > 1:
+                owners.update(map(id, contents[id(module)].tensors))
+            owners.update(id(t) for held in (module._parameters, module._buffers) for t in held.values() if t is not None)
+        self._tied = {i for i, n in owners.items() if n > 1}
+        keys = self._list_keys(root, modules, contents, lambda module: type(module) in excluded or is_leaf(module), twins)
+        counts = Counter(k for k in keys.values() if k is not None)
+        for twin in twins:
+            keys[id(twin.block)] = keys[id(twin.pattern.block)]
+            counts.update([k for layout in twin.pattern.layouts if (k := keys.get(id(layout.module))) is not None])
+        self.keys = {i: k for i, k in keys.items() if k is not None and pays(counts[k], contents[i].leaves)}
+        self._contents = {i: contents[i]._replace(modules=list(dict.fromkeys(contents[i].modules))) for i in self.keys}
+        self._blocks_of: dict[int, list[nn.Module]] = {}  # candidates that hold a parameter, by the number of its storage
+        self._touched: set[int] = set()  # those whose parameters were read by a call that was run
+        recorder.watched, recorder.touched = set(), self._touch
+        for i in self._contents:
+            if i not in self._reserved:
+                self._watch(self._contents[i])
+        self._summed: dict[int, nn.Module] = {}  # what a played block read more than once, by the number of its storage, and the block
+        self._known: dict[Hashable, list[tuple[ReadValues, Segment | None]]] = {}
+        self._played: dict[int, nn.Module] = {}  # each module of a played block, by id, and the block
+        self._plays: Counter[Hashable] = Counter()  # of another block's record, by structure
+        self.refusals: Counter[str] = Counter()  #: why blocks were run, by reason
+
+    def _list_keys(self, root: nn.Module, modules: Sequence[nn.Module], contents: dict[int, Contents],
+                   is_excluded: Callable[[nn.Module], bool], twins: Sequence[Twin]) -> dict[int, Hashable]:
+        """What blocks have in common that may be played for each other, by id(block); None for one of a kind."""
+        memo: dict[int, int | None] = {}
+        numbers: dict[Hashable, int] = {}
+        for twin in twins:
+            memo[id(twin.block)] = structure_key(twin.pattern.block, memo, numbers)
+        return {id(module): structure_key(module, memo, numbers) for module in modules
+                if module is not root and len(module._modules) > 1 and not is_excluded(module)}
+
+    def _watch(self, block: Contents) -> None:
+        """Hear of calls that read a block's parameters."""
+        for tensor in block.tensors:
+            storage = tensor.untyped_storage() if tensor.requires_grad and tensor.layout is torch.strided else None
+            if isinstance(storage, MetaStorage):
+                self._blocks_of.setdefault(storage.number, []).append(block.modules[0])
+                self.recorder.watched.add(storage.number)
+
+    def lend(self, module: nn.Module) -> None:
+        """Make the tensors of the block around ``module`` if there are only places for them."""
+        reserved = self._reserved.get(id(module))
+        if reserved is None:
+            return
+        self._lend_tensors(reserved)
+        twin, recorder = reserved.twin, self.recorder
+        for inner, layout in zip(twin.modules, twin.pattern.layouts):
+            del self._reserved[id(inner)]
+            key = self.keys.get(id(layout.module))
+            if key is not None:
+                self.keys[id(inner)] = key
+                contents = self._contents[id(inner)] = _survey(inner, {})
+                self._watch(contents)
+        reserved.footprint = Footprint(twin.modules)
+        reserved.write_out(recorder.log)
+        recorder.own_parameters_of(twin.modules)
+
+    def _lend_inside(self, module: nn.Module) -> None:
+        """Make the tensors of blocks in a block that has its own."""
+        if not self._reserved or id(module) in self._reserved:
+            return
+        inside = [inner for inner in self.modules_in(module) if id(inner) in self._reserved]
+        if inside:
+            for inner in inside:
+                self.lend(inner)
+            self._contents[id(module)] = _survey(module, {})
+            self._watch(self._contents[id(module)])
+
+    def has_played(self, block: nn.Module) -> bool:
+        """Whether a block was played."""
+        return id(block) in self._played
+
+    def path_of(self, module: nn.Module) -> str:
+        """The path of a block in the model."""
+        return self.recorder.path_of(module)
+
+    def given_up(self, module: nn.Module) -> Collection[int]:
+        """Positions of the arguments that nobody besides the block has a use for."""
+        return ()
+
+    def read_later(self, module: nn.Module) -> Collection[int]:
+        """Positions of the arguments that are known to be read after the block."""
+        return ()
+
+    def make_trial(self, module: nn.Module, arguments: Arguments, grad_specs: tuple[GradSpec, ...] | None) -> Trial:
+        """The first run of a block, or another one for gradients of other specs."""
+        return Trial(self.recorder, module, arguments, self.borrow, grad_specs)
+
+    def make_place(self, segment: Segment, module: nn.Module, numbers: Iterable[Sequence[Any]], producers: dict[int, int | None]) -> BlockPlace:
+        """The place of a block that is played in the log."""
+        recorder = self.recorder
+        return BlockPlace(segment, self.path_of(module), numbers, producers, recorder.log, recorder.step, recorder.running_call())
+
+    def run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """The block's output, played; NotImplemented where it has to be run."""
+        result = self._run(module, args, kwargs)
+        if result is NotImplemented:
+            self.lend(module)
+        return result
+
+    def _run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        key = self.keys.get(id(module))
+        recorder = self.recorder
+        if recorder.step == 0 and id(module) in self._played:
+            raise PlayedTwice(self._played[id(module)])
+        if key is None or recorder.phase != "forward" or recorder.step != 0 or not _is_plain_context():
+            return NotImplemented
+        self._lend_inside(module)
+        if self._ties(module):
+            return NotImplemented
+        leaves, structure = _flatten(args, kwargs)
+        likes = [x if isinstance(x, _LEAVES) else like_cache(x) or x for x in leaves]
+        inputs = input_key(likes)
+        if inputs is None:
+            self.refusals["an argument is an object that its forward pass could change"] += 1
+            return NotImplemented
+        if torch.is_grad_enabled() and sum(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves) > 1:
+            # Autograd adds each gradient to others of the same tensor when it comes, some in the middle of a block.
+            self.refusals["more than one argument has a gradient"] += 1
+            return NotImplemented
+        kind = (key, structure, inputs, torch.is_grad_enabled())
+        variants = self._known.setdefault(kind, [])
+        for values, segment in variants:
+            if self._may_play(segment, module, leaves) and self._holds(values, module):
+                self._plays[key] += 1
+                return NotImplemented if segment is None else self._play(segment, module, leaves)
+        if len(variants) > self._plays[key]:  # what was tried was of no use to another: trials of more would not pay
+            return NotImplemented
+        has_cache = any(type(x) is CacheLike for x in likes)
+        segment = self._try(module, Arguments(likes, structure, self._find_indices(module, key) if has_cache else [], self.given_up(module)), variants)
+        return NotImplemented if segment is None or not self._may_play(segment, module, leaves) else self._play(segment, module, leaves)
+
+    def reserved(self, block: nn.Module) -> Reserved | None:
+        """The places of the tensors of a block that has none yet."""
+        return self._reserved.get(id(block))
+
+    def _holds(self, values: ReadValues, module: nn.Module) -> bool:
+        """Whether what a forward pass read has these values in a block."""
+        reserved = self._reserved.get(id(module))
+        return reserved is not None and values.hold_for_twin(reserved.twin) or values.hold_for(module, self._contents[id(module)].modules)
+
+    def modules_in(self, block: nn.Module) -> list[nn.Module]:
+        """The modules of a candidate, itself first, as ``modules()`` lists them."""
+        return self._contents[id(block)].modules
+
+    def _find_indices(self, module: nn.Module, key: Hashable) -> list[tuple[str, str]]:
+        """Integers in which a block differs from the others."""
+        blocks = (c.modules[0] for i, c in self._contents.items() if self.keys[i] == key)
+        inner = (m for twin in self._twins for m, layout in zip(twin.modules, twin.pattern.layouts) if self.keys.get(id(layout.module)) == key)
+        return index_candidates(module, next(m for m in (*blocks, *inner) if m is not module))
+
+    def _may_play(self, segment: Segment | None, module: nn.Module, leaves: list[Any]) -> bool:
+        """Whether the slot of a cache that the block would fill is free, and nobody after it reads what it adds gradients up of."""
+        if segment is None:
+            return True
+        slot = segment.slot
+        return segment.sums.isdisjoint(self.read_later(module)) and (slot is None or is_free(leaves[slot.argument], self._index_of(slot, module), slot.layer))
+
+    def _index_of(self, slot: Slot, module: nn.Module) -> int:
+        index: int = self._contents[id(module)].modules[slot.module].__dict__[slot.attribute]
+        return index
+
+    def _touch(self, number: int) -> None:
+        """A parameter is read by a call that is run: all uses of it belong to one sum, so its block must be run as well.
+
+        So do all uses of what a played block read more than once: autograd adds to what later ones left, one by one.
+        """
+        if number in self._summed:
+            raise PlayedTwice(self._summed[number])
+        for block in self._blocks_of[number]:
+            if id(block) in self._played:
+                raise PlayedTwice(self._played[id(block)])
+            self._touched.add(id(block))
+
+    def _ties(self, module: nn.Module) -> bool:
+        tied = self._tied
+        if id(module) in self._reserved:
+            return False
+        return id(module) in self._touched or any(id(t) in tied or t.grad is not None for t in self._contents[id(module)].tensors)
+
+    def _try(self, module: nn.Module, arguments: Arguments, variants: list[tuple[ReadValues, Segment | None]]) -> Segment | None:
+        segment: Segment | None = None
+        trial = self.make_trial(module, arguments, None)
+        shared = SharedState(self.modules_in(module))
+        try:
+            segment = trial.run()
+            if not shared.is_same():
+                segment = None
+                raise Refused("it changes state outside of its modules")
+        except Refused as reason:
+            self.refusals[str(reason)] += 1
+        finally:
+            self.recorder.skip_sequence()
+        variants.append((ReadValues(module, trial.reads, self._patterns.get(id(module))), segment))
+        return segment
+
+    def _play(self, segment: Segment, module: nn.Module, leaves: list[Any]) -> Any:
+        if torch.is_grad_enabled():
+            self._played.update(dict.fromkeys(map(id, self._contents[id(module)].modules), module))
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        if torch.is_grad_enabled():
+            for tensor in tensors if self._summed else ():
+                if number_of(tensor) in self._summed:
+                    raise PlayedTwice(module)
+            for i in segment.sums:
+                self._summed[number_of(leaves[i])] = module
+                self.recorder.watched.add(number_of(leaves[i]))
+        run = _Run(self, segment, module)
+        if torch.is_grad_enabled() and segment.differentiable:
+            with torch._C.DisableTorchFunction():
+                made = list(_Block.apply(run, _token(), *tensors))  # type: ignore[no-untyped-call]
+            self.recorder.skip_sequence(run.stands_for())
+        else:
+            made = run.forward(tensors)
+        rest = iter(made)
+        outputs = [next(rest) if isinstance(o, tuple) else tensors[o.index] if isinstance(o, PassedOn) else o for o in segment.outputs]
+        if segment.slot is not None:
+            count = segment.structure.num_leaves
+            fill(leaves[segment.slot.argument], self._index_of(segment.slot, module), segment.slot, outputs[count:])
+            del outputs[count:]
+        return pytree.tree_unflatten(outputs, segment.structure)
+
+
+class Contents(NamedTuple):
+    """What is in a module: the modules, itself first, how many of them are leaves, and the tensors."""
+
+    modules: list[nn.Module]
+    leaves: int
+    tensors: list[torch.Tensor]
+
+
+def _survey(module: nn.Module, found: dict[int, Contents]) -> Contents:
+    """The contents of a module and of all below it, by id."""
+    known = found.get(id(module))
+    if known is not None:
+        return known
+    found[id(module)] = Contents([], 0, [])  # a module that holds itself
+    modules, leaves = [module], 0 if module._modules else 1
+    tensors = [t for held in (module._parameters, module._buffers) for t in held.values() if t is not None]
+    for child in module._modules.values():
+        if child is not None:
+            below = _survey(child, found)
+            modules += below.modules
+            leaves += below.leaves
+            tensors += below.tensors
+    contents = found[id(module)] = Contents(modules, leaves, tensors)
+    return contents
+
+
+_flat_structures: dict[tuple[int, tuple[str, ...]], pytree.TreeSpec] = {}
+
+
+def _flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
+    """As `pytree.tree_flatten`, which makes a function anew for each call, and that in a cycle."""
+    leaves = [*args, *kwargs.values()]
+    if not all([isinstance(x, _LEAVES) for x in leaves]):
+        return pytree.tree_flatten((args, kwargs))
+    shape = len(args), tuple(kwargs)
+    if shape not in _flat_structures:
+        _flat_structures[shape] = pytree.tree_flatten((args, kwargs))[1]
+    return leaves, _flat_structures[shape]
+
+
+_tokens: list[torch.Tensor] = []
+
+
+def _token() -> torch.Tensor:
+    """A leaf that wants a gradient, so that a block has an autograd node also where none of its inputs does."""
+    if not _tokens:
+        guard = torch._C._DisableTorchDispatch()
+        _tokens.append(torch.empty(0, requires_grad=True))
+        del guard
+    return _tokens[0]
+
+
+def _is_plain_context() -> bool:
+    """Whether nothing is active that looks into what autograd saves or casts what operators get."""
+    return not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu") or saves_are_hooked() or torch.is_inference_mode_enabled())
+
+
+def input_key(leaves: list[Any]) -> Hashable:
+    """What of the arguments decides a block's record; None where an argument is more than a tensor or a plain value."""
+    key: list[Any] = []
+    groups: dict[int, int] = {}
+    for x in leaves:
+        if isinstance(x, torch.Tensor):
+            if torch._C._functorch.is_functorch_wrapped_tensor(x):
+                return None
+            storage = x.untyped_storage() if x.layout is torch.strided else None
+            if not isinstance(storage, MetaStorage):
+                return None
+            group = groups.setdefault(storage.number, len(groups))
+            contents = storage.known or storage.drawn_from
+            known = None if contents is None else (id(contents), contents is storage.known)
+            key.append((tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), storage.nbytes(), storage.claim, x.requires_grad, group, known,
+                        storage.density))
+        elif isinstance(x, _UNCHANGING):
+            key.append((type(x), x))
+        else:
+            return None
+    return tuple(key)
+
+
+class _Run:
+    """One block played: the numbers and places of its storages, from its forward to its backward pass."""
+
+    def __init__(self, reuse: BlockReuse, segment: Segment, module: nn.Module) -> None:
+        self.reuse, self.segment, self.module = reuse, segment, module
+        self.recorder, self.space = reuse.recorder, reuse.recorder.space
+        self.slots: list[Any] = []             # what the allocator gave for each slot
+        self.takes: list[Take] = []
+        self.holds: dict[int, torch.Tensor] = {}  # inputs and outputs that autograd saved, by slot: they die with the last reference
+        self.incoming: dict[int, torch.Tensor] = {}
+
+    def forward(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Play the forward pass; the tensors that it returns."""
+        segment, recorder = self.segment, self.recorder
+        log, reel, path = recorder.log, segment.reel, self.reuse.path_of(self.module)
+        given = [number_of(tensor) for tensor in tensors]
+        first = take_numbers()
+        numbers = (given, segment.held, range(first, first + reel.births))
+        producers = {row: recorder.producer_of(given[slot]) for row, slot in segment.placeholders}
+        place = self.place = self.reuse.make_place(segment, self.module, numbers, producers)
+        self.slots = [None] * place.count_slots()
+        log.pending.append(place)
+        self.takes = play(recorder, reel, place, self.slots, self._let_go)
+        place.reserve(log)
+        for slot, row in segment.writers:
+            number = place.number_at(slot)
+            recorder.set_producer(number if isinstance(number, int) else log.labelled(f"{path}.{number}"), place.row_at(row))
+        with without_modes():
+            return [self._revive(reel, o[0], o[1]) for o in segment.outputs if isinstance(o, tuple)]
+
+    def _outlive(self, reel: Reel, slots: Sequence[int], numbers: Sequence[int]) -> None:
+        """Take note of storages that were played and live on."""
+        for take in self.takes:
+            first, end = take.start.birth + reel.first_slot, take.stop.birth + reel.first_slot
+            if first == end:
+                continue
+            inside = [first <= slot < end for slot in slots]
+            if all(inside):
+                take.survivors.append((slots, numbers))
+                return
+            if any(inside):
+                take.survivors.append((list(compress(slots, inside)), list(compress(numbers, inside))))
+
+    def _revive(self, reel: Reel, slot: int, like: torch.Tensor) -> torch.Tensor:
+        """A tensor of the user's on a storage that was played. Without modes."""
+        number, space, claim = self.place.number_at(slot), self.space, reel.claim_of(slot)
+        self.recorder.log.expect(number, like.untyped_storage().nbytes(), str(claim))
+        self._outlive(reel, (slot,), (number,))
+        return revive(like, claim, number, self.recorder.memory.block_of(self.slots[slot], space.stream), space)
+
+    def stands_for(self) -> tuple[int, int, int] | None:
+        """The forward call whose gradient is the last that the block computes: what autograd does with its result belongs there."""
+        found = self.segment.stands_for
+        if found is None:
+            return None
+        call, module, row = found
+        return call + self.place.call_offset, self.place.module_of(module), self.place.row_at(row)
+
+    def hold(self, tensors: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """Keep what autograd saved of the inputs and outputs until the event at which it lets them go."""
+        dying = self.segment.dying()
+        if not dying:
+            return
+        outputs = [o[0] for o in self.segment.outputs if isinstance(o, tuple)]
+        for slot, tensor in (*enumerate(tensors), *zip(outputs, made)):
+            if slot in dying:
+                self.holds[slot] = alias(tensor)
+
+    def backward(self, grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
+        """Play the backward pass; the gradients of the inputs."""
+        segment, place = self.segment, self.place
+        differentiable = [o[2] for o in segment.outputs if isinstance(o, tuple)]
+        given = [g for g, d in zip(grads, differentiable) if d]
+        specs: tuple[GradSpec, ...] = tuple(None if g is None else (tuple(g.shape), g.stride(), g.dtype, is_autograds_alone(g)) for g in given)
+        place.grad_specs = specs
+        backward = self._backward_for(specs)
+        reel = backward.reel
+        first = len(self.slots)
+        self.incoming = {first + i: g for i, (takes, g) in enumerate(zip(backward.incoming, given)) if takes and g is not None}
+        place.add_slots([number_of(g) if first + i in self.incoming else None for i, g in enumerate(given)])  # type: ignore[arg-type]
+        born = take_numbers()
+        place.add_slots(range(born, born + reel.births))
+        self.slots += [None] * (len(given) + reel.births)
+        for slot in backward.freed:
+            storage: Any = self.incoming[slot].untyped_storage()
+            if storage.claim != reel.claim_of(slot):
+                raise PlayedTwice(self.module)
+            self.slots[slot] = self.recorder.memory.place_of(storage.give_away())
+        self.takes = play(self.recorder, reel, place, self.slots, self._let_go)
+        for slot, event in backward.freed.items():
+            take = next(take for take in self.takes if take.start.event <= event < take.stop.event)
+            take.freed.append((slot, place.number_at(slot)))
+        unseen = self.recorder.unseen_gradients
+        if unseen is None or not reel.elsewhere.keys().isdisjoint(backward.gradients):
+            self.reuse.lend(self.module)
+            unseen = None
+        reserved = self.reuse.reserved(self.module)
+        parameters: list[Any] = []
+        if reserved is None:
+            modules = self.reuse.modules_in(self.module)
+            parameters = [modules[index]._parameters[name] for index, name, _, _ in backward.parameters]
+            if any([parameter.grad is not None for parameter in parameters]):
+                raise PlayedTwice(self.module)
+        with without_modes():
+            if unseen is None:
+                for parameter, (_, _, slot, like) in zip(parameters, backward.parameters):
+                    parameter.grad = self._revive(reel, slot, like)
+            else:
+                numbers = [born + slot - reel.first_slot if slot >= reel.first_slot else place.number_at(slot) for slot in backward.gradients]
+                self._outlive(reel, backward.gradients, numbers)
+                places = [self.slots[slot] for slot in backward.gradients]
+                if reserved is None:
+                    unseen.add(parameters, numbers, places, [like for _, _, _, like in backward.parameters], self.module)
+                else:
+                    unseen.add_block(reserved, BlockGradients(numbers, places, backward.parameters, self.module))
+            return [self._give(reel, item) for item in backward.returned]
+
+    def _give(self, reel: Reel, item: tuple[int, torch.Tensor] | None) -> torch.Tensor | None:
+        """The gradient of an input."""
+        if item is None:
+            return None
+        slot, like = item
+        grad = self.incoming.get(slot)
+        if grad is None:
+            return self._revive(reel, slot, like)
+        return grad if grad.shape == like.shape else grad.as_strided(like.size(), like.stride(), like.storage_offset())
+
+    def _let_go(self, slot: int) -> None:
+        """The block's backward pass is done with a storage that others may hold."""
+        if slot in self.holds:
+            del self.holds[slot]
+        elif slot in self.incoming:
+            self.incoming[slot].untyped_storage().give_back_early()  # type: ignore[attr-defined]
+
+    def _backward_for(self, specs: tuple[GradSpec, ...]) -> Backward:
+        """What the block does for gradients of these specs; found out by another trial where they are new."""
+        segment = self.segment
+        found = segment.backwards.get(specs)
+        if found is None:
+            again = self.reuse.make_trial(self.module, segment.arguments, specs).run()
+            assert again.reel.births == segment.reel.births
+            found = segment.backwards[specs] = again.backwards[specs]
+        return found
+
+
+class _Block(torch.autograd.Function):
+    """A block as one autograd node."""
+
+    @staticmethod
+    def forward(ctx: Any, run: _Run, token: torch.Tensor, *tensors: torch.Tensor) -> Any:
+        ctx.run = run
+        made = run.forward(list(tensors))
+        run.hold(list(tensors), made)
+        ctx.mark_non_differentiable(*[t for t, o in zip(made, [o for o in run.segment.outputs if isinstance(o, tuple)]) if not o[2]])
+        ctx.set_materialize_grads(False)
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        run, ctx.run = ctx.run, None
+        return (None, None, *run.backward(grads))

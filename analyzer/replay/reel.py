@@ -1,0 +1,384 @@
+"""A recorded stretch of a run that can be played again: what the allocator does at once, what the log says of it when somebody reads it.
+
+Playing takes as long as the allocator needs to place the stretch's storages; `Take` keeps where they were put. Its calls, lives and acts are
+written out from the record the first time that the log is read (`Log.calls` and the like).
+"""
+from __future__ import annotations
+
+import functools
+import itertools
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from analyzer.memory.allocator_play import Held, Takings
+from analyzer.cuda.workspaces.library import library_needs, take_library_workspaces
+
+from analyzer.record.event import BORN, CALLED, DIED, HELD, OUTSIDE, TAKEN, Event
+from analyzer.record.log import Log, kind_of
+from analyzer.record.op_call import OpCall
+from analyzer.record.storage_life import StorageLife
+
+if TYPE_CHECKING:
+    from analyzer.record.recorder import Recorder
+
+
+class Mark(NamedTuple):
+    """A place in a reel: how many events, acts, calls and births come before it, and why playing may have to stop there."""
+
+    event: int
+    act: int
+    call: int
+    birth: int
+    slot: int = -1         #: the storage that dies there, which others may hold
+    signature: Any = None  #: of a call that takes workspaces of these libraries if it is the first
+    needs: tuple[str, ...] = ()
+
+
+class Reel:
+    """The events of a log, compiled for an allocator.
+
+    ``slot_of`` gives a place to each storage by its number in the log; those born in the events are added to it, from ``first_slot`` on.
+    ``own`` are the numbers, besides these, that die here without anybody else holding them. Of all others the deaths are stops.
+    ``elsewhere`` are the slots of which the watched memory knows nothing (other devices, empty storages); those born here are added.
+    """
+
+    def __init__(self, log: Log, events: Sequence[Event], slot_of: dict[int, int], first_slot: int, own: set[int],
+                 elsewhere: dict[int, torch.device], memory: Any, takes_workspaces: bool = True) -> None:
+        self.log: Log | None = log  #: None for that into which it is played: it holds the reel already, and a cycle would live on
+        self.slot_of, self.first_slot, self.elsewhere = slot_of, first_slot, elsewhere
+        self.breaks: list[Mark] = []  #: where the memory may have changed meanwhile: phases that began or ended, reels that were played
+        born = {what for kind, what in events if kind == BORN}
+        self.events = [e for e in events if e[0] != DIED or e[1] in slot_of or e[1] in born]  # others are no part of it
+        self.acts: list[Any] = []
+        self.stops: list[Mark] = []
+        self.event_counts = array("q", [0])  # of the log's events, before each act
+        self.act_counts = array("q", [0])    # of the watched allocator's acts, before each act
+        self.sizes: list[int] = []  # of the storages born, as the allocator rounds
+        self.library_keys: set[tuple[str, int]] = set()  # and the index of the device
+        storages, watched = log.storage_table, log.device
+        calls = births = 0
+        lately = -1  # the slot that the last act allocated
+        before_held: Mark | None = None  # where that begins which a kernel holds when its results are there: libraries take their workspaces first
+        for index, (kind, what) in enumerate(self.events):
+            counted = recorded = 1
+            if kind > HELD:
+                self.breaks.append(Mark(index, len(self.acts), calls, births))
+                lately = -1
+                continue
+            if kind == CALLED:
+                if takes_workspaces:
+                    signature = log.call_slots[what].signature  # of a trial: all are there
+                    if needs := library_needs(signature):
+                        at = before_held or Mark(index, len(self.acts), calls, births)
+                        self.stops.append(at._replace(signature=signature, needs=needs))
+                        self.library_keys.update((library, torch.device(signature.inputs[-1].device).index or 0) for library in needs)
+                        lately = -1
+                calls += 1
+                before_held = None
+                continue
+            if kind == HELD:
+                before_held = before_held or Mark(index, len(self.acts), calls, births)
+            elif kind == BORN or what not in storages or storages[what].category != "workspace":
+                before_held = None
+            if kind == BORN:
+                life = storages[what]
+                slot_of[what] = slot = first_slot + births
+                births += 1
+                own.add(what)
+                self.sizes.append(memory.rounded_bytes(life.nbytes))
+                if life.device == watched and life.nbytes:
+                    self.acts.append((slot, self.sizes[-1], life.nbytes))
+                    lately = slot
+                else:
+                    claim = elsewhere[slot] = torch.device(life.device)
+                    self.acts.append((slot, claim, life.nbytes, None, None))
+                    lately, recorded = -1, 0
+            elif kind == DIED:
+                if what not in own:
+                    self.stops.append(Mark(index, len(self.acts), calls, births, slot=slot_of[what]))
+                    lately = -1
+                    continue
+                slot = slot_of[what]
+                if slot in elsewhere:
+                    self.acts.append((slot, elsewhere[slot], None, None, None, None))
+                    recorded = 0
+                elif slot == lately:
+                    self.acts[-1] = self.acts[-1][1:]
+                    self.event_counts[-1] += 1
+                    self.act_counts[-1] += 1
+                    lately = -1
+                    continue
+                else:
+                    self.acts.append(slot)
+                lately = -1
+            else:
+                claim, blocks = what
+                if str(claim) == watched:
+                    self.acts.append(Held.of(blocks, tuple(map(memory.rounded_bytes, blocks))))
+                    recorded = 2 * sum(1 for b in blocks if b)
+                else:
+                    self.acts.append((claim, blocks, None, None, None, None, None))
+                    recorded = 0
+                lately = -1
+            self.event_counts.append(self.event_counts[-1] + counted)
+            self.act_counts.append(self.act_counts[-1] + recorded)
+        self._claim = torch.device(watched)
+        self._tallies: dict[tuple[int, int], list[tuple[OpCall, int]]] = {}
+        self.end = Mark(len(self.events), len(self.acts), calls, births)
+        self.always_stops = [s for s in self.stops if s.slot >= 0]
+
+    def tally(self, start: int, stop: int, into: Log) -> list[tuple[OpCall, Mapping[int, StorageLife], int]]:
+        """One call of each kind among the events from ``start`` to ``stop``, the storages it speaks of, and how many there are."""
+        found = self._tallies.get((start, stop))
+        log = into if self.log is None else self.log
+        if found is None:
+            alike: dict[Any, list[Any]] = {}
+            for kind, what in self.events[start:stop]:
+                if kind == CALLED:
+                    call = log.call_slots[what]
+                    alike.setdefault(kind_of(call, log.storage_table), [call, 0])[1] += 1
+            found = self._tallies[start, stop] = [(call, count) for call, count in alike.values()]
+        return [(call, log.storage_table, count) for call, count in found]
+
+    @property
+    def births(self) -> int:
+        return self.end.birth
+
+    def claim_of(self, slot: int) -> torch.device:
+        """The device of a storage that was born here."""
+        return self.elsewhere.get(slot, self._claim)
+
+    def stops_now(self, space: Any) -> Sequence[Mark]:
+        """Where playing has to stop, now that some libraries may have their workspaces."""
+        if self.library_keys:
+            in_backward = torch._C._current_autograd_node() is not None
+            for library, index in self.library_keys:
+                if (library, index, in_backward, space.stream) not in space.library_workspaces:
+                    return self.stops
+        return self.always_stops
+
+
+START = Mark(0, 0, 0, 0)
+
+
+class Place:
+    """Where a reel is played: what its nodes, modules and storages are in the log that it is played into. Plain data."""
+
+    def __init__(self, numbers: Iterable[Sequence[Any]], own_rows: Sequence[int], places_of_rows: Sequence[int]) -> None:
+        self._lots: list[Any] = list(numbers)  # of the storages, one slot after the other
+        self.own_rows, self.places_of_rows = own_rows, places_of_rows  #: the record's rows, and the index in `Log.nodes` of each
+        self.call_offset = 0                 #: of forward calls, from the record's to the log's
+        self.modules: Sequence[int] = ()     #: index in `Log.modules` of each of the record's modules
+
+    @property
+    def numbers(self) -> list[Any]:
+        """Those of the storages, by slot."""
+        if len(self._lots) > 1:
+            self._lots = [list(itertools.chain.from_iterable(self._lots))]
+        found: list[Any] = self._lots[0]
+        return found
+
+    def number_at(self, slot: int) -> Any:
+        """One of `numbers`, of which the list need not be made."""
+        for lot in self._lots:
+            if slot < len(lot):
+                return lot[slot]
+            slot -= len(lot)
+        raise IndexError(slot)
+
+    def count_slots(self) -> int:
+        return sum(map(len, self._lots))
+
+    def add_slots(self, numbers: Sequence[Any]) -> None:
+        """The slots that follow."""
+        self._lots.append(numbers)
+
+    @functools.cached_property
+    def rows(self) -> dict[int, int]:
+        """The index in `Log.nodes` of each of the record's rows."""
+        return {OUTSIDE: OUTSIDE, **dict(zip(self.own_rows, self.places_of_rows))}
+
+    def row_at(self, row: int) -> int:
+        """One of `rows`, which need not be made."""
+        return OUTSIDE if row == OUTSIDE else self.places_of_rows[self.own_rows.index(row)]
+
+
+class Take:
+    """One stretch of a reel that was played between two stops, and what the allocator gave.
+
+    ``survivors`` are slots and numbers of the storages born in it that outlive the playing, by lots; ``freed`` slot and number of each older one
+    that dies in it.
+    """
+
+    __slots__ = ("reel", "place", "start", "stop", "step", "call", "event", "act", "takings", "survivors", "freed")
+
+    def __init__(self, reel: Reel, place: Place, start: Mark, stop: Mark, step: int, log: Log, takings: Takings) -> None:
+        self.reel, self.place, self.start, self.stop, self.step, self.takings = reel, place, start, stop, step, takings
+        self.call, self.event, self.act = len(log.call_slots), log.events, len(log.act_slots)
+        self.survivors: list[tuple[Sequence[int], Sequence[int]]] = []
+        self.freed: list[tuple[int, int]] = []
+
+    def parts_played(self) -> list[tuple[int, Reel, int, int]]:
+        return [(self.step, self.reel, self.start.event, self.stop.event)]
+
+    def events(self) -> Iterator[Event]:
+        """What happened, in terms of the log that it is written into."""
+        numbers, slot_of, call = self.place.numbers, self.reel.slot_of, self.call
+        for kind, what in self.reel.events[self.start.event:self.stop.event]:
+            if kind == CALLED:
+                yield CALLED, call
+                call += 1
+            elif kind == BORN or kind == DIED:
+                yield kind, numbers[slot_of[what]]
+            else:
+                yield kind, what
+
+    def expand(self, log: Log) -> None:
+        """Write it into the log."""
+        place, reel = self.place, self.reel
+        assert reel.log is not None
+        local, numbers, slot_of = reel.log, place.numbers, reel.slot_of
+        modules, rows, step = place.modules, place.rows, self.step
+        calls, storages, call, event = log.call_slots, log.storage_table, self.call, self.event
+        local_calls, local_storages = local.call_slots, local.storage_table
+        writer = ActWriter(log, self.takings, self.act)
+        for kind, what in reel.events[self.start.event:self.stop.event]:
+            if kind == CALLED:
+                theirs = local_calls[what]
+                calls.write(
+                    call, theirs.signature, [numbers[slot_of[n]] for n in theirs.inputs], [numbers[slot_of[n]] for n in theirs.outputs],
+                    step, theirs.phase, modules[theirs.module], rows[theirs.node],
+                    None if theirs.forward is None else theirs.forward + place.call_offset, theirs.recomputed)
+                call += 1
+                continue
+            event += 1
+            if kind == BORN:
+                life = local_storages[what]
+                number = numbers[slot_of[what]]
+                address, nbytes = writer.born(life.device, reel.sizes[slot_of[what] - reel.first_slot], call)
+                copy = StorageLife(log.life_table, number, life.nbytes, nbytes, address, life.device, event, call, life.phase, step, rows[life.node],
+                                   modules[life.module])
+                copy.category, copy.label, copy.requires_grad = life.category, life.label, life.requires_grad
+                log.add_life(copy)
+            elif kind == DIED:
+                number = numbers[slot_of[what]]
+                life = storages[number]
+                life.died, life.died_call = event, call
+                writer.died(life, call)
+            else:
+                writer.held(what, call)
+        writer.finish(call)
+
+
+class ActWriter:
+    """Writes the acts of the watched allocator into the places that were left for them, in order."""
+
+    def __init__(self, log: Log, takings: Takings, act: int) -> None:
+        self.log, self.takings, self.act = log, takings, act
+        self.block = 0
+        self.extras = iter(takings.extras)
+        self.extra = next(self.extras, None)
+
+    def _place(self, call: int, nbytes: int | None = None) -> tuple[int, int]:
+        """Address and size of the next block."""
+        while self.extra is not None and self.extra[0] <= self.block:
+            self._write(self.extra[1], self.extra[2], self.extra[3], call)
+            self.extra = next(self.extras, None)
+        found = self.takings.odd.get(self.block, nbytes)
+        assert found is not None
+        self.block += 1
+        return self.takings.addresses[self.block - 1], found
+
+    def _write(self, action: str, address: int, nbytes: int, call: int) -> None:
+        if self.log.keeps_acts:
+            self.log.act_slots.write(self.act, action, address, nbytes, call)
+            self.act += 1
+
+    def born(self, device: str, rounded_bytes: int, call: int) -> tuple[int, int]:
+        """Where the next storage was put, and how large its block is."""
+        address, nbytes = self._place(call, rounded_bytes)
+        if device == self.log.device and nbytes:
+            self._write("alloc", address, nbytes, call)
+        return address, nbytes
+
+    def died(self, life: StorageLife, call: int) -> None:
+        if life.device == self.log.device and life.block_bytes:
+            self._write("free", life.address, life.block_bytes, call)
+
+    def held(self, what: tuple[torch.device, tuple[int, ...]], call: int) -> None:
+        """Blocks taken and given back."""
+        claim, blocks = what
+        places = [self._place(call) for _ in blocks]
+        if str(claim) == self.log.device:
+            for address, nbytes in places:
+                if nbytes:
+                    self._write("alloc", address, nbytes, call)
+            for address, nbytes in places:
+                if nbytes:
+                    self._write("free", address, nbytes, call)
+
+    def finish(self, call: int) -> None:
+        assert self.block == len(self.takings.addresses) and self.extra is None
+
+
+def play(recorder: Recorder, reel: Reel, place: Place, slots: list[Any], outside: Callable[[int], None]) -> list[Take]:
+    """Play ``reel`` on the memory of a recorder and into its log; where a storage dies that others may hold, ``outside`` lets go of it."""
+    takes: list[Take] = []
+    start = START
+    for stop in reel.stops_now(recorder.space):
+        _take(recorder, reel, place, start, stop, slots, takes)
+        start = stop
+        if stop.slot >= 0:
+            outside(stop.slot)
+            start = stop._replace(event=stop.event + 1)
+        else:
+            take_library_workspaces(recorder.mode.state, stop.signature, stop.needs)
+    _take(recorder, reel, place, start, reel.end, slots, takes)
+    return takes
+
+
+def _take(recorder: Recorder, reel: Reel, place: Place, start: Mark, stop: Mark, slots: list[Any], takes: list[Take]) -> None:
+    """Play what lies between two marks."""
+    if start.event == stop.event:
+        return
+    log = recorder.log
+    takings = Takings(log.peak_bytes)
+    take = Take(reel, place, start, stop, recorder.step, log, takings)
+    if stop.act > start.act:
+        act_on(recorder, reel, start.act, stop.act, slots, takings)
+    log.call_slots.leave(stop.call - start.call)
+    log.pending.append(take)
+    takes.append(take)
+    if recorder.events is not None:
+        recorder.events.append((TAKEN, take))
+
+
+def act_on(recorder: Recorder, reel: Reel, start: int, stop: int, slots: list[Any], takings: Takings) -> None:
+    """Let the watched memory repeat some of the acts of a reel; the log's counts and peak follow."""
+    log, space = recorder.log, recorder.space
+    acts = reel.acts if stop - start == len(reel.acts) else reel.acts[start:stop]
+
+    def elsewhere(act: Any, slots: list[Any], takings: Takings) -> None:
+        if len(act) == 5:
+            region = slots[act[0]] = space.reserve(act[1], act[2])
+            takings.give(region.address, region.bytes, -1)
+        elif len(act) == 6:
+            space.give_back(act[1], slots[act[0]])
+        else:
+            regions = [space.reserve(act[0], nbytes) for nbytes in act[1]]
+            for region in regions:
+                takings.give(region.address, region.bytes, -1)
+            for region in regions:
+                space.give_back(act[0], region)
+
+    recorder.memory.play(acts, slots, takings, elsewhere, space.stream)
+    if takings.top_at >= 0:
+        at = start + takings.top_at
+        log.peak_bytes, log.peak_workspace_bytes = takings.top_bytes, takings.top_workspace_bytes
+        log.peak_event = log.events + reel.event_counts[at] - reel.event_counts[start] + 1
+    log.events += reel.event_counts[stop] - reel.event_counts[start]
+    if log.keeps_acts:
+        log.act_slots.leave(reel.act_counts[stop] - reel.act_counts[start] + len(takings.extras))

@@ -1,0 +1,250 @@
+"""Plays a recorded forward and backward pass again: the same calls and the same lives of storages, at whatever addresses are free now.
+
+A steady-state step runs the operators of the first step in the same order; what differs is what is in memory before it. So the second step need
+not run the model's code: its events are repeated on the simulated allocator, several times faster than Python can run a model.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from analyzer.memory.allocator_play import Takings
+from analyzer.memory.allocator_segment import Span
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.storage import MetaStorage, revive, take_numbers, template
+
+from analyzer.record.event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, TAKEN, Event
+from analyzer.record.log import Log, LogNode
+from analyzer.record.recorder import Recorder
+from .reel import START, ActWriter, Reel, act_on
+from analyzer.record.storage_life import StorageLife
+
+
+class StepReplay:
+    """The events of one recorded stretch, which can be played again.
+
+    Storages that were there before keep their numbers; those born in the stretch get new ones.
+    """
+
+    def __init__(self, recorder: Recorder, events: list[Event], first_node: int) -> None:
+        self.recorder = recorder
+        self.events = events
+        self.nodes = range(first_node, len(recorder.log.node_slots))
+        self._left: dict[int, tuple[torch.Tensor, Callable[[torch.Tensor], None]]] = {}
+        self._unseen: list[tuple[Sequence[int], Callable[[list[int], list[Any]], None]]] = []
+        self._unseen_numbers: set[int] = set()
+        self._shared = False
+        self._survivors: set[int] = set()
+        self._closed = True  # nothing that was there before died
+        self._live: Reel | None = None
+        self._parts: list[Part] = []
+        self._slot_of: dict[int, int] = {}
+        self._slot_count = 0
+        for kind, what in events:
+            if kind == BORN:
+                self._survivors.add(what)
+            elif kind == DIED:
+                self._note_death(what)
+            elif kind == TAKEN:
+                for _, number in what.freed:
+                    self._note_death(number)
+                for _, numbers in what.survivors:
+                    self._survivors.update(numbers)
+
+    def _note_death(self, number: int) -> None:
+        if number not in self._survivors:
+            self._closed = False
+        self._survivors.discard(number)
+
+    def leave(self, tensor: torch.Tensor, receive: Callable[[torch.Tensor], None]) -> None:
+        """Say that the stretch leaves ``tensor`` behind; when it is played again, ``receive`` gets its like."""
+        if tensor.layout is not torch.strided:
+            self._closed = False  # a sparse gradient is several tensors
+            return
+        storage = tensor.untyped_storage()
+        assert isinstance(storage, MetaStorage)
+        self._shared = self._shared or storage.number in self._left
+        self._left[storage.number] = (template(tensor), receive)
+
+    def leave_unseen(self, numbers: Sequence[int], receive: Callable[[list[int], list[Any]], None]) -> None:
+        """Say that the stretch leaves storages behind at whose likes nobody will look; ``receive`` gets their numbers and places."""
+        self._shared = self._shared or not self._unseen_numbers.isdisjoint(numbers)
+        self._unseen.append((numbers, receive))
+        self._unseen_numbers.update(numbers)
+
+    def is_whole(self) -> bool:
+        """Whether all that outlives the stretch is known to `leave`, each on a storage of its own, and nothing older died in it."""
+        return self._closed and not self._shared and self._survivors == self._left.keys() | self._unseen_numbers
+
+    def play(self) -> None:
+        """Repeat the stretch as the recorder's present step."""
+        recorder, log, space = self.recorder, self.recorder.log, self.recorder.space
+        if self._live is None:
+            self._live = self._compile()
+        again = Repetition(self._parts, self.nodes, log, recorder.step, take_numbers())
+        log.pending.append(again)
+        log.node_slots.extend([None] * len(self.nodes))
+        slots: list[Any] = [None] * self._slot_count
+        blocks: dict[int, list[Any]] = {}  # of each played block's place
+        numbers: dict[int, int] = {}
+        births = 0
+        for part in self._parts:
+            if part.kind == BEGAN:
+                recorder.begin(part.what)
+                continue
+            if part.kind == ENDED:
+                recorder.end()
+                continue
+            takings = Takings(log.peak_bytes)
+            again.takings.append(takings)
+            if part.kind == TAKEN:
+                take = part.what
+                reel, start, stop = take.reel, take.start, take.stop
+                mine = blocks.get(id(take.place))
+                if mine is None:
+                    mine = blocks[id(take.place)] = [None] * take.place.count_slots()
+                for slot, number in take.freed:
+                    mine[slot] = slots[self._slot_of[number]]
+            else:
+                reel, start, stop = part.what
+                mine = slots
+            if stop.act > start.act:
+                act_on(recorder, reel, start.act, stop.act, mine, takings)
+            log.call_slots.leave(stop.call - start.call)
+            first = again.first_number + births - start.birth - reel.first_slot
+            for theirs, olds, place in part.survivors:
+                numbers.update(zip(olds, [first + slot for slot in theirs]))
+                if place is not None:
+                    slots[place:place + len(theirs)] = [mine[slot] for slot in theirs]
+            births += stop.birth - start.birth
+        with without_modes():
+            for number, (like, receive) in self._left.items():
+                place = self._slot_of[number]
+                claim = self._live.claim_of(place)
+                log.expect(numbers[number], like.untyped_storage().nbytes(), str(claim))
+                held = slots[place]  # a span of the accelerator's allocator, or a whole block of another memory
+                block = recorder.memory.block_of(held, space.stream) if isinstance(held, Span) else held
+                receive(revive(like, claim, numbers[number], block, space))
+        for theirs, take in self._unseen:
+            take([numbers[number] for number in theirs], [slots[self._slot_of[number]] for number in theirs])
+
+    def _compile(self) -> Reel:
+        """Make the parts that the allocator can play: stretches of live events, whose reel this gives, and blocks that were played."""
+        slot_of = self._slot_of
+        elsewhere: dict[int, torch.device] = {}
+        count = sum([kind == BORN for kind, _ in self.events])  # the slots of what is born live come first
+        others: list[Part] = []
+        for kind, what in self.events:
+            if kind <= HELD:
+                continue
+            survivors: list[tuple[Sequence[int], Sequence[int], int | None]] = []
+            for slots, numbers in what.survivors if kind == TAKEN else ():
+                places = range(count, count + len(slots))
+                slot_of.update(zip(numbers, places))
+                if not what.reel.elsewhere.keys().isdisjoint(slots):
+                    elsewhere.update((place, what.reel.elsewhere[slot]) for slot, place in zip(slots, places) if slot in what.reel.elsewhere)
+                survivors.append((slots, numbers, count))
+                count = places.stop
+            others.append(Part(kind, what, survivors))
+        self._slot_count = count
+        reel = Reel(self.recorder.log, self.events, slot_of, 0, set(slot_of), elsewhere, self.recorder.memory, takes_workspaces=False)
+        reel.log = None
+        left = {slot_of[number]: number for number in (*self._left, *self._unseen_numbers)}
+        parts = self._parts
+        start = START
+        for stop, other in zip((*reel.breaks, reel.end), (*others, None)):
+            if stop.event > start.event:
+                mine = [slot for slot in range(start.birth, stop.birth) if slot in left]
+                parts.append(Part(CALLED, (reel, start, stop), [(mine, [left[slot] for slot in mine], None)] if mine else []))
+            if other is not None:
+                parts.append(other)
+                start = stop._replace(event=stop.event + 1)
+        return reel
+
+
+class Part(NamedTuple):
+    """A piece of a step: live events (their reel and its marks around them), a `Take` of a played block, or the begin or end of a phase.
+
+    ``survivors`` are those born in it that outlive the playing, by lots: slots, numbers in the first step, and of those born in a block the first
+    slot among the live storages.
+    """
+
+    kind: int
+    what: Any
+    survivors: list[tuple[Sequence[int], Sequence[int], int | None]]
+
+
+class Repetition:
+    """One playing of a step, to be written into the log."""
+
+    def __init__(self, parts: list[Part], nodes: range, log: Log, step: int, first_number: int) -> None:
+        self.parts, self.nodes, self.step, self.first_number = parts, nodes, step, first_number
+        self.takings: list[Takings] = []
+        self.call, self.event, self.act, self.node = len(log.call_slots), log.events, len(log.act_slots), len(log.node_slots)
+
+    def parts_played(self) -> Iterator[tuple[int, Reel, int, int]]:
+        live = next((part.what[0] for part in self.parts if part.kind == CALLED), None)
+        if live is not None:
+            yield self.step, live, 0, live.end.event
+        for part in self.parts:
+            if part.kind == TAKEN:
+                yield self.step, part.what.reel, part.what.start.event, part.what.stop.event
+
+    def expand(self, log: Log) -> None:
+        calls, storages, step, call, event, act = log.call_slots, log.storage_table, self.step, self.call, self.event, self.act
+        offset = self.node - self.nodes.start
+        numbers: dict[int, int] = {}
+        number = self.first_number
+        takings = iter(self.takings)
+        for part in self.parts:
+            if part.kind == TAKEN:
+                take = part.what
+                events, sizes = take.events(), iter(take.reel.sizes[take.start.birth:take.stop.birth])
+            elif part.kind == CALLED:
+                reel, start, stop = part.what
+                events, sizes = reel.events[start.event:stop.event], iter(reel.sizes[start.birth:stop.birth])
+            else:
+                continue
+            writer = ActWriter(log, next(takings), act)
+            for kind, what in events:
+                if kind == CALLED:
+                    old = calls[what]
+                    calls.write(
+                        call, old.signature, [numbers.get(n, n) for n in old.inputs], [numbers.get(n, n) for n in old.outputs], step,
+                        old.phase, old.module, old.node if old.node == OUTSIDE else old.node + offset,
+                        None if old.forward is None else old.forward + call - what, old.recomputed)
+                    call += 1
+                    continue
+                event += 1
+                if kind == BORN:
+                    life = storages[what]
+                    address, nbytes = writer.born(life.device, next(sizes), call)
+                    log.add_life(_copy_life(log, life, number, address, nbytes, event, call, step, offset))
+                    numbers[what] = number
+                    number += 1
+                elif kind == DIED:
+                    life = storages[numbers[what]]
+                    life.died, life.died_call = event, call
+                    writer.died(life, call)
+                else:
+                    writer.held(what, call)
+            writer.finish(call)
+            act = writer.act
+        for i, row in enumerate(self.nodes):
+            node = log.node_slots[row]
+            assert node is not None
+            log.node_slots[self.node + i] = _copy_node(node, numbers, offset, step)
+
+
+def _copy_life(log: Log, life: StorageLife, number: int, address: int, nbytes: int, event: int, call: int, step: int, offset: int) -> StorageLife:
+    copy = StorageLife(log.life_table, number, life.nbytes, nbytes, address, life.device, event, call, life.phase, step,
+                       life.node if life.node == OUTSIDE else life.node + offset, life.module)
+    copy.category, copy.label, copy.requires_grad, copy.spec = life.category, life.label, life.requires_grad, life.spec
+    return copy
+
+
+def _copy_node(node: LogNode, numbers: dict[int, int], offset: int, step: int) -> LogNode:
+    return LogNode(node.op, "", node.target, node.module, node.base, node.source, tuple([(numbers.get(n, n), spec) for n, spec in node.outputs]),
+                   tuple([i + offset for i in node.inputs]), tuple([numbers.get(n, n) for n in node.reads]), node.region, step)

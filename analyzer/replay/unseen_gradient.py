@@ -1,0 +1,175 @@
+"""Gradients of parameters that were played and that nobody looks at before they are dropped: no tensors are made of them."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import nn
+
+from analyzer.memory.allocator_play import Takings, nowhere
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.storage import MetaStorage, revive
+
+from analyzer.record.event import DIED
+from analyzer.record.log import Log
+from .played_twice import PlayedTwice
+from .reserved import Reserved, one_by_one
+
+if TYPE_CHECKING:
+    from analyzer.record.recorder import Recorder
+
+
+class Unseen(NamedTuple):
+    """A gradient: the number of its storage, its place in the watched memory, a tensor like it, and the block whose playing left it, if a step was run."""
+
+    number: int
+    place: Any
+    like: torch.Tensor
+    block: nn.Module | None
+
+    def come_twice(self) -> PlayedTwice:
+        """What to raise where a gradient comes later, to be added to this one."""
+        assert self.block is not None  # a step that is played again runs nothing
+        return PlayedTwice(self.block)
+
+
+class BlockGradients(NamedTuple):
+    """Those of the parameters of a block that have no stand-ins: numbers and places as in `Unseen`, and of each the place of its module in the block,
+    its name there, and a tensor like it."""
+
+    numbers: Sequence[int]
+    places: Sequence[Any]
+    described: Sequence[tuple[int, str, int, torch.Tensor]]
+    block: nn.Module | None
+
+
+class UnseenGradients:
+    """Which parameters have one, and where the watched memory put it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._found: dict[int, Unseen] = {}  # by id of the parameter
+        self._of_blocks: dict[int, BlockGradients] = {}  # by id of what is reserved
+
+    def add(self, parameters: Iterable[torch.Tensor], numbers: Iterable[int], places: Iterable[Any], likes: Iterable[torch.Tensor],
+            block: nn.Module | None = None) -> None:
+        """The playing of ``block``, or of a whole step, left these."""
+        self._found.update(zip(map(id, parameters), map(Unseen, numbers, places, likes, repeat(block))))
+
+    def add_block(self, reserved: Reserved, gradients: BlockGradients) -> None:
+        """As `add`, for all parameters of a block that have no stand-ins."""
+        self._of_blocks[id(reserved)] = gradients
+
+    def lend(self, reserved: Reserved) -> None:
+        """The block has its tensors now."""
+        found = self._of_blocks.pop(id(reserved), None)
+        if found is not None:
+            modules = reserved.twin.modules
+            parameters = [cast(torch.Tensor, modules[index]._parameters[name]) for index, name, _, _ in found.described]
+            self.add(parameters, found.numbers, found.places, [like for _, _, _, like in found.described], found.block)
+
+    def of_block(self, reserved: Reserved) -> BlockGradients | None:
+        """Those of a block without stand-ins."""
+        return self._of_blocks.get(id(reserved))
+
+    def look(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """The gradient of a parameter or a tensor like it."""
+        found = self._found.get(id(parameter))
+        return parameter.grad if found is None else found.like
+
+    def numbers_of(self, parameters: Iterable[torch.Tensor | Reserved]) -> list[int]:
+        """The numbers of the storages of gradients, which are there."""
+        numbers: list[int] = []
+        for parameter in parameters:
+            if isinstance(parameter, Reserved):
+                numbers += self._of_blocks[id(parameter)].numbers
+            elif (found := self._found.get(id(parameter))) is not None:
+                numbers.append(found.number)
+            else:
+                assert parameter.grad is not None
+                storage = parameter.grad.untyped_storage()
+                assert isinstance(storage, MetaStorage)
+                numbers.append(storage.number)
+        return numbers
+
+    def show(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Make tensors of the gradients of ``parameters``. Raises PlayedTwice where one came later, to be added to what was played."""
+        recorder = self.recorder
+        claim = torch.device(recorder.log.device)
+        for parameter in parameters:
+            found = self._found.pop(id(parameter), None)
+            if found is None:
+                continue
+            if parameter.grad is not None:
+                raise found.come_twice()
+            recorder.log.expect(found.number, found.like.untyped_storage().nbytes(), str(claim))
+            with without_modes():
+                parameter.grad = revive(found.like, claim, found.number, recorder.memory.block_of(found.place, recorder.space.stream), recorder.space)
+
+    def check(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Raise PlayedTwice where a gradient came later, to be added to what was played."""
+        for parameter in parameters:
+            if parameter.grad is not None and id(parameter) in self._found:
+                raise self._found[id(parameter)].come_twice()
+
+    def drop(self, parameters: Iterable[torch.Tensor | Reserved]) -> None:
+        """Free the gradients of ``parameters`` in their order, those that are tensors among them.
+
+        Raises PlayedTwice where one came later, to be added to what was played.
+        """
+        numbers: list[int] = []
+        places: list[Any] = []
+        for parameter in one_by_one(parameters):
+            if isinstance(parameter, Reserved):
+                theirs = self._of_blocks.pop(id(parameter), None)
+                if theirs is not None:
+                    numbers += theirs.numbers
+                    places += theirs.places
+                continue
+            seen, found = parameter.grad, self._found.pop(id(parameter), None)
+            if found is not None:
+                if seen is not None:
+                    raise found.come_twice()
+                numbers.append(found.number)
+                places.append(found.place)
+            elif seen is not None:
+                del seen
+                self._free(numbers, places)
+                numbers, places = [], []
+                parameter.grad = None
+        self._free(numbers, places)
+        for gradients in self._of_blocks.values():  # it was lent its tensors meanwhile: somebody uses them
+            assert gradients.block is not None
+            raise PlayedTwice(gradients.block)
+
+    def _free(self, numbers: list[int], places: list[Any]) -> None:
+        recorder, log, count = self.recorder, self.recorder.log, len(numbers)
+        if not count:
+            return
+        log.pending.append(Deaths(numbers, log))
+        recorder.memory.play(list(range(count)), places, Takings(log.peak_bytes), nowhere, recorder.space.stream)
+        log.events += count
+        if log.keeps_acts:
+            log.act_slots.leave(count)
+        if recorder.events is not None:
+            recorder.events.extend([(DIED, number) for number in numbers])
+
+
+class Deaths:
+    """Storages that died one after another, to be written into the log."""
+
+    def __init__(self, numbers: Sequence[int], log: Log) -> None:
+        self.numbers, self.call, self.event, self.act = numbers, len(log.call_slots), log.events, len(log.act_slots)
+
+    def parts_played(self) -> tuple[()]:
+        return ()
+
+    def expand(self, log: Log) -> None:
+        """Write them into the log."""
+        for i, number in enumerate(self.numbers):
+            life = log.storage_table[number]
+            life.died, life.died_call = self.event + i + 1, self.call
+            if log.keeps_acts:
+                log.act_slots.write(self.act + i, "free", life.address, life.block_bytes, self.call)

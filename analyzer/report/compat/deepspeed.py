@@ -1,0 +1,240 @@
+"""The report of DeepSpeed's FLOPs profiler, and of flops-profiler, which came from it: summary, aggregated and detailed profile."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from analyzer.errors import InputError
+from analyzer.results.profile import CostInfo, ModuleInfo, Profile
+from analyzer.units import format_bytes, format_figure, format_latency, format_share
+
+from analyzer.report.column import check_layout, print_rows
+from .functional import FunctionInfo, list_functions, sum_functions
+from analyzer.report.module_row import Ignored, divide, find_root, format_shapes, has_own_row, leave_out, plain
+from analyzer.report.notation import NOTATIONS, list_notations
+
+STYLES = ("deepspeed", "flops-profiler")
+_WIDTH = 78
+_ORDER = {
+    "deepspeed": "params, percentage of total params, MACs, percentage of total MACs, fwd latency, percentage of total fwd latency, fwd FLOPS,\n"
+                 "activation bytes, input shapes -> output shapes, arguments of the module",
+    "flops-profiler": "params, flops, MACs, fwd latency, fwd FLOPS and their shares of the model's; the functions that run in it with their shares of\n"
+                      "the model's flops and MACs, of the time of all functions (allfuncs) and of the model's fwd latency (e2e); activation bytes,\n"
+                      "input shapes -> output shapes, arguments of the module",
+}
+_NOTE = """\
+Note: 1. What a module does outside its submodules is its "(own)" row, so that a module is the sum of the rows right below it.
+2. Flops are a count, so FLOPS can be above what the device reaches.
+3. A module that stands in several places is counted in the first."""
+
+
+def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, detailed: bool = True, as_string: bool = True,
+                     output_file: str | Path | None = None, ignore_modules: Ignored | None = None, depth: int | None = None,
+                     style: str = "deepspeed", recompute_fwd_factor: float = 0.0) -> str:
+    """The report as text, also written to ``output_file`` if one is given (its folder is made).
+
+    The aggregated profile names, at each depth down to ``module_depth`` (-1: all), the ``top_modules`` classes that have most parameters,
+    FLOPs, MACs, latency and activation bytes. ``detailed`` adds the tree of modules, each with its figures, down to ``depth``.
+    ``as_string=False`` prints plain numbers (bytes, seconds). ``ignore_modules`` are classes, class names or paths that count as their
+    parent's own. ``style="flops-profiler"`` adds what each function costs within each module. Under DeepSpeed's convention, which counts
+    no backward pass, that is taken for 2 + ``recompute_fwd_factor`` forward passes.
+
+    Raises InputError for a profile without modules, a depth or a number of modules that cannot be, and for unknown names.
+
+    >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, params=10, fwd_macs=80, fwd_flops=160, extra_repr="in_features=4")
+    >>> tree = ModuleInfo(path="", type="Net", params=10, fwd_macs=80, fwd_flops=160, own=CostInfo(params=0), children=(leaf,))
+    >>> profile = Profile(name="Net", mode="infer", params=10, fwd_macs=80, fwd_flops=160, modules=tree)
+    >>> [line for line in deepspeed_report(profile).splitlines() if "Linear" in line][-1]
+    '  (fc): Linear(10, 100.00% Params, 80 MACs, 100.00% MACs, -, - latency, -, - activations, - -> -, in_features=4)'
+    """
+    if style not in STYLES:
+        raise InputError(f"deepspeed_report(style={style!r}): must be one of {', '.join(map(repr, STYLES))}")
+    check_layout(depth, 0, "text", "deepspeed_report()")
+    root = find_root(profile.modules, "deepspeed_report()")
+    root = leave_out(root, ignore_modules) if ignore_modules else root
+    figures = Figures(root, as_string)
+    lines = [_rule("Flops Profiler"), _describe_source(profile), "Notations:", NOTATIONS, ""]
+    lines += [f"{name + ': ':<76}{value}" for name, value in list_notations(profile, as_string, recompute_fwd_factor)]
+    lines += ["", _rule("Aggregated Profile per Device"), *aggregate(root, module_depth, top_modules, figures)]
+    if detailed:
+        lines += ["", _rule("Detailed Profile per Device"), "Behind the name of each module stand, in this order:",
+                  _ORDER[style], "", _NOTE, "", *_print_module(root, figures, style, depth)]
+    text = "\n".join([*lines, "-" * _WIDTH])
+    if output_file is not None:
+        path = Path(output_file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    return text
+
+
+def _describe_source(profile: Profile) -> str:
+    step = "" if profile.profile_step is None else f" at step {profile.profile_step}"
+    steps = "" if profile.measured_steps is None else f", mean of {profile.measured_steps} runs"
+    return (f"Profile Summary{step}: {profile.name}, {profile.mode}{'' if profile.device is None else f', {profile.device}'}; "
+            f"latency: {profile.seconds_method}{steps}")
+
+
+def _rule(title: str) -> str:
+    return f" {title} ".center(_WIDTH, "-")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How figures of modules are printed, and what they are shares of."""
+
+    root: ModuleInfo
+    as_string: bool = True
+
+    @cached_property
+    def functions_seconds(self) -> float | None:
+        return sum_seconds(sum_functions(self.root).values())
+
+    def quantities(self) -> tuple[tuple[str, str, Callable[[Any], str]], ...]:
+        """Name, field and format of what the aggregated profile compares."""
+        return (("params", "params", self.params), ("flops", "fwd_flops", self.flops), ("MACs", "fwd_macs", self.macs),
+                ("fwd latency", "fwd_seconds", self.latency), ("bwd flops", "bwd_flops", self.flops), ("bwd latency", "bwd_seconds", self.latency),
+                ("step", "optimizer_seconds", self.latency), ("activations", "activation_bytes", self.bytes))
+
+    def params(self, value: int | None) -> str:
+        return format_figure(value, kilo="k") if self.as_string else plain(value)
+
+    def flops(self, value: int | None) -> str:
+        return format_figure(value) if self.as_string else plain(value)
+
+    def macs(self, value: int | None) -> str:
+        return format_figure(value, "MACs") if self.as_string else plain(value)
+
+    def latency(self, value: float | None) -> str:
+        return format_latency(value) if self.as_string else plain(value)
+
+    def rate(self, flops: int | None, seconds: float | None) -> str:
+        rate = divide(flops, seconds)
+        return format_figure(rate, "FLOPS") if self.as_string else plain(rate)
+
+    def bytes(self, value: int | None) -> str:
+        return format_bytes(value) if self.as_string else plain(value)
+
+    def share(self, costs: CostInfo | FunctionInfo, name: str, of: str | None = None) -> str:
+        return format_share(getattr(costs, name), getattr(self.root, of or name))
+
+
+# ---- the aggregated profile
+
+
+def aggregate(root: ModuleInfo, module_depth: int = -1, top_modules: int = 1, figures: Figures | None = None) -> list[str]:
+    """Lines that name the classes with the largest sums at each depth."""
+    lines = [f"Top {top_modules} classes of modules at each depth by params, flops, MACs, latency and activation bytes:"]
+    depth_before = None
+    for depth, quantity, largest in list_largest(root, module_depth, top_modules, figures or Figures(root)):
+        if depth != depth_before:
+            lines.append(f"depth {depth}:")
+        depth_before = depth
+        lines.append(f"    {quantity:<12}- {largest}")
+    return lines
+
+
+def largest_modules(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, as_string: bool = True, ignore_modules: Ignored | None = None,
+                    fmt: str = "text") -> str:
+    """The aggregated profile as a table: at each depth and for each quantity, the classes of modules that have most of it together.
+
+    >>> tree = ModuleInfo(path="", type="Net", params=10, children=(ModuleInfo(path="fc", type="Linear", depth=1, params=10),))
+    >>> largest_modules(Profile(name="Net", mode="infer", modules=tree), fmt="csv").splitlines()[:3]
+    ['Depth,Quantity,Rank,Type,Sum,Share', '0,params,1,Net,10,100.00%', '0,flops,1,Net,-,-']
+    """
+    check_layout(None, 0, fmt, "largest_modules()")
+    root = find_root(profile.modules, "largest_modules()")
+    root = leave_out(root, ignore_modules) if ignore_modules else root
+    figures = Figures(root, as_string)
+    sums, names = sum_by_class(root), {label: name for label, name, _ in figures.quantities()}
+    rows = [[str(depth), quantity, str(rank), kind, text, figures.share(sums[depth][kind], names[quantity])]
+            for depth, quantity, largest in list_largest(root, module_depth, top_modules, figures)
+            for rank, (kind, text) in enumerate(largest.items(), 1)]
+    return print_rows(["Depth", "Quantity", "Rank", "Type", "Sum", "Share"], rows, left=(0, 1, 3), fmt=fmt)
+
+
+def list_largest(root: ModuleInfo, module_depth: int, top_modules: int, figures: Figures) -> Iterator[tuple[int, str, dict[str, str]]]:
+    """Depth, quantity, and the classes with the largest sums of it and these sums."""
+    if module_depth < -1 or top_modules < 1:
+        raise InputError(f"module_depth={module_depth!r}, top_modules={top_modules!r}: a depth is 0 or more, or -1 for all, and at least one "
+                         "module is named")
+    sums = sum_by_class(root)
+    deepest = len(sums) - 1 if module_depth == -1 else min(module_depth, len(sums) - 1)
+    for depth, by_class in enumerate(sums[:deepest + 1]):
+        for label, name, write in figures.quantities():
+            if getattr(root, name) or not name.startswith(("bwd", "optimizer")):  # of inference there is no more
+                largest = sorted(by_class.items(), key=lambda item: -(getattr(item[1], name) or 0))[:top_modules]
+                yield depth, label, {kind: write(getattr(costs, name)) for kind, costs in largest}
+
+
+def sum_by_class(root: ModuleInfo) -> list[dict[str, CostInfo]]:
+    """At each depth, what the modules of each class cost together."""
+    sums: list[dict[str, CostInfo]] = []
+    for module in root.walk():
+        depth = module.depth - root.depth
+        if depth == len(sums):
+            sums.append({})
+        costs = CostInfo(**{name: getattr(module, name) for name in CostInfo.__slots__})
+        sums[depth][module.type] = sums[depth][module.type] + costs if module.type in sums[depth] else costs
+    return sums
+
+
+# ---- the detailed profile
+
+
+def _print_module(module: ModuleInfo, figures: Figures, style: str, depth: int | None) -> list[str]:
+    """As the repr of a module, which puts the figures where `extra_repr` stands."""
+    told = [*_tell(module, figures, sum_functions(module) if style != "deepspeed" else {}, style),
+            f"{figures.bytes(module.activation_bytes)} activations", f"{format_shapes(module.inputs)} -> {format_shapes(module.outputs)}"]
+    if module.shared_with is not None:
+        told.append(f"same as ({module.shared_with or module.type})")
+    if module.extra_repr:
+        told += module.extra_repr.split("\n")
+    line = ", ".join(told)
+    if not module.children or module.depth == depth:
+        return [f"{module.type}({line})"]
+    lines = [f"{module.type}(", f"  {line}"]
+    for child in module.children:
+        first, *rest = _print_module(child, figures, style, depth)
+        lines += [f"  ({child.path.rpartition('.')[2]}): {first}", *(f"  {text}" for text in rest)]
+    if has_own_row(module):
+        lines += [f"  {text}" for text in _print_own(module, figures, style)]
+    return [*lines, ")"]
+
+
+def _print_own(module: ModuleInfo, figures: Figures, style: str) -> list[str]:
+    functions = list_functions(module)
+    told = [*_tell(module.own, figures, functions, style), f"{figures.bytes(module.own.activation_bytes)} activations"]
+    line = ", ".join(told)
+    if style != "deepspeed" or not functions:
+        return [f"(own): ({line})"]
+    rows = [f"  ({f.name}): {f.calls} call{'s' if f.calls > 1 else ''}, {figures.flops(f.flops)} flops, {figures.share(f, 'flops', 'fwd_flops')} flops, "
+            f"{figures.macs(f.macs)}, {figures.share(f, 'macs', 'fwd_macs')} MACs, {figures.latency(f.seconds)}, "
+            f"{figures.share(f, 'seconds', 'fwd_seconds')} latency, {figures.rate(f.flops, f.seconds)}" for f in functions.values()]
+    return ["(own): (", f"  {line}", *rows, ")"]
+
+
+def _tell(costs: CostInfo, figures: Figures, functions: Mapping[str, FunctionInfo], style: str) -> list[str]:
+    share = figures.share
+    rate = figures.rate(costs.fwd_flops, costs.fwd_seconds)
+    if style == "deepspeed":
+        return [figures.params(costs.params), f"{share(costs, 'params')} Params", figures.macs(costs.fwd_macs),
+                f"{share(costs, 'fwd_macs')} MACs", figures.latency(costs.fwd_seconds), f"{share(costs, 'fwd_seconds')} latency", rate]
+    row = {"param": figures.params(costs.params), "flops": figures.flops(costs.fwd_flops), "macs": figures.macs(costs.fwd_macs),
+           "duration": figures.latency(costs.fwd_seconds), "FLOPS": rate, "params%": share(costs, "params"), "flops%": share(costs, "fwd_flops"),
+           "macs%": share(costs, "fwd_macs"), "duration%": share(costs, "fwd_seconds")}
+    rows = {f.name: {
+        "flops": figures.flops(f.flops), "macs": figures.macs(f.macs), "duration": figures.latency(f.seconds),
+        "FLOPS": figures.rate(f.flops, f.seconds), "flops%": share(f, "flops", "fwd_flops"), "macs%": share(f, "macs", "fwd_macs"),
+        "duration%/allfuncs": format_share(f.seconds, figures.functions_seconds), "duration%/e2e": share(f, "seconds", "fwd_seconds"),
+    } for f in functions.values()}
+    return [f"module = {row}", f"functionals = {rows}", f"functionals_duration = {figures.latency(sum_seconds(functions.values()))}"]
+
+
+def sum_seconds(functions: Iterable[FunctionInfo]) -> float | None:
+    """Of all functions; unknown where one is."""
+    seconds = [f.seconds for f in functions]
+    known = [s for s in seconds if s is not None]
+    return sum(known, 0.0) if len(known) == len(seconds) else None

@@ -1,0 +1,80 @@
+"""The functions that a module calls outside its submodules, by the name that a user would have written."""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from analyzer.results.profile import ModuleInfo, OperatorInfo
+
+# Where the ATen operator goes by another name than the Python function; torch.nn.functional and torch dispatch so.
+_NAMES = {
+    "addmm": "linear", "_addmm_activation": "linear", "bmm": "matmul", "baddbmm": "baddbmm", "native_layer_norm": "layer_norm",
+    "native_group_norm": "group_norm", "_softmax": "softmax", "_safe_softmax": "softmax", "_log_softmax": "log_softmax",
+    "native_dropout": "dropout", "_prelu_kernel": "prelu", "_embedding_bag": "embedding_bag", "nll_loss_forward": "nll_loss",
+    "_fused_rms_norm": "rms_norm", "_cudnn_rnn": "rnn", "_unsafe_view": "view", "_to_copy": "to",
+}
+_FAMILIES = ((r".*batch_norm.*", "batch_norm"), (r"_?(adaptive_)?(avg|max)_pool([123])d.*", r"\1\2_pool\3d"), (r"_?upsample_.*", "interpolate"),
+             (r"_?scaled_dot_product_.*|_flash_attention.*|_efficient_attention.*", "scaled_dot_product_attention"))
+_COSTS = ("flops", "macs", "seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionInfo:
+    """What the calls of one function cost in the forward pass."""
+
+    name: str
+    calls: int
+    flops: int | None
+    macs: int | None
+    seconds: float | None
+
+    def __add__(self, other: FunctionInfo) -> FunctionInfo:
+        """Both together; unknown plus anything is unknown."""
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in _COSTS}
+        return FunctionInfo(self.name, self.calls + other.calls, **{name: None if a is None or b is None else a + b for name, (a, b) in pairs.items()})
+
+
+def name_function(operator: str, module: ModuleInfo | None = None) -> str:
+    """The Python function behind an operator that ``module`` called; the names of functions and of other libraries' operators stay.
+
+    >>> name_function("aten.addmm.default"), name_function("aten.relu_.default"), name_function("softmax"), name_function("mylib.scan.default")
+    ('linear', 'relu', 'softmax', 'mylib.scan')
+    >>> name_function("aten.convolution.default", ModuleInfo(path="c", type="Conv2d", kernel_size=(3, 3)))
+    'conv2d'
+    """
+    space, _, rest = operator.partition(".")
+    if space != "aten":
+        return ".".join(operator.split(".")[:2]) if rest else operator
+    name = rest.partition(".")[0]
+    if "convolution" in name:
+        dims = len(module.kernel_size) if module is not None and module.kernel_size else 0
+        kind = "conv_transpose" if module is not None and "Transpose" in module.type else "conv"
+        return f"{kind}{dims}d" if dims else "convolution"
+    if name == "mm":  # a linear layer without a bias, or a product of two activations
+        return "linear" if module is not None and any(len(p.shape) == 2 for p in module.parameters.values()) else "matmul"
+    for pattern, function in _FAMILIES:
+        if (found := re.fullmatch(pattern, name)) is not None:
+            return found.expand(function) if "\\" in function else function
+    return _NAMES.get(name, name if name.startswith("_") else name.rstrip("_"))
+
+
+def list_functions(module: ModuleInfo) -> dict[str, FunctionInfo]:
+    """The functions that the module itself called in the forward pass, the longest first; views and the like, which cost nothing, are left out."""
+    return _collect([(module, row) for row in module.operators])
+
+
+def sum_functions(module: ModuleInfo) -> dict[str, FunctionInfo]:
+    """The same of the module and everything below it."""
+    return _collect([(m, row) for m in module.walk() for row in m.operators])
+
+
+def _collect(rows: Iterable[tuple[ModuleInfo, OperatorInfo]]) -> dict[str, FunctionInfo]:
+    found: dict[str, FunctionInfo] = {}
+    for module, row in rows:
+        if row.phase != "forward" or (row.flops == 0 and not row.seconds):
+            continue
+        name = name_function(row.operator, module)
+        one = FunctionInfo(name, row.calls, row.flops, row.macs, row.seconds)
+        found[name] = found[name] + one if name in found else one
+    return dict(sorted(found.items(), key=lambda item: (-(item[1].seconds or 0), -(item[1].flops or 0), item[0])))

@@ -1,0 +1,48 @@
+"""The report of TIDSProfiler (ruipeterpan/torch_profiler): one indented line a module, with its latency and its shapes."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analyzer.results.profile import ModuleInfo, Profile, TensorInfo
+from analyzer.units import UNKNOWN
+
+from analyzer.report.column import check_layout
+from analyzer.report.module_row import find_root, has_own_row, plain
+
+_INDENT = " " * 8
+
+
+def tids_report(profile: Profile, *, depth: int | None = None) -> str:
+    """One line a module: class, parameters, milliseconds and share of the forward pass, shapes of its first input and its first output; down to ``depth``.
+
+    What a module does outside its submodules is a line of its own where it takes time. Raises InputError for a profile without modules.
+
+    >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, params=10, fwd_seconds=0.0005, outputs=(TensorInfo((2, 5), "float32", "cpu"),))
+    >>> tree = ModuleInfo(path="", type="Net", params=10, fwd_seconds=0.001, children=(leaf,))
+    >>> print(tids_report(Profile(name="Net", mode="infer", modules=tree)).splitlines()[1].strip())
+    (fc): Linear, num_params 10, 0.5ms, 50.0% latency, input shape None, output shape [2, 5]
+    """
+    check_layout(depth, 0, "text", "tids_report()")
+    root = find_root(profile.modules, "tids_report()")
+    return "\n".join(_list_lines(root, root, "model", depth))
+
+
+def _list_lines(module: ModuleInfo, root: ModuleInfo, name: str, depth: int | None) -> list[str]:
+    lines = [f"({name}): {module.type}, num_params {plain(module.params)}, {_tell_latency(module.fwd_seconds, root.fwd_seconds)}, "
+             f"input shape {_shape(module.inputs)}, output shape {_shape(module.outputs)}"]
+    if not module.children or module.depth == depth:
+        return lines
+    for child in module.children:
+        lines += [_INDENT + line for line in _list_lines(child, root, child.path.rpartition(".")[2], depth)]
+    if has_own_row(module) and (module.own.fwd_seconds or module.own.params):
+        lines.append(f"{_INDENT}(own): num_params {plain(module.own.params)}, {_tell_latency(module.own.fwd_seconds, root.fwd_seconds)}")
+    return lines
+
+
+def _tell_latency(seconds: float | None, whole: float | None) -> str:
+    share = UNKNOWN if seconds is None or not whole else f"{round(100 * seconds / whole, 3)}%"
+    return f"{UNKNOWN if seconds is None else f'{round(seconds * 1000, 3)}ms'}, {share} latency"
+
+
+def _shape(tensors: Sequence[TensorInfo]) -> str:
+    return str(list(tensors[0].shape)) if tensors else "None"

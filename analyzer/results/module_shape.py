@@ -1,0 +1,126 @@
+"""What a report says of a module without a run: its class, settings and parameters, kept when the module itself has gone on."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from .node_info import TensorInfo
+from analyzer.replay.twin import Twin
+
+
+class ParameterShape(NamedTuple):
+    """A parameter of a module; ``key`` is the same for the same tensor."""
+
+    key: int
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    numel: int
+    requires_grad: bool
+
+    def describe(self) -> TensorInfo:
+        return TensorInfo(tuple(self.shape), str(self.dtype).removeprefix("torch."), str(self.device))
+
+
+@dataclass(frozen=True, slots=True)
+class TwinShape:
+    """A block that is like an earlier one but for its keys and some settings (extra_repr and kernel size, by place in the block)."""
+
+    first: ModuleShape
+    keys: Sequence[int]
+    parameter_keys: Sequence[int]
+    settings: Mapping[int, tuple[str, tuple[int, ...] | None]]
+    numel: int
+
+    @classmethod
+    def of(cls, twin: Twin, first: ModuleShape) -> TwinShape:
+        """The shape of ``twin`` as it is now."""
+        settings = {i: (twin.modules[i].extra_repr(), _kernel_size(twin.modules[i])) for i in {i for i, _ in twin.differing}}
+        return cls(first, list(map(id, twin.modules)), list(map(id, twin.parameters)), settings, sum([t.numel for t in twin.pattern.parameters]))
+
+    def expand(self) -> ModuleShape:
+        """It as one of its own."""
+        return self._copy(self.first, enumerate(self.keys), iter(self.parameter_keys))
+
+    def _copy(self, shape: ModuleShape, keys: Iterator[tuple[int, int]], parameter_keys: Iterator[int]) -> ModuleShape:
+        index, key = next(keys)
+        text, kernel_size = self.settings.get(index, (shape.extra_repr, shape.kernel_size))
+        parameters = tuple([p._replace(key=next(parameter_keys)) for p in shape.parameters])
+        children = tuple([(name, self._copy(child, keys, parameter_keys)) for name, child in shape.children])
+        return ModuleShape(key, shape.type, text, shape.training, kernel_size, parameters, children)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleShape:
+    """A module and what is below it; ``key`` is the same for the same module."""
+
+    key: int
+    type: str
+    extra_repr: str
+    training: bool
+    kernel_size: tuple[int, ...] | None
+    parameters: tuple[ParameterShape, ...]
+    below: tuple[tuple[str, ModuleShape | TwinShape], ...]
+
+    @classmethod
+    def of(cls, root: torch.nn.Module, twins: Mapping[int, Twin] = MappingProxyType({})) -> ModuleShape:
+        """The shape of ``root`` as it is now; ``twins`` are the blocks in it that are like an earlier one, by id."""
+        whole = cls._describe(root, twins, {})
+        assert isinstance(whole, ModuleShape)  # a twin is like something before it
+        return whole
+
+    @classmethod
+    def _describe(cls, module: torch.nn.Module, twins: Mapping[int, Twin], firsts: dict[int, ModuleShape]) -> ModuleShape | TwinShape:
+        twin = twins.get(id(module))
+        if twin is not None:
+            return TwinShape.of(twin, firsts[id(twin.pattern.block)])
+        parameters = [ParameterShape(id(p), name, p.shape, p.dtype, p.device, p.numel(), p.requires_grad)
+                      for name, p in module._parameters.items() if p is not None]
+        children = [(name, cls._describe(child, twins, firsts)) for name, child in module._modules.items() if child is not None]
+        found = firsts[id(module)] = cls(id(module), type(module).__name__, module.extra_repr(), module.training, _kernel_size(module),
+                                         tuple(parameters), tuple(children))
+        return found
+
+    @property
+    def children(self) -> list[tuple[str, ModuleShape]]:
+        """Names and shapes of the modules that it holds."""
+        return [(name, child.expand() if isinstance(child, TwinShape) else child) for name, child in self.below]
+
+    def count_parameters(self) -> int:
+        """Elements of all parameters, each counted once."""
+        distinct: dict[int, int] = {}
+        twins = 0
+        waiting = [self]
+        while waiting:
+            module = waiting.pop()
+            distinct.update((p.key, p.numel) for p in module.parameters)
+            for _, child in module.below:
+                if isinstance(child, TwinShape):
+                    twins += child.numel  # a twin shares no parameter
+                else:
+                    waiting.append(child)
+        return twins + sum(distinct.values())
+
+    def distinct_parameters(self) -> dict[int, ParameterShape]:
+        """Every parameter once, by its key."""
+        found: dict[int, ParameterShape] = {}
+        waiting = [self]
+        while waiting:
+            module = waiting.pop()
+            found.update((p.key, p) for p in module.parameters)
+            waiting += [child for _, child in module.children]
+        return found
+
+
+def _kernel_size(module: Any) -> tuple[int, ...] | None:
+    if "kernel_size" not in module.__dict__ and not hasattr(type(module), "kernel_size"):
+        return None  # a module looks long for an attribute that it has not
+    size = getattr(module, "kernel_size", None)
+    if isinstance(size, int):
+        return (size,)
+    return tuple(size) if isinstance(size, (tuple, list)) and all(isinstance(n, int) for n in size) else None

@@ -1,0 +1,64 @@
+"""What can be said of a step that ended for want of memory."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from analyzer.memory.allocator import DeviceOutOfMemoryError
+from .profile import OutOfMemoryInfo
+from analyzer.record.log import Log
+
+_ORDER = ("forward", "backward", "optimizer", "zero_grad")
+# In which phase a quantity is complete; those of the whole step are never in a step that was not finished.
+_BORN_IN_FORWARD = ("accumulate_bytes", "incremental_bytes", "output_bytes", "temp_bytes", "backward_bytes", "activation_bytes", "saved_bytes")
+_WHOLE_STEP = ("step_seconds", "kernel_seconds")
+
+
+def describe_shortage(log: Log) -> OutOfMemoryInfo | None:
+    """Where the run ended for want of memory, None where it did not."""
+    short = log.shortage
+    if short is None:
+        return None
+    return OutOfMemoryInfo(
+        operator=short.operator, phase=short.phase, node=log.nodes[short.node].name if short.node >= 0 else None,
+        module_path=log.modules[short.module].path or None, step=short.step, requested_bytes=short.requested_bytes,
+        short_bytes=short.short_bytes, allocated_bytes=short.allocated_bytes, reserved_bytes=short.reserved_bytes,
+        capacity_bytes=short.capacity_bytes)
+
+
+def forget_unfinished(log: Log, rows: Iterable[dict[str, Any]], phase_rows: dict[tuple[int, str], dict[str, Any]]) -> None:
+    """Set what the interrupted phase and those after it would have told to None, in place; nothing if the first step was finished.
+
+    After a whole step the log's last step is that one, so there is nothing to forget but the interrupted one's phases, which nobody reads.
+    """
+    short = log.shortage
+    if short is None or short.step:
+        return
+    reached = _ORDER.index(short.phase) if short.phase in _ORDER else 0
+    for key in [key for key in phase_rows if key[1] not in _ORDER[:reached]]:
+        del phase_rows[key]
+    for row in rows:
+        for name in row:
+            if name in _WHOLE_STEP or _ORDER.index(_phase_of(name)) >= reached and _phase_of(name) != "zero_grad":
+                row[name] = None
+
+
+def _phase_of(name: str) -> str:
+    if name.startswith("fwd_") or name in _BORN_IN_FORWARD:
+        return "forward"
+    if name.startswith("bwd_") or name.startswith("recompute_") or name == "executed_flops":
+        return "backward"
+    return "optimizer" if name.startswith("optimizer_") else "zero_grad"
+
+
+def describe_placement(module: torch.nn.Module, error: DeviceOutOfMemoryError) -> dict[str, Any]:
+    """The fields of the profile of a model that does not even fit before its first step."""
+    tensors = list(module.parameters())
+    return {
+        "params": sum(p.numel() for p in tensors), "param_bytes": sum(p.numel() * p.element_size() for p in tensors),
+        "out_of_memory": OutOfMemoryInfo(
+            operator="placing the model and its inputs", phase="setup", requested_bytes=error.requested_bytes, short_bytes=error.short_bytes,
+            allocated_bytes=error.allocated_bytes, reserved_bytes=error.reserved_bytes, capacity_bytes=error.capacity_bytes),
+    }

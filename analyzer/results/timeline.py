@@ -1,0 +1,177 @@
+"""Memory over time, from the allocator's acts in the log: points per operator call, and the acts themselves with who asked for them."""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from .profile import MemoryEvent, TimelinePoint
+from analyzer.profilers.memory import category_of, forward_ends
+from analyzer.record.act_table import Act
+from analyzer.record.log import Log
+from analyzer.record.storage_life import StorageLife
+
+Span = tuple[int, int]
+
+
+def read_memory(log: Log) -> tuple[tuple[TimelinePoint, ...], tuple[MemoryEvent, ...]]:
+    """The timeline and the memory events of the last step that reaches the run's peak, up to the end of the run.
+
+    What is there when that step begins comes first, as events without a point. Replayed, the events give the allocated and reserved
+    bytes at every point, and their highest is ``log.peak_bytes``. Both are empty where the log keeps no acts.
+    """
+    if not log.phases:
+        return (), ()
+    end = log.phases[-1].end_act if log.shortage is None else log.shortage.act  # after it comes what the end of the run frees
+    acts = [*_what_was_there(log), *log.acts[:end]]
+    if not acts:
+        return (), ()
+    first_call = _first_call_shown(log)
+    start = next((i for i, act in enumerate(acts) if act[3] >= first_call), len(acts))
+    owners = _find_owners(log, acts)
+    names = _Names(log)
+    events = list(_state_after(acts[:start], owners, names))
+    events += [names.describe(act, owners.get(i)) for i, act in enumerate(acts[start:], start)]
+    return tuple(_points(log, acts, start, first_call)), tuple(events)
+
+
+def _first_call_shown(log: Log) -> int:
+    peaks: dict[int, int] = defaultdict(int)
+    first: dict[int, int] = {}
+    for record in log.phases:
+        peaks[record.step] = max(peaks[record.step], record.peak_allocated_bytes)
+        first.setdefault(record.step, record.first_call)
+    reaching = [step for step, peak in peaks.items() if peak == log.peak_bytes]
+    return first[max(reaching)] if reaching else 0
+
+
+def _what_was_there(log: Log) -> Iterator[Act]:
+    """An allocation for each storage of the host that was there before the first act (an allocator tells of its own)."""
+    if log.acts and log.device == "cpu":
+        made = {act[1] for act in log.acts if act[0] == "alloc"}  # addresses of the host are never used twice
+        for life in log.storages.values():
+            if life.device == log.device and life.block_bytes and life.address not in made:
+                yield "alloc", life.address, life.block_bytes, 0
+
+
+def _find_owners(log: Log, acts: list[Act]) -> dict[int, StorageLife]:
+    """The storage behind each allocation, by the act's index; an allocation without one is a workspace."""
+    lives: defaultdict[tuple[int, int, int], list[StorageLife]] = defaultdict(list)
+    for life in sorted(log.storages.values(), key=lambda life: life.born):
+        if life.device == log.device:
+            lives[life.address, life.block_bytes, life.born_call].append(life)
+    owners: dict[int, StorageLife] = {}
+    open_acts: dict[int, int] = {}  # address -> act that allocated it
+    for i in reversed(range(len(acts))):  # a workspace of the same place and call comes before the storage
+        action, address, nbytes, call = acts[i]
+        if action == "alloc" and (found := lives.get((address, nbytes, call))):
+            owners[i] = found.pop()
+    for i, (action, address, _, _) in enumerate(acts):
+        if action == "alloc":
+            open_acts[address] = i
+        elif action == "free" and (allocated := open_acts.pop(address, -1)) in owners:
+            owners[i] = owners[allocated]
+    return owners
+
+
+class _Names:
+    """Who asked for memory, and what for; found once for each storage and operator."""
+
+    def __init__(self, log: Log) -> None:
+        self.log, self.ends = log, forward_ends(log)
+        self._of_storage: dict[int, tuple[str, str]] = {}
+        self._of_operator: dict[object, str] = {}
+
+    def describe(self, act: Act, life: StorageLife | None) -> MemoryEvent:
+        action, address, nbytes, call = act
+        if action != "alloc" and action != "free":
+            return MemoryEvent(action, address, nbytes)
+        if life is None:
+            return MemoryEvent(action, address, nbytes, self._operator(call), "workspace")
+        found = self._of_storage.get(life.number)
+        if found is None:
+            name = life.label or (self.log.nodes[life.node].name if life.node >= 0 else self._operator(life.born_call))
+            found = self._of_storage[life.number] = name, category_of(life, self.log, self.ends)
+        return MemoryEvent(action, address, nbytes, *found)
+
+    def _operator(self, call: int) -> str:
+        if call >= len(self.log.calls):
+            return ""
+        op = self.log.calls[call].signature.op
+        return self._of_operator.get(op) or self._of_operator.setdefault(op, str(op))
+
+
+def _state_after(acts: list[Act], owners: dict[int, StorageLife], names: _Names) -> Iterator[MemoryEvent]:
+    """What the acts leave: segments, then blocks, by address."""
+    blocks: dict[int, int] = {}
+    segments: dict[int, int] = {}
+    pages: list[Span] = []
+    for i, (action, address, nbytes, _) in enumerate(acts):
+        if action == "alloc":
+            blocks[address] = i
+        elif action == "free":
+            blocks.pop(address, None)
+        elif action == "segment_alloc":
+            segments[address] = nbytes
+        elif action == "segment_free":
+            segments.pop(address, None)
+        else:
+            pages = change_pages(pages, action, address, nbytes)
+    yield from (MemoryEvent("segment_alloc", address, nbytes) for address, nbytes in sorted(segments.items()))
+    yield from (MemoryEvent("segment_map", start, end - start) for start, end in pages)
+    yield from (names.describe(acts[i], owners.get(i)) for _, i in sorted(blocks.items()))
+
+
+def change_pages(pages: Iterable[Span], action: str, address: int, nbytes: int) -> list[Span]:
+    """The mapped spans of expandable segments, in order and disjoint, after a ``segment_map`` or ``segment_unmap``.
+
+    >>> change_pages([(0, 4)], "segment_map", 4, 4), change_pages([(0, 8)], "segment_unmap", 2, 4)
+    ([(0, 8)], [(0, 2), (6, 8)])
+    """
+    start, end = address, address + nbytes
+    if action == "segment_unmap":
+        cut = [part for s, e in pages for part in ((s, min(e, start)), (max(s, end), e))]
+        return [(s, e) for s, e in cut if s < e]
+    joined: list[Span] = []
+    for s, e in sorted([*pages, (start, end)]):
+        if joined and s <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], e))
+        else:
+            joined.append((s, e))
+    return joined
+
+
+def _points(log: Log, acts: list[Act], start: int, first_call: int) -> Iterator[TimelinePoint]:
+    """One point per call that changed what is in use, one more before it where it was higher while the call ran."""
+    allocated = reserved = 0
+    has_segments = log.device != "cpu"
+    for act in acts[:start]:
+        allocated, reserved = _apply(act, allocated, reserved)
+    i = start
+    shown = None
+    for index in range(first_call, len(log.calls)):
+        peak = (allocated, reserved)
+        while i < len(acts) and acts[i][3] <= index:
+            allocated, reserved = _apply(acts[i], allocated, reserved)
+            peak = max(peak, (allocated, reserved))
+            i += 1
+        if (allocated, reserved) == shown == peak:
+            continue
+        shown = allocated, reserved
+        call = log.calls[index]
+        label = log.nodes[call.node].name if call.node >= 0 else str(call.signature.op)
+        for used, held in dict.fromkeys((peak, shown)):
+            yield TimelinePoint(label, used, call.phase, held if has_segments else None)
+    if i < len(acts):  # what happened after the last call
+        for act in acts[i:]:
+            allocated, reserved = _apply(act, allocated, reserved)
+        phase = log.phases[-1].phase if log.phases else None
+        yield TimelinePoint("end" if log.shortage is None else "out of memory", allocated, phase, reserved if has_segments else None)
+
+
+def _apply(act: Act, allocated: int, reserved: int) -> tuple[int, int]:
+    action, _, nbytes, _ = act
+    if action == "alloc":
+        return allocated + nbytes, reserved
+    if action == "free":
+        return allocated - nbytes, reserved
+    return allocated, reserved + (nbytes if action in ("segment_alloc", "segment_map") else -nbytes)

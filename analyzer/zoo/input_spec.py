@@ -1,0 +1,106 @@
+"""The `--input` of the command line: which tensors a model is called with.
+
+A text is `[NAME=][DTYPE:]SIZES`, sizes joined by `x`: `8x3x224x224`, `int64:8x512`, `input_ids=int64:8x512`.
+Without a name the tensor is a positional argument, without a dtype it is float32, and `scalar` is a tensor of no dimensions.
+"""
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from analyzer.errors import InputError
+
+GRAMMAR = "[NAME=][DTYPE:]SIZES, like 8x3x224x224 or input_ids=int64:8x512"
+
+_TORCH_NAMES = (
+    "bool uint8 int8 int16 short uint16 int32 int uint32 int64 long uint64 bfloat16 float16 half float32 float float64 double "
+    "complex64 complex128 float8_e4m3fn float8_e5m2"
+)
+_SHORT_NAMES = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32", "f32": "float32", "fp64": "float64",
+                "f64": "float64", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8"}
+DTYPES: dict[str, torch.dtype] = {
+    **{name: getattr(torch, name) for name in _TORCH_NAMES.split()},
+    **{short: getattr(torch, name) for short, name in _SHORT_NAMES.items()},
+}
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One tensor to call a model with: positional if ``name`` is None.
+
+    >>> spec = parse_input("input_ids=int64:8x512")
+    >>> spec.name, spec.dtype, spec.shape
+    ('input_ids', torch.int64, (8, 512))
+    >>> spec.make().device, spec.make().shape
+    (device(type='meta'), torch.Size([8, 512]))
+    >>> str(spec)
+    'input_ids=int64:8x512'
+    """
+
+    name: str | None
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def make(self, device: str | torch.device = "meta") -> torch.Tensor:
+        """An empty tensor of this dtype and shape."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+    def __str__(self) -> str:
+        name = "" if self.name is None else f"{self.name}="
+        return f"{name}{str(self.dtype).removeprefix('torch.')}:{'x'.join(map(str, self.shape)) or 'scalar'}"
+
+
+def parse_input(text: str) -> InputSpec:
+    """Read one `--input`. Raises InputError, which repeats the text and says what part of it is wrong.
+
+    >>> parse_input("8x3x224x224")
+    InputSpec(name=None, dtype=torch.float32, shape=(8, 3, 224, 224))
+    >>> parse_input("x=bf16:2x8").dtype
+    torch.bfloat16
+    """
+    name, equals, rest = text.rpartition("=")
+    if equals and not name.isidentifier():
+        raise InputError(f"--input {text}: {name!r} is no argument name; write {GRAMMAR}")
+    dtype, colon, sizes = rest.rpartition(":")
+    return InputSpec(name if equals else None, _parse_dtype(dtype, text) if colon else torch.float32, _parse_shape(sizes, text))
+
+
+def parse_inputs(texts: Iterable[str]) -> tuple[InputSpec, ...]:
+    """Read several `--input`, in their order. Raises InputError, also where a name is given twice.
+
+    >>> [str(spec) for spec in parse_inputs(["8x16", "mask=bool:8"])]
+    ['float32:8x16', 'mask=bool:8']
+    """
+    specs: list[InputSpec] = []
+    for text in texts:
+        spec = parse_input(text)
+        if spec.name is not None and any(spec.name == other.name for other in specs):
+            raise InputError(f"--input {text}: {spec.name!r} is given twice")
+        specs.append(spec)
+    return tuple(specs)
+
+
+def _parse_dtype(word: str, text: str) -> torch.dtype:
+    dtype = DTYPES.get(word)
+    if dtype is None:
+        near = difflib.get_close_matches(word, DTYPES, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "take one of torch's, like float32, bfloat16 or int64"
+        raise InputError(f"--input {text}: unknown dtype {word!r}; {hint}")
+    return dtype
+
+
+def _parse_shape(sizes: str, text: str) -> tuple[int, ...]:
+    if sizes == "scalar":
+        return ()
+    if not re.fullmatch(r"[0-9]+(x[0-9]+)*", sizes):
+        mended = re.sub(r"[\s,*X×]+", "x", sizes.strip("()[] "))  # how people also write shapes
+        hint = f"did you mean {mended}?" if re.fullmatch(r"[0-9]+(x[0-9]+)*", mended) else f"write {GRAMMAR}"
+        raise InputError(f"--input {text}: {sizes!r} is no shape; {hint}")
+    shape = tuple(map(int, sizes.split("x")))
+    if 0 in shape:
+        raise InputError(f"--input {text}: a size of 0 leaves nothing to profile; every size must be at least 1")
+    return shape
