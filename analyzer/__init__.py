@@ -4,22 +4,33 @@ import gc
 _collects = gc.isenabled()
 gc.disable()  # a full collection, which so many new objects set off, walks all of torch: a third of this import's time
 try:
+    from analyzer.api.profile import Profile, ProfileOptions, profile
+    from analyzer.api.symbolic_profile import symbolic_profile
     from analyzer.fx.trace.leaf_module import register_leaf_module, register_leaf_module_impl, register_non_leaf_module
     from analyzer.fx.trace.tracer import symbolic_trace
     from analyzer.fx.trace.tracer_impl import register_tracer_impl
+    from analyzer.meta.memory_need import register_memory_impl
     from analyzer.meta.mode import MetaTensorMode
     from analyzer.meta.shape_registry import register_shape_impl
     from analyzer.meta.tensor import MetaTensor
-    from analyzer.meta.memory_need import register_memory_impl
-    from analyzer.api.profile import Profile, ProfileOptions, profile
     from analyzer.profilers.flop_registry import register_flop_impl
-    from analyzer.api.symbolic_profile import symbolic_profile
 finally:
     if _collects:
         gc.enable()
 
 __all__ = [
-    "MetaTensor", "MetaTensorMode", "Profile", "ProfileOptions", "profile",
-    "register_flop_impl", "register_leaf_module", "register_leaf_module_impl", "register_memory_impl", "register_non_leaf_module",
-    "register_shape_impl", "register_tracer_impl", "symbolic_profile", "symbolic_trace",
+    "MetaTensor",
+    "MetaTensorMode",
+    "Profile",
+    "ProfileOptions",
+    "profile",
+    "register_flop_impl",
+    "register_leaf_module",
+    "register_leaf_module_impl",
+    "register_memory_impl",
+    "register_non_leaf_module",
+    "register_shape_impl",
+    "register_tracer_impl",
+    "symbolic_profile",
+    "symbolic_trace",
 ]

@@ -1,4 +1,6 @@
-"""The command line: ``profile``, ``measure``, ``compare``, ``generate``, ``fit``, ``plan``, ``dryrun``, ``sweep`` and ``devices``."""
+"""The command line: ``profile``, ``measure``, ``compare``, ``generate``, ``fit``, ``plan``, ``dryrun``, ``sweep`` and
+``devices``.
+"""
 from __future__ import annotations
 
 import argparse
@@ -6,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .errors import AnalyzerError, InputError
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
 from analyzer.report.choice import add_report_options, print_report, read_report_options
@@ -15,6 +16,8 @@ from analyzer.runtime.command import add_measure_command, run_measure
 from analyzer.solver.command import add_fit_command, run_fit
 from analyzer.solver.plan_command import add_plan_command, run_plan
 from analyzer.sweep.command import add_sweep_command, run_sweep
+
+from .errors import AnalyzerError, InputError
 
 _PROFILE_HELP = """\
 Predicts what one training or inference step of a model costs: FLOPs, memory by phase, communication, time.
@@ -47,25 +50,32 @@ _SHOWN = ("table", "summary", "modules")
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser = argparse.ArgumentParser(prog="analyzer", description="What a PyTorch model will cost, before anyone owns the machine that runs it.")
+    parser = argparse.ArgumentParser(
+        prog="analyzer", description="What a PyTorch model will cost, before anyone owns the machine that runs it.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    run = commands.add_parser("profile", help="predict what a step of a model costs", description=_PROFILE_HELP, epilog=_PROFILE_EXAMPLES,
-                              formatter_class=argparse.RawDescriptionHelpFormatter)
+    run = commands.add_parser("profile", help="predict what a step of a model costs", description=_PROFILE_HELP,
+                              epilog=_PROFILE_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     run.add_argument("target", metavar="TARGET", help="the model; see above")
-    run.add_argument("--input", action="append", default=[], metavar="SPEC",
-                     help="an input: SHAPE, DTYPE:SHAPE, or NAME=DTYPE:SHAPE, e.g. 8x3x224x224 or input_ids=int64:8x512; may be repeated; "
-                          "default: what the model is usually called with")
+    run.add_argument(
+        "--input", action="append", default=[], metavar="SPEC", help=
+        "an input: SHAPE, DTYPE:SHAPE, or NAME=DTYPE:SHAPE, e.g. 8x3x224x224 or input_ids=int64:8x512; may be repeated; "
+        "default: what the model is usually called with")
     run.add_argument("--mode", choices=("train", "infer"), default="train",
                      help="train: forward, loss, backward, optimizer (default); infer: forward")
-    run.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"), help="default: none, gradients only")
+    run.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"),
+                     help="default: none, gradients only")
     run.add_argument("--autocast", choices=_AUTOCAST, help="run the forward pass under torch.autocast with this dtype")
-    run.add_argument("--device", default="h200", help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
-    run.add_argument("--convention", choices=("own", "deepspeed", "fvcore"), default="own",
-                     help="whose way of counting FLOPs (default own: every operator, forward and backward; the others: the forward pass alone, "
-                          "as those packages print it)")
-    run.add_argument("--show", default="table,summary", metavar="WHAT", help=f"what to print, of {', '.join(_SHOWN)} (default table,summary)")
-    run.add_argument("--json", type=Path, metavar="FILE", help="save the whole profile (read it with Profile.from_json)")
+    run.add_argument("--device", default="h200",
+                     help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
+    run.add_argument(
+        "--convention", choices=("own", "deepspeed", "fvcore"), default="own", help=
+        "whose way of counting FLOPs (default own: every operator, forward and backward; the others: the forward pass alone, "
+        "as those packages print it)")
+    run.add_argument("--show", default="table,summary", metavar="WHAT",
+                     help=f"what to print, of {', '.join(_SHOWN)} (default table,summary)")
+    run.add_argument("--json", type=Path, metavar="FILE",
+                     help="save the whole profile (read it with Profile.from_json)")
     run.add_argument("--html", type=Path, metavar="FILE", help="save the profile as one HTML page")
     add_report_options(run)
 
@@ -77,7 +87,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_dryrun_command(commands)
     add_sweep_command(commands)
 
-    devices = commands.add_parser("devices", help="list the hardware catalogue, or one device with the source of each figure")
+    devices = commands.add_parser("devices",
+                                  help="list the hardware catalogue, or one device with the source of each figure")
     devices.add_argument("name", nargs="?", metavar="DEVICE", help="show this device with its sources")
     return parser
 
@@ -90,9 +101,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "dryrun":
         arguments.arguments += words[own + 1:]
     try:
-        commands = {"profile": run_profile, "measure": run_measure, "compare": run_compare, "generate": run_generate, "fit": run_fit,
-                    "plan": run_plan, "dryrun": run_dryrun,
-                    "sweep": run_sweep, "devices": run_devices}
+        commands = {
+            "profile": run_profile, "measure": run_measure, "compare": run_compare, "generate": run_generate,
+            "fit": run_fit, "plan": run_plan, "dryrun": run_dryrun, "sweep": run_sweep, "devices": run_devices
+        }
         return commands[arguments.command](arguments)
     except AnalyzerError as error:
         print(f"analyzer: {error}", file=sys.stderr)
@@ -124,17 +136,20 @@ def run_profile(arguments: argparse.Namespace) -> int:
             raise InputError(f"{path}: the folder {path.absolute().parent} does not exist")
     read_report_options(arguments)
 
-    from .hardware import find_device
-    from analyzer.zoo.input_spec import parse_inputs
-    from .progress_bar import ProgressBar
     from analyzer.record.progress import watch_progress
+    from analyzer.zoo.input_spec import parse_inputs
     from analyzer.zoo.target import load_target
+
+    from .hardware import find_device
+    from .progress_bar import ProgressBar
 
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
     target = load_target(arguments.target)
     inputs = target.choose_inputs(parse_inputs(arguments.input), train=arguments.mode == "train")
     if inputs is None:
-        raise InputError(f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input x=int64:8x512")
+        raise InputError(
+            f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input x=int64:8x512"
+        )
 
     import torch
 
@@ -145,13 +160,14 @@ def run_profile(arguments: argparse.Namespace) -> int:
         model = build_model(target.build)
         return model.train(arguments.mode == "train")
 
-    autocast = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16}.get(arguments.autocast)
+    autocast = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16,
+                "float16": torch.float16}.get(arguments.autocast)
     bar = ProgressBar()
     with watch_progress(bar):
         try:
-            found = profile(build, args=tuple(s.make() for s in inputs if s.name is None),
-                            kwargs={s.name: s.make() for s in inputs if s.name is not None},
-                            mode=arguments.mode, optimizer=arguments.optimizer, autocast=autocast, device=arguments.device,
+            found = profile(build, args=tuple(s.make() for s in inputs if s.name is None), kwargs={
+                s.name: s.make() for s in inputs if s.name is not None
+            }, mode=arguments.mode, optimizer=arguments.optimizer, autocast=autocast, device=arguments.device,
                             profilers={"flops": make_flops_profiler(arguments.convention)})
         except AnalyzerError:
             raise
@@ -165,8 +181,9 @@ def run_profile(arguments: argparse.Namespace) -> int:
         finally:
             bar.clear()
     texts: dict[str, Callable[[], str]] = {
-        "table": lambda: found.table(sort=arguments.sort, depth=arguments.depth, columns=("fwd_macs", "bwd_macs")), "summary": found.summary,
-        "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort)}
+        "table": lambda: found.table(sort=arguments.sort, depth=arguments.depth, columns=("fwd_macs", "bwd_macs")),
+        "summary": found.summary, "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort)
+    }
     if arguments.report is not None:
         print_report(found, arguments)
     else:

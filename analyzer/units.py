@@ -136,7 +136,8 @@ def _trim(number: str) -> str:
 
 
 def parse_bytes(size: str | int) -> int:
-    """The bytes that ``size`` says: KB, MB, GB are powers of 1000, KiB, MiB, GiB powers of 1024, a bare number is bytes.
+    """The bytes that ``size`` says: KB, MB, GB are powers of 1000, KiB, MiB, GiB powers of 1024, a bare number is
+    bytes.
 
     Case does not matter; a fraction of a byte is rounded to the nearest. An int is returned as it is.
     Raises InputError for anything else.

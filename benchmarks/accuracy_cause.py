@@ -1,21 +1,26 @@
 """Why predictions are off where they are off by more than 1 %.
 
-The allocator also counts the bytes that were asked for, before it rounds them up and gives blocks larger than asked for. Where predicted and
-measured requests agree to the byte, all that is left is where blocks were placed; where they do not, the difference names the kernel.
+The allocator also counts the bytes that were asked for, before it rounds them up and gives blocks larger than asked
+for. Where predicted and measured requests agree to the byte, all that is left is where blocks were placed; where they
+do not, the difference names the kernel.
 """
 from __future__ import annotations
 
 import re
 
-_PLACEMENT = ("placement: the bytes asked for agree, but a free block that is at most 1 MiB too large is given whole, and which blocks are free "
-              "depends on the order of every allocation before and on where segments lie")
-_NOT_AT_A_PEAK = ("placement, or a library's workspace: the bytes asked for agree at the end and the peak of every phase, so what differs is where "
-                  "blocks lie, or a workspace that is part of no peak")
-_LATE_WORKSPACE = ("cuDNN: late in the backward pass, where few bytes are allocated, a convolution over large images takes a workspace that finds no "
-                   "free block; it shows in reserved bytes only, so its size is not known")
+_PLACEMENT = (
+    "placement: the bytes asked for agree, but a free block that is at most 1 MiB too large is given whole, and which blocks are free "
+    "depends on the order of every allocation before and on where segments lie")
+_NOT_AT_A_PEAK = (
+    "placement, or a library's workspace: the bytes asked for agree at the end and the peak of every phase, so what differs is where "
+    "blocks lie, or a workspace that is part of no peak")
+_LATE_WORKSPACE = (
+    "cuDNN: late in the backward pass, where few bytes are allocated, a convolution over large images takes a workspace that finds no "
+    "free block; it shows in reserved bytes only, so its size is not known")
 _NOT_CONVERTED = "cuDNN: it makes channels-last copies for fewer of the 1x1 convolutions than predicted, in places that are no peak"
-_DILATED = ("cuDNN: the weight gradient of a dilated 3x3 convolution over 2048 channels takes five more copies of the weights than predicted "
-            "(partial sums), which no other case shows")
+_DILATED = (
+    "cuDNN: the weight gradient of a dilated 3x3 convolution over 2048 channels takes five more copies of the weights than predicted "
+    "(partial sums), which no other case shows")
 _SPLIT = "cuDNN: the partial sums of a weight gradient (84 tiles of 128x128 where 132 are predicted), and placement of what follows"
 _THIRD_STEP = "the third measured step took one more segment of 394 MiB; two steps are profiled, and both are met to the byte (as is the third with steps=3)"
 _CONVOLUTIONAL = r"resnet|vgg|densenet|mobilenet|efficientnet|convnext|regnet|squeezenet|deeplab"
@@ -35,8 +40,8 @@ _LARGEST_PLACEMENT_ERROR = 0.05  # beyond it, placement explains nothing
 def find_cause(case_id: str, what: str, error: float, requested_difference: int) -> str | None:
     """The cause of the error of one figure ("peak", "reserved", "1 backward peak", …), None where it is not explained.
 
-    ``requested_difference`` is by how many bytes the requests behind the figure differ; for "reserved" the largest such difference
-    of all phases.
+    ``requested_difference`` is by how many bytes the requests behind the figure differ; for "reserved" the largest such
+    difference of all phases.
     """
     for case, figure, cause in _CAUSES:
         if re.search(case, case_id) and re.search(figure, what) and not (cause is _LATE_WORKSPACE and error > 0):

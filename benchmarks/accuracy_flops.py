@@ -2,8 +2,9 @@
 
     python -m benchmarks.accuracy_flops [MODEL ...] [--calls N] [--packages FOLDER]
 
-``--packages`` is a folder with deepspeed, fvcore and calflops (``pip install --no-deps --target FOLDER ...``), where they are not installed: what is
-missing is skipped, and the table says so. With models named, only those run and nothing is written.
+``--packages`` is a folder with deepspeed, fvcore and calflops (``pip install --no-deps --target FOLDER ...``), where
+they are not installed: what is missing is skipped, and the table says so. With models named, only those run and nothing
+is written.
 """
 from __future__ import annotations
 
@@ -49,8 +50,10 @@ CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 def table(headers: list[str], rows: Rows) -> str:
     numbers = [i for i in range(len(headers)) if rows and isinstance(rows[0][i], (int, float))]
     text: list[list[str]] = [[f"{v:,}" if isinstance(v, int) else v for v in row] for row in rows]
-    return str(tabulate.tabulate(text, headers, tablefmt="github", disable_numparse=True,
-                                 colalign=["right" if i in numbers else "left" for i in range(len(headers))] if rows else None))
+    return str(
+        tabulate.tabulate(text, headers, tablefmt="github", disable_numparse=True,
+                          colalign=["right" if i in numbers else "left"
+                                    for i in range(len(headers))] if rows else None))
 
 
 # ---- against FlopCounterMode
@@ -67,11 +70,18 @@ def compare_models(cases: dict[str, Case]) -> tuple[str, list[Comparison]]:
         claimed, on_cpu = count_meta_run(case, device="cpu")
         flops = sum(p.flops or 0 for p in on_cpu.phases.values())
         same = "equal" if flops == real_flops else explain_total(case, real, claimed, flops, real_flops)
-        rows.append([name, real.products, real.equal_flops, differing(real), meta.products, meta.equal_flops, differing(meta), same])
+        rows.append([
+            name, real.products, real.equal_flops,
+            differing(real), meta.products, meta.equal_flops,
+            differing(meta), same
+        ])
         found += [real, meta]
-        print(f"{name}: {time.perf_counter() - started:.1f} s, {len(real.unexplained + meta.unexplained)} unexplained", file=sys.stderr)
-    headers = ["model", "products, real CPU", "FLOPs equal", "calls that differ", "products, claimed GPU", "FLOPs equal", "calls that differ",
-               "whole run, real and claimed CPU"]
+        print(f"{name}: {time.perf_counter() - started:.1f} s, {len(real.unexplained + meta.unexplained)} unexplained",
+              file=sys.stderr)
+    headers = [
+        "model", "products, real CPU", "FLOPs equal", "calls that differ", "products, claimed GPU", "FLOPs equal",
+        "calls that differ", "whole run, real and claimed CPU"
+    ]
     return table(headers, rows), found
 
 
@@ -82,7 +92,8 @@ def differing(c: Comparison) -> int:
 def explain_total(case: Case, real: Comparison, claimed: Comparison, flops: int, real_flops: int) -> str:
     if case.mode == "infer":
         return "not comparable: how many boxes are left is data, of which the profile takes the most"
-    fused = any(CPU_ATTENTION in op for op, _ in real.differences) and not any(CPU_ATTENTION in op for op, _ in claimed.differences)
+    fused = any(CPU_ATTENTION in op for op, _ in real.differences) and not any(CPU_ATTENTION in op
+                                                                               for op, _ in claimed.differences)
     return f"{flops / real_flops - 1:+.2%}" + (": attention on a claimed CPU runs as single operators" if fused else "")
 
 
@@ -102,7 +113,8 @@ def list_differences(found: list[Comparison]) -> str:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     logging.disable(logging.WARNING)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(
+            io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
     logging.disable(logging.NOTSET)
@@ -131,7 +143,8 @@ def run_calflops(model: nn.Module, args: Any, kwargs: Any) -> int:
 
 
 PACKAGES: dict[str, tuple[str, Callable[..., int]]] = {
-    "deepspeed": ("deepspeed", run_deepspeed), "fvcore": ("fvcore", run_fvcore), "calflops": ("deepspeed", run_calflops)}
+    "deepspeed": ("deepspeed", run_deepspeed), "fvcore": ("fvcore", run_fvcore), "calflops": ("deepspeed", run_calflops)
+}
 
 
 def count_forward(build: Callable[[], nn.Module], args: Any, kwargs: Any, convention: str) -> Any:
@@ -148,14 +161,23 @@ METHOD = "there torch.baddbmm is seen and the method Tensor.baddbmm, used here, 
 BROADCAST = "there a product of a matrix and a batch of matrices counts one matrix"
 NO_ATTENTION = "there scaled_dot_product_attention, mm, bmm and the operator @ are not seen"
 WHY = {
-    ("deepspeed", "vit_b_16"): FAST_PATH, ("fvcore", "vit_b_16"): FAST_PATH, ("calflops", "vit_b_16"): FAST_PATH,
-    ("deepspeed", "maxvit_t"): ROUNDED, ("fvcore", "maxvit_t"): ROUNDED, ("calflops", "maxvit_t"): ROUNDED,
-    ("deepspeed", "retinanet_resnet50_fpn"): RESIZED, ("deepspeed", "gpt2"): BIAS, ("deepspeed", "bloom"): METHOD, ("deepspeed", "mamba"): BROADCAST,
+    ("deepspeed", "vit_b_16"): FAST_PATH,
+    ("fvcore", "vit_b_16"): FAST_PATH,
+    ("calflops", "vit_b_16"): FAST_PATH,
+    ("deepspeed", "maxvit_t"): ROUNDED,
+    ("fvcore", "maxvit_t"): ROUNDED,
+    ("calflops", "maxvit_t"): ROUNDED,
+    ("deepspeed", "retinanet_resnet50_fpn"): RESIZED,
+    ("deepspeed", "gpt2"): BIAS,
+    ("deepspeed", "bloom"): METHOD,
+    ("deepspeed", "mamba"): BROADCAST,
 }
 
 
 def run_apart(run: Callable[..., int], case: Case) -> int | str:
-    """Run a package on a model in a process of its own (some leave torch changed behind); its count, or the error's name."""
+    """Run a package on a model in a process of its own (some leave torch changed behind); its count, or the error's
+    name.
+    """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
@@ -198,7 +220,10 @@ def compare_packages(cases: dict[str, Case]) -> str:
             args, kwargs = case.make_inputs()
             ours = count_forward(case.build, args, kwargs, convention).fwd_flops
             reason = WHY.get((name, case.name), NO_ATTENTION if name == "calflops" else "?")
-            rows.append([name, case.name, theirs, ours, "equal" if ours == theirs else f"{ours / theirs - 1:+.2%}: {reason}" if theirs else reason])
+            rows.append([
+                name, case.name, theirs, ours,
+                "equal" if ours == theirs else f"{ours / theirs - 1:+.2%}: {reason}" if theirs else reason
+            ])
     return table(["package", "model", "FLOPs it prints", "FLOPs under its convention", "difference"], rows)
 
 
@@ -208,8 +233,8 @@ def check_published() -> str:
     import transformers
 
     resnet = count_forward(torchvision.models.resnet18, (torch.empty(16, 3, 224, 224, device="meta"),), {}, "deepspeed")
-    bert = count_forward(lambda: transformers.BertModel(transformers.BertConfig()), (), {"input_ids": torch.ones(1, 128, dtype=torch.int64)},
-                         "deepspeed")
+    bert = count_forward(lambda: transformers.BertModel(transformers.BertConfig()), (),
+                         {"input_ids": torch.ones(1, 128, dtype=torch.int64)}, "deepspeed")
     return table(["model", "published GFLOPs", "here", "published GMACs", "here"], [
         ["ResNet-18, 16×3×224×224", "58.18", f"{resnet.fwd_flops / 1e9:.2f}", "29.03", f"{resnet.fwd_macs / 1e9:.2f}"],
         ["BERT-base, 1×128", "22.36", f"{bert.fwd_flops / 1e9:.2f}", "11.17", f"{bert.fwd_macs / 1e9:.2f}"]])
@@ -226,25 +251,34 @@ def check_decoders() -> str:
     for name, layers, width, batch, tokens in (("gpt2", 12, 768, 2, 1024), ("llama_1b", 16, 2048, 1, 2048)):
         p = profile(MODELS[name].factory, args=(torch.ones(batch, tokens, dtype=torch.int64),), reuse=False)
         assert p.modules is not None and p.params is not None and p.fwd_macs is not None and p.bwd_macs is not None
-        linear = sum(t.numel for m in p.modules.walk() for n, t in m.parameters.items() if len(t.shape) == 2 and "Embedding" not in m.type)
+        linear = sum(t.numel for m in p.modules.walk() for n, t in m.parameters.items()
+                     if len(t.shape) == 2 and "Embedding" not in m.type)
         embedded = next(t for m in p.modules.walk() if m.type == "Embedding" for t in m.parameters.values())
         if not any(m.path.endswith("lm_head") and m.parameters and not m.shared_with for m in p.modules.walk()):
             linear += embedded.numel
         t = batch * tokens
         products = 2 * (p.fwd_macs + p.bwd_macs)
-        fused = any("attention_backward" in o.operator for o in p.operators)  # a fused backward makes the scores once more
+        # a fused backward makes the scores once more
+        fused = any("attention_backward" in o.operator for o in p.operators)
         attention = (14 if fused else 12) * layers * width * tokens * t
-        rows.append([name, products, 6 * linear * t, attention, f"{14 if fused else 12}·L·d·S·T", products - 6 * linear * t - attention,
-                     f"{6 * p.params * t / products:.4f}"])
-    return table(["model", "FLOPs of products", "6·N·T", "attention", "which is", "left over", "6·(all parameters)·T ÷ products"], rows)
+        rows.append([
+            name, products, 6 * linear * t, attention, f"{14 if fused else 12}·L·d·S·T",
+            products - 6 * linear * t - attention, f"{6 * p.params * t / products:.4f}"
+        ])
+    return table([
+        "model", "FLOPs of products", "6·N·T", "attention", "which is", "left over", "6·(all parameters)·T ÷ products"
+    ], rows)
 
 
 def run_zero_check(calls: int) -> str:
     with quiet():
         check = sweep(calls)
-    verdict = "none gave a number of its own making" if not check.guilty else "; ".join(f"{op}: {why}" for op, why in check.guilty.items())
-    return (f"{check.calls:,} calls of {len(check.names)} operators on the zero list (which names {len(ZERO_FLOP_NAMES)}), "
-            f"sampled from PyTorch's own operator tests (OpInfo; float32, complex64, bfloat16, int64; forward and backward): {verdict}.")
+    verdict = "none gave a number of its own making" if not check.guilty else "; ".join(
+        f"{op}: {why}" for op, why in check.guilty.items())
+    return (
+        f"{check.calls:,} calls of {len(check.names)} operators on the zero list (which names {len(ZERO_FLOP_NAMES)}), "
+        f"sampled from PyTorch's own operator tests (OpInfo; float32, complex64, bfloat16, int64; forward and backward): {verdict}."
+    )
 
 
 def main() -> int:
@@ -267,7 +301,8 @@ def main() -> int:
     unexplained = [line for c in found for line in c.unexplained]
     products, equal = sum(c.products for c in found), sum(c.products - differing(c) for c in found)
     sections = [
-        ("Against FlopCounterMode", f"{len(cases)} models, forward and backward, each on real CPU tensors and on a claimed H200 (with "
+        ("Against FlopCounterMode",
+         f"{len(cases)} models, forward and backward, each on real CPU tensors and on a claimed H200 (with "
          f"`FlopCounterMode` entered inside the recorder's own run, so that both see the same kernels). "
          f"{equal:,} of {products:,} products equal, to the integer; "
          f"{len(unexplained)} differences unexplained. Operators without a formula: {uncounted or 'none'}."),
@@ -275,7 +310,8 @@ def main() -> int:
         ("Where they differ", list_differences(found)),
         ("Against DeepSpeed's published figures", check_published()),
         ("Against other packages, forward pass", compare_packages(cases)),
-        ("Against derivations", "A decoder of L layers, width d, sequences of S, T tokens, N weights in linear layers (the head among them): forward "
+        ("Against derivations",
+         "A decoder of L layers, width d, sequences of S, T tokens, N weights in linear layers (the head among them): forward "
          "2·N·T and 4·L·d·S·T for the scores and their product with the values, backward twice that, and 2·L·d·S·T more where a fused kernel makes "
          "the scores again. Nothing else multiplies and accumulates, but rotary embeddings (2 FLOPs for each position and pair of channels).\n\n"
          + check_decoders()),

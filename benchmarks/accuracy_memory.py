@@ -2,8 +2,9 @@
 
     python -m benchmarks.accuracy_memory [PART OF AN ID ...] [--processes N] [--phases]
 
-Judged against runs on a real GPU in ``benchmarks/truth``: allocated bytes at the end of each phase and at its peak, reserved bytes at
-their peak, of the first step and of the steady state. With ids given, only those cases run and nothing is written.
+Judged against runs on a real GPU in ``benchmarks/truth``: allocated bytes at the end of each phase and at its peak,
+reserved bytes at their peak, of the first step and of the steady state. With ids given, only those cases run and
+nothing is written.
 """
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ NAMED_ABOVE = 0.01  # errors from here on are listed with their cause
 
 @dataclass(frozen=True)
 class Value:
-    """One predicted figure beside the measured one, in bytes; ``requested_difference`` tells how the bytes asked for differ."""
+    """One predicted figure beside the measured one, in bytes; ``requested_difference`` tells how the bytes asked for
+    differ.
+    """
 
     what: str
     predicted: int
@@ -64,7 +67,9 @@ class Result:
 
 
 class Requests:
-    """A profiler that notes what was asked for, before the allocator rounds: bytes at the end of each phase and at its peak."""
+    """A profiler that notes what was asked for, before the allocator rounds: bytes at the end of each phase and at its
+    peak.
+    """
 
     def __init__(self) -> None:
         self.bytes: dict[tuple[int, str], tuple[int, int]] = {}
@@ -84,14 +89,15 @@ def judge(case: Case) -> Result:
     try:
         model, args, kwargs = build(case)
         requests = Requests()
-        p = profile(model, args, kwargs, mode=case.mode, optimizer=case.optimizer, autocast=case.autocast, device="h200",
-                    profilers={"requests": requests})
+        p = profile(model, args, kwargs, mode=case.mode, optimizer=case.optimizer, autocast=case.autocast,
+                    device="h200", profilers={"requests": requests})
     except Exception:  # every failure is a row
         result.failure = traceback.format_exc()
         return result
     assert p.peak_allocated_bytes is not None and p.peak_reserved_bytes is not None
     asked_peak = max(peak for _, peak in requests.bytes.values())
-    result.peak = Value("peak", p.peak_allocated_bytes, max(row[5] for row in case.phases), asked_peak - max(row[3] for row in case.phases))
+    result.peak = Value("peak", p.peak_allocated_bytes, max(row[5] for row in case.phases),
+                        asked_peak - max(row[3] for row in case.phases))
     differences = [0]
     for step, phases in enumerate((p.first_step, p.phases)):
         for name, info in phases.items():
@@ -102,7 +108,8 @@ def judge(case: Case) -> Result:
                 differences += held, peak
                 result.held.append(Value(f"{step} {name} held", info.allocated_bytes, row[4], held))
                 result.phase_peaks.append(Value(f"{step} {name} peak", info.peak_allocated_bytes, row[5], peak))
-    result.reserved = Value("reserved", p.peak_reserved_bytes, max(row[7] for row in case.phases), max(differences, key=abs))
+    result.reserved = Value("reserved", p.peak_reserved_bytes, max(row[7] for row in case.phases),
+                            max(differences, key=abs))
     result.seconds = time.perf_counter() - began
     return result
 
@@ -115,20 +122,28 @@ def percentile(errors: list[float], share: float) -> float:
 def _table(rows: list[list[object]], headers: list[str], right: int) -> str:
     """Rows of text as a Markdown table; the last ``right`` columns are numbers."""
     align = ["left"] * (len(headers) - right) + ["right"] * right
-    return str(tabulate.tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=align if rows else None))
+    return str(
+        tabulate.tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=align if rows else None))
 
 
 def summary(results: list[Result]) -> str:
     """Median, 90th percentile and worst error of every quantity."""
     quantities = {
-        "peak allocated": [r.peak for r in results if r.peak], "bytes held at the end of a phase": [v for r in results for v in r.held],
-        "peak allocated within a phase": [v for r in results for v in r.phase_peaks], "peak reserved": [r.reserved for r in results if r.reserved]}
+        "peak allocated": [r.peak for r in results if r.peak], "bytes held at the end of a phase": [
+            v for r in results for v in r.held
+        ], "peak allocated within a phase": [v for r in results for v in r.phase_peaks],
+        "peak reserved": [r.reserved for r in results if r.reserved]
+    }
     rows: list[list[object]] = []
     for name, values in quantities.items():
         errors = [abs(v.error) for v in values]
         if errors:
-            rows.append([name, len(errors), *(f"{100 * e:.3f} %" for e in (statistics.median(errors), percentile(errors, 0.9), max(errors))),
-                         f"{sum(e <= NAMED_ABOVE for e in errors)}"])
+            rows.append([
+                name,
+                len(errors),
+                *(f"{100 * e:.3f} %" for e in (statistics.median(errors), percentile(errors, 0.9), max(errors))),
+                f"{sum(e <= NAMED_ABOVE for e in errors)}"
+            ])
     return _table(rows, ["quantity", "figures", "median error", "90th percentile", "worst", "within 1 %"], 5)
 
 
@@ -140,9 +155,14 @@ def case_table(results: list[Result]) -> str:
             rows.append([r.case_id, "failed", *[""] * 6])
             continue
         held = max(r.held, key=lambda v: abs(v.error))
-        rows.append([r.case_id, f"{r.peak.predicted:,}", f"{r.peak.measured:,}", f"{100 * r.peak.error:+.3f} %", f"{r.reserved.predicted:,}",
-                     f"{r.reserved.measured:,}", f"{100 * r.reserved.error:+.2f} %", f"{100 * held.error:+.3f} %"])
-    return _table(rows, ["case", "peak predicted", "measured", "error", "reserved predicted", "measured", "error", "worst held"], 7)
+        rows.append([
+            r.case_id, f"{r.peak.predicted:,}", f"{r.peak.measured:,}", f"{100 * r.peak.error:+.3f} %",
+            f"{r.reserved.predicted:,}", f"{r.reserved.measured:,}", f"{100 * r.reserved.error:+.2f} %",
+            f"{100 * held.error:+.3f} %"
+        ])
+    return _table(
+        rows, ["case", "peak predicted", "measured", "error", "reserved predicted", "measured", "error", "worst held"],
+        7)
 
 
 def phase_table(results: list[Result]) -> str:
@@ -161,7 +181,10 @@ def cause_table(results: list[Result]) -> tuple[str, int]:
             if abs(v.error) > NAMED_ABOVE:
                 cause = find_cause(r.case_id, v.what, v.error, v.requested_difference)
                 unnamed += cause is None
-                rows.append([r.case_id, v.what, f"{v.predicted - v.measured:+,}", f"{100 * v.error:+.2f} %", cause or "**not explained**"])
+                rows.append([
+                    r.case_id, v.what, f"{v.predicted - v.measured:+,}", f"{100 * v.error:+.2f} %", cause
+                    or "**not explained**"
+                ])
     return _table(rows, ["case", "figure", "bytes", "error", "cause"], 0), unnamed
 
 

@@ -1,4 +1,6 @@
-"""The measured cases: models with random weights, their inputs and their training step, rebuilt from the rows of `truth`."""
+"""The measured cases: models with random weights, their inputs and their training step, rebuilt from the rows of
+`truth`.
+"""
 from __future__ import annotations
 
 import json
@@ -103,7 +105,8 @@ def _build_transformers(case: Case) -> tuple[nn.Module, tuple[Any, ...], dict[st
         config.use_cache = False
     model: nn.Module = getattr(transformers, case.cls)(config)
     if case.checkpoint:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+        model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
     model.train(case.mode == "train").to(case.dtype)
     return model, (), _transformers_inputs(case)
 
@@ -113,9 +116,15 @@ def _transformers_inputs(case: Case) -> dict[str, Any]:
         return torch.randint(0, 1000, shape)
 
     if case.config == "ViTConfig":
-        return {"pixel_values": torch.randn(case.batch, 3, IMAGE_SIZE, IMAGE_SIZE, dtype=case.dtype), "labels": torch.randint(0, 2, (case.batch,))}
+        return {
+            "pixel_values": torch.randn(case.batch, 3, IMAGE_SIZE, IMAGE_SIZE, dtype=case.dtype),
+            "labels": torch.randint(0, 2, (case.batch, ))
+        }
     if case.config == "WhisperConfig":
-        return {"input_features": torch.randn(case.batch, MEL_BINS, MEL_FRAMES, dtype=case.dtype), "labels": tokens(case.batch, case.seq)}
+        return {
+            "input_features": torch.randn(case.batch, MEL_BINS, MEL_FRAMES, dtype=case.dtype), "labels": tokens(
+                case.batch, case.seq)
+        }
     inputs = {"input_ids": tokens(case.batch, case.seq)}
     if case.mode == "train":
         return {**inputs, "labels": tokens(case.batch, case.seq)}

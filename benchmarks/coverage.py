@@ -46,12 +46,14 @@ ROOT = Path(__file__).resolve().parents[1]
 REPORT = ROOT / "docs" / "coverage.md"
 FAMILIES = ("torchvision", "timm", "transformers", "diffusers", "torch.nn")
 STEPS = ("train", "infer", "trace")
-TARGETS = {("torchvision", "profile"): 0.99, ("timm", "profile"): 0.99, ("torchvision", "trace"): 0.97, ("timm", "trace"): 0.97,
-           ("transformers", "profile"): 0.97, ("transformers", "trace"): 0.95, ("torch.nn", "profile"): 1.0, ("torch.nn", "trace"): 1.0}
+TARGETS = {("torchvision", "profile"): 0.99, ("timm", "profile"): 0.99, ("torchvision", "trace"): 0.97,
+           ("timm", "trace"): 0.97, ("transformers", "profile"): 0.97, ("transformers", "trace"): 0.95,
+           ("torch.nn", "profile"): 1.0, ("torch.nn", "trace"): 1.0}
 MODELS_PER_PROCESS = 25  # a worker is then replaced, so that what libraries cache does not add up
 MEMORY_BYTES = 9 << 30   # that a worker may map beyond what it starts with: two of them fit into 20 GB
 
-# What a row says of a worker that is gone, or that met the limit of its memory (the second is oneDNN's message) and may keep it.
+# What a row says of a worker that is gone, or that met the limit of its memory (the second is oneDNN's message) and may
+# keep it.
 REPLACED_AFTER = ("ProcessDied", "TimeLimit", "could not create a primitive", "not enough memory", "MemoryError")
 
 
@@ -98,7 +100,9 @@ def choose_sample(cases: list[Case], count: int, seed: int = 0) -> list[Case]:
             chooser.shuffle(members)
         names = sorted(groups)
         chooser.shuffle(names)
-        queues[family] = [c for rank in range(max(map(len, groups.values()))) for n in names for c in groups[n][rank:rank + 1]]
+        queues[family] = [
+            c for rank in range(max(map(len, groups.values()))) for n in names for c in groups[n][rank:rank + 1]
+        ]
     chosen: list[Case] = []
     while len(chosen) < count and any(queues.values()):
         for queue in queues.values():
@@ -150,7 +154,8 @@ class Worker:
 
     def is_late(self, limit_seconds: float) -> bool:
         """Whether its model has had the time; one that waits for something gets ten times as much by the clock."""
-        return self.processor_seconds() - self.started_processor > limit_seconds or time.monotonic() - self.started > 10 * limit_seconds
+        return self.processor_seconds() - self.started_processor > limit_seconds or time.monotonic(
+        ) - self.started > 10 * limit_seconds
 
     def end(self) -> None:
         self.process.kill()
@@ -158,8 +163,11 @@ class Worker:
         self.connection.close()
 
 
-def run_cases(cases: list[Case], processes: int, limit_seconds: float, steps: tuple[str, ...] = STEPS, verbose: bool = False) -> Iterator[Row]:
-    """Rows as they are done; a model that takes too long, or that takes its process down, has the steps that it lacks failed."""
+def run_cases(cases: list[Case], processes: int, limit_seconds: float, steps: tuple[str, ...] = STEPS,
+              verbose: bool = False) -> Iterator[Row]:
+    """Rows as they are done; a model that takes too long, or that takes its process down, has the steps that it lacks
+    failed.
+    """
     by_name = {c.name: c for c in cases}
     queue = list(reversed(cases))
     workers: list[Worker] = []
@@ -246,7 +254,8 @@ def _version(package: str) -> str:
 def _commit() -> str:
     """The code that is run, as git names it; "-dirty" where it has changes that are not committed."""
     try:
-        found = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=ROOT, capture_output=True, text=True, check=True)
+        found = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=ROOT,
+                               capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return found.stdout.strip()
@@ -254,31 +263,45 @@ def _commit() -> str:
 
 def write_report(path: Path, first: list[Row], last: list[Row], sample: list[Row], whole: list[Row], total: int,
                  remark: str = "") -> None:
-    """The page of the documentation: a sample run in one pass by one commit, families run whole, and the sweep as it was first run and is now."""
+    """The page of the documentation: a sample run in one pass by one commit, families run whole, and the sweep as it
+    was first run and is now.
+    """
     versions = ", ".join(f"{p} {_version(p)}" for p in ("torch", "torchvision", "timm", "transformers", "diffusers"))
     lines = [
-        "# Coverage", "",
-        f"Written by `python -m benchmarks.coverage --report` on {datetime.date.today().isoformat()}, with {versions}.", "",
+        "# Coverage",
+        "",
+        f"Written by `python -m benchmarks.coverage --report` on {datetime.date.today().isoformat()}, with {versions}.",
+        "",
         f"There are {total} models, built from their configs without weights. "
         "*Run in PyTorch*: the model and the inputs work on data, forward and (where it has a floating output with a gradient) backward; the "
         "others cannot be judged and are listed last. *Profile*: `analyzer.api.profile` in the mode, with AdamW in training. *Trace*: the graph of "
         "`symbolic_trace` gives the original's outputs, gradients and buffers on data (up to 150 million parameters), or calls the same "
         "operators with the same shapes on a replay without data (above). Where PyTorch itself cannot differentiate a model on this machine "
-        "(`flex_attention` has no backward on a host), it is not trained, and outputs alone are compared.", "",
+        "(`flex_attention` has no backward on a host), it is not trained, and outputs alone are compared.",
+        "",
     ]
     if sample:
-        lines += ["## A fresh sample, run once", "",
-                  f"{len(sample)} models: families in equal shares, and within a family one from each group before a second from any; {_run_of(sample)} "
-                  "No model of it was run again.", *([remark] if remark else []), "", *_table(sample), ""]
+        lines += [
+            "## A fresh sample, run once", "",
+            f"{len(sample)} models: families in equal shares, and within a family one from each group before a second from any; {_run_of(sample)} "
+            "No model of it was run again.", *([remark] if remark else []), "", *_table(sample), ""
+        ]
     if last:
         again = [r for r in last if r not in first]  # a model has a second row where it was run again
-        lines += ["## The sweep", "", f"{len(last)} of the {total} models" + ("." if len(last) == total else ", the first of a random order.")
-                  + f" As each was first run; {_run_of(first)}", "", *_table(first), ""]
+        lines += [
+            "## The sweep", "",
+            f"{len(last)} of the {total} models" + ("." if len(last) == total else ", the first of a random order.") +
+            f" As each was first run; {_run_of(first)}", "", *_table(first), ""
+        ]
         if again:
-            lines += [f"After fixes: the {len(again)} that had failed, or could not be judged, were run again ({_commits(again)}), and no other.", "",
-                      *_table(last), ""]
+            lines += [
+                f"After fixes: the {len(again)} that had failed, or could not be judged, were run again ({_commits(again)}), and no other.",
+                "", *_table(last), ""
+            ]
     if whole:
-        lines += ["## Families run whole", "", f"Every model of these families; {_run_of(whole)}", "", *_table(whole), ""]
+        lines += [
+            "## Families run whole", "", f"Every model of these families; {_run_of(whole)}", "", *_table(whole), ""
+        ]
     newest = {r["name"]: r for r in [*last, *sample, *whole]}  # of a model in two, the later
     rows = [newest[name] for name in sorted(newest)]
     lines += ["## Failures", ""]
@@ -290,7 +313,10 @@ def write_report(path: Path, first: list[Row], last: list[Row], sample: list[Row
 
 
 def _table(rows: list[Row]) -> list[str]:
-    return ["| " + " | ".join(HEADERS) + " |", "|" + "---|" * len(HEADERS), *("| " + " | ".join(line) + " |" for line in summarize(rows))]
+    return [
+        "| " + " | ".join(HEADERS) + " |", "|" + "---|" * len(HEADERS),
+        *("| " + " | ".join(line) + " |" for line in summarize(rows))
+    ]
 
 
 def _commits(rows: list[Row]) -> str:
@@ -309,7 +335,8 @@ def _run_of(rows: list[Row]) -> str:
 
 
 def _markdown(text: str) -> str:
-    text = re.sub(r"\S*/(?:site-packages/|(?=benchmarks/))", "", text.replace(str(ROOT) + os.sep, ""))  # paths of this machine
+    # paths of this machine
+    text = re.sub(r"\S*/(?:site-packages/|(?=benchmarks/))", "", text.replace(str(ROOT) + os.sep, ""))
     return text[:240].replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 
 
@@ -322,11 +349,13 @@ def read_rows(path: Path | None, first: bool = False) -> dict[str, Row]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.coverage", description="Profile and trace every model there is.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.coverage",
+                                     description="Profile and trace every model there is.")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--only", nargs="+", help="names to run, as file patterns")
     parser.add_argument("--sample", type=int, help="how many models, stratified")
-    parser.add_argument("--shuffle", action="store_true", help="in random order, so that what is done at any time is an unbiased sample")
+    parser.add_argument("--shuffle", action="store_true",
+                        help="in random order, so that what is done at any time is an unbiased sample")
     parser.add_argument("--seed", type=int, default=0, help="of the sample and of the order")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--limit-seconds", type=float, default=180.0, help="of processor time, per model")
@@ -353,13 +382,17 @@ def main(argv: list[str] | None = None) -> int:
         if options.again is None:
             cases = [c for c in cases if c.name not in done]
         elif options.again == "failed":
-            cases = [c for c in cases if c.name not in done or any(done[c.name].get(s, "pass") != "pass" for s in ("unusable", *STEPS))]
+            cases = [
+                c for c in cases
+                if c.name not in done or any(done[c.name].get(s, "pass") != "pass" for s in ("unusable", *STEPS))
+            ]
         options.results.parent.mkdir(parents=True, exist_ok=True)
         bar = tqdm(total=total, initial=total - len(cases), unit="model", disable=False, file=sys.stderr)
         bad: Counter[str] = Counter()
         commit = _commit()
         with options.results.open("a", encoding="utf-8") as out, bar:
-            for row in run_cases(cases, options.processes, options.limit_seconds, tuple(options.steps), options.verbose):
+            for row in run_cases(cases, options.processes, options.limit_seconds, tuple(options.steps),
+                                 options.verbose):
                 row |= {"commit": commit, "finished": round(time.time(), 1)}
                 out.write(json.dumps(row) + "\n")
                 out.flush()
@@ -381,8 +414,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{len(where):4d}  {reason}\n      {', '.join(f'{n} ({s})' for n, s in where[:4])}")
     if not options.only and not options.sample or options.report:
         fresh, whole = (list(read_rows(path).values()) for path in (options.fresh, options.whole))
-        write_report(REPORT, list(read_rows(options.results, first=True).values()), rows, fresh, whole, len(list_cases()),
-                     options.remark)
+        write_report(REPORT, list(read_rows(options.results, first=True).values()), rows, fresh, whole,
+                     len(list_cases()), options.remark)
     return 0
 
 

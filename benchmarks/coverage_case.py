@@ -19,7 +19,8 @@ class Candidate:
     build: Callable[[], nn.Module]
     make_inputs: Callable[[nn.Module, bool], Inputs]
     loss_fn: Callable[[Any], torch.Tensor] | None = None
-    variant: str = ""           #: of the inputs; one that fails four times in the same way is not tried with other builds
+    #: of the inputs; one that fails four times in the same way is not tried with other builds
+    variant: str = ""
     may_be_large: bool = False  #: known to work as it is, also where it is too large for a run on data
 
 

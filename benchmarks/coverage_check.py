@@ -41,7 +41,9 @@ class Reference:
 
 
 def check_case(case: Case, steps: tuple[str, ...] = ("train", "infer", "trace")) -> Row:
-    """A row with one entry per step: ``"pass"``, or why not. ``"unusable"`` says that PyTorch itself cannot run the model here."""
+    """A row with one entry per step: ``"pass"``, or why not. ``"unusable"`` says that PyTorch itself cannot run the
+    model here.
+    """
     row: Row = {"name": case.name, "family": case.family, "group": case.group}
     start = time.perf_counter()
     try:
@@ -152,7 +154,8 @@ def _profile(candidate: Candidate, row: Row, mode: str) -> None:
     with MetaTensorMode():
         model = build()
     args, kwargs = candidate.make_inputs(model, train)
-    optimizer = ("sgd" if row.get("sparse_gradients") else "adamw") if train and any(p.requires_grad for p in model.parameters()) else None
+    optimizer = ("sgd" if row.get("sparse_gradients") else "adamw") if train and any(
+        p.requires_grad for p in model.parameters()) else None
     result = profile(model, args=args, kwargs=kwargs, mode=mode, loss_fn=candidate.loss_fn, optimizer=optimizer)
     row[mode + "_assumptions"] = len(result.assumptions)
     if result.uncounted:
@@ -171,7 +174,8 @@ def _trace(candidate: Candidate, row: Row, reference: Reference) -> None:
     _restore(real, before)
     inputs = reference.inputs or candidate.make_inputs(real, trains)
     gm = _trace_with(real, inputs)
-    if any("drawn from the profiler's own seed" in a for a in gm.meta["assumptions"]):  # a path drawn by lot: the original may take another
+    # a path drawn by lot: the original may take another
+    if any("drawn from the profiler's own seed" in a for a in gm.meta["assumptions"]):
         real.eval()
         row["trace_mode"] = "eval"
         inputs, expected = candidate.make_inputs(real, trains), None
@@ -258,7 +262,10 @@ def _replay_without_data(candidate: Candidate) -> None:
     gm = _trace_with(model, inputs)
     logs = [_operators(m, inputs) for m in (model, gm)]
     if logs[0] != logs[1]:
-        different = {k: (logs[0].get(k), logs[1].get(k)) for k in logs[0].keys() | logs[1].keys() if logs[0].get(k) != logs[1].get(k)}
+        different = {
+            k: (logs[0].get(k), logs[1].get(k)) for k in logs[0].keys() | logs[1].keys()
+            if logs[0].get(k) != logs[1].get(k)
+        }
         raise DifferentResultError(f"the replay calls other operators: {dict(list(different.items())[:5])}")
 
 

@@ -13,46 +13,66 @@ LARGE_IMAGE = 512
 AHEAD = 8  # steps of a time series that are forecast
 
 _IS_DEPTH = re.compile(r"^(\w+_)?(layers?|depth|num_blocks)$")
-_NO_DEPTH = re.compile(r"feature_layer|feat_extract|look_|max_window|cross_|iou_|max_|_shared|no_rope|adapter|insert|postnet|residual|spec|nextn|mtp")
+_NO_DEPTH = re.compile(
+    r"feature_layer|feat_extract|look_|max_window|cross_|iou_|max_|_shared|no_rope|adapter|insert|postnet|residual|spec|nextn|mtp"
+)
 _IS_HEADS = re.compile(r"(^|_)(heads?|num_heads|attention_heads|kv_heads|key_value_heads|n_groups)$")
 _NO_HEADS = re.compile(r"use_|has_|tie_|head_type|d_head")
-_IS_WIDTH = re.compile(r"hidden|embd|embed|dim$|d_model|d_ff|ffn|intermediate|width|inner|rank$|projection|channels$|units$|proj_size|_size$|d_latents"
-                       r"|mamba_d_ssm|bottleneck_features")
-_NO_WIDTH = re.compile(r"head_dim|d_kv|patch|image|crop|kernel|vocab|window|num_|in_channels|audio_channels|codebook|state|batch|chunk|block|context|max_"
-                       r"|input|roi|segment|tubelet|grid|feature_|feat_|latent(?!s$)|qk_|head_size|d_head|merge|spatial|temporal|coordinate|shape|mel|min_"
-                       r"|rope|time|conv_dim|pool|codevector|quant")
+_IS_WIDTH = re.compile(
+    r"hidden|embd|embed|dim$|d_model|d_ff|ffn|intermediate|width|inner|rank$|projection|channels$|units$|proj_size|_size$|d_latents"
+    r"|mamba_d_ssm|bottleneck_features")
+_NO_WIDTH = re.compile(
+    r"head_dim|d_kv|patch|image|crop|kernel|vocab|window|num_|in_channels|audio_channels|codebook|state|batch|chunk|block|context|max_"
+    r"|input|roi|segment|tubelet|grid|feature_|feat_|latent(?!s$)|qk_|head_size|d_head|merge|spatial|temporal|coordinate|shape|mel|min_"
+    r"|rope|time|conv_dim|pool|codevector|quant")
 _MAIN_WIDTH = re.compile(r"^(hidden_size|d_model|embed_dim|n_embd|dim|hidden_dim)$")
 _FOLLOWS_WIDTH = re.compile(r"num_pos_feats|groups$")  # half a width, or as many groups as channels
 _IS_INDICES = re.compile(r"(indexes|indices|_ids|_idx|index|_layers|layer_idxs?|attention_blocks)$")
 _TOKEN = re.compile(r"(token_id|token_index|token_ids)$|^(audio|image|video)_token$")
-_SECTIONS = re.compile(r'get\("mrope_section", \[([\d, ]+)\]')  # a model's own default, which need not fit its default widths
+# a model's own default, which need not fit its default widths
+_SECTIONS = re.compile(r'get\("mrope_section", \[([\d, ]+)\]')
 _ROPE_BASE = 10_000.0  # RoFormer (arXiv 2104.09864), section 3.2.2
 
 # Parts that a config of several models has no default for: one of the models that checkpoints of the class are made of.
 _SUB_CONFIGS = {
-    "MusicgenConfig": {"text_encoder": "T5Config", "audio_encoder": "EncodecConfig", "decoder": "MusicgenDecoderConfig"},
-    "MusicgenMelodyConfig": {"text_encoder": "T5Config", "audio_encoder": "EncodecConfig", "decoder": "MusicgenMelodyDecoderConfig"},
+    "MusicgenConfig": {
+        "text_encoder": "T5Config", "audio_encoder": "EncodecConfig", "decoder": "MusicgenDecoderConfig"
+    },
+    "MusicgenMelodyConfig": {
+        "text_encoder": "T5Config", "audio_encoder": "EncodecConfig", "decoder": "MusicgenMelodyDecoderConfig"
+    },
     "EncoderDecoderConfig": {"encoder": "BertConfig", "decoder": "BertConfig"},
     "SpeechEncoderDecoderConfig": {"encoder": "Wav2Vec2Config", "decoder": "BertConfig"},
     "VisionEncoderDecoderConfig": {"encoder": "ViTConfig", "decoder": "BertConfig"},
     "VisionTextDualEncoderConfig": {"vision_config": "ViTConfig", "text_config": "BertConfig"},
     "RagConfig": {"question_encoder": "DPRConfig", "generator": "BartConfig"},
 }
-_HEATMAP_HEAD = {"upsample_out_channels": [32, 32], "upsample_kernel_sizes": [4, 4], "conv_out_channels": [32], "conv_kernel_sizes": [1]}
+_HEATMAP_HEAD = {
+    "upsample_out_channels": [32, 32], "upsample_kernel_sizes": [4, 4], "conv_out_channels": [32],
+    "conv_kernel_sizes": [1]
+}
 # What the default config leaves out though the model asks for it, by model type; checkpoints give it.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
-    "sapiens2": {"head_config": {**_HEATMAP_HEAD, "use_pixel_shuffle": False, "scale_conv_out_channels": [16, 8], "scale_conv_kernel_sizes": [1, 1],
-                                 "scale_final_input_size": 128, "scale_final_hidden_sizes": [16, 8]}},
+    "sapiens2": {
+        "head_config": {
+            **_HEATMAP_HEAD, "use_pixel_shuffle": False, "scale_conv_out_channels": [16, 8],
+            "scale_conv_kernel_sizes": [1, 1], "scale_final_input_size": 128, "scale_final_hidden_sizes": [16, 8]
+        }
+    },
     "tvp": {"num_frames": 4, "max_img_size": 64, "visual_prompt_size": 16},  # whole clips are 48 frames of 448 pixels
     "reformer": {"axial_pos_shape": [4, 4]},  # its product is the length of the text
     "lw_detr": {"projector_scale_factors": [1.0]},
     "hiera": {"decoder_hidden_size": 64, "decoder_depth": 2, "decoder_num_heads": 4},
     "timm_backbone": {"backbone": "resnet10t", "use_pretrained_backbone": False},
-    "hunyuan_vl_text": {"rope_parameters": {"rope_type": "default", "rope_theta": _ROPE_BASE, "mrope_section": [16, 24, 24]}},
+    "hunyuan_vl_text": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": _ROPE_BASE, "mrope_section": [16, 24, 24]}
+    },
     "shieldgemma2": {"yes_token_index": 5, "no_token_index": 6},
-    **{kind: {"prediction_length": AHEAD, "context_length": AHEAD, "num_time_features": 2}
-       for kind in ("time_series_transformer", "informer", "autoformer")},
+    **{
+        kind: {"prediction_length": AHEAD, "context_length": AHEAD,
+               "num_time_features": 2} for kind in ("time_series_transformer", "informer", "autoformer")
+    },
 }
 
 
@@ -143,7 +163,8 @@ def scale(fields: dict[str, Any], depth: int | None = DEPTH) -> None:
             if value in widths or 2 * value in widths:
                 part[key] = max(1, value // factor)
         for key, values in part.items():
-            if isinstance(values, list) and values and all(type(v) is int and v % factor == 0 for v in values) and sum(values) in widths:
+            if isinstance(values, list) and values and all(type(v) is int and v % factor == 0
+                                                           for v in values) and sum(values) in widths:
                 part[key] = [v // factor for v in values]  # shares of a width
             elif isinstance(values, list) and values and all(type(v) is int and v % factor == 0 for v in values) and key.endswith("_per_stage") \
                     and {values[0], values[-1]} & widths:
@@ -198,7 +219,10 @@ def shorten(fields: dict[str, Any], depth: int = DEPTH) -> None:
         by_layer = isinstance(stages, list) and all(re.fullmatch(r"stage\d+", s) for s in stages) and \
             any(value + 1 == len(part.get("stage_names") or ()) for _, value in _integers(part, _IS_DEPTH, _NO_DEPTH))
         own = max(depth, len(stages)) if by_layer and stages else depth
-        taken = [value for key, value in part.items() if key.endswith("out_indices") and isinstance(value, list) and part.get("stage_names") is None]
+        taken = [
+            value for key, value in part.items()
+            if key.endswith("out_indices") and isinstance(value, list) and part.get("stage_names") is None
+        ]
         own = max([own, *map(len, taken)])  # a neck takes as many layers as it has inputs
         kinds = part.get("layer_types") or part.get("layers_block_type")
         own = max(own, len(dict.fromkeys(kinds)) if isinstance(kinds, list) else 0)
@@ -211,9 +235,11 @@ def shorten(fields: dict[str, Any], depth: int = DEPTH) -> None:
                 part[key] = (kept + value)[:own] if len(kept) <= own else value[:own]
             elif value in taken and before:
                 part[key] = list(range(own - len(value), own))
-            elif isinstance(value, list) and value and all(type(v) is int for v in value) and before and _IS_INDICES.search(key):
+            elif isinstance(value, list) and value and all(type(v) is int
+                                                           for v in value) and before and _IS_INDICES.search(key):
                 part[key] = list(dict.fromkeys(min(v, own - 1) for v in value))
-            elif key in ("depths", "num_blocks", "stage_num_blocks", "blocks_per_stage", "layers") and isinstance(value, list):
+            elif key in ("depths", "num_blocks", "stage_num_blocks", "blocks_per_stage", "layers") and isinstance(
+                    value, list):
                 part[key] = [min(v, 2) if type(v) is int else v for v in value]
         if before:
             for key in ("out_features", "out_indices", "stage_names"):
@@ -240,7 +266,9 @@ def _heads_of(part: dict[str, Any]) -> int | None:
 
 
 def _fit_sections(fields: dict[str, Any]) -> None:
-    """Heads without a width of their own get their share; shares of their rotary frequencies for time, height and width add up to them."""
+    """Heads without a width of their own get their share; shares of their rotary frequencies for time, height and width
+    add up to them.
+    """
     for part in parts_of(fields):
         rope, heads = part.get("rope_parameters"), _heads_of(part)
         if heads and "head_dim" in part and part["head_dim"] is None and type(part.get("hidden_size")) is int:
@@ -269,7 +297,8 @@ def _shrink_tables(fields: dict[str, Any]) -> None:
         return moved.setdefault(value, VOCABULARY - 1 - len(moved))
 
     for part in parts_of(fields):
-        for key, value in _integers(part, re.compile("vocab_size|vocabulary_size"), re.compile("type_vocab|audio_vocab|input_vocab|codebook")):
+        for key, value in _integers(part, re.compile("vocab_size|vocabulary_size"),
+                                    re.compile("type_vocab|audio_vocab|input_vocab|codebook")):
             part[key] = min(value, VOCABULARY)
     for part in parts_of(fields):
         for key, value in list(part.items()):

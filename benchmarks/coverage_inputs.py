@@ -19,9 +19,13 @@ PATCHES = 4  # patches to a side of images that come as patches
 SQUARE = [1, PATCHES, PATCHES]  # time, height and width of such an image
 
 _DOCUMENTED = re.compile(r"^\s*(\w+) \(([^\n]*of shape\s*\W?\(([^)\n]*)\)[^\n]*)", re.MULTILINE)
-_OF_ITS_OWN = re.compile(r"embeds$|past_key|outputs$|label|head_mask|input_masks|image_embeddings|position_ids|cache|attention_similarity|target_embedding")
-_DOCUMENTED_SIZES = {"batch_size": BATCH, "sequence_length": TOKENS, "seq_len": TOKENS, "seq_length": TOKENS, "num_boxes": TOKENS,
-                     "target_sequence_length": ANSWER, "encoder_sequence_length": TOKENS}
+_OF_ITS_OWN = re.compile(
+    r"embeds$|past_key|outputs$|label|head_mask|input_masks|image_embeddings|position_ids|cache|attention_similarity|target_embedding"
+)
+_DOCUMENTED_SIZES = {
+    "batch_size": BATCH, "sequence_length": TOKENS, "seq_len": TOKENS, "seq_length": TOKENS, "num_boxes": TOKENS,
+    "target_sequence_length": ANSWER, "encoder_sequence_length": TOKENS
+}
 _SOUNDS = ("input_features", "input_values", "audio_values")
 _ANY_SIZE = 4  # of a dimension that the config does not name, such as corners of a box
 
@@ -71,7 +75,8 @@ def _make_inputs(model_class: Any, fields: dict[str, Any], kind: str, variant: i
         inputs.pop("pixel_values", None)
     if name.endswith("KeypointMatching") and "pixel_values" in inputs:
         inputs["pixel_values"] = torch.stack([inputs["pixel_values"]] * 2, dim=1)  # two images of one scene
-    labelled_media = kind != "text" and "labels" in parameters and not name.endswith(("ForImageClassification", "ForCTC", "ForAudioClassification"))
+    labelled_media = kind != "text" and "labels" in parameters and not name.endswith(
+        ("ForImageClassification", "ForCTC", "ForAudioClassification"))
     required = "input_ids" in parameters and parameters["input_ids"].default is inspect.Parameter.empty
     encoder_decoder = fields.get("is_encoder_decoder") or "decoder_input_ids" in parameters
     text = main == "input_ids" and "hidden_states" not in inputs and "past_values" not in parameters or "input_ids" in parameters and labelled_media or required
@@ -79,14 +84,16 @@ def _make_inputs(model_class: Any, fields: dict[str, Any], kind: str, variant: i
         inputs["bbox"] = torch.randint(0, 50, (BATCH, TOKENS, 4)).cumsum(-1)
     if text:
         inputs["input_ids"] = _tokens(fields, TOKENS)
-        image_token = find_field(fields, f"{kind}_token_id", f"{kind}_token_index") if kind in ("image", "audio") else None
+        image_token = find_field(fields, f"{kind}_token_id", f"{kind}_token_index") if kind in ("image",
+                                                                                                "audio") else None
         if isinstance(image_token, int) and hasattr(model, f"get_{kind}_features"):
             rows = counted.get(kind)
             if rows is None:
                 rows = counted[kind] = _count_features(getattr(model, f"get_{kind}_features"), inputs)
             per_sample = rows // BATCH
             inputs["input_ids"] = torch.cat([torch.full((BATCH, per_sample), image_token), inputs["input_ids"]], dim=1)
-        elif name.endswith("SequenceClassification") and encoder_decoder and type(end := find_field(fields, "eos_token_id")) is int:
+        elif name.endswith("SequenceClassification") and encoder_decoder and type(
+                end := find_field(fields, "eos_token_id")) is int:
             inputs["input_ids"][:, -1] = end  # it is what they classify
         if name.endswith("MultipleChoice"):
             inputs["input_ids"] = inputs["input_ids"].view(BATCH, 1, -1).repeat(1, 2, 1)
@@ -96,14 +103,16 @@ def _make_inputs(model_class: Any, fields: dict[str, Any], kind: str, variant: i
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == image_token).long()
     answers = encoder_decoder and "decoder_input_ids" in parameters and not name.endswith("SequenceClassification")
     if answers and not (labels and train and "labels" in parameters):
-        inputs["decoder_input_ids"] = _tokens(fields, ANSWER, books=find_field(fields, "num_codebooks") if name.startswith("Musicgen") else 1)
+        inputs["decoder_input_ids"] = _tokens(
+            fields, ANSWER, books=find_field(fields, "num_codebooks") if name.startswith("Musicgen") else 1)
     if labels and train:
         inputs.update(_labels(name, parameters, inputs, fields))
     _add_documented(model_class, parameters, inputs, fields, documented)
     return (), inputs
 
 
-def _add_documented(model_class: Any, parameters: Any, inputs: dict[str, Any], fields: dict[str, Any], all_of_them: bool) -> None:
+def _add_documented(model_class: Any, parameters: Any, inputs: dict[str, Any], fields: dict[str, Any],
+                    all_of_them: bool) -> None:
     """What the model requires, and on demand what its docstring does not call optional, of the shapes stated there."""
     shapes = {m[1]: (m[2], m[3]) for m in _DOCUMENTED.finditer(model_class.forward.__doc__ or "")}
     for name, parameter in parameters.items():
@@ -115,7 +124,8 @@ def _add_documented(model_class: Any, parameters: Any, inputs: dict[str, Any], f
         if (made := _named(name, fields)) is not None:
             inputs[name] = made
         elif shape:
-            inputs[name] = _of_shape(name, text, [_size(part, fields, inputs) for part in shape.split(",") if part.strip()])
+            inputs[name] = _of_shape(name, text,
+                                     [_size(part, fields, inputs) for part in shape.split(",") if part.strip()])
 
 
 def _named(name: str, fields: dict[str, Any]) -> torch.Tensor | None:
@@ -149,7 +159,9 @@ def _of_shape(name: str, text: str, shape: list[int]) -> torch.Tensor:
 
 
 def _series(fields: dict[str, Any], parameters: Any) -> dict[str, torch.Tensor]:
-    """The past of time series, with as many channels as the config says, and the features of those that forecast from features."""
+    """The past of time series, with as many channels as the config says, and the features of those that forecast from
+    features.
+    """
     if "past_values" not in parameters:
         return {}
     length, channels = fields.get("context_length") or 64, fields.get("num_input_channels")
@@ -167,18 +179,21 @@ def _tokens(fields: dict[str, Any], count: int, books: int = 1) -> torch.Tensor:
 
 
 def _audio(fields: dict[str, Any], variant: int, main: str) -> torch.Tensor:
-    mels = find_field(fields, "feature_projection_input_dim", "num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim") or 80
+    mels = find_field(fields, "feature_projection_input_dim", "num_mel_bins", "feature_size", "input_feat_per_channel",
+                      "input_dim") or 80
     frames = 2 * positions if (positions := find_field(fields, "max_source_positions")) and positions <= 1500 else 256
     if main == "audio_values":
         return torch.rand(BATCH, 8, 16, 16)
     if main == "input_values":
         length = find_field(fields, "max_length") if find_field(fields, "num_mel_bins") else None
-        return (torch.rand(BATCH, 16_000), torch.rand(BATCH, length or 256, mels), torch.rand(BATCH, 1, 16_000))[variant]
+        return (torch.rand(BATCH, 16_000), torch.rand(BATCH, length or 256, mels), torch.rand(BATCH, 1,
+                                                                                              16_000))[variant]
     return (torch.rand(BATCH, mels, frames), torch.rand(BATCH, 256, mels), torch.rand(BATCH, 1, 1024, 64))[variant]
 
 
 def _vision(fields: dict[str, Any]) -> dict[str, Any]:
-    return next((p for p in (fields.get("vision_config"), fields.get("backbone_config")) if isinstance(p, dict)), fields)
+    return next((p for p in (fields.get("vision_config"), fields.get("backbone_config")) if isinstance(p, dict)),
+                fields)
 
 
 def _channels(fields: dict[str, Any]) -> int:
@@ -214,7 +229,8 @@ def _image_size(model_class: Any, fields: dict[str, Any], variant: int) -> tuple
     vision = _vision(fields)
     size = vision.get("image_size") or find_field(fields, "image_size", "max_img_size") or 224
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
-    if not any("patch_size" in part or "window_size" in part for part in parts_of(fields)):  # convolutions take any size
+    # convolutions take any size
+    if not any("patch_size" in part or "window_size" in part for part in parts_of(fields)):
         height, width = min(height, LARGEST_FREE_IMAGE), min(width, LARGEST_FREE_IMAGE)
     if type(vision.get("num_windows")) is int and type(vision.get("patch_size")) is int:
         step = vision["num_windows"] * vision["patch_size"]
@@ -230,8 +246,11 @@ def _images(model_class: Any, fields: dict[str, Any], parameters: Any, variant: 
             return {key: patches, name: grid}
     if "spatial_shapes" in parameters:
         patch = vision.get("patch_size") or 16
-        return {key: torch.rand(BATCH, PATCHES ** 2, channels * patch * patch), "spatial_shapes": torch.tensor([SQUARE[1:]] * BATCH),
-                "pixel_attention_mask": torch.ones(BATCH, PATCHES ** 2, dtype=torch.int64)}
+        return {
+            key: torch.rand(BATCH, PATCHES**2, channels * patch * patch),
+            "spatial_shapes": torch.tensor([SQUARE[1:]] * BATCH), "pixel_attention_mask": torch.ones(
+                BATCH, PATCHES**2, dtype=torch.int64)
+        }
     height, width = _image_size(model_class, fields, variant)
     frames = vision.get("num_frames") or vision.get("frames_per_clip")
     image = torch.rand(BATCH, channels, height, width)
@@ -259,14 +278,18 @@ def _labels(name: str, parameters: Any, inputs: dict[str, Any], fields: dict[str
         return {"start_positions": torch.tensor([1] * BATCH), "end_positions": torch.tensor([3] * BATCH)}
     if "labels" not in parameters:
         return {}
-    if name.endswith(("SequenceClassification", "ImageClassification", "VideoClassification", "AudioClassification", "MultipleChoice",
-                      "NextSentencePrediction", "ForImageClassificationWithTeacher")):
+    if name.endswith(("SequenceClassification", "ImageClassification", "VideoClassification", "AudioClassification",
+                      "MultipleChoice", "NextSentencePrediction", "ForImageClassificationWithTeacher")):
         return {"labels": torch.zeros(BATCH, dtype=torch.int64)}
     if name.endswith("SemanticSegmentation") and pixels is not None:
         return {"labels": torch.zeros(BATCH, *pixels.shape[-2:], dtype=torch.int64)}
     if name.endswith("ForObjectDetection"):
-        return {"labels": [{"class_labels": torch.tensor([0, 1]), "boxes": torch.tensor([[0.5, 0.5, 0.2, 0.3], [0.4, 0.6, 0.3, 0.2]])}
-                           for _ in range(BATCH)]}
+        return {
+            "labels": [{
+                "class_labels": torch.tensor([0, 1]), "boxes": torch.tensor([[0.5, 0.5, 0.2, 0.3], [0.4, 0.6, 0.3,
+                                                                                                    0.2]])
+            } for _ in range(BATCH)]
+        }
     if name.endswith("ForCTC"):
         return {"labels": torch.randint(1, 10, (BATCH, 5))}
     if name.endswith("TokenClassification") and ids is not None:

@@ -55,7 +55,8 @@ class _GroupedSdpa(_Attention):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q = self.heads(x)
         mask = torch.ones(6, 6, dtype=torch.bool).tril()
-        return F.scaled_dot_product_attention(q, q[:, :1], q[:, :1], attn_mask=mask, enable_gqa=True, dropout_p=0.1 if self.training else 0.0)
+        return F.scaled_dot_product_attention(q, q[:, :1], q[:, :1], attn_mask=mask, enable_gqa=True,
+                                              dropout_p=0.1 if self.training else 0.0)
 
 
 @_feature("scaled_dot_product_attention (math)", _sequence)
@@ -88,7 +89,8 @@ class _MaskedFlex(_Attention):
 @_feature("nested tensors (jagged)")
 class _Nested(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        nested = torch.nested.nested_tensor_from_jagged(self.linear(x), offsets=torch.tensor([0, 1, 4], device=x.device))
+        nested = torch.nested.nested_tensor_from_jagged(self.linear(x), offsets=torch.tensor([0, 1, 4],
+                                                                                             device=x.device))
         return (nested * 2).values()
 
 
@@ -108,7 +110,8 @@ class _NestedAttention(nn.Module):
 @_feature("nested tensors (padded)", lambda: (torch.rand(10, 8),))
 class _NestedPadded(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        nested = torch.nested.nested_tensor_from_jagged(self.linear(x), offsets=torch.tensor([0, 3, 10], device=x.device))
+        nested = torch.nested.nested_tensor_from_jagged(self.linear(x), offsets=torch.tensor([0, 3, 10],
+                                                                                             device=x.device))
         return torch.nested.to_padded_tensor(nested.relu() + 1, 0.0)
 
 
@@ -285,7 +288,8 @@ class _Shared(_Base):
 
 @_feature("weight norm")
 def _weight_norm() -> nn.Module:
-    whole = parametrizations.weight_norm(nn.Linear(8, 8), dim=None)  # type: ignore[arg-type]  # None: over all dimensions
+    whole = parametrizations.weight_norm(nn.Linear(8, 8),
+                                         dim=None)  # type: ignore[arg-type]  # None: over all dimensions
     return nn.Sequential(parametrizations.weight_norm(nn.Linear(8, 8)), nn.ReLU(), whole)
 
 
@@ -504,7 +508,8 @@ class _LinearAlgebra(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.linear(x)
         gram = y.T @ y + 8 * torch.eye(8)
-        return torch.linalg.solve(gram, x.T) + torch.linalg.cholesky(gram).sum() + torch.linalg.det(gram) + torch.linalg.inv(gram).sum()
+        return torch.linalg.solve(
+            gram, x.T) + torch.linalg.cholesky(gram).sum() + torch.linalg.det(gram) + torch.linalg.inv(gram).sum()
 
 
 @_feature("einsum")
@@ -551,7 +556,8 @@ class _Float8Product(_Base):
         y = self.wide(self.linear(x))
         scale = torch.ones((), device=x.device)
         with torch.no_grad():
-            product = torch._scaled_mm(y.to(torch.float8_e4m3fn), self.weight.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)  # type: ignore[operator]
+            product = torch._scaled_mm(y.to(torch.float8_e4m3fn), self.weight.t(), scale_a=scale, scale_b=scale,  # type: ignore[operator]
+                                       out_dtype=torch.bfloat16)
         return product.float() + y
 
 
@@ -563,7 +569,8 @@ class _FakeQuantized(_Base):
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    _quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear}, dtype=torch.qint8)  # takes weights with data
+    # takes weights with data
+    _quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear}, dtype=torch.qint8)
 
 
 @_feature("quantised layers")
@@ -629,7 +636,8 @@ class _Sorting(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         values, order = self.linear(x).sort(-1)
         place = torch.searchsorted(torch.linspace(0, 1, 5), x)
-        return values.cumsum(-1).gather(1, order) + place + x.median(1, keepdim=True).values + torch.kthvalue(x, 2, dim=1, keepdim=True)[0]
+        return values.cumsum(-1).gather(1, order) + place + x.median(1, keepdim=True).values + torch.kthvalue(
+            x, 2, dim=1, keepdim=True)[0]
 
 
 @_feature("grid sampling", lambda: (torch.rand(2, 8, 5, 8),))
@@ -679,7 +687,8 @@ class _Distribution(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mean, deviation = self.linear(x).chunk(2, dim=1)
         normal = torch.distributions.Normal(mean, F.softplus(deviation) + 0.1, validate_args=False)
-        return normal.log_prob(normal.rsample()) + torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0))
+        return normal.log_prob(normal.rsample()) + torch.distributions.kl_divergence(
+            normal, torch.distributions.Normal(0.0, 1.0))
 
 
 @_feature("distributions that check their arguments", lambda: (torch.rand(4, 8),))
@@ -687,7 +696,8 @@ class _CheckedDistribution(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mean, deviation = self.linear(x).chunk(2, dim=1)
         normal = torch.distributions.Normal(mean, F.softplus(deviation) + 0.1)
-        return normal.log_prob(normal.rsample()) + torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0))
+        return normal.log_prob(normal.rsample()) + torch.distributions.kl_divergence(
+            normal, torch.distributions.Normal(0.0, 1.0))
 
 
 @_feature("assertions on data")

@@ -1,4 +1,6 @@
-"""Non-maximum suppression in Python, for a torchvision whose compiled operators do not load beside the installed PyTorch."""
+"""Non-maximum suppression in Python, for a torchvision whose compiled operators do not load beside the installed
+PyTorch.
+"""
 from __future__ import annotations
 
 import inspect
@@ -21,7 +23,8 @@ def provide_nms() -> None:
     library.impl("nms", suppress, "CPU")
     _libraries.append(library)
     torchvision.ops.boxes._assert_has_ops = lambda: None
-    # RoI alignment has an implementation in Python, which torchvision takes where it could be compiled; it runs as it is, for compiling takes minutes.
+    # RoI alignment has an implementation in Python, which torchvision takes where it could be compiled; it runs as it
+    # is, for compiling takes minutes.
     module: Any = sys.modules["torchvision.ops.roi_align"]
     module.is_compile_supported = lambda device: True
     module._roi_align = inspect.unwrap(module._roi_align)

@@ -29,7 +29,8 @@ def _torchvision_case(name: str) -> Case:
     import torchvision
 
     family = torchvision.models.get_model_builder(name).__module__.split(".")[2]
-    group = family if family in ("detection", "segmentation", "video", "optical_flow", "quantization") else "classification"
+    group = family if family in ("detection", "segmentation", "video", "optical_flow",
+                                 "quantization") else "classification"
     return Case(f"torchvision:{name}", "torchvision", group, partial(_torchvision_candidates, name, group))
 
 
@@ -45,7 +46,9 @@ def _torchvision_candidates(name: str, group: str) -> list[Candidate]:
         if "ssd" not in name:  # which resizes images to one size
             options |= {"min_size": SMALL, "max_size": 2 * SMALL}
         if "rcnn" in name:  # few boxes, for their overlap is computed in Python here
-            options |= {f"rpn_{when}_nms_top_n_{mode}": PROPOSALS for when in ("pre", "post") for mode in ("train", "test")}
+            options |= {
+                f"rpn_{when}_nms_top_n_{mode}": PROPOSALS for when in ("pre", "post") for mode in ("train", "test")
+            }
         else:
             options["topk_candidates"] = PROPOSALS
         return [Candidate("images and targets", partial(builder, **options), _detection_inputs)]
@@ -77,7 +80,10 @@ def _detection_inputs(model: nn.Module, train: bool) -> Inputs:
     targets = []
     for i in range(BATCH):
         boxes = torch.tensor([[10.0, 12.0, 60.0, 70.0], [20.0, 30.0, 90.0, 110.0]]) + i
-        target = {"boxes": boxes, "labels": torch.tensor([1, 2]), "masks": torch.ones(2, *images[i].shape[-2:], dtype=torch.uint8)}
+        target = {
+            "boxes": boxes, "labels": torch.tensor([1, 2]), "masks": torch.ones(2, *images[i].shape[-2:],
+                                                                                dtype=torch.uint8)
+        }
         target["keypoints"] = torch.cat([boxes[:, None, :2].expand(2, 17, 2) + 5, torch.ones(2, 17, 1)], dim=2)
         if type(model).__name__ == "KeypointRCNN":
             target["labels"] = torch.tensor([1, 1])
@@ -104,8 +110,11 @@ def _timm_candidates(name: str) -> list[Candidate]:
     found = []
     if config is None or not config.fixed_input_size:
         side = max(SMALL, *(config.min_input_size[1:] if config is not None and config.min_input_size else (0,)))
-        found.append(Candidate("small images", build, partial(_images, [(BATCH, size[0], min(side, size[1]), min(side, size[2]))])))
-    elif min(size[1:]) > SMALL:  # vision transformers and the like are built for one size; most take another where they are told it
+        found.append(
+            Candidate("small images", build, partial(_images,
+                                                     [(BATCH, size[0], min(side, size[1]), min(side, size[2]))])))
+    elif min(size[1:]) > SMALL:
+        # vision transformers and the like are built for one size; most take another where they are told it
         small = partial(timm.create_model, name, pretrained=False, img_size=SMALL)
         found.append(Candidate("built for small images", small, partial(_images, [(BATCH, size[0], SMALL, SMALL)])))
     found.append(Candidate("images as published", build, partial(_images, [(BATCH, *size)]), may_be_large=True))

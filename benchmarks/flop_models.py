@@ -24,19 +24,43 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)  #: of `ProfileOptions`
 
 
-# Image sizes: the smallest round ones that the model takes (window and patch sizes must divide, or its pooling needs that much).
+# Image sizes: the smallest round ones that the model takes (window and patch sizes must divide, or its pooling needs
+# that much).
 TORCHVISION = {
-    "alexnet": 96, "vgg11_bn": 64, "resnet18": 64, "resnet50": 64, "resnext50_32x4d": 64, "wide_resnet50_2": 64, "densenet121": 64,
-    "googlenet": 64, "inception_v3": 96, "squeezenet1_1": 64, "mobilenet_v2": 64, "mobilenet_v3_small": 64, "mnasnet1_0": 64,
-    "shufflenet_v2_x1_0": 64, "efficientnet_b0": 64, "regnet_y_400mf": 64, "convnext_tiny": 64, "vit_b_16": 64, "swin_t": 64, "swin_v2_t": 64,
-    "maxvit_t": 224, "fcn_resnet50": 64, "deeplabv3_mobilenet_v3_large": 64, "lraspp_mobilenet_v3_large": 64, "r3d_18": 32,
+    "alexnet": 96,
+    "vgg11_bn": 64,
+    "resnet18": 64,
+    "resnet50": 64,
+    "resnext50_32x4d": 64,
+    "wide_resnet50_2": 64,
+    "densenet121": 64,
+    "googlenet": 64,
+    "inception_v3": 96,
+    "squeezenet1_1": 64,
+    "mobilenet_v2": 64,
+    "mobilenet_v3_small": 64,
+    "mnasnet1_0": 64,
+    "shufflenet_v2_x1_0": 64,
+    "efficientnet_b0": 64,
+    "regnet_y_400mf": 64,
+    "convnext_tiny": 64,
+    "vit_b_16": 64,
+    "swin_t": 64,
+    "swin_v2_t": 64,
+    "maxvit_t": 224,
+    "fcn_resnet50": 64,
+    "deeplabv3_mobilenet_v3_large": 64,
+    "lraspp_mobilenet_v3_large": 64,
+    "r3d_18": 32,
     "retinanet_resnet50_fpn": 64,
 }
 VIDEO_FRAMES = 4
 
 
 def allow_detection() -> None:
-    """Detectors refuse to run where torchvision's C++ library does not load, and the shape of ``nms`` is data: take all boxes."""
+    """Detectors refuse to run where torchvision's C++ library does not load, and the shape of ``nms`` is data: take all
+    boxes.
+    """
     import torchvision.extension
 
     from analyzer import register_shape_impl
@@ -71,47 +95,68 @@ def image_inputs(name: str, size: int) -> tuple[tuple[Any, ...], dict[str, Any]]
     return (torch.rand(2, 3, size, size),), {}
 
 
-SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 128}
-GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2}
+SMALL = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 128
+}
+GPT = {
+    "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2
+}
 LLAMA = {**SMALL, "num_key_value_heads": 2, "max_position_embeddings": 64}
 VISION = {**{k: v for k, v in SMALL.items() if k != "vocab_size"}, "image_size": 32, "patch_size": 8}
 # Name: (config class, its settings, model class, inputs).
 TRANSFORMERS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "bert": ("BertConfig", SMALL, "BertForMaskedLM", "tokens"),
-    "roberta": ("RobertaConfig", {**SMALL, "max_position_embeddings": 66}, "RobertaForSequenceClassification", "tokens"),
-    "distilbert": ("DistilBertConfig", {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128, "vocab_size": 128}, "DistilBertModel", "tokens"),
+    "roberta": ("RobertaConfig", {**SMALL, "max_position_embeddings": 66}, "RobertaForSequenceClassification",
+                "tokens"),
+    "distilbert": ("DistilBertConfig", {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128,
+                                        "vocab_size": 128}, "DistilBertModel", "tokens"),
     "albert": ("AlbertConfig", {**SMALL, "embedding_size": 32}, "AlbertModel", "tokens"),
     "electra": ("ElectraConfig", {**SMALL, "embedding_size": 32}, "ElectraForPreTraining", "tokens"),
-    "deberta_v2": ("DebertaV2Config", {**SMALL, "relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]},
-                   "DebertaV2Model", "tokens and mask"),
-    "modernbert": ("ModernBertConfig", {**SMALL, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
-                                        "local_attention": 8}, "ModernBertModel", "tokens"),
+    "deberta_v2": ("DebertaV2Config",
+                   {**SMALL, "relative_attention": True, "position_buckets": 8,
+                    "pos_att_type": ["p2c", "c2p"]}, "DebertaV2Model", "tokens and mask"),
+    "modernbert": ("ModernBertConfig", {
+        **SMALL, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+        "local_attention": 8
+    }, "ModernBertModel", "tokens"),
     "gpt2": ("GPT2Config", GPT, "GPT2LMHeadModel", "tokens"),
     "gptj": ("GPTJConfig", {**GPT, "rotary_dim": 8}, "GPTJForCausalLM", "tokens"),
     "gpt_neox": ("GPTNeoXConfig", SMALL, "GPTNeoXForCausalLM", "tokens"),
-    "opt": ("OPTConfig", {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 128, "vocab_size": 128,
-                          "word_embed_proj_dim": 64, "max_position_embeddings": 64}, "OPTForCausalLM", "tokens"),
-    "bloom": ("BloomConfig", {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}, "BloomForCausalLM", "tokens"),
-    "falcon": ("FalconConfig", {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128},
-               "FalconForCausalLM", "tokens"),
+    "opt": ("OPTConfig", {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 128, "vocab_size": 128,
+        "word_embed_proj_dim": 64, "max_position_embeddings": 64
+    }, "OPTForCausalLM", "tokens"),
+    "bloom": ("BloomConfig", {"hidden_size": 64, "n_layer": 2, "n_head": 4,
+                              "vocab_size": 128}, "BloomForCausalLM", "tokens"),
+    "falcon": ("FalconConfig", {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+                                "vocab_size": 128}, "FalconForCausalLM", "tokens"),
     "llama": ("LlamaConfig", LLAMA, "LlamaForCausalLM", "tokens"),
     "mistral": ("MistralConfig", {**LLAMA, "sliding_window": 8}, "MistralForCausalLM", "tokens"),
-    "mixtral": ("MixtralConfig", {**LLAMA, "num_local_experts": 4, "experts_implementation": "batched_mm"}, "MixtralForCausalLM", "tokens"),
+    "mixtral": ("MixtralConfig", {**LLAMA, "num_local_experts": 4,
+                                  "experts_implementation": "batched_mm"}, "MixtralForCausalLM", "tokens"),
     "qwen2": ("Qwen2Config", LLAMA, "Qwen2ForCausalLM", "tokens"),
     "qwen3": ("Qwen3Config", {**LLAMA, "head_dim": 16}, "Qwen3ForCausalLM", "tokens"),
     "gemma": ("GemmaConfig", {**LLAMA, "head_dim": 16}, "GemmaForCausalLM", "tokens"),
-    "phi3": ("Phi3Config", {**LLAMA, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}, "Phi3ForCausalLM", "tokens"),
-    "mamba": ("MambaConfig", {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "vocab_size": 128}, "MambaForCausalLM", "tokens"),
-    "t5": ("T5Config", {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 128, "decoder_start_token_id": 0},
-           "T5ForConditionalGeneration", "tokens and labels"),
-    "bart": ("BartConfig", {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-                            "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 128, "max_position_embeddings": 64},
-             "BartForConditionalGeneration", "tokens and labels"),
+    "phi3": ("Phi3Config", {**LLAMA, "pad_token_id": 0, "bos_token_id": 1,
+                            "eos_token_id": 2}, "Phi3ForCausalLM", "tokens"),
+    "mamba": ("MambaConfig", {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8,
+                              "vocab_size": 128}, "MambaForCausalLM", "tokens"),
+    "t5": ("T5Config", {
+        "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 128,
+        "decoder_start_token_id": 0
+    }, "T5ForConditionalGeneration", "tokens and labels"),
+    "bart": ("BartConfig", {
+        "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 128,
+        "max_position_embeddings": 64
+    }, "BartForConditionalGeneration", "tokens and labels"),
     "vit": ("ViTConfig", VISION, "ViTModel", "pixels"),
-    "whisper": ("WhisperConfig", {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-                                  "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 128, "num_mel_bins": 16, "max_source_positions": 32,
-                                  "max_target_positions": 32, "decoder_start_token_id": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-                "WhisperForConditionalGeneration", "spectrogram"),
+    "whisper": ("WhisperConfig", {
+        "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 128,
+        "num_mel_bins": 16, "max_source_positions": 32, "max_target_positions": 32, "decoder_start_token_id": 1,
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2
+    }, "WhisperForConditionalGeneration", "spectrogram"),
 }
 BATCH, TOKENS = 2, 24
 
@@ -130,14 +175,21 @@ def transformer_inputs(kind: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (), {"pixel_values": torch.rand(BATCH, 3, 32, 32)}
     if kind == "spectrogram":
         return (), {"input_features": torch.rand(BATCH, 16, 64), "labels": tokens}
-    more = {"tokens and labels": {"labels": tokens.clone()}, "tokens and mask": {"attention_mask": torch.ones_like(tokens)}}
+    more = {
+        "tokens and labels": {"labels": tokens.clone()}, "tokens and mask": {"attention_mask": torch.ones_like(tokens)}
+    }
     return (), {"input_ids": tokens, **more.get(kind, {})}
 
 
 # Boxes are data: the detector runs forward only, and what depends on them has the size that the policy says.
 DETECTION: dict[str, Any] = {"mode": "infer", "options": {"unknown_value": "placeholder"}}
 CASES: dict[str, Case] = {
-    **{name: Case(name, partial(build_torchvision, name, size), partial(image_inputs, name, size),
-                  **(DETECTION if name.startswith("retinanet") else {})) for name, size in TORCHVISION.items()},
-    **{name: Case(name, partial(build_transformer, name), partial(transformer_inputs, row[3])) for name, row in TRANSFORMERS.items()},
+    **{
+        name: Case(name, partial(build_torchvision, name, size), partial(image_inputs, name, size),
+                   **(DETECTION if name.startswith("retinanet") else {})) for name, size in TORCHVISION.items()
+    },
+    **{
+        name: Case(name, partial(build_transformer, name), partial(transformer_inputs, row[3])) for name, row in TRANSFORMERS.items(
+        )
+    },
 }

@@ -20,7 +20,6 @@ from analyzer.profilers.flop_registry import count_call, is_zero_flop_op, result
 from analyzer.record.eager import default_loss
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
-
 from benchmarks.flop_models import Case
 
 # What its formulas miscount.
@@ -48,14 +47,17 @@ class Comparison:
     products: int = 0                            #: calls that multiply and accumulate
     equal_flops: int = 0                         #: FLOPs of the calls that both count the same
     other_flops: int = 0                         #: of those that it leaves out by design: it counts products alone
-    differences: dict[tuple[str, str], list[int]] = field(default_factory=dict)  #: (operator, reason) → calls, theirs, ours
+    #: (operator, reason) → calls, theirs, ours
+    differences: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     unexplained: list[str] = field(default_factory=list)
     uncounted: dict[str, int] = field(default_factory=dict)
     zero_calls: int = 0
 
 
 def compare(signatures: Iterable[Signature], reference: FlopCounterMode) -> Comparison:
-    """Compare call by call, and hold the sum of the reference's own formulas to what it counted (so that both saw the same calls)."""
+    """Compare call by call, and hold the sum of the reference's own formulas to what it counted (so that both saw the
+    same calls).
+    """
     result = Comparison()
     theirs_by_packet: dict[Any, int] = {}
     for signature in signatures:
@@ -113,7 +115,8 @@ class SignatureLog(TorchDispatchMode):
 def sign(func: Any, args: Any, kwargs: Any, out: Any) -> Signature:
     """The signature of a call of real tensors."""
     args, kwargs, result = tree_map_only(
-        torch.Tensor, lambda t: TensorSpec.of(tuple(t.shape), t.stride() if t.layout is torch.strided else (), t.dtype, str(t.device)),
+        torch.Tensor, lambda t: TensorSpec.of(tuple(t.shape),
+                                              t.stride() if t.layout is torch.strided else (), t.dtype, str(t.device)),
         (args, kwargs, out))
     return Signature(func, args, kwargs, tuple(tensors([args, kwargs])), tuple(tensors(result)))
 
@@ -159,8 +162,8 @@ def count_meta_run(case: Case, device: str = "h200") -> tuple[Comparison, Profil
 
     if case.mode == "infer":  # the step is called in training alone: the model's own forward enters the counter
         build = watch(build, references)
-    found = profile(build, args=args, kwargs=kwargs, mode=case.mode, step=step if case.mode == "train" else None, device=device, profilers=[keep],
-                    reuse=False, options=ProfileOptions(steps=1, **case.options))
+    found = profile(build, args=args, kwargs=kwargs, mode=case.mode, step=step if case.mode == "train" else None,
+                    device=device, profilers=[keep], reuse=False, options=ProfileOptions(steps=1, **case.options))
     return compare((c.signature for c in logs[0].calls), references[-1]), found
 
 

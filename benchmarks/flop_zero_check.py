@@ -1,7 +1,8 @@
 """Do the operators on the zero list move values, or make them?
 
-An operator does no arithmetic if each floating number that it gives is one that it was given (cast where the dtype differs), a scalar among
-its arguments, or a constant of its definition: 0, ±1, an infinity, NaN, or a limit of the dtype. That is looked up number by number on real calls.
+An operator does no arithmetic if each floating number that it gives is one that it was given (cast where the dtype
+differs), a scalar among its arguments, or a constant of its definition: 0, ±1, an infinity, NaN, or a limit of the
+dtype. That is looked up number by number on real calls.
 """
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ UNDEFINED = ("empty", "new_empty", "random", "randint", "randperm", "resize", "_
 
 
 class ZeroCheck(TorchDispatchMode):
-    """Looks at every call of an operator on the zero list; ``guilty`` names those that gave a number of their own making."""
+    """Looks at every call of an operator on the zero list; ``guilty`` names those that gave a number of their own
+    making.
+    """
 
     def __init__(self, is_zero: Callable[[Any], bool] = is_zero_flop_op) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -37,7 +40,8 @@ class ZeroCheck(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
-        looked_at = self.is_zero(func) and not name.lstrip("_").startswith(UNDEFINED) and torch.Tag.inplace_view not in func.tags
+        looked_at = self.is_zero(
+            func) and not name.lstrip("_").startswith(UNDEFINED) and torch.Tag.inplace_view not in func.tags
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)] if looked_at else []
         looked_at = looked_at and all(is_plain(t) for t in given)
         before = [t.detach().clone() for t in given if t.numel() <= MOST_ELEMENTS] if looked_at else []
@@ -45,18 +49,21 @@ class ZeroCheck(TorchDispatchMode):
         out = func(*args, **kwargs)
         if looked_at:
             try:
-                self.look(func, before, given, [v for v in tree_leaves((args, kwargs)) if isinstance(v, (int, float, complex))], out)
+                self.look(func, before, given,
+                          [v for v in tree_leaves((args, kwargs)) if isinstance(v, (int, float, complex))], out)
             except Exception as error:
                 self.failure = error
                 raise
         return out
 
-    def look(self, func: Any, before: list[torch.Tensor], given: list[torch.Tensor], scalars: list[Any], out: Any) -> None:
+    def look(self, func: Any, before: list[torch.Tensor], given: list[torch.Tensor], scalars: list[Any],
+             out: Any) -> None:
         self.calls += 1
         self.names.add(func._schema.name)
         writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
         for result in tree_leaves(out):
-            if not isinstance(result, torch.Tensor) or not is_plain(result) or not (result.is_floating_point() or result.is_complex()):
+            if not isinstance(result, torch.Tensor) or not is_plain(result) or not (result.is_floating_point()
+                                                                                    or result.is_complex()):
                 continue
             if result.numel() > MOST_ELEMENTS or not writes and any(shares(result, t) for t in given):
                 continue  # a view: the numbers are where they were
@@ -66,7 +73,8 @@ class ZeroCheck(TorchDispatchMode):
 
 
 def is_plain(t: torch.Tensor) -> bool:
-    return t.layout is torch.strided and not t.is_quantized and t.device.type == "cpu" and type(t) in (torch.Tensor, torch.nn.Parameter)
+    return t.layout is torch.strided and not t.is_quantized and t.device.type == "cpu" and type(t) in (
+        torch.Tensor, torch.nn.Parameter)
 
 
 def shares(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -77,7 +85,8 @@ def numbers(t: torch.Tensor, dtype: torch.dtype) -> set[float]:
     """The distinct real numbers of a tensor (of a complex one, of both parts), as that dtype has them; NaN left out."""
     t = t.detach().resolve_conj().resolve_neg()
     real = torch.view_as_real(t) if t.is_complex() else t
-    part = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}.get(dtype, dtype)
+    part = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}.get(
+        dtype, dtype)
     values = real.to(part).to(torch.float64).flatten().unique()
     return set(values[~values.isnan()].tolist())
 
@@ -94,13 +103,16 @@ def allowed(before: Iterable[torch.Tensor], scalars: Iterable[Any], dtype: torch
 
 
 def sweep(calls: int, seed: int = 0, check: ZeroCheck | None = None) -> ZeroCheck:
-    """Run samples of PyTorch's own operator tests (OpInfo), in random order, until so many calls of zero operators were looked at."""
+    """Run samples of PyTorch's own operator tests (OpInfo), in random order, until so many calls of zero operators were
+    looked at.
+    """
     check = check or ZeroCheck()
     for op, dtype in shuffled(seed):
         if check.calls >= calls:
             break
         try:
-            samples = list(op.sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point and op.supports_autograd))
+            samples = list(
+                op.sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point and op.supports_autograd))
         except Exception:  # a test's own inputs that this build cannot make
             continue
         random.Random(seed).shuffle(samples)
@@ -108,7 +120,10 @@ def sweep(calls: int, seed: int = 0, check: ZeroCheck | None = None) -> ZeroChec
             try:
                 with check:
                     out = op(sample.input, *sample.args, **sample.kwargs)
-                    grads = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad and t.is_floating_point()]
+                    grads = [
+                        t for t in tree_leaves(out)
+                        if isinstance(t, torch.Tensor) and t.requires_grad and t.is_floating_point()
+                    ]
                     if grads:
                         torch.autograd.backward(grads, [torch.randn_like(t) for t in grads])
             except Exception:  # not to be had on this build, or a test of an error

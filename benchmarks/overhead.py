@@ -3,8 +3,8 @@
     python -m benchmarks.overhead              # about five minutes; writes docs/overhead.md
     python -m benchmarks.overhead --rounds 3 --cases resnet50   # some cases, printed
 
-Steps are taken in turn in one process, each round begins with another one, and a figure is the median of the ratios within a round.
-DeepSpeed's profiler, where it is installed, is measured for comparison.
+Steps are taken in turn in one process, each round begins with another one, and a figure is the median of the ratios
+within a round. DeepSpeed's profiler, where it is installed, is measured for comparison.
 """
 from __future__ import annotations
 
@@ -57,9 +57,12 @@ def bert() -> nn.Module:
 CASES = {
     "resnet50": Case("ResNet-50, a training step with SGD, 8×3×224×224", MODELS["resnet50"].factory, image(8, 224)),
     "resnet50_one": Case("ResNet-50, a training step with SGD, 1×3×224×224", MODELS["resnet50"].factory, image(1, 224)),
-    "resnet50_infer": Case("ResNet-50, inference, 8×3×224×224", MODELS["resnet50"].factory, image(8, 224), trains=False),
-    "bert": Case("BERT-base, inference, 1×128 tokens", bert, lambda: {"input_ids": torch.ones(1, 128, dtype=torch.int64)}, trains=False),
-    "resnet18_tiny": Case("ResNet-18, a training step with SGD, 2×3×32×32: as much overhead as can be", MODELS["resnet18"].factory, image(2, 32)),
+    "resnet50_infer": Case("ResNet-50, inference, 8×3×224×224", MODELS["resnet50"].factory, image(8, 224),
+                           trains=False),
+    "bert": Case("BERT-base, inference, 1×128 tokens", bert,
+                 lambda: {"input_ids": torch.ones(1, 128, dtype=torch.int64)}, trains=False),
+    "resnet18_tiny": Case("ResNet-18, a training step with SGD, 2×3×32×32: as much overhead as can be",
+                          MODELS["resnet18"].factory, image(2, 32)),
 }
 
 
@@ -103,7 +106,10 @@ def measure_case(case: Case, rounds: int) -> list[str]:
     alone = found["alone"]
     cells = [f"{1e3 * sorted(t.wall_seconds for t in alone)[len(alone) // 2]:.0f}"]
     for name in ("analyzer", "DeepSpeed"):
-        cells += [f"{ratio(found[name], alone, kind):.3f}" if name in found else "-" for kind in ("wall_seconds", "cpu_seconds")]
+        cells += [
+            f"{ratio(found[name], alone, kind):.3f}" if name in found else "-"
+            for kind in ("wall_seconds", "cpu_seconds")
+        ]
     return [case.name, *cells]
 
 
@@ -123,7 +129,8 @@ def main() -> int:
     verdict = "ResNet-50 in training, at most {}: {:.3f} by processor time, {}; {:.3f} by the clock, {}.".format(
         LIMIT, *(part for figure in (processor, clock) for part in (figure, "met" if figure <= LIMIT else "MISSED")))
     load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
-    PAGE.write_text(f"""# Overhead of measuring
+    PAGE.write_text(
+        f"""# Overhead of measuring
 
 Written by `python -m benchmarks.overhead --rounds {arguments.rounds}` on {datetime.date.today()}: Python {platform.python_version()}, torch \
 {torch.__version__}; {os.cpu_count()} cores, one thread used; load average at the end {load}.

@@ -1,4 +1,6 @@
-"""The models of docs/plans.md: at the size that is planned, and a small one with the same graph that runs on a CPU in seconds."""
+"""The models of docs/plans.md: at the size that is planned, and a small one with the same graph that runs on a CPU in
+seconds.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -17,7 +19,9 @@ from diffusers import UNet2DModel  # noqa: E402
 
 
 def unet(width: int) -> nn.Module:
-    """The U-Net of diffusers: residual blocks with group norm, attention at one level, every block joined to its opposite by a skip connection."""
+    """The U-Net of diffusers: residual blocks with group norm, attention at one level, every block joined to its
+    opposite by a skip connection.
+    """
     return cast(nn.Module, UNet2DModel(
         sample_size=64, in_channels=3, out_channels=3, layers_per_block=2, norm_num_groups=4, attention_head_dim=8,
         block_out_channels=(width, 2 * width, 4 * width, 4 * width),
@@ -51,18 +55,24 @@ def _llama(**options: Any) -> Llama:
 
 
 CASES: dict[str, Case] = {
-    "ResNet-152": Case(tm.resnet152, images(16, 3, 224, 224), "Bottleneck", tm.resnet152, lambda: drawn(images(2, 3, 64, 64))),
-    "DenseNet-121": Case(tm.densenet121, images(16, 3, 224, 224), "_DenseLayer", tm.densenet121, lambda: drawn(images(2, 3, 64, 64))),
+    "ResNet-152": Case(tm.resnet152, images(16, 3, 224, 224), "Bottleneck", tm.resnet152,
+                       lambda: drawn(images(2, 3, 64, 64))),
+    "DenseNet-121": Case(tm.densenet121, images(16, 3, 224, 224), "_DenseLayer", tm.densenet121,
+                         lambda: drawn(images(2, 3, 64, 64))),
     "ViT-B/16": Case(tm.vit_b_16, images(16, 3, 224, 224), "EncoderBlock",
                      lambda: tm.VisionTransformer(224, 16, 12, 4, 64, 128), lambda: drawn(images(1, 3, 224, 224))),
     "GPT-2 medium": Case(lambda: GPT2(hidden=1024, layers=24, heads=16, dropout=0.0), tokens(4, 1024), "Block",
-                         lambda: GPT2(vocabulary=101, hidden=32, layers=24, heads=4), lambda: drawn(tokens(2, 16), 101)),
-    "Llama, 16 layers": Case(_llama, tokens(2, 2048), "DecoderLayer",
-                             lambda: _llama(vocab_size=101, hidden_size=64, intermediate_size=128, num_attention_heads=32, num_key_value_heads=8),
-                             lambda: drawn(tokens(2, 16), 101)),
-    "U-Net": Case(lambda: unet(64), {"sample": torch.empty(16, 3, 64, 64, device="meta"),
-                                     "timestep": torch.empty(16, dtype=torch.int64, device="meta")}, "ResnetBlock2D",
-                  lambda: unet(8), lambda: {"sample": torch.randn(2, 3, 64, 64), "timestep": torch.tensor([3, 7])}),
+                         lambda: GPT2(vocabulary=101, hidden=32, layers=24, heads=4),
+                         lambda: drawn(tokens(2, 16), 101)),
+    "Llama, 16 layers": Case(
+        _llama, tokens(2, 2048), "DecoderLayer", lambda: _llama(vocab_size=101, hidden_size=64, intermediate_size=128,
+                                                                num_attention_heads=32, num_key_value_heads=8),
+        lambda: drawn(tokens(2, 16), 101)),
+    "U-Net": Case(lambda: unet(64), {
+        "sample": torch.empty(16, 3, 64, 64, device="meta"), "timestep": torch.empty(
+            16, dtype=torch.int64, device="meta")
+    }, "ResnetBlock2D", lambda: unet(8),
+                  lambda: {"sample": torch.randn(2, 3, 64, 64), "timestep": torch.tensor([3, 7])}),
 }
 
 

@@ -1,4 +1,5 @@
-"""What plans are compared with: checkpointing every block, groups of √N blocks, and torch's activation_memory_budget partitioner.
+"""What plans are compared with: checkpointing every block, groups of √N blocks, and torch's activation_memory_budget
+partitioner.
 
     python -m benchmarks.plan_reference FILE.json [MODEL ...]     # adds its figures to the file that `benchmarks.plans` reads
 """
@@ -28,7 +29,6 @@ from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.solver.check import measure_step
 from analyzer.solver.recorded_step import read_step
-
 from benchmarks.plan_model import CASES, Case, build_meta
 
 SETTINGS = (0.9, 0.75, 0.6, 0.5, 0.35, 0.2, 0.1)  # of activation_memory_budget
@@ -42,15 +42,23 @@ def measure_blocks(case: Case, per_checkpoint: int | None) -> dict[str, Any]:
     size = per_checkpoint or math.ceil(math.sqrt(len(paths)))
     nodes = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
     for i in range(0, len(paths), size):
-        inside = [j for j, n in enumerate(nodes) if any(f"{n.meta['module_path']}.".startswith(f"{p}.") for p in paths[i:i + size])]
+        inside = [
+            j for j, n in enumerate(nodes)
+            if any(f"{n.meta['module_path']}.".startswith(f"{p}.") for p in paths[i:i + size])
+        ]
         set_region(gm, nodes[inside[0]:inside[-1] + 1], recompile=False)
     gm.recompile()
     step = measure_step(gm, (), case.inputs)
-    return {"peak": step.peak_activation_bytes, "again": step.recompute_flops, "checkpoints": math.ceil(len(paths) / size)}
+    return {
+        "peak": step.peak_activation_bytes, "again": step.recompute_flops, "checkpoints": math.ceil(len(paths) / size)
+    }
 
 
-def partition(model: nn.Module, inputs: dict[str, Tensor], setting: float) -> dict[str, tuple[fx.GraphModule, list[Any]]]:
-    """The forward and backward graphs that torch's partitioner makes for ``activation_memory_budget``, with specs of their inputs."""
+def partition(model: nn.Module, inputs: dict[str, Tensor],
+              setting: float) -> dict[str, tuple[fx.GraphModule, list[Any]]]:
+    """The forward and backward graphs that torch's partitioner makes for ``activation_memory_budget``, with specs of
+    their inputs.
+    """
     found: dict[str, tuple[fx.GraphModule, list[Any]]] = {}
 
     def take(name: str) -> Any:
@@ -68,8 +76,9 @@ def partition(model: nn.Module, inputs: dict[str, Tensor], setting: float) -> di
 
         parameters = {k: fake(v).requires_grad_(v.requires_grad) for k, v in model.named_parameters()}
         buffers = {k: fake(v) for k, v in model.named_buffers()}
-        compiled = aot_function(loss, take("forward"), take("backward"), keep_inference_input_mutations=True,
-                                partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="inductor"))
+        compiled = aot_function(
+            loss, take("forward"), take("backward"), keep_inference_input_mutations=True,
+            partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="inductor"))
         compiled(parameters, buffers, {k: fake(v) for k, v in inputs.items()}).backward()
     return found
 
@@ -116,7 +125,10 @@ def measure_partition(model: nn.Module, inputs: dict[str, Tensor], setting: floa
             recorder.mark([g for g in gradients if isinstance(g, Tensor)], "gradient")
             recorder.end()
         counts = [count_call(c.signature) for c in recorder.log.calls]
-        return {"peak": read_step(recorder.log).peak_activation_bytes, "flops": sum(c.flops for c in counts if c is not None)}
+        return {
+            "peak": read_step(recorder.log).peak_activation_bytes,
+            "flops": sum(c.flops for c in counts if c is not None)
+        }
 
 
 def main() -> None:

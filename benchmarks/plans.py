@@ -3,8 +3,8 @@
     python -m benchmarks.plans REFERENCE.json [MODEL ...]    # figures of others from `python -m benchmarks.plan_reference REFERENCE.json`
     python -m benchmarks.plans --exact                       # what method="exact" proves
 
-Each plan is replayed under the recorder at full size without data. Then the same plan is applied to a small model with the same graph, whose
-loss, gradients and buffers after a step on the CPU must equal, to the bit, those without a plan.
+Each plan is replayed under the recorder at full size without data. Then the same plan is applied to a small model with
+the same graph, whose loss, gradients and buffers after a step on the CPU must equal, to the bit, those without a plan.
 """
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torchvision.models as tm  # after the operators that it needs
 from torch import nn
 
 from analyzer import symbolic_trace
@@ -25,15 +26,13 @@ from analyzer.solver.solve import solve_units
 from analyzer.solver.unit import total_cost
 from analyzer.units import format_bytes
 from analyzer.zoo.llama import Llama, LlamaConfig
-
 from benchmarks.plan_model import CASES, Case, build_meta, images, tokens
-
-import torchvision.models as tm  # after the operators that it needs
 
 BUDGETS = (0.75, 0.5, 0.35)
 
 
-def take_step(program: nn.Module, model: nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def take_step(program: nn.Module, model: nn.Module, inputs: dict[str,
+                                                                 Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Loss, and gradients and buffers after one step; the model is as before."""
     before = {k: v.clone() for k, v in model.state_dict().items()}
     torch.manual_seed(1)
@@ -78,10 +77,14 @@ def best_within(reference: dict[str, Any], peak: int, fwd_flops: int, bwd_flops:
 
 def print_exact() -> None:
     """What `chain` and `exact` find for the same units, and in what time."""
-    print("| model | nodes | units | budget | chain | exact | gap | seconds |\n|---|---:|---:|---:|---:|---:|---:|---:|")
+    print(
+        "| model | nodes | units | budget | chain | exact | gap | seconds |\n|---|---:|---:|---:|---:|---:|---:|---:|")
     llama = Case(lambda: Llama(LlamaConfig(num_hidden_layers=18)), tokens(2, 1024), "", nn.Identity, dict)
     resnet = Case(tm.resnet50, images(16, 3, 224, 224), "", tm.resnet50, dict)
-    cases = {"Llama, 18 layers": llama, "ResNet-50": resnet, **{name: CASES[name] for name in ("ViT-B/16", "ResNet-152", "U-Net")}}
+    cases = {
+        "Llama, 18 layers": llama, "ResNet-50": resnet,
+        **{name: CASES[name] for name in ("ViT-B/16", "ResNet-152", "U-Net")}
+    }
     for name, case in cases.items():
         gm = symbolic_trace(build_meta(case), meta_args=case.inputs)
         planner = Planner(gm, (), case.inputs)
@@ -94,8 +97,9 @@ def print_exact() -> None:
             seconds = time.perf_counter() - begun
             assert chain is not None and exact is not None and exact.bound is not None
             found, whole = total_cost(exact.units), planner.problem(whole=False).fwd_cost
-            print(f"| {name} | {len(gm.graph.nodes)} | {len(units):,} | {budget:.0%} | {100 * total_cost(chain.units) / whole:.3f} % | "
-                  f"{100 * found / whole:.3f} % | {percent(found - exact.bound, found)} | {seconds:.1f} |", flush=True)
+            print(
+                f"| {name} | {len(gm.graph.nodes)} | {len(units):,} | {budget:.0%} | {100 * total_cost(chain.units) / whole:.3f} % | "
+                f"{100 * found / whole:.3f} % | {percent(found - exact.bound, found)} | {seconds:.1f} |", flush=True)
 
 
 def main() -> None:
@@ -104,7 +108,9 @@ def main() -> None:
         print_exact()
         return
     reference = json.loads(Path(sys.argv[1]).read_text())
-    print("| model | nodes | budget | peak reached | seconds to plan | run again: plan | every block | √N blocks | partitioner | loss, gradients, buffers |")
+    print(
+        "| model | nodes | budget | peak reached | seconds to plan | run again: plan | every block | √N blocks | partitioner | loss, gradients, buffers |"
+    )
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---|")
     points: list[str] = []
     for name in sys.argv[2:] or CASES:
@@ -126,9 +132,14 @@ def main() -> None:
             assert plan.planned is not None and plan.planned.recompute_flops is not None
             peak = plan.planned.peak_activation_bytes
             others = best_within(reference[name], plan.budget_bytes, base.fwd_flops, base.bwd_flops)
-            cells = [percent(others[k], base.fwd_flops) if k in others else "over budget" for k in ("every block", "sqrt(N) blocks", "partitioner")]
-            print(f"| {name} | {len(gm.graph.nodes)} | {budget:.0%} of {format_bytes(whole)} | {percent(peak, whole)} | {took:.1f} | "
-                  f"{percent(plan.planned.recompute_flops, base.fwd_flops)} | {' | '.join(cells)} | {'equal' if equal else 'DIFFERENT'} |", flush=True)
+            cells = [
+                percent(others[k], base.fwd_flops) if k in others else "over budget"
+                for k in ("every block", "sqrt(N) blocks", "partitioner")
+            ]
+            print(
+                f"| {name} | {len(gm.graph.nodes)} | {budget:.0%} of {format_bytes(whole)} | {percent(peak, whole)} | {took:.1f} | "
+                f"{percent(plan.planned.recompute_flops, base.fwd_flops)} | {' | '.join(cells)} | {'equal' if equal else 'DIFFERENT'} |",
+                flush=True)
         if infeasible:
             print(infeasible)
         ways = {k: (reference[name][k]["peak"], reference[name][k]["again"]) for k in ("every block", "sqrt(N) blocks")}

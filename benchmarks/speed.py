@@ -1,4 +1,5 @@
-"""How long a profile takes, set against running the model on meta tensors and against what else answers the same questions.
+"""How long a profile takes, set against running the model on meta tensors and against what else answers the same
+questions.
 
     python -m benchmarks.speed                          # everything, about ten minutes on two cores; writes docs/performance.md
     python -m benchmarks.speed --only ratios,depth      # some sections, printed
@@ -94,12 +95,13 @@ def measure_ratios(report: Report) -> None:
     rows.append(["median, processor time", "", *(format_ratio(statistics.median(cpu[name])) for name, _, _ in pairs)])
     report.targets += [(f"{name}, warm, to {under}", statistics.median(wall[name]), statistics.median(cpu[name]), limit)
                        for name, under, limit in pairs if limit is not None]
-    report.add("Warm", "Each figure is a time divided by that of the bare step on meta tensors in the same round: forward, loss and backward "
-               "(`profile`, `trace + profile`, `FlopCounterMode`), or these and an eager AdamW step whose states exist (`profile + AdamW`). "
-               "`trace + profile` is `symbolic_trace` and `symbolic_profile`. A profile covers two steps, the first and a later one. It has its sums "
-               "at once (FLOPs, bytes, seconds, phases, peaks); rows (nodes, modules, operators, the memory timeline) are worked out when they are read, "
-               "which `profile, all read` includes.",
-               markdown(["model", "bare, ms", *(name for name, _, _ in pairs)], rows))
+    report.add(
+        "Warm",
+        "Each figure is a time divided by that of the bare step on meta tensors in the same round: forward, loss and backward "
+        "(`profile`, `trace + profile`, `FlopCounterMode`), or these and an eager AdamW step whose states exist (`profile + AdamW`). "
+        "`trace + profile` is `symbolic_trace` and `symbolic_profile`. A profile covers two steps, the first and a later one. It has its sums "
+        "at once (FLOPs, bytes, seconds, phases, peaks); rows (nodes, modules, operators, the memory timeline) are worked out when they are read, "
+        "which `profile, all read` includes.", markdown(["model", "bare, ms", *(name for name, _, _ in pairs)], rows))
 
 
 def measure_others(report: Report) -> None:
@@ -120,10 +122,13 @@ def measure_others(report: Report) -> None:
         say(f"  {rows[-1]}")
     rows.append(["**median**", *(f"**{format_ratio(median_known(columns[name]))}**" for name in names)])
     skipped = "\n".join(f"- {why} ({count} of {len(report.cases)} models)" for why, count in reasons.items())
-    report.add("Beside others", "Time divided by that of the bare step (forward, loss, backward on meta tensors). What each tells: "
-               + "; ".join(f"{name}: {TELLS[name]}" for name in names if name in TELLS) + ". MemTracker runs under `FakeTensorMode`. "
-               f"Rounds: {rounds}; in the first, nothing is warm.",
-               markdown(["model", *names], rows), *([f"Where there is no figure:\n\n{skipped}"] if skipped else []))
+    report.add(
+        "Beside others",
+        "Time divided by that of the bare step (forward, loss, backward on meta tensors). What each tells: " +
+        "; ".join(f"{name}: {TELLS[name]}"
+                  for name in names if name in TELLS) + ". MemTracker runs under `FakeTensorMode`. "
+        f"Rounds: {rounds}; in the first, nothing is warm.", markdown(["model", *names], rows),
+        *([f"Where there is no figure:\n\n{skipped}"] if skipped else []))
 
 
 def measure_cold(report: Report) -> None:
@@ -132,17 +137,22 @@ def measure_cold(report: Report) -> None:
     lines = run_worker("cold", str(rounds), *(case.name for case in report.cases))
     rows, columns, cpu = [], {"profile": [], "trace + profile": []}, []  # type: ignore[var-annotated]
     for case in report.cases:
-        timings = {what: [Timing(*line["timing"]) for line in lines if (line["model"], line["what"]) == (case.name, what)]
-                   for what in ("bare", *columns)}
+        timings = {
+            what: [Timing(*line["timing"]) for line in lines if (line["model"], line["what"]) == (case.name, what)]
+            for what in ("bare", *columns)
+        }
         for what, found in columns.items():
             found.append(ratio(timings[what], timings["bare"]))
         cpu.append(ratio(timings["profile"], timings["bare"], CPU))
         rows.append([case.name, f"{statistics.median(t.wall_seconds for t in timings['bare']) * 1e3:.0f}",
                      *(format_ratio(found[-1]) for found in columns.values())])
     rows.append(["**median**", "", *(f"**{format_ratio(statistics.median(found))}**" for found in columns.values())])
-    report.targets.append(("profile, cold, to bare", statistics.median(columns["profile"]), statistics.median(cpu), 1.0))
-    report.add("Cold", "The first run in a process that has imported everything, built the model and run nothing, against the first bare step in "
-               "another such process.", markdown(["model", "bare, ms", *columns], rows))
+    report.targets.append(
+        ("profile, cold, to bare", statistics.median(columns["profile"]), statistics.median(cpu), 1.0))
+    report.add(
+        "Cold",
+        "The first run in a process that has imported everything, built the model and run nothing, against the first bare step in "
+        "another such process.", markdown(["model", "bare, ms", *columns], rows))
 
 
 DEPTHS = (16, 64, 128)
@@ -151,20 +161,28 @@ DEPTHS = (16, 64, 128)
 def measure_depth(report: Report) -> None:
     """What a further identical layer costs."""
     pairs = [("profile", "bare", 0.1), ("profile + AdamW", "bare + AdamW", 0.2)]
-    timings: dict[str, dict[int, list[Timing]]] = {name: {layers: [] for layers in DEPTHS} for pair in pairs for name in pair[:2]}
+    timings: dict[str, dict[int, list[Timing]]] = {
+        name: {layers: [] for layers in DEPTHS} for pair in pairs for name in pair[:2]
+    }
     for line in run_worker("depth", str(max(5, report.rounds)), *map(str, DEPTHS)):
         timings[line["what"]][line["layers"]].append(Timing(*line["timing"]))
     rows = []
     for name, under, limit in pairs:
         each = [ratio(timings[name][layers], timings[under][layers]) for layers in DEPTHS]
-        further, cpu = (statistics.median(a / b for a, b in zip(slope(timings[name], field), slope(timings[under], field)))
+        further, cpu = (statistics.median(a / b
+                                          for a, b in zip(slope(timings[name], field), slope(timings[under], field)))
                         for field in ("wall_seconds", CPU))
-        rows.append([f"{name} / {under}", *(format_ratio(value) for value in each), f"**{format_ratio(further)}**", format_ratio(limit)])
+        rows.append([
+            f"{name} / {under}", *(format_ratio(value) for value in each), f"**{format_ratio(further)}**",
+            format_ratio(limit)
+        ])
         report.targets.append((f"each further OPT layer, {name} to {under}", further, cpu, limit))
         say(f"  {rows[-1]}")
-    report.add("Depth", f"An OPT of identical layers (hidden 1024, 16 heads), from {DEPTHS[0]} to {DEPTHS[-1]} of them: the whole, and what each "
-               "further layer costs beside its own bare step. In a process of its own: what others left scattered in memory slows Python.",
-               markdown(["", *(f"{layers} layers" for layers in DEPTHS), "each further layer", "at most"], rows))
+    report.add(
+        "Depth",
+        f"An OPT of identical layers (hidden 1024, 16 heads), from {DEPTHS[0]} to {DEPTHS[-1]} of them: the whole, and what each "
+        "further layer costs beside its own bare step. In a process of its own: what others left scattered in memory slows Python.",
+        markdown(["", *(f"{layers} layers" for layers in DEPTHS), "each further layer", "at most"], rows))
 
 
 def measure_width(report: Report) -> None:
@@ -203,8 +221,10 @@ def measure_reuse(report: Report) -> None:
         rows.append([case.name, verdict, format_ratio(ratio(timings["with"], timings["without"]))])
         say(f"  {rows[-1]}")
     report.targets.append(("models whose profile is another with `reuse=False`", float(wrong), None, 0.0))
-    report.add("Reuse of blocks", "`profile(optimizer=\"adamw\")` with `reuse=True` and `reuse=False`: every field of the two profiles is compared.",
-               markdown(["model", "profiles", "time to that of reuse=False"], rows))
+    report.add(
+        "Reuse of blocks",
+        "`profile(optimizer=\"adamw\")` with `reuse=True` and `reuse=False`: every field of the two profiles is compared.",
+        markdown(["model", "profiles", "time to that of reuse=False"], rows))
 
 
 class _Block(torch.nn.Module):
@@ -219,16 +239,20 @@ class _Block(torch.nn.Module):
         return x + self.last(self.layers(x))
 
 
-def _time_blocks(report: Report, leaves_of_a_block: Iterable[int], saved: Callable[[int, int], int], reusing: Callable[[torch.nn.Module, torch.Tensor], None],
-                 running: Callable[[torch.nn.Module, torch.Tensor], None]) -> str:
-    """A table of the time of ``reusing(model, x)`` to that of ``running(model, x)``, after how many leaves are ``saved(leaves, blocks)``."""
+def _time_blocks(report: Report, leaves_of_a_block: Iterable[int], saved: Callable[[int, int], int],
+                 reusing: Callable[[torch.nn.Module, torch.Tensor],
+                                   None], running: Callable[[torch.nn.Module, torch.Tensor], None]) -> str:
+    """A table of the time of ``reusing(model, x)`` to that of ``running(model, x)``, after how many leaves are
+    ``saved(leaves, blocks)``.
+    """
     rows, counts = [], (3, 4, 6, 10, 18)
     for leaves in leaves_of_a_block:
         cells = []
         for blocks in counts:
             given = torch.nn.Sequential(*(_Block(leaves) for _ in range(blocks))), torch.empty(8, 64)
             reusing(*given)
-            timings = time_in_turn({"reusing": partial(reusing, *given), "running": partial(running, *given)}, 2 * max(2, report.rounds))
+            timings = time_in_turn({"reusing": partial(reusing, *given), "running": partial(running, *given)},
+                                   2 * max(2, report.rounds))
             cells.append(f"{saved(leaves, blocks)}: {format_ratio(ratio(timings['reusing'], timings['running'], CPU))}")
         rows.append([str(leaves), *cells])
         say(f"  {rows[-1]}")
@@ -241,10 +265,14 @@ def measure_blocks(report: Report) -> None:
         with mock.patch.object(block_reuse, "LEAST_LEAVES_SAVED", least):
             profile(model, args=(x,))
 
-    table = _time_blocks(report, (2, 4, 8, 16), lambda leaves, blocks: (blocks - 2) * leaves, partial(profile_from, 0), partial(profile_from, float("inf")))
-    report.add("When a block is tried out", "Time of a profile in which one block is tried out and the others are played, to that of one in which all are "
-               "run (processor time), by leaf modules in a block and number of blocks. Before each ratio stands how many leaves the blocks beyond the second "
-               f"hold: above {block_reuse.LEAST_LEAVES_SAVED} blocks are tried out (`LEAST_LEAVES_SAVED` in `analyzer/replay/block_reuse.py`).", table)
+    table = _time_blocks(report, (2, 4, 8, 16), lambda leaves, blocks: (blocks - 2) * leaves, partial(profile_from, 0),
+                         partial(profile_from, float("inf")))
+    report.add(
+        "When a block is tried out",
+        "Time of a profile in which one block is tried out and the others are played, to that of one in which all are "
+        "run (processor time), by leaf modules in a block and number of blocks. Before each ratio stands how many leaves the blocks beyond the second "
+        f"hold: above {block_reuse.LEAST_LEAVES_SAVED} blocks are tried out (`LEAST_LEAVES_SAVED` in `analyzer/replay/block_reuse.py`).",
+        table)
 
 
 class _Parameters(torch.nn.Module):
@@ -275,37 +303,45 @@ def measure_updates(report: Report) -> None:
                     optimizer_play.FEWEST_TIMES = before
 
             run(0)
-            timings = time_in_turn({"tried": lambda: run(0), "run": lambda: run(float("inf"))}, 2 * max(2, report.rounds))
+            timings = time_in_turn({"tried": lambda: run(0), "run": lambda: run(float("inf"))},
+                                   2 * max(2, report.rounds))
             cells.append(format_ratio(ratio(timings["tried"], timings["run"], CPU)))
         rows.append([str(kinds), *cells])
         say(f"  {rows[-1]}")
-    report.add("When an optimizer is tried out", "Time of a profile in which AdamW is tried out on representatives of each kind of parameter and played, to "
-               f"that of one in which it is run (processor time), by the number of kinds and of parameters for each of the {REPRESENTATIVES} "
-               f"representatives of a kind. Above {optimizer_play.FEWEST_TIMES} it is tried out (`FEWEST_TIMES` in `analyzer/replay/optimizer_play.py`).",
-               markdown(["kinds", "1", "2", "4", "8", "16"], rows))
+    report.add(
+        "When an optimizer is tried out",
+        "Time of a profile in which AdamW is tried out on representatives of each kind of parameter and played, to "
+        f"that of one in which it is run (processor time), by the number of kinds and of parameters for each of the {REPRESENTATIVES} "
+        f"representatives of a kind. Above {optimizer_play.FEWEST_TIMES} it is tried out (`FEWEST_TIMES` in `analyzer/replay/optimizer_play.py`).",
+        markdown(["kinds", "1", "2", "4", "8", "16"], rows))
 
 
 def measure_copies(report: Report) -> None:
-    """From how many leaves on it pays to copy the nodes of alike blocks: where the thresholds of `fx/trace/block_copy.py` come from."""
+    """From how many leaves on it pays to copy the nodes of alike blocks: where the thresholds of
+    `fx/trace/block_copy.py` come from.
+    """
     def trace_and(reuse: bool, model: torch.nn.Module, x: torch.Tensor) -> None:
         with mock.patch.object(block_copy, "LEAST_LEAVES_SAVED", 0):
             trace(model, meta_args={"input": x}, reuse=reuse)
 
-    table = _time_blocks(report, (4, 8, 16), lambda leaves, blocks: (blocks - 1) * (leaves - block_copy.LEAVES_OF_A_COPY), partial(trace_and, True),
-                         partial(trace_and, False))
-    report.add("When a block's nodes are copied", "Time of a trace in which the nodes of alike blocks are copied from the first, to that of one in which all "
-               "are run (processor time), by leaf modules in a block and number of blocks. Before each ratio stands how many leaves that saves, a copy "
-               f"being worth {block_copy.LEAVES_OF_A_COPY} of them: above {block_copy.LEAST_LEAVES_SAVED} blocks are copied "
-               "(`analyzer/fx/trace/block_copy.py`).",
-               table)
+    table = _time_blocks(report, (4, 8, 16), lambda leaves, blocks: (blocks - 1) *
+                         (leaves - block_copy.LEAVES_OF_A_COPY), partial(trace_and, True), partial(trace_and, False))
+    report.add(
+        "When a block's nodes are copied",
+        "Time of a trace in which the nodes of alike blocks are copied from the first, to that of one in which all "
+        "are run (processor time), by leaf modules in a block and number of blocks. Before each ratio stands how many leaves that saves, a copy "
+        f"being worth {block_copy.LEAVES_OF_A_COPY} of them: above {block_copy.LEAST_LEAVES_SAVED} blocks are copied "
+        "(`analyzer/fx/trace/block_copy.py`).", table)
 
 
 def measure_memory(report: Report) -> None:
     """Resident memory, and memory of the records."""
     names = [case.name for case in report.cases if case.name in ("resnet152", "opt_350m")]
     lines = [run_worker("memory", name, what)[0] for name in names for what in ("bare", "profile", "whole")]
-    rows = [[line["model"], {"whole": "profile, reuse=False"}.get(line["what"], line["what"]), f"{line['before_bytes'] / MIB:.0f}",
-             f"{line['peak_bytes'] / MIB:.0f}"] for line in lines]
+    rows = [[
+        line["model"], {"whole": "profile, reuse=False"}.get(line["what"], line["what"]),
+        f"{line['before_bytes'] / MIB:.0f}", f"{line['peak_bytes'] / MIB:.0f}"
+    ] for line in lines]
     records = run_worker("records", "16", "64")
     cells = []
     for reuse in (True, False):
@@ -313,10 +349,12 @@ def measure_memory(report: Report) -> None:
         calls = many["calls"] - few["calls"]
         cells.append([f"reuse={reuse}", f"{calls / 48:.0f}", f"{(many['peak_bytes'] - few['peak_bytes']) / calls:.0f}"])
     report.targets.append(("bytes of memory per operator call, `reuse=False`", float(cells[1][2]), None, 500.0))
-    report.add("Memory", "Resident MiB of a fresh process, before its first step (libraries imported, the model built) and at its peak.",
-               markdown(["model", "run", "before", "peak"], rows),
-               "What a further layer of an OPT adds to the most that Python holds during a profile (tracemalloc, from 16 to 64 layers). "
-               "Two steps are in the log.", markdown(["", "operator calls a layer", "bytes a call"], cells))
+    report.add(
+        "Memory",
+        "Resident MiB of a fresh process, before its first step (libraries imported, the model built) and at its peak.",
+        markdown(["model", "run", "before", "peak"], rows),
+        "What a further layer of an OPT adds to the most that Python holds during a profile (tracemalloc, from 16 to 64 layers). "
+        "Two steps are in the log.", markdown(["", "operator calls a layer", "bytes a call"], cells))
 
 
 def measure_llama(report: Report) -> None:
@@ -327,9 +365,11 @@ def measure_llama(report: Report) -> None:
                        ("405-billion-parameter Llama: resident MB", ours["peak_bytes"] / 1e6, None, 700.0)]
     rows = [[what, f"{line['seconds']:.2f}", f"{line['peak_bytes'] / 1e6:.0f}"] for what, line in lines.items()]
     rows.append(["profile / bare", *(format_ratio(ours[name] / bare[name]) for name in ("seconds", "peak_bytes"))])
-    report.add("A 405-billion-parameter Llama", "Built by a callable and profiled for one training step at 1×4096 in a fresh process "
-               "(building included, imports not), against building it on meta and one bare step.",
-               markdown(["", "seconds", "resident MB at the peak"], rows))
+    report.add(
+        "A 405-billion-parameter Llama",
+        "Built by a callable and profiled for one training step at 1×4096 in a fresh process "
+        "(building included, imports not), against building it on meta and one bare step.",
+        markdown(["", "seconds", "resident MB at the peak"], rows))
 
 
 def measure_imports(report: Report) -> None:
@@ -338,8 +378,10 @@ def measure_imports(report: Report) -> None:
     adds = [statistics.median(ours[i] / alone[i] for alone, ours in found) for i in (0, 1)]
     report.targets.append(("import of analyzer beyond torch, to import of torch", adds[0], adds[1], 0.15))
     seconds = statistics.median(ours[0] for _, ours in found)
-    report.add("Import", f"In a fresh process that has imported torch, `import analyzer` takes {seconds:.3f} s more: {format_ratio(adds[0])} of the time that "
-               f"`import torch` took (processor time: {format_ratio(adds[1])}).")
+    report.add(
+        "Import",
+        f"In a fresh process that has imported torch, `import analyzer` takes {seconds:.3f} s more: {format_ratio(adds[0])} of the time that "
+        f"`import torch` took (processor time: {format_ratio(adds[1])}).")
 
 
 ROOMS = ("meta", "record", "memory", "fx", "profilers", "hardware")
@@ -379,16 +421,29 @@ def measure_where(report: Report) -> None:
         functions.append((own, calls, where))
     whole = sum(rooms.values())
     share = [[room, f"{own / whole:.1%}"] for room, own in rooms.most_common()]
-    top = [[f"`{where}`", f"{own / whole:.1%}", f"{calls}"] for own, calls, where in sorted(functions, reverse=True)[:20]]
-    report.add("Where the time goes", f"`cProfile` over one warm `profile()` of each of the {len(report.cases)} models: the share of time "
-               "inside functions of each room themselves (measuring makes calls dearer than they are).", markdown(["room", "share"], share),
-               markdown(["function", "share", "calls"], top))
+    top = [[f"`{where}`", f"{own / whole:.1%}", f"{calls}"]
+           for own, calls, where in sorted(functions, reverse=True)[:20]]
+    report.add(
+        "Where the time goes",
+        f"`cProfile` over one warm `profile()` of each of the {len(report.cases)} models: the share of time "
+        "inside functions of each room themselves (measuring makes calls dearer than they are).",
+        markdown(["room", "share"], share), markdown(["function", "share", "calls"], top))
 
 
 SECTIONS: dict[str, Callable[[Report], None]] = {
-    "ratios": measure_ratios, "others": measure_others, "cold": measure_cold, "depth": measure_depth, "width": measure_width, "reuse": measure_reuse,
-    "blocks": measure_blocks, "updates": measure_updates, "copies": measure_copies, "memory": measure_memory, "llama": measure_llama,
-    "import": measure_imports, "where": measure_where,
+    "ratios": measure_ratios,
+    "others": measure_others,
+    "cold": measure_cold,
+    "depth": measure_depth,
+    "width": measure_width,
+    "reuse": measure_reuse,
+    "blocks": measure_blocks,
+    "updates": measure_updates,
+    "copies": measure_copies,
+    "memory": measure_memory,
+    "llama": measure_llama,
+    "import": measure_imports,
+    "where": measure_where,
 }
 SECTION_FAILED = "{} could not be measured"
 # Others last: some leave torch patched.
@@ -403,7 +458,8 @@ def describe_machine() -> str:
     model = platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        model = next((line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")), model)
+        model = next((line.split(":", 1)[1].strip()
+                      for line in info.read_text().splitlines() if line.startswith("model name")), model)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     load = os.getloadavg()[0]
     return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB; load average at the end {load:.1f}, one thread used"
@@ -411,13 +467,21 @@ def describe_machine() -> str:
 
 def write_page(report: Report, command: str) -> str:
     """The whole page."""
-    targets = [[what, format_ratio(value) if value is None or value < 100 else f"{value:.0f}", format_ratio(cpu), f"{limit:g}", judge(value, limit)]
-               for what, value, cpu, limit in report.targets]
-    head = (f"# Performance\n\nWritten by `{command}` on {datetime.date.today().isoformat()}: Python {platform.python_version()}, "
-            f"torch {torch.__version__}; {describe_machine()}. No accelerator is used.\n\n"
-            "All comparisons are made in one process and in turn, and figures are medians of ratios within a round, unless a section says otherwise; "
-            "a busy machine lengthens both sides. Inputs are 8×3×224×224 images and 8×512 tokens, which change nothing: no data is computed.")
-    return "\n\n".join([head, "## Targets\n\n" + markdown(["", "figure", "by processor time", "at most", ""], targets), *report.sections]) + "\n"
+    targets = [[
+        what,
+        format_ratio(value) if value is None or value < 100 else f"{value:.0f}",
+        format_ratio(cpu), f"{limit:g}",
+        judge(value, limit)
+    ] for what, value, cpu, limit in report.targets]
+    head = (
+        f"# Performance\n\nWritten by `{command}` on {datetime.date.today().isoformat()}: Python {platform.python_version()}, "
+        f"torch {torch.__version__}; {describe_machine()}. No accelerator is used.\n\n"
+        "All comparisons are made in one process and in turn, and figures are medians of ratios within a round, unless a section says otherwise; "
+        "a busy machine lengthens both sides. Inputs are 8×3×224×224 images and 8×512 tokens, which change nothing: no data is computed."
+    )
+    return "\n\n".join([
+        head, "## Targets\n\n" + markdown(["", "figure", "by processor time", "at most", ""], targets), *report.sections
+    ]) + "\n"
 
 
 def choose_sections(text: str) -> list[str]:
@@ -435,11 +499,13 @@ def main(argv: Iterable[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="SECTIONS", help=f"of {', '.join(SECTIONS)} (default all)")
     parser.add_argument("--models", metavar="NAMES", help="some of the models")
     parser.add_argument("--rounds", type=int, default=5, help="times that warm runs are repeated (default 5)")
-    parser.add_argument("--out", type=Path, help="where the page goes (default docs/performance.md if everything runs, else the screen)")
+    parser.add_argument("--out", type=Path,
+                        help="where the page goes (default docs/performance.md if everything runs, else the screen)")
     arguments = parser.parse_args(words)
     chosen = choose_sections(arguments.only)
     torch.set_num_threads(1)
-    compileall.compile_dir(ROOT / "analyzer", quiet=1)  # as pip does for torch; PYTHONDONTWRITEBYTECODE would leave it out
+    # as pip does for torch; PYTHONDONTWRITEBYTECODE would leave it out
+    compileall.compile_dir(ROOT / "analyzer", quiet=1)
     import_libraries()
     cases = CASES if arguments.models is None else [find_case(name) for name in arguments.models.split(",")]
     report = Report(cases, arguments.rounds)

@@ -1,6 +1,7 @@
 """What is timed: this package, a bare step on meta tensors, and what others offer for the same questions.
 
-Each contender is prepared for a case once (a model is built, a library imported) and gives a function of no arguments to time.
+Each contender is prepared for a case once (a model is built, a library imported) and gives a function of no arguments
+to time.
 """
 from __future__ import annotations
 
@@ -154,23 +155,38 @@ def prepare_calflops(on: Prepared) -> Run:
 def prepare_deepspeed(on: Prepared) -> Run:
     from deepspeed.profiling.flops_profiler import get_model_profile
 
-    return lambda: get_model_profile(on.model, args=list(on.args), kwargs=on.kwargs, print_profile=False, detailed=False, as_string=False, warm_up=0)
+    return lambda: get_model_profile(on.model, args=list(on.args), kwargs=on.kwargs, print_profile=False, detailed=
+                                     False, as_string=False, warm_up=0)
 
 
 OURS: dict[str, Callable[[Prepared], Run]] = {
-    "bare": prepare_bare, "bare + AdamW": prepare_bare_adamw,
-    "profile": prepare_ours, "profile, all read": prepare_ours_read, "profile + AdamW": prepare_ours_adamw, "trace + profile": prepare_ours_trace,
+    "bare": prepare_bare,
+    "bare + AdamW": prepare_bare_adamw,
+    "profile": prepare_ours,
+    "profile, all read": prepare_ours_read,
+    "profile + AdamW": prepare_ours_adamw,
+    "trace + profile": prepare_ours_trace,
     "FlopCounterMode": prepare_flop_counter,
 }
 OTHERS: dict[str, Callable[[Prepared], Run]] = {
-    "MemTracker": prepare_mem_tracker, "torch.export": prepare_export, "fx + ShapeProp": prepare_fx, "torchinfo": prepare_torchinfo,
-    "fvcore": prepare_fvcore, "calflops": prepare_calflops, "DeepSpeed": prepare_deepspeed,
+    "MemTracker": prepare_mem_tracker,
+    "torch.export": prepare_export,
+    "fx + ShapeProp": prepare_fx,
+    "torchinfo": prepare_torchinfo,
+    "fvcore": prepare_fvcore,
+    "calflops": prepare_calflops,
+    "DeepSpeed": prepare_deepspeed,
 }
 #: What each of the others tells, for the reader of the table.
 TELLS = {
-    "FlopCounterMode": "FLOPs, forward and backward", "MemTracker": "memory, forward and backward", "torch.export": "a graph, forward only",
-    "fx + ShapeProp": "a graph and shapes, forward only", "torchinfo": "a module table, forward only", "fvcore": "FLOPs, forward only",
-    "calflops": "FLOPs, forward only", "DeepSpeed": "FLOPs, forward only",
+    "FlopCounterMode": "FLOPs, forward and backward",
+    "MemTracker": "memory, forward and backward",
+    "torch.export": "a graph, forward only",
+    "fx + ShapeProp": "a graph and shapes, forward only",
+    "torchinfo": "a module table, forward only",
+    "fvcore": "FLOPs, forward only",
+    "calflops": "FLOPs, forward only",
+    "DeepSpeed": "FLOPs, forward only",
 }
 
 

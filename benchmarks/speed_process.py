@@ -29,7 +29,8 @@ Line = dict[str, Any]
 
 def run_worker(*arguments: str) -> list[Line]:
     """The lines that a fresh process of this file prints. Raises RuntimeError with its complaint where it fails."""
-    done = subprocess.run([sys.executable, "-m", "benchmarks.speed_process", *arguments], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "benchmarks.speed_process", *arguments], cwd=ROOT, capture_output=True,
+                          text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(arguments)}: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -50,7 +51,10 @@ def time_imports(rounds: int) -> list[list[tuple[float, float]]]:
     """(wall, processor) seconds that a fresh process takes to import torch, and then analyzer, for each of ``rounds``."""
     command = [sys.executable, "-c", _IMPORTS]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)  # once unseen: brings files into memory
-    return [json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout) for _ in range(rounds)]
+    return [
+        json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+        for _ in range(rounds)
+    ]
 
 
 def in_fork(work: Callable[[], Iterator[Line]]) -> Iterator[Line]:
@@ -77,7 +81,9 @@ def in_fork(work: Callable[[], Iterator[Line]]) -> Iterator[Line]:
 
 
 def measure_cold(rounds: int, names: Sequence[str]) -> Iterator[Line]:
-    """First runs. A process that has imported everything and run nothing is copied for each: as a fresh one, less its imports."""
+    """First runs. A process that has imported everything and run nothing is copied for each: as a fresh one, less its
+    imports.
+    """
     import torch
 
     from .speed_case import find_case, import_libraries
@@ -125,7 +131,9 @@ def measure_depth(rounds: int, depths: Sequence[int]) -> Iterator[Line]:
 
 
 def resident_bytes(field: str = "VmRSS") -> int:
-    """What /proc says of this process; "VmHWM" for the most there ever was (getrusage would count the process that started this one)."""
+    """What /proc says of this process; "VmHWM" for the most there ever was (getrusage would count the process that
+    started this one).
+    """
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
@@ -133,7 +141,9 @@ def resident_bytes(field: str = "VmRSS") -> int:
 
 
 def measure_memory(name: str, what: str) -> Line:
-    """Resident memory of one first run in this process: of a bare step, of a profile, or of one with reuse=False ("whole")."""
+    """Resident memory of one first run in this process: of a bare step, of a profile, or of one with reuse=False
+    ("whole").
+    """
     import torch
 
     from analyzer import profile
@@ -162,7 +172,9 @@ def measure_memory(name: str, what: str) -> Line:
         else:
             profile(on.model, args=on.args, kwargs=on.kwargs, reuse=what == "profile")
     seconds = time.perf_counter() - start
-    return {"model": name, "what": what, "seconds": seconds, "before_bytes": before, "peak_bytes": resident_bytes("VmHWM")}
+    return {
+        "model": name, "what": what, "seconds": seconds, "before_bytes": before, "peak_bytes": resident_bytes("VmHWM")
+    }
 
 
 def measure_records(layers: Sequence[int]) -> Iterator[Line]:

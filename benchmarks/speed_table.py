@@ -18,7 +18,9 @@ class Timing(NamedTuple):
 
 
 def time_once(run: Callable[[], Any]) -> Timing:
-    """Time one call. Garbage of what ran before is collected first; collections that the call itself causes are its own."""
+    """Time one call. Garbage of what ran before is collected first; collections that the call itself causes are its
+    own.
+    """
     gc.collect()
     wall, cpu = time.perf_counter(), time.process_time()
     run()
@@ -67,7 +69,8 @@ def slope(timings: Mapping[int, Sequence[Timing]], field: str = "wall_seconds") 
     [0.02]
     """
     low, high = min(timings), max(timings)
-    return [(getattr(b, field) - getattr(a, field)) / (high - low) for a, b in zip(timings[low], timings[high], strict=True)]
+    return [(getattr(b, field) - getattr(a, field)) / (high - low)
+            for a, b in zip(timings[low], timings[high], strict=True)]
 
 
 def format_ratio(value: float | None) -> str:

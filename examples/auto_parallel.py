@@ -1,9 +1,9 @@
 """Intra-operator parallelism by an integer program: which tensors of a block to shard over a device mesh, and how.
 
-All that the program knows is the saved profile: the graph with its costs (`Profile.to_networkx`), the classes of modules, and the
-link rates of the hardware catalogue. As in Alpa (Zheng et al., OSDI 2022), each node has a few ways to run, an edge costs what it takes to
-turn the layout that its source gives into the one that its reader wants, and HiGHS finds the cheapest choice within the memory limit. Nothing
-overlaps: seconds of kernels and collectives are added.
+All that the program knows is the saved profile: the graph with its costs (`Profile.to_networkx`), the classes of
+modules, and the link rates of the hardware catalogue. As in Alpa (Zheng et al., OSDI 2022), each node has a few ways to
+run, an edge costs what it takes to turn the layout that its source gives into the one that its reader wants, and HiGHS
+finds the cheapest choice within the memory limit. Nothing overlaps: seconds of kernels and collectives are added.
 
     pip install torch-analyzer[solver]
     python examples/auto_parallel.py
@@ -76,7 +76,9 @@ Shape = tuple[int, ...]
 
 
 def list_ways(kind: str, shapes: Sequence[Shape], out: Shape, size: int) -> list[Way]:
-    """The ways of a node of ``kind`` (a module's class or a function's name), its inputs and its output of these shapes, over ``size`` devices."""
+    """The ways of a node of ``kind`` (a module's class or a function's name), its inputs and its output of these
+    shapes, over ``size`` devices.
+    """
     n = len(shapes)
     if kind == "placeholder":
         return [Way("replicate", (), R), *(Way(f"shard {d}", (), shard(d)) for d in dims(out, size))]
@@ -97,7 +99,10 @@ def list_ways(kind: str, shapes: Sequence[Shape], out: Shape, size: int) -> list
     elif all(s == out for s in shapes):  # elementwise
         ways += [Way(f"shard {d}", (shard(d),) * n, shard(d)) for d in dims(out, size)]
     elif n == 1:  # a view: a dimension of the input is one of the output
-        ways += [Way(f"shard {d}", (shard(d),), shard(e)) for d, e in moved_dims(shapes[0], out) if shapes[0][d] % size == out[e] % size == 0]
+        ways += [
+            Way(f"shard {d}", (shard(d), ), shard(e)) for d, e in moved_dims(shapes[0], out)
+            if shapes[0][d] % size == out[e] % size == 0
+        ]
     return ways
 
 
@@ -108,7 +113,8 @@ def dims(shape: Shape, size: int) -> list[int]:
 def moved_dims(before: Shape, after: Shape) -> Iterator[tuple[int, int]]:
     """Pairs of a dimension before and after a view whose blocks hold the same elements.
 
-    Of a permutation, dimensions of a size that occurs once; of a reshape, the first factor of each group with equal products.
+    Of a permutation, dimensions of a size that occurs once; of a reshape, the first factor of each group with equal
+    products.
 
     >>> list(moved_dims((2, 128, 768), (2, 128, 12, 64))), list(moved_dims((2, 128, 12, 64), (2, 12, 128, 64)))
     ([(0, 0), (1, 1), (2, 2)], [(0, 0), (1, 2), (2, 1), (3, 3)])
@@ -157,15 +163,18 @@ class Mesh:
             if b == P:
                 return None
             others = self.parts([*wanted[:axis], R, *given[axis + 1:]])
-            forward, backward = {(True, False): ("all_gather", None), (False, True): (None, "all_gather"), (True, True): ("all_to_all", "all_to_all"),
-                                 (False, False): ("all_reduce", None)}[dim_of(a) is not None, dim_of(b) is not None]
+            forward, backward = {(True, False): ("all_gather", None),
+                                 (False, True): (None, "all_gather"), (True, True): ("all_to_all", "all_to_all"),
+                                 (False, False): ("all_reduce", None)}[dim_of(a) is not None,
+                                                                       dim_of(b) is not None]
             if a == P and dim_of(b) is not None:
                 forward = "reduce_scatter"
             total += sum(self.collective(kind, nbytes / others, axis) for kind in (forward, backward) if kind)
         return total
 
 
-def list_choices(node: dict[str, Any], kind: str, shapes: Sequence[Shape], nbytes: Sequence[int], mesh: Mesh) -> list[Choice]:
+def list_choices(node: dict[str, Any], kind: str, shapes: Sequence[Shape], nbytes: Sequence[int],
+                 mesh: Mesh) -> list[Choice]:
     """The ways of a node on the whole mesh, each with its seconds and bytes on one device."""
     out = tuple(node["outputs"][0].shape) if node["outputs"] else shapes[0]
     found = []
@@ -191,7 +200,8 @@ def list_choices(node: dict[str, Any], kind: str, shapes: Sequence[Shape], nbyte
 # -- the program ---------------------------------------------------------------------------------------------------
 
 def solve(profile: Profile, mesh: Mesh, memory_bytes: float = math.inf, fixed: dict[str, str] | None = None) -> Plan:
-    """The choice of ways with the fewest seconds of a step; ``fixed`` names nodes whose output has a given placement on every dimension.
+    """The choice of ways with the fewest seconds of a step; ``fixed`` names nodes whose output has a given placement on
+    every dimension.
 
     Raises ValueError where no choice fits.
     """
@@ -201,7 +211,8 @@ def solve(profile: Profile, mesh: Mesh, memory_bytes: float = math.inf, fixed: d
     types = {} if profile.modules is None else {m.path: m.type for m in profile.modules.walk()}
     choices: dict[str, list[Choice]] = {}
     for name, node in graph.nodes(data=True):
-        kind = node["op"] if node["op"] in ("placeholder", "output") else types.get(node["target"], node["target"].rpartition(".")[2])
+        kind = node["op"] if node["op"] in ("placeholder",
+                                            "output") else types.get(node["target"], node["target"].rpartition(".")[2])
         sources = [graph.nodes[i]["outputs"][0] for i in node["inputs"]]
         choices[name] = list_choices(node, kind, [tuple(s.shape) for s in sources], [s.nbytes for s in sources], mesh)
         wanted = (fixed or {}).get(name)
@@ -215,7 +226,8 @@ def solve(profile: Profile, mesh: Mesh, memory_bytes: float = math.inf, fixed: d
         cost += [c.seconds for c in options]
     binary = len(cost)
     upper = [1.0] * binary
-    rows: list[tuple[dict[int, float], float]] = [({first[n] + i: 1.0 for i in range(len(o))}, 1.0) for n, o in choices.items()]
+    rows: list[tuple[dict[int, float],
+                     float]] = [({first[n] + i: 1.0 for i in range(len(o))}, 1.0) for n, o in choices.items()]
     for name, node in graph.nodes(data=True):
         for position, source in enumerate(node["inputs"]):
             nbytes = graph.nodes[source]["outputs"][0].nbytes
@@ -238,11 +250,15 @@ def solve(profile: Profile, mesh: Mesh, memory_bytes: float = math.inf, fixed: d
     constraints = [LinearConstraint(equal, right, right)]
     if memory_bytes < math.inf:
         constraints.append(LinearConstraint(memory[None] / 2**20, -np.inf, memory_bytes / 2**20))
-    found = milp(np.array(cost) * 1e6, constraints=constraints, bounds=Bounds(0, upper),  # microseconds: HiGHS stops at 1e-7
+    # microseconds: HiGHS stops at 1e-7
+    found = milp(np.array(cost) * 1e6, constraints=constraints, bounds=Bounds(0, upper),
                  integrality=[1] * binary + [0] * (len(cost) - binary))
     if found.x is None:
         raise ValueError(f"no sharding over {mesh.sizes} of {mesh.device.name} fits: {found.message}")
-    chosen = {name: options[int(np.argmax(found.x[first[name]:first[name] + len(options)]))] for name, options in choices.items()}
+    chosen = {
+        name: options[int(np.argmax(found.x[first[name]:first[name] + len(options)]))]
+        for name, options in choices.items()
+    }
     return Plan(chosen, float(found.fun) * 1e-6, float(memory @ np.round(found.x)))
 
 
@@ -293,10 +309,12 @@ def main() -> None:
     plan = solve(profile, mesh, memory_bytes=2 * 2**30, fixed={"x": R, "output": R})
     print(f"{'node':<32}{'way':<12}{'output':<16}{'us':>8}{'MiB':>8}")
     for name, choice in plan.choices.items():
-        print(f"{name:<32}{', '.join(w.name for w in choice.ways):<12}{', '.join(plan.sharding(name)):<16}{choice.seconds * 1e6:>8.1f}"
-              f"{choice.memory_bytes / 2**20:>8.1f}")
-    print(f"a step on {mesh.sizes} of {mesh.device.name}: {plan.seconds * 1e3:.3f} ms, {plan.memory_bytes / 2**20:.0f} MiB a device; "
-          f"on one: {alone.seconds * 1e3:.3f} ms, {alone.memory_bytes / 2**20:.0f} MiB")
+        print(
+            f"{name:<32}{', '.join(w.name for w in choice.ways):<12}{', '.join(plan.sharding(name)):<16}{choice.seconds * 1e6:>8.1f}"
+            f"{choice.memory_bytes / 2**20:>8.1f}")
+    print(
+        f"a step on {mesh.sizes} of {mesh.device.name}: {plan.seconds * 1e3:.3f} ms, {plan.memory_bytes / 2**20:.0f} MiB a device; "
+        f"on one: {alone.seconds * 1e3:.3f} ms, {alone.memory_bytes / 2**20:.0f} MiB")
 
 
 if __name__ == "__main__":

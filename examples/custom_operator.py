@@ -2,8 +2,8 @@
 
     python -m examples.custom_operator
 
-``examples::rotate_rows`` stands for a kernel written in C++ or Triton: torch knows its name and arguments, and how to run it
-where there is data, but neither its shape nor its costs.
+``examples::rotate_rows`` stands for a kernel written in C++ or Triton: torch knows its name and arguments, and how to
+run it where there is data, but neither its shape nor its costs.
 """
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""DeepSpeed's documented way to profile a model in inference. Only the import is another one than in a script for DeepSpeed:
+"""DeepSpeed's documented way to profile a model in inference. Only the import is another one than in a script for
+DeepSpeed:
 
     from deepspeed.profiling.flops_profiler import get_model_profile
 
-With `analyzer.runtime` it runs on any device and needs no DeepSpeed; functional operators, activations and backward are told too.
+With `analyzer.runtime` it runs on any device and needs no DeepSpeed; functional operators, activations and backward are
+told too.
 """
 from __future__ import annotations
 
@@ -41,8 +43,10 @@ def profile_bert(batch_size: int = 4, seq_len: int = 128, **config: Any) -> tupl
 
     model = BertForSequenceClassification(BertConfig(**config))
     tokens = torch.ones(batch_size, seq_len, dtype=torch.int64)
-    inputs = {"input_ids": tokens, "token_type_ids": torch.zeros_like(tokens), "attention_mask": torch.ones_like(tokens),
-              "labels": torch.ones(batch_size, dtype=torch.int64)}
+    inputs = {
+        "input_ids": tokens, "token_type_ids": torch.zeros_like(tokens), "attention_mask": torch.ones_like(tokens),
+        "labels": torch.ones(batch_size, dtype=torch.int64)
+    }
     flops, macs, params = get_model_profile(model, kwargs=inputs, print_profile=True, detailed=True)
     return flops, macs, params
 

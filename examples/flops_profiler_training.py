@@ -1,9 +1,10 @@
-"""flops-profiler's documented way to profile one step of a training loop. Only the import is another one than in a script for it:
+"""flops-profiler's documented way to profile one step of a training loop. Only the import is another one than in a
+script for it:
 
     from flops_profiler.profiler import FlopsProfiler
 
-Where `stop_profile` and `print_model_profile` come after the optimizer's step, the profile also tells the latency of the backward pass and of the
-optimizer, by module.
+Where `stop_profile` and `print_model_profile` come after the optimizer's step, the profile also tells the latency of
+the backward pass and of the optimizer, by module.
 """
 from __future__ import annotations
 

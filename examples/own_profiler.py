@@ -1,6 +1,7 @@
 """A profiler of your own is a function from the log to an annotation.
 
-This one counts kernel launches, forward and backward, per node: many small kernels are what makes a model slow on a fast GPU.
+This one counts kernel launches, forward and backward, per node: many small kernels are what makes a model slow on a
+fast GPU.
 
     python examples/own_profiler.py
 """

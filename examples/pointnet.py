@@ -2,9 +2,9 @@
 
     analyzer profile examples.pointnet:pointnet --input 32x3x1024
 
-The layers are those of the PyTorch ports (fxia22/pointnet.pytorch, nikitakaraevv/pointnet, which pools as below); at batch 32 with 1024
-points DeepSpeed's flops profiler reports 3.46 M parameters, 14.07 GMACs and 29.04 GFLOPs for it, 4.59 GMACs of them in the transform of
-the input (STN3d) and 4.75 in the transform of the features (STNkd).
+The layers are those of the PyTorch ports (fxia22/pointnet.pytorch, nikitakaraevv/pointnet, which pools as below); at
+batch 32 with 1024 points DeepSpeed's flops profiler reports 3.46 M parameters, 14.07 GMACs and 29.04 GFLOPs for it,
+4.59 GMACs of them in the transform of the input (STN3d) and 4.75 in the transform of the features (STNkd).
 """
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
     analyzer dryrun examples/train_loop.py --device h200 --steps 3 -- --batch 256
 
-It trains a small residual network on random images under autocast, with a DataLoader, a scheduler, gradient clipping and printed losses.
+It trains a small residual network on random images under autocast, with a DataLoader, a scheduler, gradient clipping
+and printed losses.
 """
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ class Block(nn.Module):
 
 
 def make_model(channels: int = 64, blocks: int = 4, classes: int = 10) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, channels, 3, padding=1), *(Block(channels) for _ in range(blocks)), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-                         nn.Linear(channels, classes))
+    return nn.Sequential(nn.Conv2d(3, channels, 3, padding=1), *(Block(channels) for _ in range(blocks)),
+                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 
 
 def main() -> None:
@@ -55,7 +56,9 @@ def main() -> None:
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-            print(f"epoch {epoch} step {step}: loss {loss.item():.3f}, {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB")
+            print(
+                f"epoch {epoch} step {step}: loss {loss.item():.3f}, {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB"
+            )
         torch.save(model.state_dict(), f"epoch_{epoch}.pt")
 
 

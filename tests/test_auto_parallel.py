@@ -45,7 +45,8 @@ def test_an_mlp_with_large_weights_is_split_by_columns_and_then_by_rows() -> Non
 
 def test_an_mlp_with_large_activations_is_split_by_data() -> None:
     """The weights' gradients are smaller than the activations, so these stay where they are."""
-    plan = solve(profile_block(MLP(512, 2048), torch.empty(256, 1024, 512, device="meta", requires_grad=True)), Mesh((8,), "h100"), fixed=BATCH)
+    plan = solve(profile_block(MLP(512, 2048), torch.empty(256, 1024, 512, device="meta", requires_grad=True)),
+                 Mesh((8, ), "h100"), fixed=BATCH)
     assert ways(plan) == {"x": "shard 0", "up": "shard 0", "act": "shard 0", "down": "shard 0", "output": "shard 0"}
 
 
@@ -54,7 +55,8 @@ def test_a_memory_limit_splits_what_would_be_replicated() -> None:
     mesh = Mesh((8,), "h100")
     free = solve(profile, mesh, fixed=BATCH)
     tight = solve(profile, mesh, memory_bytes=0.6 * free.memory_bytes, fixed=BATCH)
-    assert ways(free)["up"] == ways(free)["down"] == "shard 0" and (ways(tight)["up"], ways(tight)["down"]) == ("column", "row")
+    assert ways(free)["up"] == ways(free)["down"] == "shard 0" and (ways(tight)["up"],
+                                                                    ways(tight)["down"]) == ("column", "row")
     assert tight.memory_bytes <= 0.6 * free.memory_bytes and tight.seconds > free.seconds
     with pytest.raises(ValueError, match=r"no sharding over \(8,\) of h100.* fits"):
         solve(profile, mesh, memory_bytes=1000, fixed=BATCH)
@@ -64,7 +66,9 @@ def test_a_block_is_split_by_heads() -> None:
     x = torch.empty(1, 256, 1024, device="meta", requires_grad=True)
     plan = solve(profile_block(Block(1024, 16), x), Mesh((4,), "h100"), fixed=ENDS)
     found = ways(plan)
-    assert [found[n] for n in ("q", "k", "v", "o", "mlp_up", "mlp_down")] == ["column", "column", "column", "row", "column", "row"]
+    assert [found[n] for n in ("q", "k", "v", "o", "mlp_up", "mlp_down")] == [
+        "column", "column", "column", "row", "column", "row"
+    ]
     assert found["scaled_dot_product_attention"] == "shard 1" and found["norm_1"] == found["norm_2"] == "replicate"
 
 
@@ -81,11 +85,14 @@ def test_no_choice_is_cheaper() -> None:
         node = graph.nodes[name]
         sources = [graph.nodes[i]["outputs"][0] for i in node["inputs"]]
         kind = types.get(node["target"], "placeholder")
-        options.append(example.list_choices(node, kind, [tuple(s.shape) for s in sources], [s.nbytes for s in sources], mesh))
+        options.append(
+            example.list_choices(node, kind, [tuple(s.shape) for s in sources], [s.nbytes for s in sources], mesh))
     best = float("inf")
     for given, linear, act in itertools.product(*options):
-        moves = [mesh.reshard([w.output for w in a.ways], [w.inputs[0] for w in b.ways], graph.nodes[n]["outputs"][0].nbytes)
-                 for n, a, b in (("x", given, linear), ("up", linear, act))]
+        moves = [
+            mesh.reshard([w.output for w in a.ways], [w.inputs[0] for w in b.ways], graph.nodes[n]["outputs"][0].nbytes)
+            for n, a, b in (("x", given, linear), ("up", linear, act))
+        ]
         if None not in moves:
             best = min(best, sum(moves) + given.seconds + linear.seconds + act.seconds)
     assert solve(profile, mesh).seconds == pytest.approx(best, rel=1e-6) and len(options[1]) > 20
@@ -103,5 +110,6 @@ def test_the_plan_is_noted_on_the_graph() -> None:
 @pytest.mark.parametrize(("before", "after", "pairs"), [
     ((2, 3, 8), (2, 3, 2, 4), [(0, 0), (1, 1), (2, 2)]), ((2, 3, 2, 4), (2, 3, 8), [(0, 0), (1, 1), (2, 2)]),
     ((6, 4), (24,), [(0, 0)]), ((2, 3, 5), (5, 3, 2), [(0, 2), (1, 1), (2, 0)]), ((2, 2, 5), (2, 5, 2), [(2, 1)])])
-def test_dimensions_through_views(before: tuple[int, ...], after: tuple[int, ...], pairs: list[tuple[int, int]]) -> None:
+def test_dimensions_through_views(before: tuple[int, ...], after: tuple[int, ...], pairs: list[tuple[int,
+                                                                                                     int]]) -> None:
     assert list(moved_dims(before, after)) == pairs

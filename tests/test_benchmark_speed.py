@@ -94,15 +94,19 @@ def test_what_each_contender_tells_is_said():
 
 
 def test_the_models_are_those_that_the_figures_are_asked_for():
-    assert [case.name for case in CASES] == ["resnet50", "resnet152", "densenet121", "vit_b_16", "swin_t", "efficientnet_v2_s", "bert_base",
-                                             "electra_base", "opt_350m", "bloom_560m"]
-    assert {case.name.partition(" ")[0].split("_")[0] for case in REUSE_CASES} == {"llama", "gpt2", "vit", "resnet50", "swin", "t5"}
+    assert [case.name for case in CASES] == [
+        "resnet50", "resnet152", "densenet121", "vit_b_16", "swin_t", "efficientnet_v2_s", "bert_base", "electra_base",
+        "opt_350m", "bloom_560m"
+    ]
+    assert {case.name.partition(" ")[0].split("_")[0]
+            for case in REUSE_CASES} == {"llama", "gpt2", "vit", "resnet50", "swin", "t5"}
 
 
 def test_profiles_that_differ_are_told_by_field():
     one = profile(torch.nn.Linear(4, 4), torch.empty(2, 4))
     assert speed.compare_profiles(one, one) == []
-    assert speed.compare_profiles(one, dataclasses.replace(one, fwd_flops=1, peak_reserved_bytes=1)) == ["fwd_flops", "peak_reserved_bytes"]
+    assert speed.compare_profiles(one, dataclasses.replace(
+        one, fwd_flops=1, peak_reserved_bytes=1)) == ["fwd_flops", "peak_reserved_bytes"]
 
 
 def test_a_fork_gives_its_lines_and_a_failure_is_an_error():
@@ -129,7 +133,8 @@ def test_the_page_holds_targets_and_sections(monkeypatch, tmp_path, capsys):
     assert speed.main(["--only", "ratios,where", "--rounds", "1", "--out", str(out)]) == 0
     page = out.read_text()
     assert f"torch {torch.__version__}" in page
-    for line in ("| profile, warm, to bare |", "| tiny |", "## Where the time goes", "| analyzer/meta |", "python -m benchmarks.speed --only"):
+    for line in ("| profile, warm, to bare |", "| tiny |", "## Where the time goes", "| analyzer/meta |",
+                 "python -m benchmarks.speed --only"):
         assert line in page, line
     sizes = [{row.count("|") for row in block.splitlines()} for block in page.split("\n\n") if block.startswith("|")]
     assert all(len(counts) == 1 for counts in sizes)

@@ -23,8 +23,8 @@ def run(capsys, *argv):
 
 
 def test_profile_prints_the_table_and_the_summary_and_saves_files(capsys, tmp_path):
-    code, out, err = run(capsys, "profile", "resnet18", "--input", "2x3x64x64", "--optimizer", "adamw", "--autocast", "bf16",
-                         "--json", str(tmp_path / "p.json"), "--html", str(tmp_path / "p.html"))
+    code, out, err = run(capsys, "profile", "resnet18", "--input", "2x3x64x64", "--optimizer", "adamw", "--autocast",
+                         "bf16", "--json", str(tmp_path / "p.json"), "--html", str(tmp_path / "p.html"))
     assert (code, err) == (0, "")
     assert out.startswith("Op type")
     assert "11,689,512" in out
@@ -34,23 +34,27 @@ def test_profile_prints_the_table_and_the_summary_and_saves_files(capsys, tmp_pa
 
 
 def test_the_sample_in_the_readme_is_what_make_profile_prints(capsys):
-    command, sample = re.search(r"`make profile` runs `analyzer (.+?)` and prints[^\n]*\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).groups()
+    command, sample = re.search(r"`make profile` runs `analyzer (.+?)` and prints[^\n]*\n\n```\n(.*?)```",
+                                (ROOT / "README.md").read_text(), re.DOTALL).groups()
     assert f"\t$(BIN)/analyzer {command}\n" in (ROOT / "Makefile").read_text()
     code, out, _ = run(capsys, *command.split())
-    shown = [line for line in sample.splitlines() if line.strip() != "..." and not line.startswith("torch ")]  # versions are the machine's
+    # versions are the machine's
+    shown = [line for line in sample.splitlines() if line.strip() != "..." and not line.startswith("torch ")]
     assert code == 0 and len(shown) > 50
     printed = iter(out.splitlines())
     assert [line for line in shown if line not in printed] == [], "not printed, or not in this order"
 
 
 def test_modules_with_depth_and_inputs_by_name(capsys):
-    code, out, _ = run(capsys, "profile", "gpt2", "--input", "input_ids=int64:1x16", "--mode", "infer", "--show", "modules", "--depth", "1")
+    code, out, _ = run(capsys, "profile", "gpt2", "--input", "input_ids=int64:1x16", "--mode", "infer", "--show",
+                       "modules", "--depth", "1")
     assert code == 0
     assert "124.44 M" in out
 
 
 def test_sorting_puts_the_largest_first(capsys):
-    code, out, _ = run(capsys, "profile", "resnet18", "--input", "1x3x64x64", "--show", "table", "--sort", "param_bytes")
+    code, out, _ = run(capsys, "profile", "resnet18", "--input", "1x3x64x64", "--show", "table", "--sort",
+                       "param_bytes")
     assert code == 0
     assert out.splitlines()[2].split()[1] == "layer4_0_conv2"
 
@@ -108,13 +112,15 @@ def test_help_teaches_every_form_of_target(capsys):
         main(["profile", "--help"])
     assert exit_.value.code == 0
     out = capsys.readouterr().out
-    for word in ("torchvision:NAME", "timm:NAME", "hf:CONFIG.json", "package.module:factory", "examples:", "exit codes"):
+    for word in ("torchvision:NAME", "timm:NAME", "hf:CONFIG.json", "package.module:factory", "examples:",
+                 "exit codes"):
         assert word in out
     assert make_parser().prog == "analyzer"
 
 
 def test_python_m_analyzer_runs_the_same():
-    done = subprocess.run([sys.executable, "-m", "analyzer", "devices", "t4"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "analyzer", "devices", "t4"], capture_output=True, text=True,
+                          check=True)
     assert "T4" in done.stdout or "t4" in done.stdout
 
 

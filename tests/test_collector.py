@@ -17,7 +17,8 @@ ROWS = ("nodes", "modules", "timeline", "memory_events", "operators")
 
 def gpt2():
     with torch.device("meta"):
-        return GPT2LMHeadModel(GPT2Config(n_layer=12, n_embd=64, n_head=4, vocab_size=128)).train(), torch.zeros(1, 16, dtype=torch.long, device="meta")
+        return GPT2LMHeadModel(GPT2Config(n_layer=12, n_embd=64, n_head=4, vocab_size=128)).train(), torch.zeros(
+            1, 16, dtype=torch.long, device="meta")
 
 
 def resnet():
@@ -69,7 +70,8 @@ def test_the_collector_counts_on(no_collections):
         gc.collect(0)
     before = gc.get_count()[1:]
     profile(*with_arguments(resnet()))
-    assert gc.get_count()[1:] == before != (0, 0)  # else old objects of a program that profiles in a loop would never be collected
+    # else old objects of a program that profiles in a loop would never be collected
+    assert gc.get_count()[1:] == before != (0, 0)
 
 
 @pytest.mark.parametrize("thresholds", [(700, 10, 10), (0, 10, 10), (2**31 - 1, 5, 5)])

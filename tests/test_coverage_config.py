@@ -10,20 +10,31 @@ transformers = pytest.importorskip("transformers")
 
 
 def test_widths_heads_and_their_shares_scale_together():
-    fields = {"hidden_size": 256, "num_attention_heads": 16, "intermediate_size": 1024, "axial_pos_embds_dim": [64, 192], "conv_groups": 256,
-              "n_groups": 1, "num_hidden_layers": 12, "vocab_size": 50_000, "eos_token_id": 49_999, "d_head": 64}
+    fields = {
+        "hidden_size": 256, "num_attention_heads": 16, "intermediate_size": 1024, "axial_pos_embds_dim": [64, 192],
+        "conv_groups": 256, "n_groups": 1, "num_hidden_layers": 12, "vocab_size": 50_000, "eos_token_id": 49_999,
+        "d_head": 64
+    }
     scale(fields)
     # by 8: the width would fall below 32 with 16
-    assert fields == {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 128, "axial_pos_embds_dim": [8, 24], "conv_groups": 32,
-                      "n_groups": 1, "num_hidden_layers": 2, "vocab_size": 1024, "eos_token_id": 1023, "d_head": 64}
+    assert fields == {
+        "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 128, "axial_pos_embds_dim": [8, 24],
+        "conv_groups": 32, "n_groups": 1, "num_hidden_layers": 2, "vocab_size": 1024, "eos_token_id": 1023, "d_head": 64
+    }
 
 
 def test_large_images_shrink_in_all_parts_alike():
-    fields = {"vision_config": {"backbone_config": {"image_size": [1024, 1024]}, "backbone_feature_sizes": [[256, 256], [128, 128]]},
-              "prompt_config": {"image_size": 1024, "image_embedding_size": 64}}
+    fields = {
+        "vision_config": {
+            "backbone_config": {"image_size": [1024, 1024]}, "backbone_feature_sizes": [[256, 256], [128, 128]]
+        }, "prompt_config": {"image_size": 1024, "image_embedding_size": 64}
+    }
     scale(fields)
-    assert fields == {"vision_config": {"backbone_config": {"image_size": [256, 256]}, "backbone_feature_sizes": [[64, 64], [32, 32]]},
-                      "prompt_config": {"image_size": 256, "image_embedding_size": 16}}
+    assert fields == {
+        "vision_config": {
+            "backbone_config": {"image_size": [256, 256]}, "backbone_feature_sizes": [[64, 64], [32, 32]]
+        }, "prompt_config": {"image_size": 256, "image_embedding_size": 16}
+    }
 
 
 def test_a_neck_keeps_as_many_layers_as_it_takes():
@@ -39,7 +50,10 @@ def test_one_layer_of_each_kind_is_kept():
 
 
 def test_rotary_sections_add_up_to_the_frequencies_of_a_head():
-    fields = {"num_attention_heads": 4, "hidden_size": 256, "head_dim": None, "rope_parameters": {"mrope_section": [8, 12, 12]}}
+    fields = {
+        "num_attention_heads": 4, "hidden_size": 256, "head_dim": None,
+        "rope_parameters": {"mrope_section": [8, 12, 12]}
+    }
     _fit_sections(fields)
     assert fields["head_dim"] == 64
     assert fields["rope_parameters"]["mrope_section"] == [8, 12, 12]
@@ -49,8 +63,10 @@ def test_rotary_sections_add_up_to_the_frequencies_of_a_head():
 
 
 @pytest.mark.parametrize(("name", "found"), [
-    ("EncoderDecoderModel", lambda f: f["decoder"]["add_cross_attention"] is True),  # made of parts that have no default
-    ("MinistralForCausalLM", lambda f: f["rope_parameters"]["rope_theta"] == 10_000.0),  # which the default config leaves out
+    # made of parts that have no default
+    ("EncoderDecoderModel", lambda f: f["decoder"]["add_cross_attention"] is True),
+    # which the default config leaves out
+    ("MinistralForCausalLM", lambda f: f["rope_parameters"]["rope_theta"] == 10_000.0),
     ("XmodForMaskedLM", lambda f: f["default_language"] == "en_XX"),
     ("DbrxForCausalLM", lambda f: "output_attentions" not in f["ffn_config"]),  # refused by the class of that part
 ])
@@ -61,11 +77,14 @@ def test_default_configs_are_completed(name, found):
 def test_the_report_tells_the_first_pass_from_what_was_run_again(tmp_path):
     results = tmp_path / "rows.jsonl"
     passed = '"train": "pass", "infer": "pass", "trace": "pass"}\n'
-    results.write_text('{"name": "timm:a", "family": "timm", "commit": "one", "train": "E: x", "infer": "pass", "trace": "pass"}\n'
-                       '{"name": "timm:b", "family": "timm", "commit": "one", ' + passed + '{"name": "timm:a", "family": "timm", "commit": "two", ' + passed)
+    results.write_text(
+        '{"name": "timm:a", "family": "timm", "commit": "one", "train": "E: x", "infer": "pass", "trace": "pass"}\n'
+        '{"name": "timm:b", "family": "timm", "commit": "one", ' + passed +
+        '{"name": "timm:a", "family": "timm", "commit": "two", ' + passed)
     first, last = (list(read_rows(results, first=f).values()) for f in (True, False))
     write_report(tmp_path / "page.md", first, last, [], [], total=5)
     page = (tmp_path / "page.md").read_text()
     assert "2 of the 5 models, the first of a random order. As each was first run; commit one." in page
     assert "the 1 that had failed, or could not be judged, were run again (commit two)" in page
-    assert page.index("1/2 (50.0%)") < page.index("2/2 (100.0%) | 2/2 (100.0%) | 2/2 (100.0%) | 100.0% |\n\n## Failures\n\nNone.")
+    assert page.index("1/2 (50.0%)") < page.index(
+        "2/2 (100.0%) | 2/2 (100.0%) | 2/2 (100.0%) | 100.0% |\n\n## Failures\n\nNone.")

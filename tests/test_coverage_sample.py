@@ -1,4 +1,6 @@
-"""Forty models of all families: profiled in both modes, traced, and the graph's results compared with the original's on data."""
+"""Forty models of all families: profiled in both modes, traced, and the graph's results compared with the original's on
+data.
+"""
 from __future__ import annotations
 
 import functools
@@ -35,7 +37,8 @@ def test_profiles_and_traces(name):
     assert len(NAMES) == len(set(NAMES)) == 40
     row = check_case(cases()[name])
     assert "unusable" not in row, row["unusable"]
-    assert {step: row[step] for step in ("train", "infer", "trace")} == {"train": "pass", "infer": "pass", "trace": "pass"}
+    assert {step: row[step]
+            for step in ("train", "infer", "trace")} == {"train": "pass", "infer": "pass", "trace": "pass"}
 
 
 def make_case(name, family, group):
@@ -43,7 +46,10 @@ def make_case(name, family, group):
 
 
 def test_a_sample_takes_families_and_groups_in_turn():
-    many = [make_case(f"{f}:{g}{i}", f, g) for f, groups in (("timm", "abc"), ("torch.nn", "d")) for g in groups for i in range(10)]
+    many = [
+        make_case(f"{f}:{g}{i}", f, g) for f, groups in (("timm", "abc"), ("torch.nn", "d")) for g in groups
+        for i in range(10)
+    ]
     chosen = choose_sample(many, 8)
     assert [sum(c.family == f for c in chosen) for f in ("timm", "torch.nn")] == [4, 4]
     assert {c.group for c in chosen} == {"a", "b", "c", "d"}

@@ -53,14 +53,17 @@ def test_a_plain_loop_is_ended_after_the_steps_asked_for(script, capsys):
     assert p.params == PARAMETERS
     assert p.fwd_macs == 64 * (256 * 512 + 512 * 8)
     assert p.bwd_macs == 64 * 256 * 512 + 2 * 64 * 512 * 8  # the input asks for no gradient
-    assert p.optimizer_bytes == 2 * 4 * PARAMETERS + 4 * 4  # two moments each, and a step count for each of the four tensors
+    # two moments each, and a step count for each of the four tensors
+    assert p.optimizer_bytes == 2 * 4 * PARAMETERS + 4 * 4
     assert any("unknown scalar (torch.float32) was taken as 1" in a and "train.py:13" in a for a in p.assumptions)
     assert list(p.first_step) == ["forward", "backward", "optimizer", "zero_grad"]
     assert {child.path: child.params for child in p.modules.children} == {"Sequential": PARAMETERS}
 
 
 def test_the_steady_step_is_that_of_profile(script):
-    """The same model, inputs and optimizer, once as a script and once as a model: the same bytes at the end of each phase."""
+    """The same model, inputs and optimizer, once as a script and once as a model: the same bytes at the end of each
+    phase.
+    """
     text = """
     x, y = torch.randn(64, 256, device="cuda"), torch.randint(8, (64,), device="cuda")
     while True:
@@ -83,10 +86,12 @@ def test_the_steady_step_is_that_of_profile(script):
         def forward(self, x, y):
             return nn.functional.cross_entropy(self.model(x), y)
 
-    direct = profile(WithLabels(), args=(torch.empty(64, 256), torch.zeros(64, dtype=torch.int64)), optimizer="adamw", loss_fn=lambda loss: loss)
+    direct = profile(WithLabels(), args=(torch.empty(64, 256), torch.zeros(64, dtype=torch.int64)), optimizer="adamw",
+                     loss_fn=lambda loss: loss)
     for phase in ("forward", "backward", "optimizer"):
         mine, theirs = dry.phases[phase], direct.phases[phase]
-        assert (mine.allocated_bytes, mine.peak_allocated_bytes) == (theirs.allocated_bytes, theirs.peak_allocated_bytes), phase
+        assert (mine.allocated_bytes, mine.peak_allocated_bytes) == (theirs.allocated_bytes,
+                                                                     theirs.peak_allocated_bytes), phase
     assert dry.peak_by_category["parameter"] == direct.peak_by_category["parameter"]
     assert dry.peak_by_category["optimizer state"] == direct.peak_by_category["optimizer state"]
     assert sum(dry.peak_by_category.values()) == dry.peak_allocated_bytes
@@ -108,7 +113,8 @@ def test_mixed_precision_with_a_scaler_steps(script):
     """), steps=2)
     assert run.error is None and run.steps == 2, run.format_error()
     assert run.profile.fwd_macs == 4096 * (256 * 512 + 512 * 8)
-    # unscaling and clipping stand between the passes: they are the optimizer's, and the forward pass ends with its activations
+    # unscaling and clipping stand between the passes: they are the optimizer's, and the forward pass ends with its
+    # activations
     assert run.profile.phases["forward"].allocated_bytes > run.profile.phases["optimizer"].allocated_bytes
 
 
@@ -207,7 +213,8 @@ def test_exit_of_the_script(script, capsys, code, result):
 
 def test_a_data_loader_with_workers_loads_in_the_scripts_own_process(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = dry_run(script("""
+    run = dry_run(
+        script("""
     from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler, random_split
     data = TensorDataset(torch.randn(100, 256), torch.randint(8, (100,)))
     train, test = random_split(data, [80, 20])
@@ -289,9 +296,9 @@ def test_cuda_questions_are_answered_by_the_device_that_is_claimed(script, capsy
 def test_torch_is_as_it_was(script):
     from torch.utils.data import DataLoader, RandomSampler
 
-    watched = [(torch, "save"), (torch, "load"), (torch, "compile"), (torch, "randperm"), (torch, "isnan"), (torch.Tensor, "isnan"),
-               (torch.nn.Module, "compile"), (DataLoader, "__init__"), (RandomSampler, "__iter__"), (torch.nn.Module, "__call__"),
-               (torch.cuda, "is_available")]
+    watched = [(torch, "save"), (torch, "load"), (torch, "compile"), (torch, "randperm"), (torch, "isnan"),
+               (torch.Tensor, "isnan"), (torch.nn.Module, "compile"), (DataLoader, "__init__"),
+               (RandomSampler, "__iter__"), (torch.nn.Module, "__call__"), (torch.cuda, "is_available")]
     before = [getattr(*one) for one in watched]
     dry_run(script(PLAIN))
     dry_run(script("raise KeyError"))
@@ -301,7 +308,10 @@ def test_torch_is_as_it_was(script):
 
 
 def test_the_example_runs(capsys):
-    assert main(["dryrun", "examples/train_loop.py", "--device", "t4", "--steps", "2", "--show", "summary,modules", "--", "--batch", "32"]) == 0
+    assert main([
+        "dryrun", "examples/train_loop.py", "--device", "t4", "--steps", "2", "--show", "summary,modules", "--",
+        "--batch", "32"
+    ]) == 0
     out = capsys.readouterr().out
     assert "2 optimizer steps, ended here" in out and "├─Sequential" in out
 

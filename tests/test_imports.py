@@ -1,5 +1,6 @@
-"""Imports point one way: each room sees only the rooms before it, and no file is in a circle. Every import counts, those in functions and under
-`TYPE_CHECKING` too."""
+"""Imports point one way: each room sees only the rooms before it, and no file is in a circle. Every import counts,
+those in functions and under `TYPE_CHECKING` too.
+"""
 from __future__ import annotations
 
 import ast
@@ -9,11 +10,16 @@ from pathlib import Path
 import networkx
 
 ROOT = Path(__file__).parents[1] / "analyzer"
-# The order of the rooms; a file may import from its own and earlier ones. What stands side by side does not know of the other.
-ORDER = [{"units", "errors", "registry", "hardware", "memory"}, {"meta"}, {"cuda"}, {"record"}, {"replay"}, {"fx"}, {"profilers"}, {"results"},
-         {"report", "zoo"}, {"api"}, {"parallel", "solver", "generation", "sweep", "dryrun", "runtime"}, {"cli", "progress_bar"}, {"__main__", "__init__"}]
+# The order of the rooms; a file may import from its own and earlier ones. What stands side by side does not know of the
+# other.
+ORDER = [{"units", "errors", "registry", "hardware", "memory"}, {"meta"}, {"cuda"}, {"record"}, {"replay"}, {"fx"},
+         {"profilers"}, {"results"}, {"report", "zoo"}, {"api"},
+         {"parallel", "solver", "generation", "sweep", "dryrun", "runtime"}, {"cli", "progress_bar"},
+         {"__main__", "__init__"}]
 RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
-FILES = {".".join(p.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): p for p in ROOT.rglob("*.py")}
+FILES = {
+    ".".join(p.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): p for p in ROOT.rglob("*.py")
+}
 
 
 def imports_of(name: str) -> Iterator[str]:

@@ -43,7 +43,8 @@ def cases() -> dict[str, Case]:
 def test_profiles_and_traces(name):
     row = check_case(cases()[name])
     assert "unusable" not in row, row["unusable"]
-    steps = {"infer", "trace"} if name.startswith("flex") else {"train", "infer", "trace"}  # PyTorch has no backward for it on a host
+    # PyTorch has no backward for it on a host
+    steps = {"infer", "trace"} if name.startswith("flex") else {"train", "infer", "trace"}
     assert {step: row[step] for step in steps} == dict.fromkeys(steps, "pass")
 
 
@@ -75,7 +76,8 @@ class Calls(nn.Module):
 @pytest.mark.parametrize("run", [lambda m, x: profile(m, args=(x,), mode="infer"), lambda m, x: symbolic_trace(m, meta_args={"x": x})])
 def test_an_operator_without_a_shape_names_the_line_and_one_registration_mends_it(run):
     model, x = Calls(), torch.rand(2, 4)
-    with pytest.raises(UnsupportedOperatorError, match=rf"(?s){__file__}:{Calls.forward.__code__.co_firstlineno + 1}.*register_shape_impl"):
+    with pytest.raises(UnsupportedOperatorError,
+                       match=rf"(?s){__file__}:{Calls.forward.__code__.co_firstlineno + 1}.*register_shape_impl"):
         run(model, x)
     with register_shape_impl.scope():
         register_shape_impl(torch.ops.analyzer_test_features.shapeless, torch.empty_like)

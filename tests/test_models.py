@@ -17,7 +17,8 @@ TRANSFORMERS = {
     "bert": ("BertForMaskedLM", "BertConfig", SMALL),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", dict(n_layer=3, n_embd=128, n_head=4)),
     "llama": ("LlamaForCausalLM", "LlamaConfig", dict(**SMALL, num_key_value_heads=2)),
-    "t5": ("T5ForConditionalGeneration", "T5Config", dict(d_model=64, d_kv=16, d_ff=128, num_layers=3, decoder_start_token_id=0, pad_token_id=0)),
+    "t5": ("T5ForConditionalGeneration", "T5Config",
+           dict(d_model=64, d_kv=16, d_ff=128, num_layers=3, decoder_start_token_id=0, pad_token_id=0)),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", dict(**SMALL, num_key_value_heads=2)),
 }
 
@@ -33,8 +34,10 @@ def build(name):
     return lambda: getattr(transformers, cls)(getattr(transformers, config)(**kwargs))
 
 
-NAMES = [*(f"torchvision:{n}" for n in ("resnet18", "resnet50", "vit_b_16", "swin_t", "regnet_y_1_6gf")), "timm:vit_small_patch16_224",
-         "timm:convnext_tiny", *(f"transformers:{n}" for n in TRANSFORMERS)]
+NAMES = [
+    *(f"torchvision:{n}" for n in ("resnet18", "resnet50", "vit_b_16", "swin_t", "regnet_y_1_6gf")),
+    "timm:vit_small_patch16_224", "timm:convnext_tiny", *(f"transformers:{n}" for n in TRANSFORMERS)
+]
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
@@ -44,7 +47,8 @@ def test_profiles_in_both_modes(name, mode):
     p = profile(build(name), kwargs=inputs, mode=mode, optimizer="adamw" if mode == "train" else None)
     assert p.uncounted == ()
     assert p.fwd_macs > 0
-    assert (p.bwd_macs > 1.5 * p.fwd_macs) == (mode == "train")  # a product has two gradients, less where the input wants none
+    # a product has two gradients, less where the input wants none
+    assert (p.bwd_macs > 1.5 * p.fwd_macs) == (mode == "train")
     assert sum(p.peak_by_category.values()) == p.peak_allocated_bytes
 
 
@@ -68,6 +72,7 @@ print(p.params, p.fwd_macs, re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/s
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     params, macs, kibibytes = map(int, done.stdout.split())
     assert params == 405_853_388_800
-    # every weight but the embedding's is multiplied once for each of 4096 tokens; attention adds scores and their sum, twice 128 heads of 128
+    # every weight but the embedding's is multiplied once for each of 4096 tokens; attention adds scores and their sum,
+    # twice 128 heads of 128
     assert macs == 4096 * (params - 128256 * 16384 - (2 * 126 + 1) * 16384) + 126 * 2 * 4096 * 4096 * 16384
     assert kibibytes * 1024 < 10**9

@@ -166,9 +166,12 @@ def inside_scripted(model, x):
     return model.scripted(x[:, :3])
 
 
-POINTS = [at_once, interrupted, after_changes, inside_autocast, inside_no_grad, inside_checkpoint, inside_vmap, inside_saved_tensor_hooks, inside_hook,
-          with_other_dtype, with_random_numbers, under_mode, of_shapes, of_unknown_data, in_backward, of_no_output, of_compiled_function,
-          of_unknown_size, inside_flex_attention, inside_nested, inside_scripted]
+POINTS = [
+    at_once, interrupted, after_changes, inside_autocast, inside_no_grad, inside_checkpoint, inside_vmap,
+    inside_saved_tensor_hooks, inside_hook, with_other_dtype, with_random_numbers, under_mode, of_shapes,
+    of_unknown_data, in_backward, of_no_output, of_compiled_function, of_unknown_size, inside_flex_attention,
+    inside_nested, inside_scripted
+]
 
 
 class Failing(nn.Module):
@@ -219,10 +222,15 @@ def observable_model(model):
 
 
 def observable_process():
-    return {"grad": torch.is_grad_enabled(), "dtype": torch.get_default_dtype(), "autocast": torch.is_autocast_enabled("cpu"),
-            "autocast cuda": torch.is_autocast_enabled("cuda"), "autocast dtype": torch.get_autocast_dtype("cpu"), "device": torch.get_default_device(),
-            "hooks": torch._C._autograd._top_saved_tensors_default_hooks(True), "random": random.getstate(), "torch": torch.get_rng_state().tolist(),
-            "numpy": [str(s) for s in numpy.random.get_state()], "cuda": torch.cuda.is_available(), "inference": torch.is_inference_mode_enabled()}
+    return {
+        "grad": torch.is_grad_enabled(), "dtype": torch.get_default_dtype(),
+        "autocast": torch.is_autocast_enabled("cpu"), "autocast cuda": torch.is_autocast_enabled("cuda"),
+        "autocast dtype": torch.get_autocast_dtype("cpu"), "device": torch.get_default_device(),
+        "hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
+        "random": random.getstate(), "torch": torch.get_rng_state().tolist(), "numpy": [
+            str(s) for s in numpy.random.get_state()
+        ], "cuda": torch.cuda.is_available(), "inference": torch.is_inference_mode_enabled()
+    }
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -240,7 +248,8 @@ def test_nothing_is_left_behind(point, run):
     model, x = Failing(point), torch.rand(4, 8)
     values = copy.deepcopy(model.state_dict())
     before = observable_torch(), observable_model(model), observable_process()
-    passes = {(of_no_output, infer), (in_backward, infer), *((of_unknown_data, r) for r in (train, train_with_autocast, infer))}
+    passes = {(of_no_output, infer), (in_backward, infer),
+              *((of_unknown_data, r) for r in (train, train_with_autocast, infer))}
     try:
         if (point, run) in passes:
             run(model, x)

@@ -22,11 +22,13 @@ def blocks():
 
 def run(capacity_mib, rows=2048, **more):
     more = {"optimizer": "momentum", **more}
-    return profile(blocks, args=(torch.empty(rows, 2048),), options=ProfileOptions(capacity_bytes=capacity_mib * MIB), **more)
+    return profile(blocks, args=(torch.empty(rows, 2048), ), options=ProfileOptions(capacity_bytes=capacity_mib * MIB),
+                   **more)
 
 
-# Held: 64 MiB of weights, 16 of input, 33 of library workspaces from the first product on. Each block then keeps the 16 MiB that its
-# sigmoid returns; its product's 16 MiB die when the sigmoid has read them. With rows=2048 every block is 16 MiB = one segment.
+# Held: 64 MiB of weights, 16 of input, 33 of library workspaces from the first product on. Each block then keeps the 16
+# MiB that its sigmoid returns; its product's 16 MiB die when the sigmoid has read them. With rows=2048 every block is
+# 16 MiB = one segment.
 @pytest.mark.parametrize(("capacity_mib", "operator", "phase", "step", "node", "module", "short_mib"), [
     (79, "placing the model and its inputs", "setup", None, None, None, 1),    # 64 + 16
     (90, "aten.mm.default", "forward", 0, "_0_0", "0.0", 6),                   # 80 + 16 of the first product
@@ -36,7 +38,8 @@ def run(capacity_mib, rows=2048, **more):
 def test_where_the_first_step_ends(capacity_mib, operator, phase, step, node, module, short_mib):
     p = run(capacity_mib)
     short = p.out_of_memory
-    assert (short.operator, short.phase, short.step, short.node, short.module_path) == (operator, phase, step, node, module)
+    assert (short.operator, short.phase, short.step, short.node, short.module_path) == (operator, phase, step, node,
+                                                                                        module)
     assert short.short_bytes == short_mib * MIB
     assert short.capacity_bytes == capacity_mib * MIB
     assert short.reserved_bytes + short.requested_bytes - short.short_bytes <= short.capacity_bytes
@@ -48,7 +51,9 @@ def test_what_is_not_finished_is_unknown():
     assert (short.phase, short.step) == ("backward", 0)
     macs = 4 * 2048**3
     assert (p.fwd_macs, p.fwd_flops) == (macs, 2 * macs + p.fwd_flops - 2 * macs)
-    assert {p.bwd_macs, p.bwd_flops, p.recompute_flops, p.optimizer_flops, p.optimizer_bytes, p.step_seconds, p.bwd_seconds} == {None}
+    assert {
+        p.bwd_macs, p.bwd_flops, p.recompute_flops, p.optimizer_flops, p.optimizer_bytes, p.step_seconds, p.bwd_seconds
+    } == {None}
     assert list(p.first_step) == ["forward"] and p.phases == {}
     assert p.modules.fwd_macs == macs and p.modules.bwd_macs is None
     assert {n.bwd_flops for n in p.nodes} == {None}
@@ -72,7 +77,8 @@ def test_a_later_step_leaves_the_first_one_known():
     p = run(capacity)
     assert p.out_of_memory.step == 1
     assert (p.fwd_macs, p.bwd_macs, p.optimizer_bytes) == (whole.fwd_macs, whole.bwd_macs, whole.optimizer_bytes)
-    assert {n: f.allocated_bytes for n, f in p.first_step.items()} == {n: f.allocated_bytes for n, f in whole.first_step.items()}
+    assert {n: f.allocated_bytes
+            for n, f in p.first_step.items()} == {n: f.allocated_bytes for n, f in whole.first_step.items()}
     assert p.phases == {}
     enough = run(whole.peak_reserved_bytes // MIB)
     assert enough.out_of_memory is None and enough.peak_allocated_bytes == whole.peak_allocated_bytes
@@ -89,8 +95,9 @@ def test_holders_are_those_of_the_moment_it_ran_out(capacity_mib):
 
 def test_the_text_tells_it():
     text = run(143).summary()
-    assert ("OUT OF MEMORY\n  aten.sigmoid.default in forward of step 1, node _0_1, module 0.1 asks for 16.00 MiB, 1.00 MiB more than there is: "
-            "128.00 MiB allocated, 128.00 MiB reserved, 143.00 MiB on the device") in text
+    assert (
+        "OUT OF MEMORY\n  aten.sigmoid.default in forward of step 1, node _0_1, module 0.1 asks for 16.00 MiB, 1.00 MiB more than there is: "
+        "128.00 MiB allocated, 128.00 MiB reserved, 143.00 MiB on the device") in text
     assert "When memory ran out, largest holders" in text and "Peak memory until it ran out" in text
     assert "placing the model and its inputs in setup" in run(79).summary()
 
@@ -110,7 +117,8 @@ def test_all_is_as_it_was():
     before = {name: (p, p.data_ptr(), p.requires_grad) for name, p in model.named_parameters()}
     call = nn.Module.__call__
     for capacity_mib in (20, 79, 143, 200, 260):
-        p = profile(model, args=(torch.empty(2048, 2048),), optimizer="momentum", options=ProfileOptions(capacity_bytes=capacity_mib * MIB))
+        p = profile(model, args=(torch.empty(2048, 2048), ), optimizer="momentum",
+                    options=ProfileOptions(capacity_bytes=capacity_mib * MIB))
         assert p.out_of_memory is not None
         assert {name: (p, p.data_ptr(), p.requires_grad) for name, p in model.named_parameters()} == before
         assert all(p.grad is None for p in model.parameters())
@@ -144,7 +152,8 @@ def test_the_devices_own_memory():
     assert p.out_of_memory.capacity_bytes == 143 * MIB
     assert any(a.startswith("the allocator may take 149,946,368 bytes: the memory of card") for a in p.assumptions)
     with pytest.raises(InputError, match="the memory of 'blank' is not known"):
-        profile(blocks, args=(torch.empty(2, 2048),), device=DeviceSpec("blank"), options=ProfileOptions(limit_to_device=True))
+        profile(blocks, args=(torch.empty(2, 2048), ), device=DeviceSpec("blank"),
+                options=ProfileOptions(limit_to_device=True))
 
 
 @pytest.mark.parametrize(("options", "text"), [

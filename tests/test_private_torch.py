@@ -1,4 +1,6 @@
-"""Torch's private names that the package stands on: what each must do. A failure here says which file a change of torch breaks."""
+"""Torch's private names that the package stands on: what each must do. A failure here says which file a change of torch
+breaks.
+"""
 from __future__ import annotations
 
 import inspect
@@ -11,35 +13,55 @@ import torch.utils.checkpoint
 from torch import nn
 
 NAMES = {
-    "meta/intercept/mode_stack.py": ["torch._C._DisableTorchDispatch", "torch._C.DisableTorchFunction", "torch._C._EnableTorchFunction",
-                           "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
-                           "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo"],
-    "meta/tensor.py": ["torch._C.TensorBase.device", "torch._C.TensorBase.data", "torch._C.TensorBase.data_ptr",
-                       "torch._C._disabled_torch_function_impl"],
-    "meta/intercept/patch.py": ["torch.nn.functional.has_torch_function", "torch.nn.functional.has_torch_function_unary",
-                      "torch.nn.functional.has_torch_function_variadic", "torch.overrides.has_torch_function",
-                      "torch.utils._foreach_utils._foreach_supported_types", "torch._C._group_tensors_by_device_and_dtype",
-                      "torch.nn.init._no_grad_trunc_normal_", "torch.autograd._engine_run_backward", "torch.Tensor._make_wrapper_subclass",
-                      "torch.jit._builtins._find_builtin"],
-    "cuda/flex_attention.py": [f"torch._higher_order_ops.flex_attention.{name}" for name in ("py_kernels", "python_key_table", "_dispatch_cache")],
-    "cuda/data_parallel.py": ["torch.nn.parallel.comm.scatter", "torch.nn.parallel._functions._get_stream", "torch.accelerator.device_index"],
-    "meta/intercept/gated_kernel.py": ["torch._C.DispatchKey.AutocastIPU", "torch._C.DispatchKey.AutocastHPU", "torch._C._dispatch_keyset_full_after",
-                             "torch._C._dispatch_tls_set_dispatch_key_included", "torch._C._dispatch_tls_set_dispatch_key_excluded",
-                             "torch.library.fallthrough_kernel"],
+    "meta/intercept/mode_stack.py": [
+        "torch._C._DisableTorchDispatch", "torch._C.DisableTorchFunction", "torch._C._EnableTorchFunction",
+        "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
+        "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo"
+    ],
+    "meta/tensor.py": [
+        "torch._C.TensorBase.device", "torch._C.TensorBase.data", "torch._C.TensorBase.data_ptr",
+        "torch._C._disabled_torch_function_impl"
+    ],
+    "meta/intercept/patch.py": [
+        "torch.nn.functional.has_torch_function", "torch.nn.functional.has_torch_function_unary",
+        "torch.nn.functional.has_torch_function_variadic", "torch.overrides.has_torch_function",
+        "torch.utils._foreach_utils._foreach_supported_types", "torch._C._group_tensors_by_device_and_dtype",
+        "torch.nn.init._no_grad_trunc_normal_", "torch.autograd._engine_run_backward",
+        "torch.Tensor._make_wrapper_subclass", "torch.jit._builtins._find_builtin"
+    ],
+    "cuda/flex_attention.py": [
+        f"torch._higher_order_ops.flex_attention.{name}"
+        for name in ("py_kernels", "python_key_table", "_dispatch_cache")
+    ],
+    "cuda/data_parallel.py": [
+        "torch.nn.parallel.comm.scatter", "torch.nn.parallel._functions._get_stream", "torch.accelerator.device_index"
+    ],
+    "meta/intercept/gated_kernel.py": [
+        "torch._C.DispatchKey.AutocastIPU", "torch._C.DispatchKey.AutocastHPU", "torch._C._dispatch_keyset_full_after",
+        "torch._C._dispatch_tls_set_dispatch_key_included", "torch._C._dispatch_tls_set_dispatch_key_excluded",
+        "torch.library.fallthrough_kernel"
+    ],
     "cuda/host_attention.py": ["torch._C.DispatchKeySet", "torch.ops.aten._fused_sdp_choice.default.redispatch"],
-    "meta/operator_info.py": ["torch._C._dispatch_has_kernel_for_dispatch_key", "torch._C._dispatch_has_computed_kernel_for_dispatch_key",
-                              "torch.ops.aten.add.Tensor._schema",
-                              "torch.ops.aten.add.Tensor.tags"],
-    "record/autograd_node.py": ["torch._C._autograd._get_sequence_nr", "torch._C._current_autograd_node",
-                                "torch._C._autograd._top_saved_tensors_default_hooks"],
+    "meta/operator_info.py": [
+        "torch._C._dispatch_has_kernel_for_dispatch_key", "torch._C._dispatch_has_computed_kernel_for_dispatch_key",
+        "torch.ops.aten.add.Tensor._schema", "torch.ops.aten.add.Tensor.tags"
+    ],
+    "record/autograd_node.py": [
+        "torch._C._autograd._get_sequence_nr", "torch._C._current_autograd_node",
+        "torch._C._autograd._top_saved_tensors_default_hooks"
+    ],
     "record/hold.py": ["torch._C.TensorBase._use_count", "torch._C._storage_Use_Count"],
     "fx/graph/storage_table.py": ["torch.UntypedStorage._cdata"],
     "fx/graph/version_alias.py": ["torch._C._SetExcludeDispatchKeyGuard", "torch._C.DispatchKey.ADInplaceOrView"],
     "runtime/storage.py": ["torch.UntypedStorage._cdata"],
-    "fx/trace/block_copy.py": ["torch._C._len_torch_function_stack", "torch._C._len_torch_dispatch_stack", "torch._debug_has_internal_overlap",
-                         "torch.autograd._engine_run_backward"],
+    "fx/trace/block_copy.py": [
+        "torch._C._len_torch_function_stack", "torch._C._len_torch_dispatch_stack", "torch._debug_has_internal_overlap",
+        "torch.autograd._engine_run_backward"
+    ],
     "fx/trace/block_nodes.py": ["torch.fx.Graph._target_to_str"],
-    "fx/trace/tracing_patch.py": ["torch.utils.checkpoint._checkpoint_without_reentrant_generator", "torch.utils.checkpoint.CheckpointFunction"],
+    "fx/trace/tracing_patch.py": [
+        "torch.utils.checkpoint._checkpoint_without_reentrant_generator", "torch.utils.checkpoint.CheckpointFunction"
+    ],
 }
 
 
@@ -125,7 +147,8 @@ def test_a_backward_node_has_the_number_of_its_forward():
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             node = torch._C._current_autograd_node()
-            seen.append((func.__name__, None if node is None else node._sequence_nr(), torch._C._autograd._get_sequence_nr()))
+            seen.append(
+                (func.__name__, None if node is None else node._sequence_nr(), torch._C._autograd._get_sequence_nr()))
             return func(*args, **(kwargs or {}))
 
     x = torch.ones(2, requires_grad=True)
@@ -188,10 +211,15 @@ def test_a_storage_can_be_found_again_while_it_lives():
 def test_the_dense_passes_of_flex_attention_take_what_they_are_given():
     module = sys.modules["torch._higher_order_ops.flex_attention"]
     forward = list(inspect.signature(module.sdpa_dense).parameters)
-    assert forward == ["query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options", "score_mod_other_buffers",
-                       "mask_mod_other_buffers"]
+    assert forward == [
+        "query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options", "score_mod_other_buffers",
+        "mask_mod_other_buffers"
+    ]
     backward = list(inspect.signature(module.sdpa_dense_backward).parameters)
-    assert backward == ["query", "key", "value", "out", "logsumexp", "grad_out", "grad_logsumexp", "fw_graph", "joint_graph", *forward[4:]]
+    assert backward == [
+        "query", "key", "value", "out", "logsumexp", "grad_out", "grad_logsumexp", "fw_graph", "joint_graph",
+        *forward[4:]
+    ]
 
 
 def test_nested_attention_asks_which_kernels_can_be_used():

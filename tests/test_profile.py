@@ -41,7 +41,8 @@ def test_resnet18_at_batch_16_is_what_deepspeed_and_torchinfo_publish(resnet18):
 
 def test_bert_base_is_what_deepspeed_publishes():
     transformers = pytest.importorskip("transformers")
-    p = profile(lambda: transformers.BertModel(transformers.BertConfig()), kwargs={"input_ids": torch.ones(1, 128, dtype=torch.int64)}, mode="infer")
+    p = profile(lambda: transformers.BertModel(transformers.BertConfig()),
+                kwargs={"input_ids": torch.ones(1, 128, dtype=torch.int64)}, mode="infer")
     assert f"{p.params / 1e6:.2f}" == "109.48"
     assert f"{p.fwd_macs / 1e9:.2f}" == "11.17"
 
@@ -63,17 +64,21 @@ def test_hand_derived_bytes_of_a_linear_relu_step():
     rows = {n.name: n for n in p.nodes}
     assert (p.param_bytes, p.buffer_bytes, p.optimizer_bytes) == (weight, 0, weight)
     assert (rows["input"].output_bytes, rows["input"].incremental_bytes) == (x, x)  # the linear layer saves its input
-    assert (rows["_0"].output_bytes, rows["_0"].temp_bytes) == (0, y)               # relu saves its result, not its input
+    # relu saves its result, not its input
+    assert (rows["_0"].output_bytes, rows["_0"].temp_bytes) == (0, y)
     assert (rows["_1"].output_bytes, rows["_1"].incremental_bytes) == (y, y)
     assert (rows["_0"].accumulate_bytes, rows["_1"].accumulate_bytes) == (x, x + y)
     assert (rows["_0"].param_bytes, rows["_0"].backward_bytes, rows["_1"].backward_bytes) == (weight, 0, y)
-    assert (rows["_0"].fwd_flops, rows["_0"].bwd_flops, rows["_0"].fwd_macs) == (2 * 128 * 256 * 512,) * 2 + (128 * 256 * 512,)
+    assert (rows["_0"].fwd_flops, rows["_0"].bwd_flops,
+            rows["_0"].fwd_macs) == (2 * 128 * 256 * 512, ) * 2 + (128 * 256 * 512, )
 
 
 def test_optimizer_states_appear_in_the_first_step_and_stay():
     n = 1024 * 1024 * 4
-    plain, adamw = (profile(nn.Linear(1024, 1024, bias=False), args=(torch.empty(1, 1024),), optimizer=o) for o in ("sgd", "adamw"))
-    assert (plain.optimizer_bytes, adamw.optimizer_bytes) == (0, 2 * n + 4)  # and the step count, a float32 scalar on the host
+    plain, adamw = (profile(nn.Linear(1024, 1024, bias=False), args=(torch.empty(1, 1024), ), optimizer=o)
+                    for o in ("sgd", "adamw"))
+    # and the step count, a float32 scalar on the host
+    assert (plain.optimizer_bytes, adamw.optimizer_bytes) == (0, 2 * n + 4)
 
     def held(phases, phase):
         return phases[phase].allocated_bytes
@@ -100,7 +105,9 @@ def test_modules_and_nodes_add_up_to_the_whole():
         assert sum(getattr(n, name) for n in p.nodes) == getattr(p, name) == getattr(p.modules, name), name
     for module in p.modules.walk():
         for name in ("params", "param_bytes", "fwd_flops", "bwd_flops", "saved_bytes", "activation_bytes"):
-            assert getattr(module, name) == getattr(module.own, name) + sum(getattr(c, name) for c in module.children), (module.path, name)
+            assert getattr(module,
+                           name) == getattr(module.own, name) + sum(getattr(c, name)
+                                                                    for c in module.children), (module.path, name)
     assert p.uncounted == ()
 
 
@@ -108,7 +115,8 @@ def test_modules_and_nodes_add_up_to_the_whole():
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_shipped_models_profile_in_both_modes(name, mode):
     shipped = MODELS[name]
-    args = (image(2),) if "8x3" in shipped.input or "3x224" in shipped.input else (torch.ones(2, 64, dtype=torch.int64),)
+    args = (image(2), ) if "8x3" in shipped.input or "3x224" in shipped.input else (torch.ones(
+        2, 64, dtype=torch.int64), )
     p = profile(shipped.factory, args=args, mode=mode)
     assert p.fwd_flops > 0
     assert (p.bwd_flops > 0) == (mode == "train")
@@ -155,7 +163,10 @@ class Stateful(nn.Module):
 
 
 def everything(model):
-    return {**{k: (id(v), v.clone(), v.grad) for k, v in model.named_parameters()}, **{k: (id(v), v.clone(), None) for k, v in model.named_buffers()}}
+    return {
+        **{k: (id(v), v.clone(), v.grad) for k, v in model.named_parameters()},
+        **{k: (id(v), v.clone(), None) for k, v in model.named_buffers()}
+    }
 
 
 @pytest.mark.parametrize("fail", [None, ValueError("no"), KeyboardInterrupt()])
@@ -242,7 +253,8 @@ def test_arguments_may_be_real_meta_or_made_under_the_mode_and_nested():
 
     with MetaTensorMode():
         made = torch.rand(2, 3, device="cuda")
-    p = profile(Nested(), args=((made, {"b": torch.rand(2, 3)}),), kwargs={"named": torch.empty(2, 3, device="meta")}, mode="infer")
+    p = profile(Nested(), args=((made, {"b": torch.rand(2, 3)}), ), kwargs={"named": torch.empty(2, 3, device="meta")},
+                mode="infer")
     assert [n.op for n in p.nodes].count("placeholder") == 3
     assert all(n.outputs[0].device == "cuda:0" for n in p.nodes if n.op == "placeholder")
 
@@ -259,5 +271,6 @@ def test_a_users_own_profiler_adds_a_column_and_replaces_by_name():
 
     p = profile(nn.Linear(3, 4), args=(torch.empty(2, 3),), mode="infer", profilers=[count_calls])
     assert next(n for n in p.nodes if n.op == "call_module").extra["calls"] >= 1
-    replaced = profile(nn.Linear(3, 4), args=(torch.empty(2, 3),), mode="infer", profilers={"flops": lambda log: Annotation()})
+    replaced = profile(nn.Linear(3, 4), args=(torch.empty(2, 3), ), mode="infer",
+                       profilers={"flops": lambda log: Annotation()})
     assert replaced.fwd_flops is None

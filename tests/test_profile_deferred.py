@@ -11,15 +11,16 @@ import torch
 from torch import nn
 
 from analyzer import profile
-from analyzer.results.profile import Profile
 from analyzer.profilers.flop_registry import register_flop_impl
+from analyzer.results.profile import Profile
 from analyzer.zoo import MODELS
 
 ROWS = ("nodes", "modules", "module_calls", "operators", "timeline", "memory_events", "holders", "peak_by_category")
 
 
 def make(**settings):
-    return profile(MODELS["resnet18"].factory, args=(torch.empty(2, 3, 64, 64, device="meta"),), optimizer="sgd", **settings)
+    return profile(MODELS["resnet18"].factory, args=(torch.empty(2, 3, 64, 64, device="meta"), ), optimizer="sgd",
+                   **settings)
 
 
 def pending(p: Profile) -> set[str]:

@@ -8,8 +8,8 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from analyzer import Profile, profile
-from analyzer.results.parallel_size import find_parallel_sizes
 from analyzer.report.module_comparison import compare_modules
+from analyzer.results.parallel_size import find_parallel_sizes
 
 
 class Net(nn.Module):
@@ -37,8 +37,8 @@ def plain():
 
 
 def rows(p, prefix=""):
-    return [(m.path.removeprefix(prefix).lstrip("."), m.type, m.params, m.fwd_flops, m.bwd_flops, m.activation_bytes, m.fwd_seconds)
-            for m in p.modules.walk() if m.path.startswith(prefix)]
+    return [(m.path.removeprefix(prefix).lstrip("."), m.type, m.params, m.fwd_flops, m.bwd_flops, m.activation_bytes,
+             m.fwd_seconds) for m in p.modules.walk() if m.path.startswith(prefix)]
 
 
 def test_a_compiled_model_is_its_own_below_its_wrapper(plain):
@@ -48,7 +48,8 @@ def test_a_compiled_model_is_its_own_below_its_wrapper(plain):
     assert rows(p, prefix) == rows(plain) and p.name == "Net"
     assert (p.modules.type, p.modules.own.fwd_flops, p.modules.fwd_flops) == ("OptimizedModule", 0, plain.fwd_flops)
     assert [n.module_path for n in p.nodes if n.name == "a"] == [f"{prefix}.a"]
-    assert {(m.path, m.type) for m in p.modules.walk()} == {(path, type(m).__name__) for path, m in model.named_modules()}
+    assert {(m.path, m.type) for m in p.modules.walk()} == {(path, type(m).__name__)
+                                                            for path, m in model.named_modules()}
     assert [call.path for call in p.module_calls] == [path for path, _ in model.named_modules()]
     assert all(call.parent is None or call.path.startswith(p.module_calls[call.parent].path) for call in p.module_calls)
     assert "├─Net: 1-1" in p.report("torchinfo")
@@ -59,8 +60,10 @@ def test_a_part_of_a_model_may_be_compiled(plain):
     model = Net()
     model.b[0] = torch.compile(model.b[0], backend="eager")
     p = profile(model, args=(X,), optimizer="adamw")
-    assert [(m.path, m.type, m.depth) for m in p.modules.walk()] == [
-        ("", "Net", 0), ("a", "Linear", 1), ("b", "Sequential", 1), ("b.0", "OptimizedModule", 2), ("b.0._orig_mod", "Linear", 3), ("b.1", "ReLU", 2)]
+    assert [(m.path, m.type, m.depth) for m in p.modules.walk()] == [("", "Net", 0), ("a", "Linear", 1),
+                                                                     ("b", "Sequential", 1),
+                                                                     ("b.0", "OptimizedModule", 2),
+                                                                     ("b.0._orig_mod", "Linear", 3), ("b.1", "ReLU", 2)]
     lines = [line.split() for line in compare_modules(p, plain, ["fwd_flops"]).splitlines()]
     assert [line[-1] for line in lines[5:]] == ["1.00"] * 6
 
@@ -76,7 +79,8 @@ def test_distributed_data_parallel_is_a_level(plain, group):
     p = profile(model, args=(X,), optimizer="adamw")
     assert [row[:3] for row in rows(p, "module")] == [row[:3] for row in rows(plain)]
     assert rows(p, "module")[1:] == rows(plain)[1:]  # the loss is the wrapper's
-    assert (p.modules.type, p.modules.params, p.world_size, p.data_parallel_size, p.model_parallel_size) == ("DistributedDataParallel", 144, 4, 4, 1)
+    assert (p.modules.type, p.modules.params, p.world_size, p.data_parallel_size,
+            p.model_parallel_size) == ("DistributedDataParallel", 144, 4, 4, 1)
     assert p.samples_per_second == pytest.approx(4 * 4 / p.step_seconds)
     report = p.report("deepspeed")
     assert "(module): Net(" in report and "world size:                                                                 4" in report

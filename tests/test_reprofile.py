@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from analyzer import symbolic_profile, symbolic_trace
+from analyzer.api.reprofile import reprofile
+from analyzer.api.symbolic_profile import last_runs
 from analyzer.errors import InputError
 from analyzer.fx.graph.graph_module import GraphModule
-from analyzer.fx.passes.checkpoint_module import checkpoint_modules
-from analyzer.fx.passes.dead_code import eliminate_dead_code
-from analyzer.fx.passes.split_bias import split_biases
+from analyzer.fx.graph.interpreter import RecordingInterpreter
 from analyzer.fx.graph.region import CheckpointRegion, GradRegion
 from analyzer.fx.graph.region_edit import clear_region, set_region
 from analyzer.fx.graph.saved_edit import set_saved
-from analyzer.fx.graph.interpreter import RecordingInterpreter
-from analyzer.api.reprofile import reprofile
-from analyzer.api.symbolic_profile import last_runs
+from analyzer.fx.passes.checkpoint_module import checkpoint_modules
+from analyzer.fx.passes.dead_code import eliminate_dead_code
+from analyzer.fx.passes.split_bias import split_biases
 
 X = torch.empty(4, 8, 16, device="meta")
 
@@ -33,8 +33,8 @@ X = torch.empty(4, 8, 16, device="meta")
 class Block(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.norm, self.qkv, self.out, self.up, self.down = (nn.LayerNorm(dim), nn.Linear(dim, 3 * dim), nn.Linear(dim, dim), nn.Linear(dim, 4 * dim),
-                                                             nn.Linear(4 * dim, dim))
+        self.norm, self.qkv, self.out, self.up, self.down = (nn.LayerNorm(dim), nn.Linear(
+            dim, 3 * dim), nn.Linear(dim, dim), nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim))
         self.drop = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,7 +116,9 @@ def insert(gm: GraphModule, i: int) -> None:
 
 
 def erase(gm: GraphModule, i: int) -> None:
-    nodes = [n for n in gm.graph.nodes if n.op == "call_module" and "drop" in str(n.target) or n.target in ("exp", "clone")]
+    nodes = [
+        n for n in gm.graph.nodes if n.op == "call_module" and "drop" in str(n.target) or n.target in ("exp", "clone")
+    ]
     if nodes:
         node = nodes[i % len(nodes)]
         node.replace_all_uses_with(node.args[0])
@@ -154,10 +156,12 @@ def passed(gm: GraphModule, i: int) -> None:
     [split_biases, eliminate_dead_code, checkpoint][i % 3](gm)
 
 
-EDITS: list[Callable[[GraphModule, int], None]] = [use_other_function, insert, erase, checkpointed, uncheckpointed, without_gradients, chosen, frozen, passed]
+EDITS: list[Callable[[GraphModule, int], None]] = [
+    use_other_function, insert, erase, checkpointed, uncheckpointed, without_gradients, chosen, frozen, passed
+]
 
-
-OPTIONS: list[dict[str, Any]] = [{}, {"device": "h100"}, {"mode": "infer"}, {"autocast": torch.bfloat16, "device": "a100"}]
+OPTIONS: list[dict[str, Any]] = [{}, {"device": "h100"}, {"mode": "infer"},
+                                 {"autocast": torch.bfloat16, "device": "a100"}]
 
 
 @settings(max_examples=10, deadline=None)
@@ -230,5 +234,7 @@ def test_a_whole_run_where_the_inputs_or_most_nodes_change(gm: GraphModule) -> N
 
 
 def test_profiled_first(gm: GraphModule) -> None:
-    with pytest.raises(InputError, match=r"reprofile\(\): this graph module has not been profiled; call symbolic_profile\(gm, ...\) first"):
+    with pytest.raises(
+            InputError,
+            match=r"reprofile\(\): this graph module has not been profiled; call symbolic_profile\(gm, ...\) first"):
         reprofile(copy.deepcopy(gm))

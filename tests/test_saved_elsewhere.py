@@ -9,9 +9,9 @@ from torch import nn
 
 from analyzer import profile
 from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta.memory_need import hold_blocks
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.options import MetaOptions
-from analyzer.meta.memory_need import hold_blocks
 
 MIB = 2**20
 
@@ -30,7 +30,8 @@ class Hooked(nn.Module):
 
 
 def save_as_half():
-    return torch.autograd.graph.saved_tensors_hooks(lambda t: (t.dtype, t.half()), lambda packed: packed[1].to(packed[0]))
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: (t.dtype, t.half()),
+                                                    lambda packed: packed[1].to(packed[0]))
 
 
 BARE_MIB = 16 + 16 + 32  # weights, input, the workspace of cuBLAS
@@ -38,9 +39,11 @@ BARE_MIB = 16 + 16 + 32  # weights, input, the workspace of cuBLAS
 
 @pytest.mark.parametrize(("hooks", "saved_mib"), [
     (contextlib.nullcontext, 4 * 16),                # what each sigmoid returns, which the next product saves too
-    (torch.autograd.graph.save_on_cpu, 0),           # all of it, the weights too, is on the host; the loss needs none of it
+    # all of it, the weights too, is on the host; the loss needs none of it
+    (torch.autograd.graph.save_on_cpu, 0),
     (lambda: torch.autograd.graph.save_on_cpu(pin_memory=True), 0),
-    (save_as_half, 4 * 8 + 4 * 8 + 3 * 2),           # results, inputs of products, and weights: the first layer's is not saved
+    # results, inputs of products, and weights: the first layer's is not saved
+    (save_as_half, 4 * 8 + 4 * 8 + 3 * 2),
 ])
 def test_what_is_held_for_backward(hooks, saved_mib):
     p = profile(Hooked(hooks), args=(torch.empty(4096, 1024),), optimizer="sgd")

@@ -19,7 +19,6 @@ from analyzer import profile
 from analyzer.cli import main
 from analyzer.errors import InputError, MissingExtraError, TargetError, UnknownDeviceError
 from analyzer.hardware import DeviceSpec
-from analyzer.zoo.input_spec import InputSpec
 from analyzer.sweep import Configuration, SweepInterrupted, SweepResult, expand_grid, sweep
 from analyzer.sweep import job as job_room
 from analyzer.sweep import workers as workers_room
@@ -27,6 +26,7 @@ from analyzer.sweep.checkpointing import checkpoint_blocks, list_blocks
 from analyzer.sweep.configuration import AXES, resolve_inputs
 from analyzer.sweep.result import COLUMNS
 from analyzer.sweep.run import list_jobs
+from analyzer.zoo.input_spec import InputSpec
 from analyzer.zoo.model_target import LabelRule, Target
 
 INPUTS = ["{batch}x16"]
@@ -81,7 +81,8 @@ def nothing_built():
 def test_a_grid_is_the_product_of_its_axes_without_repeats(batches, optimizers, devices):
     found = expand_grid({"batch": batches, "optimizer": optimizers, "device": devices})
     names = {"h200": "h200", "H200": "h200", "t4": "t4"}
-    want = [(b, o, d) for b in dict.fromkeys(batches) for o in dict.fromkeys(optimizers) for d in dict.fromkeys(names[d] for d in devices)]
+    want = [(b, o, d) for b in dict.fromkeys(batches) for o in dict.fromkeys(optimizers)
+            for d in dict.fromkeys(names[d] for d in devices)]
     assert sorted(map(str, want)) == sorted(str((c.batch, c.optimizer, c.device_spec.name)) for c in found)
     assert len(set(found)) == len(found)
 
@@ -110,8 +111,11 @@ def test_a_grid_that_cannot_be_is_refused(grid, kind, text):
         expand_grid(grid)
 
 
-TEXT = Target("text", nn.Identity, (InputSpec("ids", torch.int64, (8, 128)), InputSpec("mask", torch.bool, (8, 128)),
-                                    InputSpec("image", torch.float32, (8, 3, 32, 32))), (LabelRule("labels", like="ids"),))
+TEXT = Target("text", nn.Identity,
+              (InputSpec("ids", torch.int64,
+                         (8, 128)), InputSpec("mask", torch.bool,
+                                              (8, 128)), InputSpec("image", torch.float32, (8, 3, 32, 32))),
+              (LabelRule("labels", like="ids"), ))
 
 
 @pytest.mark.parametrize(("target", "texts", "configuration", "want"), [
@@ -141,12 +145,13 @@ def test_a_size_without_a_place_is_refused(texts, configuration, text):
 
 
 def test_a_row_holds_what_profile_gives():
-    found = sweep(build_tiny, {"batch": [2, 4], "optimizer": "adamw", "autocast": [None, "bf16"]}, inputs=INPUTS, workers=0)
+    found = sweep(build_tiny, {"batch": [2, 4], "optimizer": "adamw", "autocast": [None, "bf16"]}, inputs=INPUTS,
+                  workers=0)
     assert [(r["batch"], r["autocast"]) for r in found.rows] == [(2, None), (2, "bfloat16"), (4, None), (4, "bfloat16")]
     want = profile(build_tiny(), torch.empty(4, 16), optimizer="adamw", autocast=torch.bfloat16)
     row = found.rows[3]
-    for name in ("params", "param_bytes", "optimizer_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "fwd_flops", "bwd_flops", "fwd_macs",
-                 "fwd_seconds", "step_seconds"):
+    for name in ("params", "param_bytes", "optimizer_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "fwd_flops",
+                 "bwd_flops", "fwd_macs", "fwd_seconds", "step_seconds"):
         assert row[name] == getattr(want, name) is not None, name
     assert row["backward_peak_allocated_bytes"] == want.phases["backward"].peak_allocated_bytes
     assert (row["fits"], row["free_bytes"]) == (True, want.fits().free_bytes)
@@ -155,7 +160,8 @@ def test_a_row_holds_what_profile_gives():
 
 
 def test_a_model_is_built_once_for_all_configurations_that_can_share_it():
-    found = sweep(build_tiny, {"batch": [1, 2, 3], "device": ["h200", "t4"], "mode": ["train", "infer"]}, inputs=INPUTS, workers=0)
+    found = sweep(build_tiny, {"batch": [1, 2, 3], "device": ["h200", "t4"], "mode": ["train", "infer"]}, inputs=INPUTS,
+                  workers=0)
     assert (len(found.rows), found.failed, len(BUILT)) == (12, (), 1)
     sweep(build_tiny, {"batch": [1, 2], "dtype": ["bf16", "float32", "fp16"]}, inputs=INPUTS, workers=0)
     assert len(BUILT) == 4  # one a dtype
@@ -171,7 +177,8 @@ def test_checkpointing_saves_memory_and_repeats_the_blocks():
     rows = sweep("gpt2", {"batch": 8, "sequence": 512, "checkpointing": [False, True]}, workers=0).rows
     plain, recomputing = rows
     assert plain["recompute_flops"] == 0
-    # Each of 12 blocks has 12 h^2 weights in its matrix products, a multiply-add of each a token; attention comes on top.
+    # Each of 12 blocks has 12 h^2 weights in its matrix products, a multiply-add of each a token; attention comes on
+    # top.
     assert recomputing["recompute_flops"] > 12 * 2 * (8 * 512) * 12 * 768**2
     assert recomputing["backward_peak_allocated_bytes"] < plain["backward_peak_allocated_bytes"]
 
@@ -219,7 +226,8 @@ def figures(result):
 def test_processes_give_the_same_rows_and_outlive_one_that_dies(importable):
     grid = {"batch": [1, 13, 3]}
     seen = []
-    found = sweep(here("Fragile"), grid, inputs=INPUTS, workers=1, progress=lambda done, total, row: seen.append((done, total)))
+    found = sweep(here("Fragile"), grid, inputs=INPUTS, workers=1, progress=lambda done, total, row: seen.append(
+        (done, total)))
     survivors = sweep(here("Fragile"), {"batch": [1, 3]}, inputs=INPUTS, workers=0)
     assert [r for r in figures(found) if r["batch"] != 13] == figures(survivors)
     assert [r["batch"] for r in found.rows] == [1, 13, 3]
@@ -262,7 +270,8 @@ def test_a_dask_cluster_runs_it(importable, capsys):
             distributed.Client(cluster) as client:
         with client.get_executor() as executor:
             found = sweep(here("Fragile"), grid, inputs=INPUTS, executor=executor)
-        code, text, _ = run(capsys, here("Fragile"), "--input", "{batch}x16", "--batch", "1,3", "--dask", cluster.scheduler_address)
+        code, text, _ = run(capsys, here("Fragile"), "--input", "{batch}x16", "--batch", "1,3", "--dask",
+                            cluster.scheduler_address)
     assert figures(found) == figures(sweep(here("Fragile"), grid, inputs=INPUTS, workers=0))
     assert len(found.failed) == 2
     assert (code, len(text.splitlines()), text.count("three is too many")) == (0, 4, 1)
@@ -313,7 +322,8 @@ def test_a_sweep_goes_on_from_a_file_that_was_cut_short(tmp_path):
     assert len(lines) == 4
     path.write_bytes(b"".join(lines[:3]) + lines[3][:40])
     ran = []
-    again = sweep(Fragile, grid, inputs=INPUTS, workers=0, resume=path, progress=lambda done, total, row: ran.append((done, row["batch"])))
+    again = sweep(Fragile, grid, inputs=INPUTS, workers=0, resume=path, progress=lambda done, total, row: ran.append(
+        (done, row["batch"])))
     assert ran == [(4, 4)]
     assert figures(again) == figures(whole)
     assert [json.loads(line)["batch"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
@@ -386,7 +396,8 @@ def test_parquet_keeps_types_and_unknowns(result, tmp_path):
     result.write(tmp_path / "rows.parquet")
     table = parquet.read_table(tmp_path / "rows.parquet")
     assert table.to_pylist() == [dict(row) for row in result.rows]
-    assert {str(table.schema.field(name).type) for name in ("params", "fits", "step_seconds", "error")} == {"int64", "bool", "double", "string"}
+    assert {str(table.schema.field(name).type)
+            for name in ("params", "fits", "step_seconds", "error")} == {"int64", "bool", "double", "string"}
 
 
 def test_csv_and_jsonl_hold_every_row(result, tmp_path):
@@ -419,11 +430,13 @@ def run(capsys, *argv):
 
 def test_the_command_prints_what_varies_and_writes_the_table(capsys, tmp_path, importable):
     out = tmp_path / "rows.csv"
-    code, text, err = run(capsys, here("Fragile"), "--input", "{batch}x16", "--batch", "2,3", "--optimizer", "none,adamw", "--device", "t4",
-                          "--autocast", "bf16", "--out", str(out), "--workers", "0")
+    code, text, err = run(capsys, here("Fragile"), "--input", "{batch}x16", "--batch", "2,3", "--optimizer",
+                          "none,adamw", "--device", "t4", "--autocast", "bf16", "--out", str(out), "--workers", "0")
     assert (code, err) == (0, "")
     lines = text.splitlines()
-    assert lines[0].split() == ["batch", "optimizer", "Peak", "reserved", "Free", "Fits", "Fwd", "FLOPs", "Bwd", "FLOPs", "Step", "Error"]
+    assert lines[0].split() == [
+        "batch", "optimizer", "Peak", "reserved", "Free", "Fits", "Fwd", "FLOPs", "Bwd", "FLOPs", "Step", "Error"
+    ]
     assert lines[2].split()[:2] == ["2", "none"]
     assert lines[4].endswith("ValueError: three is too many")
     assert len(out.read_text().splitlines()) == 5
@@ -433,7 +446,8 @@ def test_the_command_prints_what_varies_and_writes_the_table(capsys, tmp_path, i
 def test_the_command_goes_on_after_an_interrupt(capsys, tmp_path, importable, monkeypatch):
     out = tmp_path / "rows.csv"
     argv = (here("Fragile"), "--input", "{batch}x16", "--batch", "1,2,4", "--out", str(out), "--workers", "0")
-    monkeypatch.setattr("analyzer.sweep.command.ProgressBar.__call__", lambda bar, share, what: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("analyzer.sweep.command.ProgressBar.__call__",
+                        lambda bar, share, what: signal.raise_signal(signal.SIGINT))
     code, text, err = run(capsys, *argv)
     assert code == 130
     assert "1 of 3 configurations were done" in err

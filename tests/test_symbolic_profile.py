@@ -7,14 +7,16 @@ from torch import nn
 
 from analyzer import MetaTensorMode, profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError, UnknownDeviceError
-from analyzer.results.node_info import NodeInfo
 from analyzer.fx.graph.interpreter import ShapeProp
 from analyzer.profilers.annotation import Annotation
+from analyzer.results.node_info import NodeInfo
 from analyzer.zoo import MODELS
 from analyzer.zoo.vit import vit_b_16
 
-COLUMNS = ["Op type", "Op", "Accumulate size", "Incremental size", "Output size", "Temp size", "Param size", "Backward size",
-           "Fwd FLOPs", "Bwd FLOPs"]
+COLUMNS = [
+    "Op type", "Op", "Accumulate size", "Incremental size", "Output size", "Temp size", "Param size", "Backward size",
+    "Fwd FLOPs", "Bwd FLOPs"
+]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,8 @@ def test_the_graph_costs_what_the_eager_model_costs(name):
 
 def test_inference_saves_nothing():
     x = torch.empty(2, 8)
-    gm = symbolic_profile(symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), meta_args={"input": x}), x, mode="infer")
+    gm = symbolic_profile(symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), meta_args={"input": x}), x,
+                          mode="infer")
     infos = [n.meta["info"] for n in gm.graph.nodes]
     assert sum(i.incremental_bytes for i in infos) == 0
     assert [i.backward_bytes for i in infos] == [None] * len(infos)
@@ -94,7 +97,8 @@ def test_aliases_name_the_node_that_holds_the_storage():
             return y.view(-1).t()
 
     gm = symbolic_profile(symbolic_trace(Views(), meta_args={"x": torch.empty(2, 3)}), torch.empty(2, 3), mode="infer")
-    assert {n.name: n.meta["info"].aliases for n in gm.graph.nodes if n.op == "call_method"} == {"exp": (), "view": ("exp",), "t": ("exp",)}
+    assert {n.name: n.meta["info"].aliases for n in gm.graph.nodes
+            if n.op == "call_method"} == {"exp": (), "view": ("exp", ), "t": ("exp", )}
     assert [n.meta["info"].temp_bytes for n in gm.graph.nodes if n.op == "call_method"] == [24, 0, 0]
 
 
@@ -193,5 +197,7 @@ def test_a_function_that_has_no_gradient_for_one_of_its_inputs(reuse):
     x = torch.empty(2, 8)
     gm = symbolic_trace(nn.Sequential(*[Block() for _ in range(4)]), meta_args={"input": x})
     rows = {n.name: n.meta["info"] for n in symbolic_profile(gm, x, reuse=reuse).graph.nodes}
-    assert rows["_3_up"].bwd_macs == 2 * (2 * 8 * 8) and rows["_0_up"].bwd_macs == 2 * 8 * 8, "the first input needs no gradient"
-    assert all(rows[f"_{i}_gate"].bwd_macs == rows["relu" if i == 0 else f"relu_{i}"].bwd_flops == 0 for i in range(4)), "never reached"
+    assert rows["_3_up"].bwd_macs == 2 * (
+        2 * 8 * 8) and rows["_0_up"].bwd_macs == 2 * 8 * 8, "the first input needs no gradient"
+    assert all(rows[f"_{i}_gate"].bwd_macs == rows["relu" if i == 0 else f"relu_{i}"].bwd_flops == 0
+               for i in range(4)), "never reached"

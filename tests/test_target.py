@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from analyzer.errors import AnalyzerError, MissingExtraError, TargetError
+from analyzer.zoo import MODELS
 from analyzer.zoo.input_spec import InputSpec, parse_inputs
 from analyzer.zoo.target import LabelRule, Target, load_target
-from analyzer.zoo import MODELS
 
 
 def build(target: Target) -> torch.nn.Module:
@@ -102,7 +102,8 @@ def test_inputs_may_be_unknown() -> None:
 @pytest.mark.parametrize(("dims", "shape"), [(None, (8, 3, 4, 5)), ((0,), (8,)), ((0, 2, 3), (8, 4, 5))])
 def test_label_takes_its_shape_from_an_input(dims: tuple[int, ...] | None, shape: tuple[int, ...]) -> None:
     rule = LabelRule("labels", "pixel_values", dims)
-    assert rule.apply([InputSpec("pixel_values", torch.float32, (8, 3, 4, 5))]) == InputSpec("labels", torch.int64, shape)
+    assert rule.apply([InputSpec("pixel_values", torch.float32, (8, 3, 4, 5))]) == InputSpec(
+        "labels", torch.int64, shape)
 
 
 # ---------------------------------------------------------------- torchvision
@@ -134,7 +135,8 @@ def test_torchvision_detection_builds_without_downloading(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torchvision.models.WeightsEnum, "get_state_dict", refuse)
     published = torchvision.models.get_model_weights("fasterrcnn_resnet50_fpn").DEFAULT.meta["num_params"]
-    # Published with frozen batch norms, whose 2 x 26,560 weights are buffers; a backbone without weights has trainable ones.
+    # Published with frozen batch norms, whose 2 x 26,560 weights are buffers; a backbone without weights has trainable
+    # ones.
     assert count(build(target)) == published + 2 * 26_560
     assert show(target, train=False) == ["float32:2x3x800x800"]
     assert build(load_target("torchvision:deeplabv3_resnet50")) is not None
@@ -151,7 +153,8 @@ def test_torchvision_unknown() -> None:
 @pytest.mark.parametrize(
     ("name", "parameters", "inputs"),
     [
-        ("vit_small_patch16_224", 22_050_664, ["float32:8x3x224x224"]),  # figures of timm's results-imagenet.csv: 22.05, 28.59, 22.06 M
+        # figures of timm's results-imagenet.csv: 22.05, 28.59, 22.06 M
+        ("vit_small_patch16_224", 22_050_664, ["float32:8x3x224x224"]),
         ("convnext_tiny", 28_589_128, ["float32:8x3x224x224"]),
         ("vit_small_patch14_dinov2.lvd142m", 22_056_192, ["float32:8x3x518x518"]),
     ],
@@ -164,7 +167,8 @@ def test_timm(name: str, parameters: int, inputs: list[str]) -> None:
 
 
 def test_timm_unknown() -> None:
-    assert "timm has no model 'vit_smal_patch16_224'; did you mean vit_small_patch16_224" in fail("timm:vit_smal_patch16_224")
+    assert "timm has no model 'vit_smal_patch16_224'; did you mean vit_small_patch16_224" in fail(
+        "timm:vit_smal_patch16_224")
     assert "timm's resnet50 has no tag 'a1_in1l'; did you mean resnet50.a1_in1k" in fail("timm:resnet50.a1_in1l")
 
 
@@ -202,7 +206,8 @@ IDS, LABELS, DECODER = "input_ids=int64:8x128", "labels=int64:8x128", "decoder_i
 def test_transformers_classes_and_inputs(spec: str, model_class: str, inputs: list[str]) -> None:
     target = load_target(f"hf:{spec}")
     assert show(target, train=True) == inputs
-    assert show(target, train=False) == [i for i in inputs if not i.startswith(("labels", "start_positions", "end_positions"))]
+    assert show(target,
+                train=False) == [i for i in inputs if not i.startswith(("labels", "start_positions", "end_positions"))]
     assert type(build(target)).__name__ == model_class
 
 
@@ -222,8 +227,16 @@ def test_bert_has_its_published_parameters() -> None:
 
 
 LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 64, "torch_dtype": "bfloat16",
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+    "torch_dtype": "bfloat16",
 }
 
 
@@ -242,7 +255,8 @@ def test_config_file(tmp_path: Path) -> None:
         # embedding and head, q and o, k and v, the three of the MLP, three norms
         assert count(model) == 2 * 100 * 32 + 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 3 * 32
         assert {p.dtype for p in model.parameters()} == {torch.bfloat16}  # as the config says
-        assert show(target, train=True) == ["input_ids=int64:8x64", "labels=int64:8x64"]  # no more tokens than positions
+        # no more tokens than positions
+        assert show(target, train=True) == ["input_ids=int64:8x64", "labels=int64:8x64"]
         assert call(target, train=True).loss.shape == ()
     other = load_target(f"hf:{path}:LlamaForSequenceClassification")
     assert type(build(other)).__name__ == "LlamaForSequenceClassification"
@@ -281,7 +295,8 @@ def test_bad_config_file(tmp_path: Path, content: str, message: str) -> None:
 
 def test_unreadable_config_file(tmp_path: Path) -> None:
     missing = tmp_path / "none.json"
-    assert f"cannot read {missing}: No such file or directory; give the path of a model's config.json" in fail(f"hf:{missing}")
+    assert f"cannot read {missing}: No such file or directory; give the path of a model's config.json" in fail(
+        f"hf:{missing}")
     assert "cannot read" in fail(f"hf:{tmp_path}")  # a directory without config.json
     (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
     assert "is not a text file in UTF-8" in fail(f"hf:{tmp_path}")
@@ -364,7 +379,8 @@ def test_bad_factory(project: Path, text: str, message: str) -> None:
 
 
 def test_factory_that_returns_no_module(project: Path) -> None:
-    with pytest.raises(TargetError, match=r"own_models:wrong: wrong\(\) returned a value of type int, not an nn.Module"):
+    with pytest.raises(TargetError,
+                       match=r"own_models:wrong: wrong\(\) returned a value of type int, not an nn.Module"):
         load_target("own_models:wrong").build()
 
 

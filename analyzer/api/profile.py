@@ -8,34 +8,34 @@ from typing import Any
 
 import torch
 
+from analyzer.cuda.current_spec import claiming
 from analyzer.errors import DataDependentError, InputError
 from analyzer.fx.graph.graph_module import forward_signature
-from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
+from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.cuda.current_spec import claiming
+from analyzer.meta.argument import stand_in_arguments
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.reserved_touch import ReservedTouch
-from analyzer.meta.argument import stand_in_arguments
-from analyzer.results.build import build_profile, build_unplaced_profile
-from analyzer.results.profile import Profile
-from analyzer.results.wrapper import list_wrappers, show_wrappers
 from analyzer.profilers.annotation import Profiler
 from analyzer.profilers.communication import profile_communication
 from analyzer.profilers.flops import profile_flops
 from analyzer.profilers.latency import make_latency_profiler
 from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
-from analyzer.replay.block_reuse import BlockReuse, pays
 from analyzer.record.collector import rare_collections
 from analyzer.record.eager import EagerStep, OptimizerFactory, find_optimizer
 from analyzer.record.options import ProfileOptions
-from analyzer.replay.played_twice import PlayedTwice
 from analyzer.record.recorder import Recorder, tensors_in
+from analyzer.replay.block_reuse import BlockReuse, pays
+from analyzer.replay.played_twice import PlayedTwice
 from analyzer.replay.reserved import Reserved
 from analyzer.replay.twin import find_twins
+from analyzer.results.build import build_profile, build_unplaced_profile
+from analyzer.results.profile import Profile
+from analyzer.results.wrapper import list_wrappers, show_wrappers
 
 __all__ = ["Profile", "ProfileOptions", "profile"]
 
@@ -77,17 +77,19 @@ def profile(
 ) -> Profile:
     """Predict what a step of ``model`` costs on ``device``, without running it on data.
 
-    ``model`` is a module on any device (its data is not touched, and it is as it was afterwards) or a callable of no arguments that
-    builds one, called under `MetaTensorMode`. ``args`` and ``kwargs`` hold real, meta or `MetaTensor` tensors.
-    ``mode`` is ``"train"`` (forward, loss, backward, optimizer) or ``"infer"``. ``loss_fn(output)`` gives a scalar; by default
+    ``model`` is a module on any device (its data is not touched, and it is as it was afterwards) or a callable of no
+    arguments that builds one, called under `MetaTensorMode`. ``args`` and ``kwargs`` hold real, meta or `MetaTensor`
+    tensors.
+    ``mode`` is ``"train"`` (forward, loss, backward, optimizer) or ``"infer"``. ``loss_fn(output)`` gives a scalar; by
+    default
     ``output.loss`` where there is one, else the sum of the floating outputs. ``optimizer`` is a callable
     ``params -> torch.optim.Optimizer`` or one of ``sgd momentum adam adamw adamw_fused``. ``autocast`` is a dtype.
-    ``step(model, optimizer, *args, **kwargs)`` replaces the built-in training step. ``profilers`` adds to, or by name replaces,
-    the default ones.
+    ``step(model, optimizer, *args, **kwargs)`` replaces the built-in training step. ``profilers`` adds to, or by name
+    replaces, the default ones.
 
     Bytes are exact integers; FLOPs count a multiply-add as two.
-    Raises InputError for arguments that cannot be used, UnknownDeviceError, UnsupportedOperatorError and DataDependentError
-    (see `analyzer.errors`), and whatever the model itself raises.
+    Raises InputError for arguments that cannot be used, UnknownDeviceError, UnsupportedOperatorError and
+    DataDependentError (see `analyzer.errors`), and whatever the model itself raises.
 
     >>> import torch
     >>> p = profile(torch.nn.Linear(1024, 4096), args=(torch.rand(8, 1024),), mode="infer", device="a100")
@@ -112,7 +114,8 @@ def profile(
              "autocast": None if autocast is None else str(autocast).removeprefix("torch.")}
     options, remark = limit_memory(options, spec)
     plays = reuse and step is None and options.capacity_bytes is None and options.set_to_none
-    reserves = plays and (mode == "infer" or factory is None or isinstance(optimizer, str))  # somebody's own looks at every parameter
+    # somebody's own looks at every parameter
+    reserves = plays and (mode == "infer" or factory is None or isinstance(optimizer, str))
     excluded: set[type[torch.nn.Module]] = set()
 
     @rare_collections()
@@ -126,7 +129,8 @@ def profile(
             root = borrowed.root  # a compiled module is profiled as the one it wraps
             recorder = Recorder(meta_mode, root, claim, is_leaf, find_leaf_impl, borrowed.walked)
             with torch._C.DisableTorchFunction():
-                blocks = BlockReuse(recorder, root, borrow_module, is_leaf, excluded, borrowed.reserved, borrowed.lend) if plays else None
+                blocks = BlockReuse(recorder, root, borrow_module, is_leaf, excluded, borrowed.reserved,
+                                    borrowed.lend) if plays else None
             with recorder.recording():
                 try:
                     run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)
@@ -134,9 +138,10 @@ def profile(
                         register_inputs(recorder, root, borrowed, run_args, run_kwargs, names)
                         recorder.reuse = None if blocks is None else blocks.run
                     EagerStep(recorder, root, run_args, run_kwargs, mode=mode, loss_fn=loss_fn,
-                              optimizer=factory if mode == "train" else None, autocast=autocast, step=step, device_type=claim.type,
-                              options=options, reuse=plays, parameters=borrowed.held[0] if reserves else None,
-                              lend=lambda block: None if blocks is None else blocks.lend(block)).run()
+                              optimizer=factory if mode == "train" else None, autocast=autocast, step=step,
+                              device_type=claim.type, options=options, reuse=plays,
+                              parameters=borrowed.held[0] if reserves else None, lend=lambda block: None
+                              if blocks is None else blocks.lend(block)).run()
                 except DeviceOutOfMemoryError as error:
                     if not recorder.log.steps:
                         raise
@@ -147,8 +152,10 @@ def profile(
                     raise
             with torch._C.DisableTorchFunction():
                 annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
-                return show_wrappers(build_profile(recorder.log, root, annotations, is_final=True,
-                                                   twins={i: reserved.twin for i, reserved in borrowed.reserved.items()}, **facts), wrappers)
+                return show_wrappers(
+                    build_profile(recorder.log, root, annotations, is_final=True,
+                                  twins={i: reserved.twin for i, reserved in borrowed.reserved.items()}, **facts),
+                    wrappers)
 
     while True:
         try:
@@ -184,11 +191,13 @@ def limit_memory(options: ProfileOptions, spec: DeviceSpec) -> tuple[ProfileOpti
     if not options.limit_to_device:
         return options, None
     if spec.memory_bytes is None:
-        raise InputError(f"limit_to_device=True: the memory of {spec.name!r} is not known; give ProfileOptions(capacity_bytes=...)")
+        raise InputError(
+            f"limit_to_device=True: the memory of {spec.name!r} is not known; give ProfileOptions(capacity_bytes=...)")
     unseen = list_unseen(spec)
     known = sum(u.bytes or 0 for u in unseen)
     remark = (f"the allocator may take {spec.memory_bytes - known:,} bytes: the memory of {spec.name}" +
-              "".join(f", less {u.bytes:,} for {u.what}" if u.bytes else f" ({u.what}: unknown, not taken off)" for u in unseen))
+              "".join(f", less {u.bytes:,} for {u.what}" if u.bytes else f" ({u.what}: unknown, not taken off)"
+                      for u in unseen))
     return replace(options, limit_to_device=False, capacity_bytes=spec.memory_bytes - known), remark
 
 
@@ -221,13 +230,16 @@ def build_model(factory: Any) -> torch.nn.Module:
 
 
 def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Names of the positional arguments, as forward's signature gives them. Raises InputError where the call does not fit it."""
+    """Names of the positional arguments, as forward's signature gives them. Raises InputError where the call does not
+    fit it.
+    """
     try:
         signature = forward_signature(module)
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise InputError(f"{type(module).__name__}.forward{signature} cannot be called with {len(args)} positional arguments "
-                         f"and {sorted(kwargs)}: {error}") from None
+        raise InputError(
+            f"{type(module).__name__}.forward{signature} cannot be called with {len(args)} positional arguments "
+            f"and {sorted(kwargs)}: {error}") from None
     except ValueError:  # a builtin without a signature
         return [f"arg{i}" for i in range(len(args))]
     names: list[str] = []
@@ -240,11 +252,12 @@ def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
     return names
 
 
-def register_inputs(recorder: Recorder, module: torch.nn.Module, borrowed: Borrowed, args: tuple[Any, ...], kwargs: dict[str, Any],
-                    names: list[str]) -> None:
+def register_inputs(recorder: Recorder, module: torch.nn.Module, borrowed: Borrowed, args: tuple[Any, ...],
+                    kwargs: dict[str, Any], names: list[str]) -> None:
     """Tell the recorder what is there before the first step."""
     attributes = [stand_in for stand_in, _ in borrowed.attributes]
-    held = [(item, category) if isinstance(item, Reserved) else item for items, category in zip(borrowed.held, ("parameter", "buffer")) for item in items]
+    held = [(item, category) if isinstance(item, Reserved) else item
+            for items, category in zip(borrowed.held, ("parameter", "buffer")) for item in items]
     recorder.register_existing([*held, *attributes])
     recorder.own_parameters_of(borrowed.by_path.values())
     recorder.mark(attributes, "buffer")

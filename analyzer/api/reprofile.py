@@ -11,32 +11,34 @@ from torch import fx
 from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from analyzer.cuda.current_spec import claimed_spec, claiming
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.graph.codegen import RegionCodeGen
-from analyzer.fx.module_borrow import borrow_module
-from analyzer.results.node_info import NodeInfo
+from analyzer.fx.graph.interpreter import RecordingInterpreter
 from analyzer.fx.graph.region import GradRegion
 from analyzer.fx.graph.run_record import RunRecord, Unknown, Value, fingerprint_nodes, held_tensors
-from analyzer.fx.graph.interpreter import RecordingInterpreter
 from analyzer.fx.graph.statement import statements_of
-from analyzer.cuda.current_spec import claimed_spec, claiming
-from analyzer.meta.mode import MetaTensorMode
+from analyzer.fx.module_borrow import borrow_module
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import attach
 from analyzer.meta.tensor import META, MetaTensor
-from .profile import choose_profilers, register_inputs
-from analyzer.results.build import build_profile
-from analyzer.results.profile import Profile
-from analyzer.record.options import ProfileOptions
 from analyzer.record.hold import Hold
+from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder, tensors_in
+from analyzer.results.build import build_profile
+from analyzer.results.node_info import NodeInfo
+from analyzer.results.profile import Profile
+
+from .profile import choose_profilers, register_inputs
 from .symbolic_profile import LastRun, last_runs
 
 Tensor = torch.Tensor
 #: Fields of a profile that only a whole run can tell.
-_OF_A_WHOLE_RUN = frozenset("""recompute_macs executed_flops uncounted operators peak_allocated_bytes peak_reserved_bytes peak_by_category holders
+_OF_A_WHOLE_RUN = frozenset(
+    """recompute_macs executed_flops uncounted operators peak_allocated_bytes peak_reserved_bytes peak_by_category holders
     first_step phases timeline memory_events out_of_memory step_seconds kernel_seconds modules module_calls""".split())
 _SUMS = ("fwd_flops", "bwd_flops", "fwd_macs", "bwd_macs", "recompute_flops", "fwd_seconds", "bwd_seconds")
 _SAVED = ("incremental_bytes", "output_bytes", "temp_bytes")
@@ -47,20 +49,22 @@ class _CannotTell(Exception):
 
 
 def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
-    """Bring ``node.meta["info"]`` of a graph up to date after an edit of the graph or of its annotations; the same ``gm`` is returned.
+    """Bring ``node.meta["info"]`` of a graph up to date after an edit of the graph or of its annotations; the same
+    ``gm`` is returned.
 
-    `symbolic_profile` must have run on ``gm`` before (on this object, not on what it was copied from). Nodes that were changed or added, those
-    that read and write the same values, and those downstream whose inputs have other specs than before are run again, forward and
-    backward; all other records stay as they are, but for their columns of the node table that depend on the order of nodes. The records
-    equal those of a whole run. ``gm.meta["profile"]`` then has the new nodes and sums; what only a whole run can tell (peaks,
-    phases, timeline, modules) is None or empty in it. A whole run is made where most nodes changed, where the inputs or output did,
-    where a part of the graph runs without gradients, or where a value cannot be made again from its record.
+    `symbolic_profile` must have run on ``gm`` before (on this object, not on what it was copied from). Nodes that were
+    changed or added, those that read and write the same values, and those downstream whose inputs have other specs than
+    before are run again, forward and backward; all other records stay as they are, but for their columns of the node
+    table that depend on the order of nodes. The records equal those of a whole run. ``gm.meta["profile"]`` then has the
+    new nodes and sums; what only a whole run can tell (peaks, phases, timeline, modules) is None or empty in it. A
+    whole run is made where most nodes changed, where the inputs or output did, where a part of the graph runs without
+    gradients, or where a value cannot be made again from its record.
 
     Raises InputError where ``gm`` has not been profiled, and what `symbolic_profile` raises.
 
     >>> import torch
     >>> from analyzer import symbolic_profile, symbolic_trace
-    >>> from analyzer.fx.region_edit import set_region
+    >>> from analyzer.fx.graph.region_edit import set_region
     >>> model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(16)])
     >>> x = torch.empty(4, 8)
     >>> gm = symbolic_profile(symbolic_trace(model, meta_args={"input": x}), x)
@@ -70,13 +74,17 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
     """
     last = last_runs.get(gm)
     if last is None:
-        raise InputError("reprofile(): this graph module has not been profiled; call symbolic_profile(gm, ...) first (a copy needs it too)")
+        raise InputError(
+            "reprofile(): this graph module has not been profiled; call symbolic_profile(gm, ...) first (a copy needs it too)"
+        )
     last.record.complete()
     now = fingerprint_nodes(gm.graph)
     try:
         _check_edges(now, last.record)
         _check_grad_mode(now, last.record)
-        changed = {n for n in gm.graph.nodes if now[n.name] != last.record.fingerprints.get(n.name) or "info" not in n.meta}
+        changed = {
+            n for n in gm.graph.nodes if now[n.name] != last.record.fingerprints.get(n.name) or "info" not in n.meta
+        }
         changed -= {n for n in changed if n.op == "output"}
         infos = _Window(gm, last).run(changed) if changed else {}
     except (_CannotTell, AnalyzerError, RuntimeError):  # an error of the model's own comes again in the whole run
@@ -89,7 +97,8 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def run_passes(gm: fx.GraphModule, *passes: Callable[[fx.GraphModule], object]) -> fx.GraphModule:
-    """Run each of ``passes``, a function that edits the graph of ``gm`` in place, and bring annotations up to date with `reprofile` after each.
+    """Run each of ``passes``, a function that edits the graph of ``gm`` in place, and bring annotations up to date with
+    `reprofile` after each.
 
     A graph that has not been profiled is left without annotations. Raises what a pass raises.
 
@@ -120,13 +129,17 @@ def _check_edges(now: dict[str, tuple[Any, ...]], record: RunRecord) -> None:
 
 
 def _check_grad_mode(now: dict[str, tuple[Any, ...]], record: RunRecord) -> None:
-    """Where a stretch runs without gradients, now or before, what far nodes save depends on which paths around it carry any."""
+    """Where a stretch runs without gradients, now or before, what far nodes save depends on which paths around it carry
+    any.
+    """
     if any(isinstance(r, GradRegion) for prints in (now, record.fingerprints) for p in prints.values() for r in p[4]):
         raise _CannotTell
 
 
 class _Window:
-    """The part of a graph that is run again: what changed, what shares memory with what it reads and writes, and all that read these."""
+    """The part of a graph that is run again: what changed, what shares memory with what it reads and writes, and all
+    that read these.
+    """
 
     def __init__(self, gm: fx.GraphModule, last: LastRun) -> None:
         self.gm, self.last, self.record = gm, last, last.record
@@ -167,9 +180,12 @@ class _Window:
         return infos
 
     def _beside(self, changed: set[fx.Node]) -> set[fx.Node]:
-        """Those that read the same values and use the same parameters: gradients of these are summed where the last of them is made."""
+        """Those that read the same values and use the same parameters: gradients of these are summed where the last of
+        them is made.
+        """
         held = {id(t) for n in changed if n.op == "call_module" for t in held_tensors(n)}
-        holders = {n for n in self.nodes if n.op == "call_module" and not held.isdisjoint(map(id, held_tensors(n)))} if held else set()
+        holders = {n for n in self.nodes
+                   if n.op == "call_module" and not held.isdisjoint(map(id, held_tensors(n)))} if held else set()
         return holders | {u for n in changed for i in n.all_input_nodes for u in i.users if u.op != "output"}
 
     def _sharing(self, changed: set[fx.Node]) -> set[fx.Node]:
@@ -187,13 +203,15 @@ class _Window:
             if node.name not in self.result.values:
                 continue
             before, after = (pytree.tree_leaves(r.values.get(node.name)) for r in (self.record, self.result))
-            alike = len(before) == len(after) and all(a.is_like(b) if isinstance(a, Value) else a == b for a, b in zip(after, before))
+            alike = len(before) == len(after) and all(
+                a.is_like(b) if isinstance(a, Value) else a == b for a, b in zip(after, before))
             if node in changed and not alike:
                 more |= set(node.users)
             if self.result.differentiable.get(node.name) != self.record.differentiable.get(node.name):
                 made = self.record.storages(node.name)
                 more |= {u for n in self.nodes if not made.isdisjoint(self.record.storages(n.name)) for u in n.users}
-            if node.op not in ("placeholder", "get_attr") and self.result.gradients[node.name] != self.record.gradients.get(node.name):
+            if node.op not in ("placeholder",
+                               "get_attr") and self.result.gradients[node.name] != self.record.gradients.get(node.name):
                 more |= {node, *node.users} | self._beside({node})
         return {n for n in more if n.op != "output"} - changed
 
@@ -201,7 +219,8 @@ class _Window:
         """Put what ``changed`` nodes did into the record of the whole run."""
         numbers: dict[int, int] = {}  # storages of this run -> those of the whole run
         for node in ran - changed:
-            numbers.update((a.storage, b.storage) for a, b in zip(self.result.tensors(node.name), self.record.tensors(node.name)))
+            numbers.update(
+                (a.storage, b.storage) for a, b in zip(self.result.tensors(node.name), self.record.tensors(node.name)))
         for node in changed:
             values = self.result.values.get(node.name)
             self.record.values[node.name] = pytree.tree_map(
@@ -216,7 +235,10 @@ class _Window:
         """Run the nodes of ``window`` as a graph of their own; their records."""
         inside = [n for n in self.nodes if n in window and n.op != "placeholder"]
         members = set(inside)
-        given = [n for n in self.nodes if n not in members and any(u in members for u in n.users) or n in window and n.op == "placeholder"]
+        given = [
+            n for n in self.nodes
+            if n not in members and any(u in members for u in n.users) or n in window and n.op == "placeholder"
+        ]
         results = [n for n in inside if any(u not in members for u in n.users)]
         graph = fx.Graph()
         graph.set_codegen(RegionCodeGen())
@@ -246,8 +268,8 @@ class _Window:
             profile = build_profile(recorder.log, part, annotations, name="", mode=last.mode)
         return {row.name: row for row in profile.nodes}
 
-    def _step(self, recorder: Recorder, part: fx.GraphModule, makers: _Makers, given: list[fx.Node], leaves: dict[str, Any],
-              results: list[fx.Node]) -> None:
+    def _step(self, recorder: Recorder, part: fx.GraphModule, makers: _Makers, given: list[fx.Node],
+              leaves: dict[str, Any], results: list[fx.Node]) -> None:
         """As `GraphStep`, with the gradients that the results had in the whole run in place of a loss."""
         last = self.last
         interpreter = RecordingInterpreter(part, recorder)
@@ -256,9 +278,13 @@ class _Window:
         recorder.start_step(0, placeholders=False)
         interpreter.begin_step()
         recorder.begin("forward")
-        casting = contextlib.nullcontext() if last.autocast is None else torch.autocast(last.claim.type, dtype=last.autocast)
+        casting = contextlib.nullcontext() if last.autocast is None else torch.autocast(
+            last.claim.type, dtype=last.autocast)
         with torch.set_grad_enabled(last.mode == "train"):
-            values = {n.name: leaves[n.name] if n.op == "placeholder" else pytree.tree_map(_pass_on, leaves[n.name]) for n in given}
+            values = {
+                n.name: leaves[n.name] if n.op == "placeholder" else pytree.tree_map(_pass_on, leaves[n.name])
+                for n in given
+            }
             leaves.clear()
             with casting:
                 output = interpreter.run(**values)
@@ -350,6 +376,7 @@ def _sum_up(gm: fx.GraphModule, record: RunRecord) -> None:
     fresh: dict[str, Any] = {f.name: f.default if f.default_factory is MISSING else f.default_factory()
                              for f in fields(profile) if f.name in _OF_A_WHOLE_RUN}
     for name in _SUMS:
-        total, before, after = getattr(profile, name), [getattr(r, name) for r in profile.nodes], [getattr(r, name) for r in rows]
+        total, before, after = getattr(
+            profile, name), [getattr(r, name) for r in profile.nodes], [getattr(r, name) for r in rows]
         fresh[name] = None if None in (total, *before, *after) else total - sum(before) + sum(after)
     gm.meta["profile"] = replace(profile, nodes=tuple(rows), **fresh)

@@ -9,23 +9,24 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx
 
+from analyzer.cuda.current_spec import claimed_spec, claiming
 from analyzer.errors import InputError
 from analyzer.fx.graph.graph_step import GraphStep
-from analyzer.fx.module_borrow import borrow_module
-from analyzer.results.node_info import NodeInfo
 from analyzer.fx.graph.run_record import RunRecord, fingerprint_nodes
+from analyzer.fx.module_borrow import borrow_module
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.cuda.current_spec import claimed_spec, claiming
-from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.argument import stand_in_arguments
+from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.tensor import claim_of
-from .profile import Profilers, check_arguments, choose_profilers, expect_values, register_inputs
-from analyzer.results.build import build_profile
-from analyzer.results.profile import Profile
-from analyzer.replay.played_twice import PlayedTwice
 from analyzer.record.collector import rare_collections
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder, tensors_in
+from analyzer.replay.played_twice import PlayedTwice
+from analyzer.results.build import build_profile
+from analyzer.results.node_info import NodeInfo
+from analyzer.results.profile import Profile
+
+from .profile import Profilers, check_arguments, choose_profilers, expect_values, register_inputs
 
 
 @dataclass
@@ -52,11 +53,12 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
                      reuse: bool = True) -> fx.GraphModule:
     """Fill ``node.meta["info"]`` of every node of ``gm`` with a `NodeInfo`, and return the same ``gm``.
 
-    ``gm`` comes from `symbolic_trace`, or is such a graph after a transformation. It is run node by node on ``args`` (real, meta or
-    `MetaTensor`; their data is not used), forward and, for ``mode="train"``, through the loss and backward. ``device`` is what tensors
-    are taken to be on; by default what the arguments and parameters claim, and then seconds are unknown. ``profilers`` adds to
-    the default ones, or replaces them by name (``flops memory communication latency``). ``verbose`` prints the node table. With ``reuse``,
-    stretches of the graph that repeat are run once; the result is the same. The whole `Profile` is kept in ``gm.meta["profile"]``.
+    ``gm`` comes from `symbolic_trace`, or is such a graph after a transformation. It is run node by node on ``args``
+    (real, meta or `MetaTensor`; their data is not used), forward and, for ``mode="train"``, through the loss and
+    backward. ``device`` is what tensors are taken to be on; by default what the arguments and parameters claim, and
+    then seconds are unknown. ``profilers`` adds to the default ones, or replaces them by name (``flops memory
+    communication latency``). ``verbose`` prints the node table. With ``reuse``, stretches of the graph that repeat are
+    run once; the result is the same. The whole `Profile` is kept in ``gm.meta["profile"]``.
 
     Raises InputError for arguments that do not fit the graph, and what `profile` raises.
 
@@ -68,7 +70,8 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     [('input_1', 0, 512), ('_0', 8192, 0), ('_1', 0, 2048), ('output', 0, 0)]
     """
     if not isinstance(gm, fx.GraphModule):
-        raise InputError(f"symbolic_profile({type(gm).__name__}): takes a GraphModule; trace the model first with symbolic_trace")
+        raise InputError(
+            f"symbolic_profile({type(gm).__name__}): takes a GraphModule; trace the model first with symbolic_trace")
     check_arguments(mode, autocast, ProfileOptions(steps=1))
     spec = None if device is None else find_device(device)
     claim = _claim(gm, (args, kwargs), spec)
@@ -90,8 +93,8 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
                 run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)
                 names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
                 register_inputs(recorder, gm, borrowed, run_args, run_kwargs, names)
-                step = GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast, device_type=claim.type,
-                                 reuse=plays)
+                step = GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast,
+                                 device_type=claim.type, reuse=plays)
                 rows.clear()
                 rows.update(step.run())
             step.interpreter.record.log = recorder.log
@@ -99,8 +102,9 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
             annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
             infos.clear()
             infos.update((node, _blank(node, read_rows)) for node in rows)
-            return build_profile(recorder.log, gm, annotations, is_final=True, blanks={row: infos[node] for node, row in rows.items()},
-                                 name=type(gm).__name__, mode=mode, device=None if spec is None else spec.name,
+            return build_profile(recorder.log, gm, annotations, is_final=True, blanks={
+                row: infos[node] for node, row in rows.items()
+            }, name=type(gm).__name__, mode=mode, device=None if spec is None else spec.name,
                                  autocast=None if autocast is None else str(autocast).removeprefix("torch."))
 
     try:
@@ -113,8 +117,9 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     gm.meta["profile"] = found
     records[-1].fingerprints = fingerprint_nodes(gm.graph)
     last_runs[gm] = LastRun((args, dict(kwargs or {})), loss_fn,
-                            lambda gm: symbolic_profile(gm, *args, kwargs=kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast, device=device,
-                                                        profilers=profilers, reuse=reuse), mode, autocast, spec, claim, profilers, records[-1])
+                            lambda gm: symbolic_profile(gm, *args, kwargs=kwargs, mode=mode, loss_fn=loss_fn, autocast=
+                                                        autocast, device=device, profilers=profilers, reuse=reuse),
+                            mode, autocast, spec, claim, profilers, records[-1])
     if verbose:
         print(found.table())
     return gm

@@ -1,1 +1,3 @@
-"""What the device that tensors claim does: which kernels it takes, what these need while they run, its casts, and `torch.cuda`."""
+"""What the device that tensors claim does: which kernels it takes, what these need while they run, its casts, and
+`torch.cuda`.
+"""

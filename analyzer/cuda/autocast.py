@@ -1,8 +1,9 @@
 """``torch.autocast`` on tensors without data: the casts of PyTorch's own lists, and its cache of cast weights.
 
-torch keeps the switches (``is_autocast_enabled``, ``get_autocast_dtype``) and answers for them; what does not reach tensors on
-meta are the kernels behind the dispatch key that tensors on CUDA carry. Here they are, as kernels of `GatedKernels`: so casts happen
-wherever an operator is called, also from C++ code. Source: ``aten/src/ATen/autocast_mode.{h,cpp}``.
+torch keeps the switches (``is_autocast_enabled``, ``get_autocast_dtype``) and answers for them; what does not reach
+tensors on meta are the kernels behind the dispatch key that tensors on CUDA carry. Here they are, as kernels of
+`GatedKernels`: so casts happen wherever an operator is called, also from C++ code. Source:
+``aten/src/ATen/autocast_mode.{h,cpp}``.
 """
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ from typing import Any
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from .autocast_list import APPENDED, BANNED, FLOAT, FLOAT_APPENDED, FLOAT_IF_UNSET, LOWER, WIDEST, read_policies
-from .kernel_registry import overloads
 from analyzer.meta.intercept.gated_kernel import GatedKernels, any_claims, claimed_type, is_simulating
 from analyzer.meta.intercept.interrupt import InterruptsHeld
 from analyzer.meta.state import MetaState
+
+from .autocast_list import APPENDED, BANNED, FLOAT, FLOAT_APPENDED, FLOAT_IF_UNSET, LOWER, WIDEST, read_policies
+from .kernel_registry import overloads
 
 Tensor = torch.Tensor
 gate = GatedKernels("AutocastHPU")  # above AutocastIPU, where the claimed device's own kernels are
@@ -28,7 +30,8 @@ _TYPES = ("cuda", "cpu")  # the order of their keys in the dispatcher: CUDA's co
 class _Local(threading.local):
     """What one thread's autocast knows."""
 
-    enabled: tuple[str, ...] = ()  #: types of device whose autocast is on; torch's own switch reads as off under a dispatch mode
+    #: types of device whose autocast is on; torch's own switch reads as off under a dispatch mode
+    enabled: tuple[str, ...] = ()
     excluded = 0                   #: inside an operator that was cast: what it calls is not cast again
 
     def __init__(self) -> None:
@@ -44,15 +47,16 @@ def _policies() -> dict[str, dict[str, int]]:
 
 
 def _is_eligible(state: MetaState, x: Any, device_type: str) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and claimed_type(state, x) == device_type
+    return isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and claimed_type(
+        state, x) == device_type
 
 
 def cached_cast(state: MetaState, x: Tensor, dtype: torch.dtype, device_type: str) -> Tensor:
     """``x`` as ``dtype`` where autocast may touch it; the cast of a float32 leaf that needs a gradient is kept."""
     if x.dtype is dtype or not _is_eligible(state, x, device_type):
         return x
-    keep = (dtype is torch.get_autocast_dtype(device_type) and x.dtype is torch.float32 and x.requires_grad and x.is_leaf
-            and not x._is_view() and torch.is_autocast_cache_enabled())
+    keep = (dtype is torch.get_autocast_dtype(device_type) and x.dtype is torch.float32 and x.requires_grad
+            and x.is_leaf and not x._is_view() and torch.is_autocast_cache_enabled())
     if not keep:
         return torch.ops.aten.to.dtype(x, dtype)  # type: ignore[no-any-return]
     key: int = x._cdata  # the C++ object: the same as long as the weak reference lives
@@ -90,7 +94,8 @@ def _widest(state: MetaState, tree: Any, dtype: torch.dtype, device_type: str) -
             if torch.float32 in (dtype, x.dtype):
                 dtype = torch.float32
             elif x.dtype is not lower:
-                raise RuntimeError(f"Unexpected floating ScalarType in at::autocast::prioritize: {x.dtype} in a region of {lower}")
+                raise RuntimeError(
+                    f"Unexpected floating ScalarType in at::autocast::prioritize: {x.dtype} in a region of {lower}")
     return dtype
 
 
@@ -119,11 +124,13 @@ def _make_kernel(op: torch._ops.OpOverload, name: str) -> Callable[..., Any]:
                     dtype = torch.float32 if policy == FLOAT else torch.get_autocast_dtype(device_type)
                     if policy == WIDEST:
                         dtype = _widest(state, (*args, *kwargs.values()), dtype, device_type)
-                    # From the last argument to the first: WrapFunction_ casts them in the arguments of a call, which GCC evaluates so.
+                    # From the last argument to the first: WrapFunction_ casts them in the arguments of a call, which
+                    # GCC evaluates so.
                     kwargs = {k: _cast_all(state, v, dtype, device_type) for k, v in reversed(kwargs.items())}
                     args = tuple([_cast_all(state, a, dtype, device_type) for a in reversed(args)][::-1])
                 elif policy == FLOAT_IF_UNSET:
-                    is_set = kwargs.get("dtype") is not None or dtype_position is not None and dtype_position < len(args)
+                    is_set = kwargs.get(
+                        "dtype") is not None or dtype_position is not None and dtype_position < len(args)
                     if not is_set and _is_eligible(state, args[0], device_type):
                         kwargs = {**kwargs, "dtype": torch.float32}
                 elif policy == FLOAT_APPENDED:
@@ -133,7 +140,8 @@ def _make_kernel(op: torch._ops.OpOverload, name: str) -> Callable[..., Any]:
                 elif policy == BANNED:
                     raise RuntimeError(
                         "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast. Combine the sigmoid and "
-                        "the loss: torch.nn.functional.binary_cross_entropy_with_logits and torch.nn.BCEWithLogitsLoss are safe")
+                        "the loss: torch.nn.functional.binary_cross_entropy_with_logits and torch.nn.BCEWithLogitsLoss are safe"
+                    )
                 return target(*args, **kwargs)
         finally:
             _local.excluded -= 1

@@ -1,15 +1,17 @@
 """Which operators ``torch.autocast`` casts, and how.
 
-CUDA: the lists AT_FORALL_* of ``aten/src/ATen/autocast_mode.h`` and the registrations at AutocastCUDA in ``autocast_mode.cpp``;
-CPU: those at AutocastCPU there. Both of PyTorch 2.13; what an older version lacks is left out, as the dispatcher tells.
+CUDA: the lists AT_FORALL_* of ``aten/src/ATen/autocast_mode.h`` and the registrations at AutocastCUDA in
+``autocast_mode.cpp``; CPU: those at AutocastCPU there. Both of PyTorch 2.13; what an older version lacks is left out,
+as the dispatcher tells.
 """
 from __future__ import annotations
 
 import torch
 
 LOWER, FLOAT, FLOAT_IF_UNSET, FLOAT_APPENDED, WIDEST, BANNED = range(6)
-"""What happens to an operator: its arguments cast to the region's dtype, or to float32; its ``dtype`` set to float32 where the
-caller gave none, or appended; its arguments cast to the widest among them; or it is refused."""
+"""What happens to an operator: its arguments cast to the region's dtype, or to float32; its ``dtype`` set to float32
+where the caller gave none, or appended; its arguments cast to the widest among them; or it is refused.
+"""
 
 _CUDA = {
     LOWER: """_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
@@ -45,7 +47,10 @@ Policies = dict[str, dict[str, int]]
 
 def _registered(key: str) -> set[str]:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return {n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::") and has(n, key)}
+    return {
+        n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names()
+        if n.startswith("aten::") and has(n, key)
+    }
 
 
 def read_policies() -> Policies:

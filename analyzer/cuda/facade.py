@@ -15,12 +15,12 @@ import torch.cuda.profiler
 import torch.cuda.random
 
 from analyzer.memory.allocator import CachingAllocator
+from analyzer.meta.current_device import selected
+from analyzer.meta.state import MetaState, current
 
 from .current_spec import claimed_spec
 from .sdp_choice import CUDNN_VERSION, claimed_capability
-from analyzer.meta.current_device import selected
 from .stream import SimulatedEvent, SimulatedGenerator, SimulatedStream, device_index, stand_in_class
-from analyzer.meta.state import MetaState, current
 
 Undo = Callable[[], None]
 _RANDOM_STATE_BYTES = 16  # seed and offset of Philox: CUDAGeneratorImpl::get_state
@@ -104,7 +104,10 @@ def _memory_stats(device: Any = None) -> dict[str, int]:
         "requested_bytes": (allocator.requested_bytes, allocator.peak_requested_bytes),
         "reserved_bytes": (allocator.reserved_bytes, allocator.peak_reserved_bytes),
     }
-    stats = {f"{name}.all.{kind}": value for name, pair in current_and_peak.items() for kind, value in zip(("current", "peak"), pair)}
+    stats = {
+        f"{name}.all.{kind}": value for name, pair in current_and_peak.items()
+        for kind, value in zip(("current", "peak"), pair)
+    }
     return {**stats, "inactive_split_bytes.all.current": allocator.fragmented_bytes,
             "num_alloc_retries": allocator.alloc_retry_count, "num_ooms": 0}
 
@@ -117,7 +120,8 @@ def _mem_get_info(device: Any = None) -> tuple[int, int]:
     total_bytes = _total_bytes()
     reserved_bytes = _allocator(device).reserved_bytes
     if total_bytes is None:
-        _state().assume(f"the memory of {claimed_spec().name!r} is not known: torch.cuda.mem_get_info() answers what is reserved")
+        _state().assume(
+            f"the memory of {claimed_spec().name!r} is not known: torch.cuda.mem_get_info() answers what is reserved")
         total_bytes = reserved_bytes
     return total_bytes - reserved_bytes, total_bytes
 
@@ -127,7 +131,8 @@ def _is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def _is_acceptable(tensor: torch.Tensor) -> bool:
-    return bool(torch._C._get_cudnn_enabled()) and tensor.device.type == "cuda" and tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+    return bool(torch._C._get_cudnn_enabled()
+                ) and tensor.device.type == "cuda" and tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
 
 
 def _random_state(device: Any = None) -> torch.Tensor:
@@ -165,18 +170,25 @@ def _of_allocator(name: str) -> Callable[..., int]:
 
 
 _MEMORY: dict[str, Callable[..., Any]] = {
-    "memory_allocated": _of_allocator("allocated_bytes"), "max_memory_allocated": _of_allocator("peak_allocated_bytes"),
-    "memory_reserved": _of_allocator("reserved_bytes"), "max_memory_reserved": _of_allocator("peak_reserved_bytes"),
-    "memory_cached": _of_allocator("reserved_bytes"), "max_memory_cached": _of_allocator("peak_reserved_bytes"),
-    "memory_stats": _memory_stats, "memory_summary": _memory_summary, "mem_get_info": _mem_get_info,
+    "memory_allocated": _of_allocator("allocated_bytes"),
+    "max_memory_allocated": _of_allocator("peak_allocated_bytes"),
+    "memory_reserved": _of_allocator("reserved_bytes"),
+    "max_memory_reserved": _of_allocator("peak_reserved_bytes"),
+    "memory_cached": _of_allocator("reserved_bytes"),
+    "max_memory_cached": _of_allocator("peak_reserved_bytes"),
+    "memory_stats": _memory_stats,
+    "memory_summary": _memory_summary,
+    "mem_get_info": _mem_get_info,
     "memory_snapshot": lambda *args, **kwargs: _allocator().snapshot(),
-    **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "reset_accumulated_memory_stats"),
-                    lambda device=None: _allocator(device).reset_peaks()),
+    **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
+                     "reset_accumulated_memory_stats"), lambda device=None: _allocator(device).reset_peaks()),
     "empty_cache": lambda: _allocator().empty_cache(),
     "_record_memory_history": _nothing,
 }
 _RANDOM: dict[str, Callable[..., Any]] = {
-    "get_rng_state": _random_state, "get_rng_state_all": lambda: [_random_state()], "initial_seed": _constant(0),
+    "get_rng_state": _random_state,
+    "get_rng_state_all": lambda: [_random_state()],
+    "initial_seed": _constant(0),
     **dict.fromkeys(("set_rng_state", "set_rng_state_all", "manual_seed", "manual_seed_all", "seed", "seed_all"), _nothing),
 }
 _DEVICE: dict[str, Callable[..., Any]] = {
@@ -190,17 +202,28 @@ _DEVICE: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("init", "_lazy_init", "synchronize", "ipc_collect", "set_sync_debug_mode"), _nothing),
 }
 _ACCELERATOR: dict[str, Callable[..., Any]] = {
-    "is_available": _constant(True), "device_count": _constant(1),
+    "is_available": _constant(True),
+    "device_count": _constant(1),
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
-    "current_device_index": lambda: selected.index, "current_device_idx": lambda: selected.index, "set_device_index": _set_device,
-    "set_device_idx": _set_device, "current_stream": _current_stream, "set_stream": _set_stream, "synchronize": _nothing,
+    "current_device_index": lambda: selected.index,
+    "current_device_idx": lambda: selected.index,
+    "set_device_index": _set_device,
+    "set_device_idx": _set_device,
+    "current_stream": _current_stream,
+    "set_stream": _set_stream,
+    "synchronize": _nothing,
     "get_memory_info": _mem_get_info,
-    **{name: _MEMORY[name] for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "empty_cache",
-                                        "memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats")},
+    **{
+        name: _MEMORY[name]
+        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "empty_cache",
+                     "memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats")
+    },
 }
 _CUDNN: dict[str, Callable[..., Any]] = {"is_available": _constant(True), "version": _constant(CUDNN_VERSION),
                                          "is_acceptable": _is_acceptable}
-_CUDNN_RNN: dict[str, Callable[..., Any]] = {"get_cudnn_mode": {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}.__getitem__}
+_CUDNN_RNN: dict[str,
+                 Callable[...,
+                          Any]] = {"get_cudnn_mode": {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}.__getitem__}
 
 
 class _Quiet:
@@ -228,8 +251,10 @@ def replacements() -> Iterator[Undo]:
     def answer(simulated: Callable[..., Any]) -> Callable[[Any], Any]:
         return lambda original: lambda *args, **kwargs: (original if current() is None else simulated)(*args, **kwargs)
 
-    # torch.backends.cudnn is a proxy of the module: what the module's own functions ask (flags() for settings of the driver) stays torch's
-    tables = ((torch.cuda, {**_DEVICE, **_MEMORY, **_RANDOM}), (torch.cuda.memory, _MEMORY), (torch.cuda.random, _RANDOM),
+    # torch.backends.cudnn is a proxy of the module: what the module's own functions ask (flags() for settings of the
+    # driver) stays torch's
+    tables = ((torch.cuda, {**_DEVICE, **_MEMORY,
+                            **_RANDOM}), (torch.cuda.memory, _MEMORY), (torch.cuda.random, _RANDOM),
               (torch.accelerator, _ACCELERATOR), (torch.backends.cudnn, _CUDNN), (torch.backends.cudnn.rnn, _CUDNN_RNN))
     for owner, table in tables:
         for name, simulated in table.items():

@@ -1,7 +1,9 @@
-"""``flex_attention`` under the mode: the products that it runs where it is not compiled into one kernel, forward and backward.
+"""``flex_attention`` under the mode: the products that it runs where it is not compiled into one kernel, forward and
+backward.
 
-Source of both passes: ``sdpa_dense``, ``sdpa_dense_backward`` and ``FlexAttentionAutogradOp`` in ``torch/_higher_order_ops/flex_attention.py``.
-What differs is how the gradient of the score function is found: torch traces it with tensors of its own, which know no mode.
+Source of both passes: ``sdpa_dense``, ``sdpa_dense_backward`` and ``FlexAttentionAutogradOp`` in
+``torch/_higher_order_ops/flex_attention.py``. What differs is how the gradient of the score function is found: torch
+traces it with tensors of its own, which know no mode.
 """
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from analyzer.meta.intercept.patch import Undo
 from analyzer.meta.state import current
 
 Tensor = torch.Tensor
-flex: Any = importlib.import_module("torch._higher_order_ops.flex_attention")  # its package has the operator under this name
+# its package has the operator under this name
+flex: Any = importlib.import_module("torch._higher_order_ops.flex_attention")
 
 
 def replacements() -> Iterator[Undo]:
@@ -44,11 +47,14 @@ def _set(table: dict[Any, Any], key: Any, value: Any, operator: Any) -> Undo:
     return put_back
 
 
-def _attend_with_autograd(query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: tuple[Any, ...], scale: float,
-                          kernel_options: dict[str, Any], score_buffers: tuple[Any, ...] = (), mask_buffers: tuple[Any, ...] = ()) -> Any:
+def _attend_with_autograd(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: tuple[Any, ...], scale: float,
+    kernel_options: dict[str, Any], score_buffers: tuple[Any, ...] = (), mask_buffers: tuple[Any, ...] = ()) -> Any:
     if current() is None:  # another thread
-        return flex.flex_attention_autograd(query, key, value, score_mod, block_mask, scale, kernel_options, score_buffers, mask_buffers)
-    return FlexAttention.apply(query, key, value, score_mod, block_mask, scale, kernel_options, mask_buffers, *score_buffers)
+        return flex.flex_attention_autograd(query, key, value, score_mod, block_mask, scale, kernel_options,
+                                            score_buffers, mask_buffers)
+    return FlexAttention.apply(query, key, value, score_mod, block_mask, scale, kernel_options, mask_buffers,
+                               *score_buffers)
 
 
 def _attend_below_autograd(mode: MetaDispatchMode, *args: Any) -> Any:
@@ -69,12 +75,15 @@ class FlexAttention(torch.autograd.Function):
     """Saves what ``FlexAttentionAutogradOp`` saves."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: tuple[Any, ...], scale: float,
-                kernel_options: dict[str, Any], mask_buffers: tuple[Any, ...], *score_buffers: Any) -> Any:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: tuple[Any, ...],
+                scale: float, kernel_options: dict[str, Any], mask_buffers: tuple[Any,
+                                                                                  ...], *score_buffers: Any) -> Any:
         ctx.set_materialize_grads(False)
-        out, logsumexp, max_scores = _attend(query, key, value, score_mod, block_mask, scale, kernel_options, score_buffers, mask_buffers)
+        out, logsumexp, max_scores = _attend(query, key, value, score_mod, block_mask, scale, kernel_options,
+                                             score_buffers, mask_buffers)
         ctx.mark_non_differentiable(max_scores)
-        ctx.save_for_backward(query, key, value, out, logsumexp, max_scores, *(t for t in block_mask if isinstance(t, Tensor)),
+        ctx.save_for_backward(query, key, value, out, logsumexp, max_scores,
+                              *(t for t in block_mask if isinstance(t, Tensor)),
                               *(t for t in (*score_buffers, *mask_buffers) if isinstance(t, Tensor)))
         ctx.rest = score_mod, block_mask, scale, kernel_options, score_buffers, mask_buffers
         return out, logsumexp, max_scores
@@ -83,8 +92,9 @@ class FlexAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         query, key, value, out, logsumexp, *_ = ctx.saved_tensors
         score_mod, block_mask, scale, kernel_options, score_buffers, mask_buffers = ctx.rest
-        *found, for_buffers = flex.sdpa_dense_backward(query, key, value, out, logsumexp, grads[0], grads[1], score_mod, _gradient_of(score_mod),
-                                                       block_mask, scale, kernel_options, score_buffers, mask_buffers)
+        *found, for_buffers = flex.sdpa_dense_backward(query, key, value, out, logsumexp, grads[0], grads[1], score_mod,
+                                                       _gradient_of(score_mod), block_mask, scale, kernel_options,
+                                                       score_buffers, mask_buffers)
         return *found, *[None] * 5, *for_buffers
 
 

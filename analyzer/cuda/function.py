@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 
-
 def call_whole(op: torch._ops.OpOverload, *args: Any) -> Any:
     """Run ``op`` below autograd as one call, by its claimed shape. For use inside an ``autograd.Function``."""
     from analyzer.meta.mode import active_dispatch_mode

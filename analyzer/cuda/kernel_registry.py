@@ -1,4 +1,6 @@
-"""Operators that take another path on the accelerator that tensors claim than on meta: the table, and its place in the dispatcher."""
+"""Operators that take another path on the accelerator that tensors claim than on meta: the table, and its place in the
+dispatcher.
+"""
 from __future__ import annotations
 
 import importlib
@@ -8,21 +10,22 @@ from typing import Any
 
 import torch
 
-from analyzer.registry import Registry
-
 from analyzer.meta.intercept.gated_kernel import GatedKernels, any_claims, is_simulating
+from analyzer.registry import Registry
 
 Impl = Callable[..., Any]
 
 claimed_kernels: Registry[Any, Impl] = Registry("claimed_kernels")
-"""What CUDA does ahead of autograd. A function of the operator's arguments, written in terms of other operators, which may return
-NotImplemented to leave the call as it is. It is asked where a tensor argument claims ``cuda``.
+"""What CUDA does ahead of autograd. A function of the operator's arguments, written in terms of other operators, which
+may return NotImplemented to leave the call as it is. It is asked where a tensor argument claims ``cuda``.
 """
 
 _on_any_device: set[Any] = set()  # operators whose implementation is asked wherever their tensors are
 
 claimed_shapes: Registry[Any, Impl] = Registry("claimed_shapes")
-"""What an operator's CUDA kernel returns, where torch has no meta kernel or one that differs: a function of tensors on meta."""
+"""What an operator's CUDA kernel returns, where torch has no meta kernel or one that differs: a function of tensors on
+meta.
+"""
 
 host_shapes: Registry[Any, Impl] = Registry("host_shapes")
 """The same for what the CPU kernel returns."""
@@ -35,7 +38,8 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
     """The overload ``name`` ("softmax.int") of aten, or nothing where this version of torch lacks it."""
     packet, _, overload = name.partition(".")
     found = getattr(torch.ops.aten, packet, None)
-    return [getattr(found, overload or "default")] if found is not None and (overload or "default") in found.overloads() else []
+    return [getattr(found, overload or "default")
+            ] if found is not None and (overload or "default") in found.overloads() else []
 
 
 def claimed(*names: str, on_any_device: bool = False) -> Callable[[Impl], Impl]:

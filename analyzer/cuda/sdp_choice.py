@@ -1,9 +1,9 @@
 """Which kernel PyTorch chooses for scaled dot product attention on CUDA.
 
-Source of every rule: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``; the names of its checks
-stand in the comments. Nested tensors are not covered. Two rules of the newest source are left out, since an H200 under torch 2.11
-did not follow them: grouped queries in the memory-efficient kernel (it ran plain products), and cuDNN only for dropout that is a
-multiple of 1/16 (it ran cuDNN with 0.1).
+Source of every rule: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``; the names of its
+checks stand in the comments. Nested tensors are not covered. Two rules of the newest source are left out, since an H200
+under torch 2.11 did not follow them: grouped queries in the memory-efficient kernel (it ran plain products), and cuDNN
+only for dropout that is a multiple of 1/16 (it ran cuDNN with 0.1).
 """
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def _priority_order() -> tuple[int, ...]:
         return chosen  # sdpa_kernel(..., set_priority=True)
     # check_prefer_cudnn_attention, of builds with CUDA 13
     is_demoted = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
-    return _CUDNN_ORDER if not is_demoted and CUDNN_VERSION > 91500 and claimed_capability()[0] in (9, 10) else _DEFAULT_ORDER
+    return _CUDNN_ORDER if not is_demoted and CUDNN_VERSION > 91500 and claimed_capability()[0] in (
+        9, 10) else _DEFAULT_ORDER
 
 
 def _is_dense_4d(call: AttentionCall) -> bool:  # check_tensor_shapes
@@ -95,7 +96,8 @@ def _is_not_empty(call: AttentionCall) -> bool:  # check_nonzero_sequence_length
     return call.query.shape[-2] != 0 and call.key.shape[-2] != 0
 
 
-def _last_strides_are_1(call: AttentionCall, ignore_singleton_dim: bool) -> bool:  # check_last_dim_stride_equals_1_dense
+# check_last_dim_stride_equals_1_dense
+def _last_strides_are_1(call: AttentionCall, ignore_singleton_dim: bool) -> bool:
     strided = all(t.stride(-1) == 1 for t in call[:3]) or ignore_singleton_dim and call.query.shape[-1] == 1
     return strided and (call.mask is None or call.mask.stride(-1) == 1)
 
@@ -118,10 +120,12 @@ def _can_use_cudnn(call: AttentionCall) -> bool:
         return False
     if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
         return False  # check_cudnn_deterministic
-    if not (_same_dtype(call, _halves(capability)) and _mask_shape_is_supported(call) and (8, 0) <= capability <= (12, 1)):
+    if not (_same_dtype(call, _halves(capability)) and _mask_shape_is_supported(call) and (8, 0) <= capability <=
+            (12, 1)):
         return False
     return (_is_not_empty(call) and _last_strides_are_1(call, ignore_singleton_dim=True)
-            and _batch_and_heads_match(call, supports_gqa=True, requires_same_num_heads=False) and _cudnn_shapes_fit(call, capability))
+            and _batch_and_heads_match(call, supports_gqa=True, requires_same_num_heads=False)
+            and _cudnn_shapes_fit(call, capability))
 
 
 def _cudnn_shapes_fit(call: AttentionCall, capability: tuple[int, int]) -> bool:  # check_cudnn_tensor_shapes
@@ -139,7 +143,8 @@ def _can_use_flash(call: AttentionCall) -> bool:
     q, k, v = call[:3]
     if not torch._C._get_flash_sdp_enabled() or not _is_dense_4d(call) or call.mask is not None:
         return False
-    if not q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256 or not (8, 0) <= capability <= (12, 1):  # check_head_dim_size_flash
+    # check_head_dim_size_flash
+    if not q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256 or not (8, 0) <= capability <= (12, 1):
         return False
     if call.needs_grad and ((8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)):
         # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
@@ -147,8 +152,8 @@ def _can_use_flash(call: AttentionCall) -> bool:
             return False
     if call.is_causal and q.shape[-2] != k.shape[-2]:  # check_flash_causal_non_square_seqlens
         return False
-    return (_same_dtype(call, _halves(capability)) and _batch_and_heads_match(call, supports_gqa=True) and _is_not_empty(call)
-            and _last_strides_are_1(call, ignore_singleton_dim=True))
+    return (_same_dtype(call, _halves(capability)) and _batch_and_heads_match(call, supports_gqa=True)
+            and _is_not_empty(call) and _last_strides_are_1(call, ignore_singleton_dim=True))
 
 
 def _gemm_alignment(call: AttentionCall, capability: tuple[int, int]) -> int:  # minimum_gemm_alignment
@@ -164,7 +169,8 @@ def _can_use_efficient(call: AttentionCall) -> bool:
     if not torch._C._get_mem_efficient_sdp_enabled() or not (5, 0) <= capability <= (12, 1) or not _is_dense_4d(call):
         return False
     alignment = _gemm_alignment(call, capability)
-    if q.shape[-1] != k.shape[-1] or any(n == 0 or n % alignment for n in (q.shape[-1], v.shape[-1])):  # check_head_dim_size_mem_efficient
+    # check_head_dim_size_mem_efficient
+    if q.shape[-1] != k.shape[-1] or any(n == 0 or n % alignment for n in (q.shape[-1], v.shape[-1])):
         return False
     if not (_is_not_empty(call) and _last_strides_are_1(call, ignore_singleton_dim=False)
             and _batch_and_heads_match(call, supports_gqa=False)):
@@ -174,6 +180,8 @@ def _can_use_efficient(call: AttentionCall) -> bool:
 
 def describe(call: AttentionCall) -> dict[str, Any]:
     """The call, for messages."""
-    return {"query": tuple(call.query.shape), "key": tuple(call.key.shape), "value": tuple(call.value.shape),
-            "dtype": str(call.query.dtype), "mask": None if call.mask is None else tuple(call.mask.shape), "dropout_p": call.dropout,
-            "is_causal": call.is_causal, "enable_gqa": call.enable_gqa}
+    return {
+        "query": tuple(call.query.shape), "key": tuple(call.key.shape), "value": tuple(call.value.shape), "dtype": str(
+            call.query.dtype), "mask": None if call.mask is None else tuple(call.mask.shape), "dropout_p": call.dropout,
+        "is_causal": call.is_causal, "enable_gqa": call.enable_gqa
+    }

@@ -71,7 +71,8 @@ class SimulatedStream:
 class SimulatedEvent:
     """Answers as ``torch.cuda.Event``."""
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **kwargs: Any) -> None:
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
+                 **kwargs: Any) -> None:
         self.enable_timing = enable_timing
         self.device: torch.device | None = None
 
@@ -97,7 +98,8 @@ class SimulatedGenerator(torch.Generator):
     claim: torch.device
 
     def __new__(cls, device: Any = "cuda") -> SimulatedGenerator:
-        made: SimulatedGenerator = torch._C.Generator.__new__(cls, "cpu")  # type: ignore[call-arg]  # torch.Generator is replaced
+        made: SimulatedGenerator = torch._C.Generator.__new__(
+            cls, "cpu")  # type: ignore[call-arg]  # torch.Generator is replaced
         made.claim = torch.device("cuda", device_index(device))
         return made
 
@@ -110,7 +112,9 @@ class SimulatedGenerator(torch.Generator):
 
 @functools.cache  # a class is in a cycle with itself, and costs as much to make as a hundred calls
 def stand_in_class(original: type[Any], simulated: type[Any], applies: Any) -> type[Any]:
-    """A class that makes ``simulated`` objects where ``applies(*args, **kwargs)``, else ``original`` ones; both are instances of it."""
+    """A class that makes ``simulated`` objects where ``applies(*args, **kwargs)``, else ``original`` ones; both are
+    instances of it.
+    """
 
     class Both(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:

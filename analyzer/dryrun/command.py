@@ -28,15 +28,21 @@ _SHOWN = ("summary", "table", "modules")
 
 def add_dryrun_command(commands: Any) -> None:
     """Add ``dryrun`` to the subparsers of the command line."""
-    parser = commands.add_parser("dryrun", help="execute a training script without data or a GPU", description=_HELP, epilog=_EXAMPLES,
-                                 usage="analyzer dryrun [options] SCRIPT [-- ARG ...]", formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.add_parser("dryrun", help="execute a training script without data or a GPU", description=_HELP,
+                                 epilog=_EXAMPLES, usage="analyzer dryrun [options] SCRIPT [-- ARG ...]",
+                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("script", metavar="SCRIPT", type=Path, help="a Python script that trains or infers")
     parser.add_argument("arguments", nargs="*", metavar="ARG", help="the script's own arguments, after --")
-    parser.add_argument("--device", default="h200", help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
-    parser.add_argument("--steps", type=int, default=3, metavar="N", help="end the script after so many optimizer steps (default 3)")
-    parser.add_argument("--show", default="summary", metavar="WHAT", help=f"what to print, of {', '.join(_SHOWN)} (default summary)")
-    parser.add_argument("--depth", type=int, metavar="N", help="show modules (and nodes by the module that holds them) down to this depth")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save the whole profile (read it with Profile.from_json)")
+    parser.add_argument("--device", default="h200",
+                        help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
+    parser.add_argument("--steps", type=int, default=3, metavar="N",
+                        help="end the script after so many optimizer steps (default 3)")
+    parser.add_argument("--show", default="summary", metavar="WHAT",
+                        help=f"what to print, of {', '.join(_SHOWN)} (default summary)")
+    parser.add_argument("--depth", type=int, metavar="N",
+                        help="show modules (and nodes by the module that holds them) down to this depth")
+    parser.add_argument("--json", type=Path, metavar="FILE",
+                        help="save the whole profile (read it with Profile.from_json)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="save the profile as one HTML page")
 
 
@@ -46,7 +52,8 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
     for word in shown:
         if word not in _SHOWN:
             raise InputError(f"--show {arguments.show}: {word!r} is none of {', '.join(_SHOWN)}")
-    outputs = [None if path is None else path.absolute() for path in (arguments.json, arguments.html)]  # the script may change the directory
+    # the script may change the directory
+    outputs = [None if path is None else path.absolute() for path in (arguments.json, arguments.html)]
     for path in outputs:
         if path is not None and not path.parent.is_dir():
             raise InputError(f"{path}: the folder {path.parent} does not exist")
@@ -68,8 +75,10 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
     if run.error is not None and not run.steps:
         return 1  # of what little ran there is nothing to tell
     print()
-    texts: dict[str, Callable[[], str]] = {"table": lambda: found.table(depth=arguments.depth), "summary": found.summary,
-                                           "modules": lambda: found.module_tree(depth=arguments.depth)}
+    texts: dict[str, Callable[[], str]] = {
+        "table": lambda: found.table(depth=arguments.depth), "summary": found.summary,
+        "modules": lambda: found.module_tree(depth=arguments.depth)
+    }
     print("\n\n".join(texts[word]() for word in shown))
     json_path, html_path = outputs
     if json_path is not None:

@@ -1,4 +1,6 @@
-"""What a dry run replaces while a script runs, besides what the mode does: what would need data, other processes, or leave a trace."""
+"""What a dry run replaces while a script runs, besides what the mode does: what would need data, other processes, or
+leave a trace.
+"""
 from __future__ import annotations
 
 import inspect
@@ -13,11 +15,11 @@ import torch.utils.data.dataset
 from torch.utils.data import DataLoader, sampler
 
 from analyzer.meta.function import constant
-from analyzer.meta.value.known_value import small_enough
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.patch import Undo, replace
 from analyzer.meta.state import current
 from analyzer.meta.tensor import claim_of
+from analyzer.meta.value.known_value import small_enough
 
 _WORKER_SETTINGS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "worker_init_fn")
 _NOT_FINITE = ("isnan", "isinf", "isposinf", "isneginf")
@@ -60,7 +62,8 @@ def _under_mode(stand_in: Callable[..., Any]) -> Callable[[Any], Any]:
     """Call ``stand_in(original, ...)`` where a mode is active, else the original."""
     def make(original: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return original(*args, **kwargs) if current() is None or _real.depth else stand_in(original, *args, **kwargs)
+            return original(*args, **kwargs) if current() is None or _real.depth else stand_in(
+                original, *args, **kwargs)
         return call
     return make
 
@@ -124,8 +127,8 @@ def _permute(original: Any, n: int, *args: Any, **kwargs: Any) -> Any:
 
 
 def _save_nothing(original: Any, value: Any, file: Any = None, *args: Any, **kwargs: Any) -> None:
-    _assume(f"torch.save to {file!r} wrote nothing: there is no data" if isinstance(file, str) or hasattr(file, "__fspath__")
-            else "torch.save wrote nothing: there is no data")
+    _assume(f"torch.save to {file!r} wrote nothing: there is no data"
+            if isinstance(file, str) or hasattr(file, "__fspath__") else "torch.save wrote nothing: there is no data")
 
 
 def _load_on_host(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -149,7 +152,8 @@ def _compile_nothing_in_place(original: Any, module: Any, *args: Any, **kwargs: 
 
 def _tell(original: Any, x: Any, answer: bool, **named: Any) -> Any:
     """Data that nobody has is taken as finite, as the scalars are that stand for it."""
-    if named or not isinstance(x, torch.Tensor) or x.layout is not torch.strided or not small_enough(x.numel(), torch.bool):
+    if named or not isinstance(x, torch.Tensor) or x.layout is not torch.strided or not small_enough(
+            x.numel(), torch.bool):
         return original(x, **named)
     state = current()
     assert state is not None

@@ -13,16 +13,16 @@ from types import TracebackType
 
 import torch
 
+from analyzer.api.profile import ProfileOptions, choose_profilers, limit_memory
+from analyzer.cuda.current_spec import claiming
 from analyzer.errors import InputError
 from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.cuda.current_spec import claiming
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.api.profile import ProfileOptions, choose_profilers, limit_memory
+from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
 from analyzer.results.build import build_profile
 from analyzer.results.profile import Profile
-from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
 from .patch import scripted
@@ -37,7 +37,8 @@ class DryRun:
     profile: Profile
     steps: int                            #: whole optimizer steps that it took
     is_stopped: bool                      #: whether it was ended after the steps asked for; else it ended by itself
-    error: BaseException | None = None    #: what the script raised, its traceback starting in the script; a SystemExit with a code counts
+    #: what the script raised, its traceback starting in the script; a SystemExit with a code counts
+    error: BaseException | None = None
 
     def format_error(self) -> str:
         """The traceback of ``error`` as Python prints it; empty where there is none."""
@@ -52,13 +53,14 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
             options: ProfileOptions | None = None) -> DryRun:
     """Execute ``script`` as ``python script arguments`` would, on tensors without data that may claim ``device``.
 
-    It is ended when its optimizers have stepped ``steps`` times. ``torch.cuda`` answers from the simulation. Scalars that only data could
-    give (``loss.item()``) are placeholders, `DataLoader` workers are not started, ``torch.save`` writes nothing, ``torch.compile``
-    compiles nothing; `Profile.assumptions` lists what was taken so. What the script does besides torch it does.
-    By default memory is limited to the device's: `Profile.out_of_memory` tells where it would run out.
+    It is ended when its optimizers have stepped ``steps`` times. ``torch.cuda`` answers from the simulation. Scalars
+    that only data could give (``loss.item()``) are placeholders, `DataLoader` workers are not started, ``torch.save``
+    writes nothing, ``torch.compile`` compiles nothing; `Profile.assumptions` lists what was taken so. What the script
+    does besides torch it does. By default memory is limited to the device's: `Profile.out_of_memory` tells where it
+    would run out.
 
-    An error of the script's own is in the result, not raised. Raises InputError for a script that is not there or steps below 1,
-    UnknownDeviceError.
+    An error of the script's own is in the result, not raised. Raises InputError for a script that is not there or steps
+    below 1, UnknownDeviceError.
     """
     path = Path(script)
     if not path.is_file():
@@ -81,7 +83,8 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
         with recorder.recording():
             try:
                 with _as_main(path, arguments), scripted(), recorder.counting_steps():
-                    left = runpy.run_path(str(path), run_name="__main__")  # keeps what the script made until the log is closed
+                    # keeps what the script made until the log is closed
+                    left = runpy.run_path(str(path), run_name="__main__")
                 recorder.finish()
             except EnoughSteps:
                 is_stopped = True
@@ -91,19 +94,22 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
                 raise
             except BaseException as raised:
                 recorder.finish()
-                error = None if isinstance(raised, SystemExit) and raised.code in (None, 0) else _without_own_frames(raised, path)
+                error = None if isinstance(raised, SystemExit) and raised.code in (None, 0) else _without_own_frames(
+                    raised, path)
         del left
         log = recorder.log
         annotations = [profiler(log) for profiler in choose_profilers(None, spec).values()]
         trains = any(record.phase == "backward" for record in log.phases)
-        profile = build_profile(log, recorder.script, annotations, name=path.name, mode="train" if trains else "infer", device=spec.name,
-                                optimizer=", ".join(recorder.step_counts) or None)
+        profile = build_profile(log, recorder.script, annotations, name=path.name, mode="train" if trains else "infer",
+                                device=spec.name, optimizer=", ".join(recorder.step_counts) or None)
     return DryRun(profile, recorder.steps_taken, is_stopped, error)
 
 
 @contextmanager
 def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """What ``python path arguments`` finds: sys.argv, the script's folder first on sys.path; the working directory last."""
+    """What ``python path arguments`` finds: sys.argv, the script's folder first on sys.path; the working directory
+    last.
+    """
     before = sys.argv, list(sys.path)
     sys.argv = [str(path), *arguments]
     sys.path[:] = [str(path.absolute().parent), *sys.path, os.getcwd()]
@@ -119,4 +125,3 @@ def _without_own_frames(error: BaseException, path: Path) -> BaseException:
     while frame is not None and frame.tb_frame.f_code.co_filename != str(path):
         frame = frame.tb_next
     return error.with_traceback(frame if frame is not None else error.__traceback__)
-

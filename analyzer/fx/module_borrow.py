@@ -39,12 +39,14 @@ class Borrowed:
     """What stands for what while a module is borrowed.
 
     ``parameters`` and ``buffers`` list (path, stand-in, original) as ``named_parameters()`` and ``named_buffers()`` do:
-    a tensor that the module holds under several names is listed once, under the first. ``attributes`` pairs stand-ins with originals
-    for tensors of plain attributes (also inside lists and dicts) and of modules that are not registered. ``modules`` maps
-    id(module) to its first path, registered modules only, ``by_path`` the other way. ``root`` is the module to call: what a compiled one wraps.
+    a tensor that the module holds under several names is listed once, under the first. ``attributes`` pairs stand-ins
+    with originals for tensors of plain attributes (also inside lists and dicts) and of modules that are not registered.
+    ``modules`` maps id(module) to its first path, registered modules only, ``by_path`` the other way. ``root`` is the
+    module to call: what a compiled one wraps.
 
-    ``walked`` has those modules in order. Tensors of a block in ``reserved`` (by the id of the block) have places and no stand-ins, and are in none of
-    these lists; `lend` makes them, should somebody need them. ``held`` are all parameters, and all buffers, in order: stand-ins and reserved blocks.
+    ``walked`` has those modules in order. Tensors of a block in ``reserved`` (by the id of the block) have places and
+    no stand-ins, and are in none of these lists; `lend` makes them, should somebody need them. ``held`` are all
+    parameters, and all buffers, in order: stand-ins and reserved blocks.
     """
 
     def __init__(self, root: nn.Module, stand_ins: StandIns) -> None:
@@ -70,8 +72,9 @@ class Borrowed:
 
     def lends_others(self, module: nn.Module) -> bool:
         """Whether ``module`` holds tensors in place of its own, as `torch.func.functional_call` gives them to it."""
-        return id(module) in self.modules and any(
-            t is not None and self.original_of(t) is None for m in module.modules() for t in (*m._parameters.values(), *m._buffers.values()))
+        return id(module) in self.modules and any(t is not None and self.original_of(t) is None
+                                                  for m in module.modules()
+                                                  for t in (*m._parameters.values(), *m._buffers.values()))
 
     def stand_in_of(self, original: Tensor) -> Tensor | None:
         """The tensor that takes the place of ``original``, or None."""
@@ -88,14 +91,16 @@ def _keep(reserved: Reserved) -> None:
 
 @contextmanager
 def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Iterable[Twin] = ()) -> Iterator[Borrowed]:
-    """Swap the tensors of ``root`` for stand-ins without data; on leaving, everything is as it was, also after an exception.
+    """Swap the tensors of ``root`` for stand-ins without data; on leaving, everything is as it was, also after an
+    exception.
 
-    To be entered inside an active `MetaTensorMode`. Stand-ins claim ``claim``, or without one the device of the original
-    (the state's ``adopted_claim`` for CPU and meta); a model made under a mode and put on an accelerator keeps its claims.
-    They are allocated in the order in which ``Module.to`` moves tensors: children first, then parameters, then buffers.
-    Tied tensors stay tied and shared storages shared; those of a ``ScriptModule`` are swapped in C++. Put back: attributes and their
-    containers, registered tensors and modules, hooks, training flags, classes of lazy modules, the random number generators, torch's grad
-    mode and default dtype. For the tensors of ``twins`` only places are reserved; code that looks at them all the same raises ReservedTouch.
+    To be entered inside an active `MetaTensorMode`. Stand-ins claim ``claim``, or without one the device of the
+    original (the state's ``adopted_claim`` for CPU and meta); a model made under a mode and put on an accelerator keeps
+    its claims. They are allocated in the order in which ``Module.to`` moves tensors: children first, then parameters,
+    then buffers. Tied tensors stay tied and shared storages shared; those of a ``ScriptModule`` are swapped in C++. Put
+    back: attributes and their containers, registered tensors and modules, hooks, training flags, classes of lazy
+    modules, the random number generators, torch's grad mode and default dtype. For the tensors of ``twins`` only places
+    are reserved; code that looks at them all the same raises ReservedTouch.
 
     >>> from analyzer.meta.mode import MetaTensorMode
     >>> layer = nn.Linear(2, 3)
@@ -123,8 +128,13 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Ite
 
 
 def is_placed(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether somebody put tensors made under a mode on an accelerator; then those that claim the host are there on purpose."""
-    return any(t is not None and type(t) is not nn.Parameter and isinstance(t, MetaTensor) and t.device.type not in ("cpu", "meta") for t in tensors)
+    """Whether somebody put tensors made under a mode on an accelerator; then those that claim the host are there on
+    purpose.
+    """
+    return any(
+        t is not None and type(t) is not nn.Parameter and isinstance(t, MetaTensor) and t.device.type not in ("cpu",
+                                                                                                              "meta")
+        for t in tensors)
 
 
 _Contents = tuple[dict[Any, Any], tuple[Any, ...], tuple[Any, ...]]  # a mapping, its keys and values
@@ -139,7 +149,9 @@ class _Loan:
         self.twins = {id(twin.block): twin for twin in twins}
         self.inside = {id(module): twin for twin in self.twins.values() for module in twin.modules}
         lent = walk_modules(root, left_out=[twin.block for twin in self.twins.values()])
-        self.stand_ins = StandIns(state, claim, is_placed(t for _, module in lent for held in (module._parameters, module._buffers) for t in held.values()))
+        self.stand_ins = StandIns(
+            state, claim,
+            is_placed(t for _, module in lent for held in (module._parameters, module._buffers) for t in held.values()))
         self.borrowed = Borrowed(root, self.stand_ins)
         self.borrowed.lend = self.lend
         self.undo: list[Callable[[], None] | _Contents] = []
@@ -159,7 +171,8 @@ class _Loan:
                 last()  # type: ignore[operator]
                 continue
             contents, keys, values = last
-            if tuple(contents) != keys or not all(map(operator.is_, contents.values(), values)):  # some mappings refuse to be changed
+            # some mappings refuse to be changed
+            if tuple(contents) != keys or not all(map(operator.is_, contents.values(), values)):
                 contents.clear()
                 contents.update(zip(keys, values))
         for container in self.empty:
@@ -217,7 +230,8 @@ class _Loan:
                     inner = uncompiled(child)
                     if inner is not child:
                         children[name] = inner
-                        self.state.assume(f"{name}: a module under torch.compile is profiled as the module that it wraps")
+                        self.state.assume(
+                            f"{name}: a module under torch.compile is profiled as the module that it wraps")
                     self._walk(inner)
         for tensors, is_buffer in ((attributes["_parameters"], False), (attributes["_buffers"], True)):
             if tensors:
@@ -227,7 +241,8 @@ class _Loan:
                         tensors[name] = self.stand_ins.make(tensor, readable=is_buffer)
         if attributes.get("_compiled_call_impl") is not None:
             attributes["_compiled_call_impl"] = None
-            self.state.assume(f"{type(module).__name__}: a module under torch.compile is profiled as the module that it wraps")
+            self.state.assume(
+                f"{type(module).__name__}: a module under torch.compile is profiled as the module that it wraps")
         self._walk_items(attributes, _REGISTERED, 0)
 
     def _walk_scripted(self, module: torch.jit.ScriptModule) -> None:
@@ -288,7 +303,8 @@ class _Loan:
             new_target = self.stand_ins.of(target) if isinstance(target, Tensor) else None
             return value if new_target is None else weakref.ref(new_target)
         attributes = getattr(value, "__dict__", None)
-        if type(attributes) is dict and attributes and depth < _OBJECT_DEPTH and not _is_foreign(value) and id(value) not in self.seen:
+        if type(attributes) is dict and attributes and depth < _OBJECT_DEPTH and not _is_foreign(value) and id(
+                value) not in self.seen:
             self.seen.add(id(value))
             self.kept.append(value)
             self._snapshot(attributes)
@@ -343,7 +359,8 @@ class _Loan:
             borrowed.modules[id(module)] = path
             borrowed.by_path[path] = module
             prefix = path + "." if path else ""
-            for tensors, target, held in ((module._parameters, borrowed.parameters, borrowed.held[0]), (module._buffers, borrowed.buffers, borrowed.held[1])):
+            for tensors, target, held in ((module._parameters, borrowed.parameters, borrowed.held[0]),
+                                          (module._buffers, borrowed.buffers, borrowed.held[1])):
                 for name, stand_in in tensors.items():
                     if stand_in is not None and id(stand_in) not in named:
                         named.add(id(stand_in))
@@ -351,7 +368,8 @@ class _Loan:
                         assert original is not None
                         target.append((prefix + name, stand_in, original))
                         held.append(stand_in)
-        borrowed.attributes.extend((stand_in, original) for original, stand_in in self.stand_ins if id(stand_in) not in named)
+        borrowed.attributes.extend(
+            (stand_in, original) for original, stand_in in self.stand_ins if id(stand_in) not in named)
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
@@ -366,7 +384,8 @@ def uncompiled(module: nn.Module) -> nn.Module:
 def _is_foreign(value: Any) -> bool:
     """Whether an object is none of the model's: functions, classes, torch's own."""
     kind = type(value)
-    return callable(value) and not hasattr(kind, "__call__") or isinstance(value, type) or kind.__module__.startswith(("torch.", "types"))
+    return callable(value) and not hasattr(kind, "__call__") or isinstance(value, type) or kind.__module__.startswith(
+        ("torch.", "types"))
 
 
 def save_generators() -> tuple[Any, Any, Any]:

@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from analyzer.meta.value.known_value import Deferred, small_enough
-from analyzer.meta.state import CPU, MetaState
 from analyzer.meta.reserved_touch import ReservedTouch
+from analyzer.meta.state import CPU, MetaState
 from analyzer.meta.storage import MetaStorage, attach, settle
 from analyzer.meta.tensor import META, MetaTensor, claim_of
+from analyzer.meta.value.known_value import Deferred, small_enough
 
 Tensor = torch.Tensor
 
@@ -21,11 +21,11 @@ class StandIns:
     """Makes stand-ins and remembers what stands for what.
 
     A stand-in has the shape, strides, dtype and ``requires_grad`` of its original and none of its data. The same
-    original gets the same stand-in; originals that share a storage get stand-ins that do. Contents of small integer and boolean
-    tensors, and of scalars, can be read where ``readable`` (they decide control flow; weights and statistics do not), those of small
-    constants, as arguments and plain attributes are, whatever their dtype.
-    Stand-ins claim ``claim`` where given; where ``placed``, tensors made under a mode keep their own claims.
-    Used without modes in the way (`without_modes`).
+    original gets the same stand-in; originals that share a storage get stand-ins that do. Contents of small integer and
+    boolean tensors, and of scalars, can be read where ``readable`` (they decide control flow; weights and statistics do
+    not), those of small constants, as arguments and plain attributes are, whatever their dtype. Stand-ins claim
+    ``claim`` where given; where ``placed``, tensors made under a mode keep their own claims. Used without modes in the
+    way (`without_modes`).
     """
 
     def __init__(self, state: MetaState, claim: torch.device | None = None, placed: bool = False) -> None:
@@ -33,7 +33,8 @@ class StandIns:
         self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}  # id(original) -> (original, stand-in)
         self._originals: dict[int, Tensor] = {}                 # id(stand-in) -> original
         self._adopted: list[int] = []                           # keys put into state.stand_ins
-        self.places: dict[int, tuple[int, Any]] = {}            #: number and region for an original's storage, by its address
+        #: number and region for an original's storage, by its address
+        self.places: dict[int, tuple[int, Any]] = {}
 
     def __iter__(self) -> Any:
         """Pairs of original and stand-in, in order of making."""
@@ -79,7 +80,8 @@ class StandIns:
         out.__class__ = MetaTensor
         attributes = original.__dict__
         if is_parameter or isinstance(original, nn.Parameter):
-            out.__dict__ = {**attributes, "_is_param": True}  # what isinstance(x, Parameter) asks: torch/nn/parameter.py
+            # what isinstance(x, Parameter) asks: torch/nn/parameter.py
+            out.__dict__ = {**attributes, "_is_param": True}
         elif attributes:
             out.__dict__.update(attributes)
         if original.requires_grad:
@@ -91,7 +93,8 @@ class StandIns:
         found = self.state.stand_ins.get(real._cdata)
         if found is None:
             nbytes = real.nbytes()
-            fills = original.storage_offset() == 0 and original.numel() * original.itemsize == nbytes and original.is_contiguous()
+            fills = original.storage_offset(
+            ) == 0 and original.numel() * original.itemsize == nbytes and original.is_contiguous()
             if fills:
                 base = torch.empty_strided(original.shape, original.stride(), dtype=original.dtype, device=META)
             else:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.zoo.input_spec import DTYPES
 from analyzer.report.choice import add_report_options, print_report, read_report_options
 from analyzer.report.column import FORMATS
+from analyzer.zoo.input_spec import DTYPES
 
 from .decoder import CACHES
 
@@ -31,43 +31,50 @@ exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be
 
 def add_generate_command(commands: Any) -> None:
     """Add ``generate`` to the subparsers of the command line."""
-    parser = commands.add_parser("generate", help="predict what generating tokens costs", description=_HELP, epilog=_EXAMPLES,
-                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.add_parser("generate", help="predict what generating tokens costs", description=_HELP,
+                                 epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", metavar="TARGET", help="the model; see `analyzer profile --help`")
     parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of the prompt (default 512)")
     parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="tokens to generate (default 128)")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once (default 1)")
-    parser.add_argument("--cache", choices=CACHES, default="dynamic", help="grow with each token (default), or take room for all at once")
-    parser.add_argument("--dtype", metavar="DTYPE", help="turn the model's floating parameters into this, e.g. bfloat16 (default: as built)")
+    parser.add_argument("--cache", choices=CACHES, default="dynamic",
+                        help="grow with each token (default), or take room for all at once")
+    parser.add_argument("--dtype", metavar="DTYPE",
+                        help="turn the model's floating parameters into this, e.g. bfloat16 (default: as built)")
     parser.add_argument("--autocast", metavar="DTYPE", help="run under torch.autocast with this dtype, bf16 or fp16")
-    parser.add_argument("--device", default="h200", help="whose memory and speed (default h200); `analyzer devices` lists them")
-    parser.add_argument("--samples", type=int, default=16, metavar="N",
-                        help="how many of the passes after the first are run, those between them are on straight lines (default 16; 0: all)")
+    parser.add_argument("--device", default="h200",
+                        help="whose memory and speed (default h200); `analyzer devices` lists them")
+    parser.add_argument(
+        "--samples", type=int, default=16, metavar="N", help=
+        "how many of the passes after the first are run, those between them are on straight lines (default 16; 0: all)")
     parser.add_argument("--rows", type=int, default=20, metavar="N", help="rows of the table (default 20; 0: all)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save the result (read it with GenerationProfile.from_json)")
+    parser.add_argument("--json", type=Path, metavar="FILE",
+                        help="save the result (read it with GenerationProfile.from_json)")
     add_report_options(parser)
 
 
 def run_generate(arguments: argparse.Namespace) -> int:
     """``analyzer generate``; the result is the exit code."""
+    from analyzer.api.profile import build_model
     from analyzer.hardware import find_device
     from analyzer.meta.mode import MetaTensorMode
-    from analyzer.api.profile import build_model
     from analyzer.zoo.target import load_target
 
     from .run import profile_generate
 
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
     read_report_options(arguments)
-    dtype, autocast = (find_dtype(option, text) for option, text in (("--dtype", arguments.dtype), ("--autocast", arguments.autocast)))
+    dtype, autocast = (find_dtype(option, text)
+                       for option, text in (("--dtype", arguments.dtype), ("--autocast", arguments.autocast)))
     target = load_target(arguments.target)
     try:
         model = build_model(target.build)
         if dtype is not None:
             with MetaTensorMode():
                 model.to(dtype)
-        found = profile_generate(model, arguments.prompt, arguments.new_tokens, batch_size=arguments.batch, cache=arguments.cache,
-                                 autocast=autocast, device=arguments.device, samples=arguments.samples or None)
+        found = profile_generate(model, arguments.prompt, arguments.new_tokens, batch_size=arguments.batch,
+                                 cache=arguments.cache, autocast=autocast, device=arguments.device,
+                                 samples=arguments.samples or None)
     except AnalyzerError:
         raise
     except Exception as error:  # whatever the model raises, e.g. for more tokens than it has positions

@@ -87,7 +87,8 @@ class TransformersDecoder(Decoder):
         options = dict(self.options)
         batch, count = tokens.shape
         if self.takes_positions:
-            options["position_ids"] = torch.arange(self.context, self.context + count, device=tokens.device).repeat(batch, 1)
+            options["position_ids"] = torch.arange(self.context, self.context + count, device=tokens.device).repeat(
+                batch, 1)
         self.context += count
         return find_logits(self.model(input_ids=tokens, **{self.cache_name: self.cache}, **options))
 
@@ -103,7 +104,8 @@ class TransformersDecoder(Decoder):
         layers: Any = self.own.layers
         windows = {getattr(layer, "sliding_window", None) or getattr(layer, "max_cache_len", None)
                    for layer in layers if getattr(layer, "is_sliding", False)}
-        return sorted({window - 1 for window in windows if isinstance(window, int)})  # the token that is read takes the last place
+        # the token that is read takes the last place
+        return sorted({window - 1 for window in windows if isinstance(window, int)})
 
     def kept(self) -> object:
         return self.cache
@@ -125,7 +127,8 @@ class EncoderDecoder(TransformersDecoder):
             encoder: Any = self.model.get_encoder()
             self.encoded = encoder(tokens)
             tokens = torch.zeros((tokens.shape[0], 1), dtype=torch.int64, device=tokens.device)
-        output = self.model(encoder_outputs=self.encoded, decoder_input_ids=tokens, past_key_values=self.cache, use_cache=True)
+        output = self.model(encoder_outputs=self.encoded, decoder_input_ids=tokens, past_key_values=self.cache,
+                            use_cache=True)
         return find_logits(output)
 
 
@@ -136,9 +139,12 @@ def make_decoder(model: nn.Module, cache: str, prompt_tokens: int, new_tokens: i
     can_generate = getattr(model, "can_generate", None)
     if callable(can_generate):
         if not can_generate():
-            raise InputError(f"profile_generate(): {type(model).__name__} cannot generate; give a class with a language-model head, e.g. ...ForCausalLM")
+            raise InputError(
+                f"profile_generate(): {type(model).__name__} cannot generate; give a class with a language-model head, e.g. ...ForCausalLM"
+            )
         config: Any = model.config
-        return (EncoderDecoder if config.is_encoder_decoder else TransformersDecoder)(model, cache, prompt_tokens, new_tokens)
+        return (EncoderDecoder if config.is_encoder_decoder else TransformersDecoder)(model, cache, prompt_tokens,
+                                                                                      new_tokens)
     takes_cache = "cache" in inspect.signature(model.forward).parameters
     return (CachedDecoder if takes_cache else Decoder)(model, cache, prompt_tokens, new_tokens)
 
@@ -149,7 +155,9 @@ def find_logits(output: Any) -> Tensor:
     if found is None and isinstance(output, (tuple, list)):
         found = output[0]
     if not isinstance(found, Tensor) or found.dim() != 3:
-        raise InputError(f"profile_generate(): the model returned {type(output).__name__}, in which there are no logits (batch, tokens, vocabulary)")
+        raise InputError(
+            f"profile_generate(): the model returned {type(output).__name__}, in which there are no logits (batch, tokens, vocabulary)"
+        )
     return found
 
 

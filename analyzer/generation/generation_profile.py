@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analyzer.errors import InputError, ProfileFormatError
-from analyzer.results.profile import OutOfMemoryInfo, Profile
 from analyzer.report.column import Column, check_layout, format_quantity, print_rows
-from analyzer.report.summary import describe_out_of_memory
 from analyzer.report.json_format import decoder_of, encode, load_text
+from analyzer.report.summary import describe_out_of_memory
+from analyzer.results.profile import OutOfMemoryInfo, Profile
 
 FORMAT = "analyzer.generation"
 FORMAT_VERSION = 1
@@ -52,13 +52,14 @@ class GenerationStep:
 class GenerationProfile:
     """What it costs to read a prompt and to generate tokens after it, greedily, a batch at a time.
 
-    ``prefill`` and ``decode`` are profiles of the first and of the last pass with their trees of modules; their peaks are those of the whole
-    run. Reading the prompt gives the first token, so ``steps`` has one row for each new token.
+    ``prefill`` and ``decode`` are profiles of the first and of the last pass with their trees of modules; their peaks
+    are those of the whole run. Reading the prompt gives the first token, so ``steps`` has one row for each new token.
     """
 
     name: str
     device: str | None
-    cache: str                               #: "dynamic" grows with each token, "static" is made for all, "none" reads everything again
+    #: "dynamic" grows with each token, "static" is made for all, "none" reads everything again
+    cache: str
     batch_size: int
     prompt_tokens: int
     new_tokens: int
@@ -104,14 +105,17 @@ class GenerationProfile:
 
     @property
     def peak_allocated_bytes(self) -> int | None:
-        return max((step.peak_allocated_bytes for step in self.steps if step.peak_allocated_bytes is not None), default=None)
+        return max((step.peak_allocated_bytes for step in self.steps if step.peak_allocated_bytes is not None),
+                   default=None)
 
     @property
     def peak_reserved_bytes(self) -> int | None:
-        return max((step.peak_reserved_bytes for step in self.steps if step.peak_reserved_bytes is not None), default=None)
+        return max((step.peak_reserved_bytes for step in self.steps if step.peak_reserved_bytes is not None),
+                   default=None)
 
     def table(self, rows: int | None = 20, fmt: str = "text") -> str:
-        """A row a pass; of more than ``rows`` passes, that many spread evenly, the first and the last among them (None: all).
+        """A row a pass; of more than ``rows`` passes, that many spread evenly, the first and the last among them (None:
+        all).
 
         ``fmt`` is ``"text"``, ``"markdown"``, ``"csv"``, ``"latex"``, ``"html"`` or a format of tabulate.
         """
@@ -129,7 +133,8 @@ class GenerationProfile:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """All of it as JSON text, also written to ``path`` if one is given."""
-        text = json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **encode(self)}, separators=(",", ":"), allow_nan=False)
+        text = json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **encode(self)}, separators=(",", ":"),
+                          allow_nan=False)
         if path is not None:
             Path(path).write_text(text + "\n", encoding="utf-8")
         return text
@@ -144,7 +149,8 @@ class GenerationProfile:
             raise ProfileFormatError(f"{origin}: damaged: {error}; write it again") from error
         head = (data.pop("format", None), data.pop("version", None)) if isinstance(data, dict) else (None, None)
         if head != (FORMAT, FORMAT_VERSION):
-            raise ProfileFormatError(f"{origin}: not a saved generation of version {FORMAT_VERSION}, but {head[0]!r} of version {head[1]!r}")
+            raise ProfileFormatError(
+                f"{origin}: not a saved generation of version {FORMAT_VERSION}, but {head[0]!r} of version {head[1]!r}")
         found: GenerationProfile = decoder_of(GenerationProfile)(data, "")
         return found
 
@@ -183,9 +189,11 @@ def spread(length: int, count: int) -> list[int]:
 
 
 def fill_in(steps: Sequence[GenerationStep], count: int) -> Iterator[GenerationStep]:
-    """All ``count`` steps from those that were run (the first and the last among them), the others on straight lines between two of them.
+    """All ``count`` steps from those that were run (the first and the last among them), the others on straight lines
+    between two of them.
 
-    What attention reads and computes grows by the same amount with each token, so the lines are exact but where a window closes.
+    What attention reads and computes grows by the same amount with each token, so the lines are exact but where a
+    window closes.
 
     >>> run = [GenerationStep(0, 1, 10, flops=100), GenerationStep(4, 1, 14, flops=140)]
     >>> [(step.context_tokens, step.flops, step.interpolated) for step in fill_in(run, 5)][1:3]

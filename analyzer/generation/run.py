@@ -9,30 +9,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from analyzer.api.profile import (
+    ProfileOptions,
+    build_model,
+    check_arguments,
+    default_profilers,
+    limit_memory,
+    register_inputs,
+)
+from analyzer.cuda.current_spec import claiming
 from analyzer.errors import InputError
-from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.fx.module_borrow import borrow_module, uncompiled
+from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.cuda.current_spec import claiming
-from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.argument import stand_in_arguments
-from analyzer.api.profile import ProfileOptions, build_model, check_arguments, default_profilers, limit_memory, register_inputs
-from analyzer.results.build import build_profile, build_unplaced_profile
-from analyzer.results.profile import OutOfMemoryInfo, Profile
-from analyzer.results.out_of_memory import describe_shortage
+from analyzer.meta.mode import MetaTensorMode
 from analyzer.profilers.annotation import Annotation
 from analyzer.record.collector import rare_collections
 from analyzer.record.recorder import Recorder
+from analyzer.results.build import build_profile, build_unplaced_profile
+from analyzer.results.out_of_memory import describe_shortage
+from analyzer.results.profile import OutOfMemoryInfo, Profile
 
 from .decoder import Decoder, make_decoder, tensors_kept
 from .generation_profile import GenerationProfile, GenerationStep, fill_in, spread
 
-_SKIPPED = "zero_grad"  # the phase in which the cache grows by tokens that are not run: inference has no gradients to zero
+# the phase in which the cache grows by tokens that are not run: inference has no gradients to zero
+_SKIPPED = "zero_grad"
 
 # Fields of a step that are fields of a phase.
-_AMOUNTS = (
-    "flops", "macs", "read_bytes", "written_bytes", "seconds", "allocated_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
+_AMOUNTS = ("flops", "macs", "read_bytes", "written_bytes", "seconds", "allocated_bytes", "peak_allocated_bytes",
+            "peak_reserved_bytes")
 
 
 def profile_generate(
@@ -48,17 +56,19 @@ def profile_generate(
     options: ProfileOptions | None = None,
     samples: int | None = 16,
 ) -> GenerationProfile:
-    """Predict what it costs to read a prompt and to generate ``new_tokens`` after it, greedily, without running it on data.
+    """Predict what it costs to read a prompt and to generate ``new_tokens`` after it, greedily, without running it on
+    data.
 
-    ``model`` is a language model of transformers (decoder-only or encoder-decoder, called as its ``generate()`` does), one of this package, or
-    any that gives logits (batch, tokens, vocabulary) for token indices (batch, tokens), or a callable of no arguments that builds one.
-    It is put in evaluation mode and is as it was afterwards. ``cache`` is ``"dynamic"``, which grows with each token, or ``"static"``, which is
-    made for all tokens at once; a model that takes none reads all tokens again each time. ``prompt`` is what it reads first in place of
-    (``batch_size``, ``prompt_tokens``) token indices, e.g. the spectrogram of a speech model.
+    ``model`` is a language model of transformers (decoder-only or encoder-decoder, called as its ``generate()`` does),
+    one of this package, or any that gives logits (batch, tokens, vocabulary) for token indices (batch, tokens), or a
+    callable of no arguments that builds one. It is put in evaluation mode and is as it was afterwards. ``cache`` is
+    ``"dynamic"``, which grows with each token, or ``"static"``, which is made for all tokens at once; a model that
+    takes none reads all tokens again each time. ``prompt`` is what it reads first in place of (``batch_size``,
+    ``prompt_tokens``) token indices, e.g. the spectrogram of a speech model.
 
     Where memory runs out under ``options`` that limit it, the result says so, and its steps are those before.
-    Of the passes after the first, ``samples`` are run, evenly spread, and what is between them is on straight lines (None runs all).
-    Raises InputError for arguments that cannot be used, and whatever the model raises.
+    Of the passes after the first, ``samples`` are run, evenly spread, and what is between them is on straight lines
+    (None runs all). Raises InputError for arguments that cannot be used, and whatever the model raises.
 
     A layer keeps the keys and values of each token, here 2 layers of 64 channels in 4 bytes:
 
@@ -68,8 +78,9 @@ def profile_generate(
     True
     """
     if prompt_tokens < 1 or new_tokens < 1 or batch_size < 1 or (samples is not None and samples < 1):
-        raise InputError(f"profile_generate(prompt_tokens={prompt_tokens!r}, new_tokens={new_tokens!r}, batch_size={batch_size!r}, "
-                         f"samples={samples!r}): each must be 1 or more")
+        raise InputError(
+            f"profile_generate(prompt_tokens={prompt_tokens!r}, new_tokens={new_tokens!r}, batch_size={batch_size!r}, "
+            f"samples={samples!r}): each must be 1 or more")
     options = options or ProfileOptions()
     check_arguments("infer", autocast, options)
     spec = find_device(device)
@@ -77,7 +88,9 @@ def profile_generate(
     if prompt is None:
         prompt = torch.ones((batch_size, prompt_tokens), dtype=torch.int64)
     if prompt.dim() < 2:
-        raise InputError(f"profile_generate(prompt of shape {tuple(prompt.shape)}): its first dimension is the batch, the next the tokens")
+        raise InputError(
+            f"profile_generate(prompt of shape {tuple(prompt.shape)}): its first dimension is the batch, the next the tokens"
+        )
     run = _Run(module, prompt, new_tokens, cache, autocast, spec, options)
     training = {m: m.training for m in module.modules()}
     module.eval()
@@ -91,14 +104,15 @@ def profile_generate(
 class _Run:
     """One generation under one recorder: each pass that is run is a step of its log."""
 
-    def __init__(self, module: nn.Module, prompt: Tensor, new_tokens: int, cache: str, autocast: torch.dtype | None, spec: DeviceSpec,
-                 options: ProfileOptions) -> None:
+    def __init__(self, module: nn.Module, prompt: Tensor, new_tokens: int, cache: str, autocast: torch.dtype | None,
+                 spec: DeviceSpec, options: ProfileOptions) -> None:
         self.module, self.prompt, self.new_tokens, self.cache, self.autocast, self.spec = module, prompt, new_tokens, cache, autocast, spec
         self.options, self.remark = limit_memory(options, spec)
         self.claim = torch.device("cpu") if spec.kind == "cpu" else torch.device(spec.kind, 0)
         self.facts: dict[str, Any] = {"name": type(uncompiled(module)).__name__, "mode": "infer", "device": spec.name,
                                       "autocast": None if autocast is None else str(autocast).removeprefix("torch.")}
-        self.prompt_tokens = prompt.shape[-1 if prompt.is_floating_point() else 1]  # of a spectrogram the time comes last
+        # of a spectrogram the time comes last
+        self.prompt_tokens = prompt.shape[-1 if prompt.is_floating_point() else 1]
         self.finished: list[int] = []      # which passes were run, and of each of them:
         self.read_tokens: list[int] = []
         self.cache_bytes: list[int] = []
@@ -107,7 +121,8 @@ class _Run:
         try:
             return self._run(samples)
         except DeviceOutOfMemoryError as error:  # the model itself does not fit
-            unplaced = build_unplaced_profile(self.module, error, **self.facts, assumptions=(self.remark,) if self.remark else ())
+            unplaced = build_unplaced_profile(self.module, error, **self.facts,
+                                              assumptions=(self.remark, ) if self.remark else ())
             return self._result((), [], unplaced, None, self.cache, unplaced.assumptions, unplaced.out_of_memory)
 
     def _run(self, samples: int | None) -> GenerationProfile:
@@ -140,14 +155,16 @@ class _Run:
             short = describe_shortage(recorder.log)
             if short is not None and short.step is not None:
                 short = replace(short, step=passes[short.step])
-            return self._result(steps, self.finished, prefill, decode, decoder.cache_kind, tuple(mode.state.assumptions), short)
+            return self._result(steps, self.finished, prefill, decode, decoder.cache_kind,
+                                tuple(mode.state.assumptions), short)
 
-    def _result(self, steps: Sequence[GenerationStep], finished: list[int], prefill: Profile, decode: Profile | None, cache: str,
-                assumptions: tuple[str, ...], short: OutOfMemoryInfo | None) -> GenerationProfile:
+    def _result(self, steps: Sequence[GenerationStep], finished: list[int], prefill: Profile, decode: Profile | None,
+                cache: str, assumptions: tuple[str, ...], short: OutOfMemoryInfo | None) -> GenerationProfile:
         filled = tuple(fill_in(steps, finished[-1] + 1)) if finished else ()
-        return GenerationProfile(
-            name=self.facts["name"], device=self.spec.name, cache=cache, batch_size=self.prompt.shape[0], prompt_tokens=self.prompt_tokens,
-            new_tokens=self.new_tokens, steps=filled, prefill=prefill, decode=decode, out_of_memory=short, assumptions=assumptions)
+        return GenerationProfile(name=self.facts["name"], device=self.spec.name, cache=cache,
+                                 batch_size=self.prompt.shape[0], prompt_tokens=self.prompt_tokens,
+                                 new_tokens=self.new_tokens, steps=filled, prefill=prefill, decode=decode,
+                                 out_of_memory=short, assumptions=assumptions)
 
     def _choose_passes(self, samples: int | None, bends: list[int]) -> list[int]:
         """The passes to run: evenly spread, and those beside which a straight line ends."""
@@ -158,13 +175,15 @@ class _Run:
         return sorted({0, *(1 + i for i in spread(last, max(2, samples))), *beside})
 
     def _pass(self, recorder: Recorder, decoder: Decoder, tokens: Tensor, step: int, index: int) -> Tensor | None:
-        """One pass, and the choice of the next token, (batch, 1): the largest of the last logits in float32, as `generate` has it.
+        """One pass, and the choice of the next token, (batch, 1): the largest of the last logits in float32, as
+        `generate` has it.
 
         None where memory ran out.
         """
         recorder.start_step(step, placeholders=step == 0)
         recorder.begin("forward")
-        casting = contextlib.nullcontext() if self.autocast is None else torch.autocast(self.claim.type, dtype=self.autocast)
+        casting = contextlib.nullcontext() if self.autocast is None else torch.autocast(
+            self.claim.type, dtype=self.autocast)
         try:
             with torch.no_grad(), casting:
                 logits = decoder.read(tokens)
@@ -177,7 +196,8 @@ class _Run:
         kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_kept(decoder.kept())}
         recorder.mark(tensors_kept(decoder.kept()), "cache")
         self.finished.append(index)
-        self.read_tokens.append(self.prompt_tokens + index if decoder.cache_kind == "none" else 1 if index else self.prompt_tokens)
+        self.read_tokens.append(self.prompt_tokens +
+                                index if decoder.cache_kind == "none" else 1 if index else self.prompt_tokens)
         self.cache_bytes.append(sum(kept.values()))
         return chosen
 
@@ -198,5 +218,7 @@ class _Run:
         steps = []
         for step, index in enumerate(self.finished):
             amounts: dict[str, Any] = {name: rows.get(step, {}).get(name) for name in _AMOUNTS}
-            steps.append(GenerationStep(index, self.read_tokens[step], self.prompt_tokens + index, self.cache_bytes[step], **amounts))
+            steps.append(
+                GenerationStep(index, self.read_tokens[step], self.prompt_tokens + index, self.cache_bytes[step],
+                               **amounts))
         return steps

@@ -9,6 +9,7 @@ from typing import Any
 
 from analyzer.errors import DuplicateRegistrationError, InputError, UnknownDeviceError
 from analyzer.registry import Registry
+
 from .device_spec import DeviceSpec
 from .nvidia import NVIDIA_DEVICES
 
@@ -32,7 +33,9 @@ class DeviceCatalogue:
     def __call__(self, spec: DeviceSpec, *, override: bool = False) -> DeviceSpec:
         """Raises InputError if ``spec`` is not a DeviceSpec, DuplicateRegistrationError if a name of it is taken."""
         if not isinstance(spec, DeviceSpec):
-            raise InputError(f"register_device({spec!r}): takes a DeviceSpec, for example DeviceSpec('lab_card', memory_bytes=24 * 2**30)")
+            raise InputError(
+                f"register_device({spec!r}): takes a DeviceSpec, for example DeviceSpec('lab_card', memory_bytes=24 * 2**30)"
+            )
         key = _key(spec.name)
         for name in (spec.name, *spec.aliases):
             other = self._names().get(_key(name))
@@ -97,7 +100,8 @@ def find_device(device: str | DeviceSpec) -> DeviceSpec:
     return spec
 
 
-#: The host. What a CPU can do differs from machine to machine, so every figure is unknown; describe yours with a DeviceSpec.
+#: The host. What a CPU can do differs from machine to machine, so every figure is unknown; describe yours with a
+#: DeviceSpec.
 CPU = DeviceSpec("cpu", kind="cpu")
 
 for _spec in (*NVIDIA_DEVICES, CPU):

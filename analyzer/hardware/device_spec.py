@@ -57,7 +57,8 @@ _KINDS = ("cuda", "cpu")
 
 @dataclass(frozen=True, repr=False)
 class DeviceSpec:
-    """A device that a model may be profiled for. Every figure but the name may be None: unknown, or the device has no such part.
+    """A device that a model may be profiled for. Every figure but the name may be None: unknown, or the device has no
+    such part.
 
     - ``name``, ``aliases``: what ``find_device`` knows it by. ``kind``: ``"cuda"`` or ``"cpu"``.
     - ``compute_capability``: (major, minor) of a CUDA device.
@@ -106,7 +107,8 @@ class DeviceSpec:
             raise InputError(f"DeviceSpec(name={self.name!r}): must be a name that is not blank")
         if self.kind not in _KINDS:
             raise self._error("kind", self.kind, f"must be one of {', '.join(map(repr, _KINDS))}")
-        if not isinstance(self.aliases, (tuple, list)) or not all(isinstance(a, str) and a.strip() for a in self.aliases):
+        if not isinstance(self.aliases,
+                          (tuple, list)) or not all(isinstance(a, str) and a.strip() for a in self.aliases):
             raise self._error("aliases", self.aliases, "must be a tuple of names")
         object.__setattr__(self, "aliases", tuple(self.aliases))  # JSON brings lists
         if self.compute_capability is not None:
@@ -125,7 +127,8 @@ class DeviceSpec:
                 raise self._error(name, value, f"must be a positive number, in {_UNITS[name]}, or None if unknown")
         for name in self.sources:
             if name not in _UNITS and name != "flops_per_second":
-                raise self._error("sources", name, f"not a figure{_suggest(name, _UNITS)}; the figures are {', '.join(_UNITS)}")
+                raise self._error("sources", name,
+                                  f"not a figure{_suggest(name, _UNITS)}; the figures are {', '.join(_UNITS)}")
         object.__setattr__(self, "sources", dict(self.sources))  # a copy: the caller's dict may change
 
     def _check_capability(self) -> None:
@@ -174,7 +177,8 @@ def _known_fields(owner: str, cls: type[Any], data: Mapping[str, Any]) -> dict[s
     known = [f.name for f in dataclasses.fields(cls)]
     for name in data:
         if name not in known:
-            raise InputError(f"{owner}.from_dict: unknown field {name!r}{_suggest(name, known)}; the fields are {', '.join(known)}")
+            raise InputError(
+                f"{owner}.from_dict: unknown field {name!r}{_suggest(name, known)}; the fields are {', '.join(known)}")
     return dict(data)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analyzer.units import format_bytes, format_count, format_rate, format_seconds
+
 from .catalogue import find_device, register_device
 from .device_spec import DeviceSpec, Figure
 
@@ -47,7 +48,8 @@ def format_device(device: str | DeviceSpec) -> str:
     figures = list(spec.figures())
     # a document serves many figures: each stands once, below, on one line so that its address can be copied
     documents = list(dict.fromkeys(figure.source for figure in figures if figure.source))
-    rows = [(f.name, _format_figure(f), f"[{documents.index(f.source) + 1}]" if f.source else "unknown") for f in figures]
+    rows = [(f.name, _format_figure(f), f"[{documents.index(f.source) + 1}]" if f.source else "unknown")
+            for f in figures]
     table = _lay_out(rows, ("figure", "value", "source"))
     return "\n".join([title, "", table, "", *(f"[{i}] {document}" for i, document in enumerate(documents, 1))]).rstrip()
 

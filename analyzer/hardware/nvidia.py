@@ -1,7 +1,8 @@
 """NVIDIA devices. Rates are dense: where a data sheet prints only the figure with sparsity, half of it stands here.
 
 Memory sizes are what the driver gave a program on one such machine; they differ by some MiB between driver versions.
-No document gives the cost of a kernel launch, so it is unknown throughout. Compute capabilities: developer.nvidia.com/cuda-gpus.
+No document gives the cost of a kernel launch, so it is unknown throughout. Compute capabilities:
+developer.nvidia.com/cuda-gpus.
 """
 from __future__ import annotations
 
@@ -15,12 +16,10 @@ _PCIE_3, _PCIE_4, _PCIE_5 = 32e9, 64e9, 128e9
 _H200_SHEET = "NVIDIA H200 Tensor Core GPU datasheet, Technical Specifications, H200 SXM (nvidia.com/en-us/data-center/h200)"
 _H200_DRIVER = (
     "torch.cuda.get_device_properties on an H200: total_memory=143156MB (MiB, rounded down), multi_processor_count=132, "
-    "L2_cache_size=60MB (quoted in github.com/ai-bot-pro/achatbot, deploy/modal/src/llm/vllm/vlm/skywork_r1v.py)"
-)
+    "L2_cache_size=60MB (quoted in github.com/ai-bot-pro/achatbot, deploy/modal/src/llm/vllm/vlm/skywork_r1v.py)")
 _H100_PAPER = (
     "NVIDIA H100 Tensor Core GPU Architecture whitepaper v1.04, Table 3 (comparison of A100 and H100), column H100 SXM5, "
-    "first figure of each pair (resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper)"
-)
+    "first figure of each pair (resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper)")
 _H100_SHEET = "NVIDIA H100 Tensor Core GPU datasheet, Technical Specifications, H100 SXM (nvidia.com/en-us/data-center/h100)"
 _A100_PAPER = (
     "NVIDIA A100 Tensor Core GPU Architecture whitepaper V1.0, Table 4 (Comparison of NVIDIA Data Center GPUs), column A100, "
@@ -60,9 +59,8 @@ H200 = DeviceSpec(
     compute_capability=(9, 0),
     memory_bytes=143156 * 2**20,
     memory_bandwidth=4.8e12,
-    flops_per_second=PeakRates(
-        fp64=34e12, fp64_tensor=67e12, fp32=67e12, tf32=989e12 / 2, bf16=1979e12 / 2, fp16=1979e12 / 2, fp8=3958e12 / 2, int8=3958e12 / 2
-    ),
+    flops_per_second=PeakRates(fp64=34e12, fp64_tensor=67e12, fp32=67e12, tf32=989e12 / 2, bf16=1979e12 / 2,
+                               fp16=1979e12 / 2, fp8=3958e12 / 2, int8=3958e12 / 2),
     multiprocessors=132,
     l2_bytes=60 * 2**20,
     nvlink_bandwidth=_NVLINK_4 / 2,
@@ -87,9 +85,8 @@ H100_SXM = DeviceSpec(
     compute_capability=(9, 0),
     memory_bytes=85_028_896_768,
     memory_bandwidth=3352e9,
-    flops_per_second=PeakRates(
-        fp64=33.5e12, fp64_tensor=66.9e12, fp32=66.9e12, tf32=494.7e12, bf16=989.4e12, fp16=989.4e12, fp8=1978.9e12, int8=1978.9e12
-    ),
+    flops_per_second=PeakRates(fp64=33.5e12, fp64_tensor=66.9e12, fp32=66.9e12, tf32=494.7e12, bf16=989.4e12,
+                               fp16=989.4e12, fp8=1978.9e12, int8=1978.9e12),
     multiprocessors=132,
     l2_bytes=50 * 2**20,
     nvlink_bandwidth=_NVLINK_4 / 2,
@@ -106,7 +103,8 @@ H100_SXM = DeviceSpec(
     },
 )
 
-_A100_RATES = PeakRates(fp64=9.7e12, fp64_tensor=19.5e12, fp32=19.5e12, tf32=156e12, bf16=312e12, fp16=312e12, int8=624e12)
+_A100_RATES = PeakRates(fp64=9.7e12, fp64_tensor=19.5e12, fp32=19.5e12, tf32=156e12, bf16=312e12, fp16=312e12,
+                        int8=624e12)
 _A100_SOURCES = {
     "flops_per_second": _A100_PAPER,
     "flops_per_second.fp8": "Ampere tensor cores have no FP8",
@@ -131,7 +129,8 @@ A100_40GB = DeviceSpec(
     aliases=("a100_sxm4_40gb", "nvidia_a100_sxm4_40gb"),
     sources={
         **_A100_SOURCES,
-        "memory_bytes": _device_query("an A100-SXM4-40GB, CUDA 12.2 driver (github.com/bottlerocket-os/bottlerocket/pull/3873)"),
+        "memory_bytes": _device_query(
+            "an A100-SXM4-40GB, CUDA 12.2 driver (github.com/bottlerocket-os/bottlerocket/pull/3873)"),
         "memory_bandwidth": _A100_PAPER,
     },
 )
@@ -163,15 +162,15 @@ L4 = DeviceSpec(
     compute_capability=(8, 9),
     memory_bytes=23_583_784_960,
     memory_bandwidth=300e9,
-    flops_per_second=PeakRates(
-        fp64=30.3e12 / 64, fp32=30.3e12, tf32=120e12 / 2, bf16=242e12 / 2, fp16=242e12 / 2, fp8=485e12 / 2, int8=485e12 / 2
-    ),
+    flops_per_second=PeakRates(fp64=30.3e12 / 64, fp32=30.3e12, tf32=120e12 / 2, bf16=242e12 / 2, fp16=242e12 / 2,
+                               fp8=485e12 / 2, int8=485e12 / 2),
     multiprocessors=58,
     l2_bytes=48 * 2**20,
     pcie_bandwidth=_PCIE_4 / 2,
-    aliases=("nvidia_l4",),
+    aliases=("nvidia_l4", ),
     sources={
-        "memory_bytes": _device_query("an L4, CUDA 12.2 driver (github.com/bottlerocket-os/bottlerocket-kernel-kit/pull/139)"),
+        "memory_bytes": _device_query(
+            "an L4, CUDA 12.2 driver (github.com/bottlerocket-os/bottlerocket-kernel-kit/pull/139)"),
         "memory_bandwidth": _L4_SHEET,
         "flops_per_second": _half(_L4_SHEET),
         "flops_per_second.fp64": _ADA_FP64,
@@ -197,7 +196,8 @@ T4 = DeviceSpec(
     pcie_bandwidth=_PCIE_3 / 2,
     aliases=("tesla_t4", "nvidia_t4"),
     sources={
-        "memory_bytes": _device_query("a Tesla T4, CUDA 12.2 driver (github.com/bottlerocket-os/bottlerocket/pull/3798)"),
+        "memory_bytes": _device_query(
+            "a Tesla T4, CUDA 12.2 driver (github.com/bottlerocket-os/bottlerocket/pull/3798)"),
         "memory_bandwidth": _device_query("a Tesla T4: 5001 MHz, double data rate, 256-bit bus"),
         "flops_per_second": "Turing tensor cores take FP16, INT8, INT4 and INT1 only",
         "flops_per_second.fp64": f"1/32 of fp32: {_TURING_PAPER}, note on FP64 units",
@@ -218,9 +218,8 @@ RTX_4090 = DeviceSpec(
     compute_capability=(8, 9),
     memory_bytes=25_393_692_672,
     memory_bandwidth=1008e9,
-    flops_per_second=PeakRates(
-        fp64=82.6e12 / 64, fp32=82.6e12, tf32=82.6e12, bf16=165.2e12, fp16=165.2e12, fp8=330.3e12, int8=660.6e12
-    ),
+    flops_per_second=PeakRates(fp64=82.6e12 / 64, fp32=82.6e12, tf32=82.6e12, bf16=165.2e12, fp16=165.2e12,
+                               fp8=330.3e12, int8=660.6e12),
     multiprocessors=128,
     l2_bytes=73728 * 2**10,
     pcie_bandwidth=_PCIE_4 / 2,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from analyzer.errors import InputError
+
 from .device_spec import DeviceSpec
 
 # torch dtype to the format whose peak applies; complex numbers are computed in their real parts.
@@ -38,9 +39,9 @@ def find_peak(dtype: object, device: DeviceSpec, uses_tensor_cores: bool, allow_
 
     ``uses_tensor_cores``: whether the operation is one of matrix products (linear, matmul, convolution, attention).
     ``allow_tf32``: whether float32 products may use TF32. In PyTorch matrix products may not by default
-    (``torch.backends.cuda.matmul.allow_tf32`` is False) and convolutions may (``torch.backends.cudnn.allow_tf32`` is True).
-    Other operations on 16-bit and 8-bit floats compute in float32 on the CUDA cores (PyTorch's ``OpMathType.h``),
-    and so do products in a format that the device's tensor cores lack.
+    (``torch.backends.cuda.matmul.allow_tf32`` is False) and convolutions may (``torch.backends.cudnn.allow_tf32`` is
+    True). Other operations on 16-bit and 8-bit floats compute in float32 on the CUDA cores (PyTorch's
+    ``OpMathType.h``), and so do products in a format that the device's tensor cores lack.
 
     >>> from analyzer.hardware import find_device
     >>> a100 = find_device("a100")
@@ -101,7 +102,9 @@ def roofline_seconds(
     if flops is None or bytes_moved is None:
         return None
     if flops < 0 or bytes_moved < 0:
-        raise InputError(f"roofline_seconds(flops={flops}, bytes_moved={bytes_moved}): counts are not negative; pass None for unknown")
+        raise InputError(
+            f"roofline_seconds(flops={flops}, bytes_moved={bytes_moved}): counts are not negative; pass None for unknown"
+        )
     seconds = 0.0
     for amount, rate in (
         (flops, find_peak(dtype, device, uses_tensor_cores, allow_tf32) if flops else None),
@@ -115,12 +118,13 @@ def roofline_seconds(
 
 
 def collective_seconds(kind: str, nbytes: int | None, world_size: int, device: DeviceSpec) -> float | None:
-    """Seconds of a collective among ``world_size`` devices of one machine, or None if a figure is unknown. Uncalibrated.
+    """Seconds of a collective among ``world_size`` devices of one machine, or None if a figure is unknown.
+    Uncalibrated.
 
-    A ring over NVLink, or over PCI Express where ``device`` has no NVLink, at the full rate of one direction and without
-    latency. ``kind`` is one of ``all_reduce reduce_scatter all_gather all_to_all broadcast reduce send``; ``nbytes`` is the
-    whole buffer: the gathered output of an all-gather, the whole input of a reduce-scatter or all-to-all.
-    Raises InputError for an unknown kind, a negative size or a world smaller than 1.
+    A ring over NVLink, or over PCI Express where ``device`` has no NVLink, at the full rate of one direction and
+    without latency. ``kind`` is one of ``all_reduce reduce_scatter all_gather all_to_all broadcast reduce send``;
+    ``nbytes`` is the whole buffer: the gathered output of an all-gather, the whole input of a reduce-scatter or
+    all-to-all. Raises InputError for an unknown kind, a negative size or a world smaller than 1.
 
     >>> from analyzer.hardware import find_device
     >>> round(collective_seconds("all_reduce", 2**30, 8, find_device("h200")) * 1e3, 3)  # 2 * 7/8 * 2**30 / 450e9

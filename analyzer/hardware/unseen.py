@@ -1,7 +1,8 @@
 """Device memory that no allocator of PyTorch sees: what the driver and the libraries take for themselves.
 
-NVIDIA documents no figures, and they change with the driver, the libraries and the kernels loaded. Where a public out-of-memory
-message tells all that its process held and what PyTorch had reserved of it, the difference is what the rest took.
+NVIDIA documents no figures, and they change with the driver, the libraries and the kernels loaded. Where a public
+out-of-memory message tells all that its process held and what PyTorch had reserved of it, the difference is what the
+rest took.
 """
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ _GIB = 2**30
 
 
 class UnseenMemory(NamedTuple):
-    """One thing outside the allocator. ``bytes`` None is unknown; ``source`` says where from, or what is known elsewhere."""
+    """One thing outside the allocator. ``bytes`` None is unknown; ``source`` says where from, or what is known
+    elsewhere.
+    """
 
     what: str
     bytes: int | None
@@ -29,19 +32,24 @@ def _outside(in_use_gib: float, allocated_gib: float, unallocated_bytes: float) 
 
 # Context, loaded kernels and library handles together, of one process on one GPU.
 _CONTEXTS: dict[str, tuple[int, str]] = {
-    "h200": (_outside(139.60, 138.14, 824.86 * _MIB),
-             "an out-of-memory message in github.com/Zyora-Dev/zse, error.md (3ffdf12), an H200: 139.60 GiB in use - 138.14 GiB allocated - "
+    "h200": (_outside(
+        139.60, 138.14, 824.86 * _MIB
+    ), "an out-of-memory message in github.com/Zyora-Dev/zse, error.md (3ffdf12), an H200: 139.60 GiB in use - 138.14 GiB allocated - "
              "824.86 MiB unallocated; varies with driver, libraries and kernels"),
-    "rtx_4090": (_outside(23.60, 22.90, 194.87 * _MIB),
-                 "pytorch/pytorch issue 16417 (2024-03-13), a card of 23.65 GiB: 23.60 GiB in use - 22.90 GiB allocated - 194.87 MiB unallocated; "
+    "rtx_4090": (_outside(
+        23.60, 22.90, 194.87 * _MIB
+    ), "pytorch/pytorch issue 16417 (2024-03-13), a card of 23.65 GiB: 23.60 GiB in use - 22.90 GiB allocated - 194.87 MiB unallocated; "
                  "varies with driver, libraries and kernels"),
 }
 _MULTIPROCESSORS = {device.name: device.multiprocessors for device in NVIDIA_DEVICES}
 # Where nothing tells which device is alike: each thing on its own, with what is known of it.
 _UNKNOWN = (
-    UnseenMemory("CUDA context and kernels", None,
-                 "not known for this device; with the handles 0.50 GiB on an L40S (huggingface/sentence-transformers issue 3214)"),
-    UnseenMemory("cuBLAS handles", None, "not known; their workspaces are in the peak (PyTorch's CublasHandlePool.cpp)"),
+    UnseenMemory(
+        "CUDA context and kernels", None,
+        "not known for this device; with the handles 0.50 GiB on an L40S (huggingface/sentence-transformers issue 3214)"
+    ),
+    UnseenMemory("cuBLAS handles", None,
+                 "not known; their workspaces are in the peak (PyTorch's CublasHandlePool.cpp)"),
     UnseenMemory("cuDNN handle", None, "not known; convolution workspaces are in the peak (PyTorch's Conv_v8.cpp)"),
 )
 
@@ -52,7 +60,8 @@ _NCCL_ELSEWHERE = "not known for this device: grows with channels and communicat
 
 
 def list_unseen(device: DeviceSpec, world_size: int = 1) -> tuple[UnseenMemory, ...]:
-    """What takes memory of ``device`` outside the allocator in a process of a job of ``world_size`` ranks; nothing on a host.
+    """What takes memory of ``device`` outside the allocator in a process of a job of ``world_size`` ranks; nothing on a
+    host.
 
     >>> from analyzer.hardware import find_device
     >>> for unseen in list_unseen(find_device("a100_80gb"), world_size=2):
@@ -66,17 +75,20 @@ def list_unseen(device: DeviceSpec, world_size: int = 1) -> tuple[UnseenMemory, 
     if world_size > 1:
         if device.name.startswith("a100"):
             pair = world_size == 2
-            found.append(UnseenMemory("NCCL buffers (one communicator)", _NCCL_PAIR_BYTES if pair else _NCCL_GROUP_BYTES,
-                                      _NCCL_SOURCE.format("2 ranks" if pair else "more than 2 ranks")))
+            found.append(
+                UnseenMemory("NCCL buffers (one communicator)", _NCCL_PAIR_BYTES if pair else _NCCL_GROUP_BYTES,
+                             _NCCL_SOURCE.format("2 ranks" if pair else "more than 2 ranks")))
         else:
             found.append(UnseenMemory("NCCL buffers", None, _NCCL_ELSEWHERE))
     return tuple(found)
 
 
 def _list_contexts(device: DeviceSpec) -> list[UnseenMemory]:
-    """What the driver and the libraries take: known, else as on the known device with the nearest number of multiprocessors.
+    """What the driver and the libraries take: known, else as on the known device with the nearest number of
+    multiprocessors.
 
-    A context holds local memory and stacks for all threads that the multiprocessors can run (CUDA programming guide, cudaDeviceSetLimit).
+    A context holds local memory and stacks for all threads that the multiprocessors can run (CUDA programming guide,
+    cudaDeviceSetLimit).
     """
     what = "CUDA context, kernels, cuBLAS and cuDNN handles"
     known = _CONTEXTS.get(device.name)
@@ -87,5 +99,9 @@ def _list_contexts(device: DeviceSpec) -> list[UnseenMemory]:
         return list(_UNKNOWN)
     other = min(_CONTEXTS, key=lambda name: abs((_MULTIPROCESSORS[name] or 0) - own))
     nbytes, source = _CONTEXTS[other]
-    return [UnseenMemory(f"{what} (assumed: as on {other})", nbytes,
-                         f"not known for this device; of those known {other} is nearest in multiprocessors ({_MULTIPROCESSORS[other]}, here {own}): {source}")]
+    return [
+        UnseenMemory(
+            f"{what} (assumed: as on {other})", nbytes,
+            f"not known for this device; of those known {other} is nearest in multiprocessors ({_MULTIPROCESSORS[other]}, here {own}): {source}"
+        )
+    ]

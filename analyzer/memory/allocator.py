@@ -1,7 +1,7 @@
 """A simulation of PyTorch's CUDA caching allocator: addresses, allocated and reserved bytes, out-of-memory.
 
-Source of every rule: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.11 to 2.13); comments
-name the function. Not simulated: private pools (CUDA graphs, ``torch.cuda.MemPool``) and the delay of frees by
+Source of every rule: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.11 to 2.13);
+comments name the function. Not simulated: private pools (CUDA graphs, ``torch.cuda.MemPool``) and the delay of frees by
 ``record_stream``, which depends on when kernels end.
 
 Vocabulary: a *segment* is what one ``cudaMalloc`` returns, or the address range of one expandable segment; it is a
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from analyzer.errors import AnalyzerError, InputError
+
 from .allocator_options import ADDRESS_RANGE_BYTES, LARGE_ROUNDING_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorOptions
 from .allocator_play import Elsewhere, Takings, play_plainly
 from .allocator_segment import ADDRESS_BITS, Pool, Segment, Span
@@ -31,8 +32,8 @@ _PYTORCH_DEFAULTS = AllocatorOptions()
 
 
 class DeviceOutOfMemoryError(AnalyzerError, MemoryError, torch.OutOfMemoryError):
-    """The simulated device has no memory left for an allocation: code that catches ``torch.cuda.OutOfMemoryError``, or looks for
-    "out of memory" in the text of a RuntimeError, meets what it waits for. All attributes are bytes.
+    """The simulated device has no memory left for an allocation: code that catches ``torch.cuda.OutOfMemoryError``, or
+    looks for "out of memory" in the text of a RuntimeError, meets what it waits for. All attributes are bytes.
 
     ``requested_bytes`` asked for; ``short_bytes`` missing once all cached segments were given back; ``allocated_bytes``
     and ``reserved_bytes`` at that moment; ``capacity_bytes`` that may be reserved in all.
@@ -55,7 +56,8 @@ class DeviceOutOfMemoryError(AnalyzerError, MemoryError, torch.OutOfMemoryError)
         self.capacity_bytes = capacity_bytes
 
     def __reduce__(self) -> tuple[type[DeviceOutOfMemoryError], tuple[int, ...]]:
-        return type(self), (self.requested_bytes, self.short_bytes, self.allocated_bytes, self.reserved_bytes, self.capacity_bytes)
+        return type(self), (self.requested_bytes, self.short_bytes, self.allocated_bytes, self.reserved_bytes,
+                            self.capacity_bytes)
 
 
 class Block:
@@ -84,9 +86,10 @@ class Block:
 class CachingAllocator:
     """The caching allocator of one CUDA device; sizes and addresses only, no memory.
 
-    ``capacity_bytes`` is what ``cudaMalloc`` can hand out in all; None: without limit. Segments lie below ``top_address`` (a
-    multiple of 512), in ranges of 32 MiB each below the one before; the address decides which of several free blocks of one size is
-    taken. Addresses of segments given back are not used again. Not safe for use from several threads at once.
+    ``capacity_bytes`` is what ``cudaMalloc`` can hand out in all; None: without limit. Segments lie below
+    ``top_address`` (a multiple of 512), in ranges of 32 MiB each below the one before; the address decides which of
+    several free blocks of one size is taken. Addresses of segments given back are not used again. Not safe for use from
+    several threads at once.
 
     >>> allocator = CachingAllocator()
     >>> block = allocator.allocate(1)
@@ -112,7 +115,8 @@ class CachingAllocator:
             raise InputError(f"top_address={top_address!r}: must be a positive multiple of {MIN_BLOCK_BYTES}")
         self.capacity_bytes = capacity_bytes
         self.options = options
-        #: told of every act: (action, address, bytes), with the action names of ``torch.cuda.memory._snapshot``'s traces
+        #: told of every act: (action, address, bytes), with the action names of ``torch.cuda.memory._snapshot``'s
+        #: traces
         self.observer: Callable[[str, int, int], None] | None = None
         #: times that the whole cache had to be given back before an allocation was retried (``num_alloc_retries``)
         self.alloc_retry_count = 0
@@ -135,7 +139,8 @@ class CachingAllocator:
         self._segments: dict[int, Segment] = {}
         self._spare: list[Span] = []  # merged into others: `_play` would take longer to make new ones
         self._lowest_address = self._next_empty_address = top_address
-        self._gaps: dict[int, list[int]] = {}  # heaps of the addresses left over in ranges, by how many bytes there are from there
+        # heaps of the addresses left over in ranges, by how many bytes there are from there
+        self._gaps: dict[int, list[int]] = {}
         # Empty blocks own nothing, but free() must tell a live one from a freed one.
         self._empty_span = Segment(0, 0, Pool(self, options, 0, is_small=True), None).head
         self._large_searches = 0  # get_free_blocks_call_count of the large pool
@@ -208,7 +213,8 @@ class CachingAllocator:
     def lap_peaks(self) -> tuple[int, int, int]:
         """Allocated, requested and reserved peaks since `begin_lap`."""
         allocated, requested, reserved = self._lap_floors
-        return (max(allocated, self._peak_allocated_bytes), max(requested, self._peak_requested_bytes), max(reserved, self._peak_reserved_bytes))
+        return (max(allocated, self._peak_allocated_bytes), max(
+            requested, self._peak_requested_bytes), max(reserved, self._peak_reserved_bytes))
 
     def _lower_peaks(self) -> None:
         self._peak_allocated_bytes = self._allocated_bytes
@@ -228,7 +234,8 @@ class CachingAllocator:
             size_bytes = self.options.rounded_bytes(nbytes)
         else:
             size_bytes = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-        pool = (self._small_pools if size_bytes <= SMALL_BYTES else self._large_pools).get(stream) or self._make_pool(stream, size_bytes)
+        pool = (self._small_pools if size_bytes <= SMALL_BYTES else self._large_pools).get(stream) or self._make_pool(
+            stream, size_bytes)
         span = self._take_free(pool, size_bytes) or self._take_new(pool, size_bytes, nbytes)
 
         # alloc_found_block: the block keeps the low end
@@ -449,8 +456,9 @@ class CachingAllocator:
             takings.top_bytes, top_at, takings.top_at = top_bytes, takings.top_at, -1
             play_plainly(self, [act], slots, takings, elsewhere, stream)
             takings.top_at = top_at if takings.top_at < 0 else at
-            allocated, peak, requested, requested_peak, top_bytes = (
-                self._allocated_bytes, self._peak_allocated_bytes, self._requested_bytes, self._peak_requested_bytes, takings.top_bytes)
+            allocated, peak, requested, requested_peak, top_bytes = (self._allocated_bytes, self._peak_allocated_bytes,
+                                                                     self._requested_bytes, self._peak_requested_bytes,
+                                                                     takings.top_bytes)
         self._allocated_bytes, self._peak_allocated_bytes = allocated, peak
         self._requested_bytes, self._peak_requested_bytes = requested, requested_peak
         takings.top_bytes = top_bytes
@@ -515,7 +523,8 @@ class CachingAllocator:
         span = self._reserve(pool, size_bytes)
         if span is not None:
             return span
-        # With throw_on_cudamalloc_oom a request beyond the fraction fails before anything is given back (PyTorch PR 179473).
+        # With throw_on_cudamalloc_oom a request beyond the fraction fails before anything is given back (PyTorch PR
+        # 179473).
         if not (self.options.throw_on_cudamalloc_oom and self._excess_bytes(size_bytes) > 0):
             if self._release_oversize(pool, size_bytes):
                 span = self._reserve(pool, size_bytes)
@@ -525,11 +534,14 @@ class CachingAllocator:
                 span = self._reserve(pool, size_bytes)
         if span is None:
             limits = [limit for limit in (self._allowed_bytes, self.capacity_bytes) if limit is not None]
-            raise DeviceOutOfMemoryError(nbytes, self._short_bytes, self._allocated_bytes, self._reserved_bytes, min(limits))
+            raise DeviceOutOfMemoryError(nbytes, self._short_bytes, self._allocated_bytes, self._reserved_bytes,
+                                         min(limits))
         return span
 
     def _excess_bytes(self, size_bytes: int) -> int:
-        """By how much a new segment for ``size_bytes`` would exceed the memory fraction; not positive where it would not."""
+        """By how much a new segment for ``size_bytes`` would exceed the memory fraction; not positive where it would
+        not.
+        """
         if self._allowed_bytes is None:
             return 0
         return self._reserved_bytes + self.options.segment_bytes(size_bytes) - self._allowed_bytes
@@ -560,7 +572,8 @@ class CachingAllocator:
         return True
 
     def _add_segment(self, pool: Pool, nbytes: int) -> Segment:
-        address = self._find_address(-(-nbytes // LARGE_ROUNDING_BYTES) * LARGE_ROUNDING_BYTES)  # the device's own pages are 2 MiB
+        # the device's own pages are 2 MiB
+        address = self._find_address(-(-nbytes // LARGE_ROUNDING_BYTES) * LARGE_ROUNDING_BYTES)
         segment = self._segments[address] = Segment(address, nbytes, pool, pool.page_bytes)
         return segment
 
@@ -568,9 +581,10 @@ class CachingAllocator:
     def _find_address(self, nbytes: int) -> int:
         """The lowest gap that is large enough, else a new range of addresses below all others.
 
-        The driver takes ranges from mmap, which goes downwards (Linux, mm/mmap.c: arch_get_unmapped_area_topdown). The ranges are read off
-        public memory snapshots (segments of 1 GiB below 512 MiB below 20 MiB, each at a multiple of 32 MiB, and one of 2 MiB behind
-        that of 20 MiB); of the orders tried, this one meets the most of what an H200 held, to the byte.
+        The driver takes ranges from mmap, which goes downwards (Linux, mm/mmap.c: arch_get_unmapped_area_topdown). The
+        ranges are read off public memory snapshots (segments of 1 GiB below 512 MiB below 20 MiB, each at a multiple of
+        32 MiB, and one of 2 MiB behind that of 20 MiB); of the orders tried, this one meets the most of what an H200
+        held, to the byte.
         """
         gaps = self._gaps
         address = room_bytes = 0
@@ -625,7 +639,8 @@ class CachingAllocator:
         """Give back the best-fitting unsplittable span, else the largest ones until they add up; true if enough went."""
         if self._max_split_bytes is None or pool.page_bytes is not None:  # pages go with _release_cached
             return False
-        # PyTorch seeks at least max_split_size here, which is the same: a smaller span of this size would have been taken.
+        # PyTorch seeks at least max_split_size here, which is the same: a smaller span of this size would have been
+        # taken.
         index = pool.find(size_bytes)
         if index < len(pool.free):
             # A free span this large is a whole segment: should_split leaves none that is a part of one.
@@ -642,7 +657,8 @@ class CachingAllocator:
         assert self._allowed_bytes is not None
         excess_bytes = self._reserved_bytes - int(self.options.garbage_collection_threshold * self._allowed_bytes)
         idle = [
-            span for pool in self._large_pools.values() if pool.page_bytes is None for span in pool.free if not span.is_split
+            span for pool in self._large_pools.values() if pool.page_bytes is None for span in pool.free
+            if not span.is_split
         ]
         while excess_bytes > 0 and idle:
             # age: searches since the free; all of at least average age go, even beyond what is needed
@@ -684,7 +700,8 @@ class CachingAllocator:
             if room_bytes >= size_bytes:
                 return first
         # ExpandableSegment: addresses for 1 1/8 of the device's memory
-        range_bytes = max(_UNBOUNDED_RANGE_BYTES, size_bytes) if self.capacity_bytes is None else self.capacity_bytes * 9 // 8
+        range_bytes = max(_UNBOUNDED_RANGE_BYTES,
+                          size_bytes) if self.capacity_bytes is None else self.capacity_bytes * 9 // 8
         assert pool.page_bytes is not None
         span = self._add_segment(pool, -(-range_bytes // pool.page_bytes) * pool.page_bytes).head
         pool.insert_unmapped(span)

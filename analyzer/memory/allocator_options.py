@@ -29,9 +29,17 @@ _FIRST_INTERVAL_LOG2 = 20
 
 # Keys that PyTorch 2.13 knows (AllocatorConfig.cpp, CUDAAllocatorConfig.h) and that change no size on the device.
 _WITHOUT_EFFECT = frozenset({
-    "graph_capture_record_stream_reuse", "pinned_free_catch_all", "pinned_max_cached_size_mb", "pinned_max_round_threshold_mb",
-    "pinned_num_register_threads", "pinned_reserve_segment_size_mb", "pinned_use_background_threads",
-    "pinned_use_cuda_host_register", "pinned_use_hip_host_register", "release_lock_on_cudamalloc", "release_lock_on_hipmalloc",
+    "graph_capture_record_stream_reuse",
+    "pinned_free_catch_all",
+    "pinned_max_cached_size_mb",
+    "pinned_max_round_threshold_mb",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_use_background_threads",
+    "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
+    "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
 })
 
 
@@ -109,16 +117,19 @@ class AllocatorOptions:
     def __post_init__(self) -> None:
         if self.large_segment_size_mb * MIB <= MIN_LARGE_BYTES:  # parseLargeSegmentSize
             raise self._refusal("large_segment_size_mb", "must be above 10")
-        for name in ("max_split_size_mb", "max_non_split_rounding_mb"):  # parseMaxSplitSize, parseMaxNonSplitRoundingSize
+        # parseMaxSplitSize, parseMaxNonSplitRoundingSize
+        for name in ("max_split_size_mb", "max_non_split_rounding_mb"):
             size_mb = getattr(self, name)
             if size_mb is not None and size_mb < self.large_segment_size_mb:
-                raise self._refusal(name, f"must be None or at least large_segment_size_mb, {self.large_segment_size_mb}")
+                raise self._refusal(name,
+                                    f"must be None or at least large_segment_size_mb, {self.large_segment_size_mb}")
         if not 0.0 <= self.garbage_collection_threshold < 1.0:  # parseGarbageCollectionThreshold
             raise self._refusal("garbage_collection_threshold", "must lie between 0 and 1; 0 switches it off")
         if not 0.0 <= self.per_process_memory_fraction <= 1.0:  # parsePerProcessMemoryFraction
             raise self._refusal("per_process_memory_fraction", "must lie between 0 and 1")
         if isinstance(self.roundup_power2_divisions, Mapping):
-            object.__setattr__(self, "roundup_power2_divisions", dict(self.roundup_power2_divisions))  # theirs may change
+            # theirs may change
+            object.__setattr__(self, "roundup_power2_divisions", dict(self.roundup_power2_divisions))
         _ = self.divisions_by_interval  # checks them
 
     def _refusal(self, name: str, reason: str) -> InputError:
@@ -145,15 +156,15 @@ class AllocatorOptions:
                 if value != "native":
                     raise InputError(
                         f"allocator settings {settings!r}: only backend:native is simulated; with {value} the CUDA driver "
-                        "pools the memory by rules that are not public"
-                    )
+                        "pools the memory by rules that are not public")
             elif key in _PARSERS:
                 try:
                     values[key] = _PARSERS[key](value)
                 except ValueError as error:
                     raise InputError(f"allocator settings {settings!r}: {key}:{value}: {error}") from None
             elif key not in _WITHOUT_EFFECT:
-                raise InputError(f"allocator settings {settings!r}: unknown key {key!r}; use one of {', '.join(sorted(_PARSERS))}")
+                raise InputError(
+                    f"allocator settings {settings!r}: unknown key {key!r}; use one of {', '.join(sorted(_PARSERS))}")
         try:
             return cls(**values)
         except InputError as error:
@@ -178,12 +189,14 @@ class AllocatorOptions:
         is_first = True
         for boundary, divisions in given.items():
             if divisions != 0 and not _is_power_of_two(divisions):
-                raise self._refusal("roundup_power2_divisions", f"the divisions {divisions!r} must be 0 or a power of two")
+                raise self._refusal("roundup_power2_divisions",
+                                    f"the divisions {divisions!r} must be 0 or a power of two")
             if boundary == ">":
                 table[last + 1:] = [divisions] * (_INTERVALS - last - 1)
                 continue
             if not isinstance(boundary, int) or not _is_power_of_two(boundary):
-                raise self._refusal("roundup_power2_divisions", f"the boundary {boundary!r} must be '>' or a power of two, in MiB")
+                raise self._refusal("roundup_power2_divisions",
+                                    f"the boundary {boundary!r} must be '>' or a power of two, in MiB")
             last = min(boundary.bit_length() - 1, _INTERVALS - 1)
             if is_first:
                 table[:last] = [divisions] * last

@@ -1,8 +1,9 @@
 """Repeats a recorded sequence of allocations and frees at once: what a played block costs is mostly this loop.
 
-A sequence is a list of acts in places ("slots") of its own: an integer frees what is in that slot, ``(slot, bytes, requested)`` allocates,
-``(bytes, requested)`` is a block that is freed before anything else happens, `Held` blocks that are held together, and any other tuple is
-about another memory and left to the caller. ``bytes`` are rounded as the allocator rounds.
+A sequence is a list of acts in places ("slots") of its own: an integer frees what is in that slot, ``(slot, bytes,
+requested)`` allocates,
+``(bytes, requested)`` is a block that is freed before anything else happens, `Held` blocks that are held together, and
+any other tuple is about another memory and left to the caller. ``bytes`` are rounded as the allocator rounds.
 """
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from .allocator_options import SMALL_BYTES
 class Held(NamedTuple):
     """Blocks that a kernel holds while it runs: what it asks for, and that rounded.
 
-    ``requested_bytes`` is the sum; 0 where blocks could be taken from one pool, so that one changes what the next is given.
+    ``requested_bytes`` is the sum; 0 where blocks could be taken from one pool, so that one changes what the next is
+    given.
     """
 
     blocks: tuple[int, ...]
@@ -33,9 +35,10 @@ class Held(NamedTuple):
 class Takings:
     """What a played sequence was given.
 
-    ``addresses`` of its blocks in order, ``odd`` the sizes of those that are larger than asked for (by position in ``addresses``), ``extras``
-    (position, action, address, bytes) of what else the allocator did before it gave the block of that position. ``top_bytes`` is the
-    highest use at a birth or while blocks were held, if above what it was set to before; ``top_at`` the act that reached it (-1: none) and
+    ``addresses`` of its blocks in order, ``odd`` the sizes of those that are larger than asked for (by position in
+    ``addresses``), ``extras`` (position, action, address, bytes) of what else the allocator did before it gave the
+    block of that position. ``top_bytes`` is the highest use at a birth or while blocks were held, if above what it was
+    set to before; ``top_at`` the act that reached it (-1: none) and
     ``top_workspace_bytes`` what was held then.
     """
 
@@ -66,7 +69,8 @@ def nowhere(act: Any, slots: list[Any], takings: Takings) -> None:
     raise AssertionError(f"{act!r}: about another memory")
 
 
-def play_plainly(memory: Any, acts: list[Any], slots: list[Any], takings: Takings, elsewhere: Elsewhere, *stream: int) -> None:
+def play_plainly(memory: Any, acts: list[Any], slots: list[Any], takings: Takings, elsewhere: Elsewhere, *stream:
+                 int) -> None:
     """Play ``acts`` one by one on any memory that can allocate and free. ``slots`` then hold its blocks."""
     for at, act in enumerate(acts):
         if type(act) is int:

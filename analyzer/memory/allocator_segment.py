@@ -1,6 +1,7 @@
 """The parts that the simulated allocator keeps its books in: segments, the spans they consist of, pools of free spans.
 
-Source: ``Block``, ``BlockPool`` and ``ExpandableSegment`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.11 to 2.13).
+Source: ``Block``, ``BlockPool`` and ``ExpandableSegment`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.11 to
+2.13).
 """
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ class Pool:
     ``keys`` are beside them in ``free``: size and address in one number, which is compared in half the time of a pair.
     """
 
-    __slots__ = ("free", "is_small", "keys", "min_remainder_bytes", "owner", "page_bytes", "split_below_bytes", "stream", "unmapped")
+    __slots__ = ("free", "is_small", "keys", "min_remainder_bytes", "owner", "page_bytes", "split_below_bytes",
+                 "stream", "unmapped")
 
     def __init__(self, owner: object, options: AllocatorOptions, stream: int, is_small: bool) -> None:
         self.owner = owner

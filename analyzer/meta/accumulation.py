@@ -1,8 +1,8 @@
 """Where autograd adds gradients in place on a real device.
 
-A tensor that several operators used gets the sum of their gradients. The engine writes it into the one that it holds alone, unless
-that is ``isTensorSubclassLike``, which meta tensors are: then it makes a new tensor, one more than a real device has in memory.
-Source: ``torch/csrc/autograd/input_buffer.cpp``, can_accumulate_inplace.
+A tensor that several operators used gets the sum of their gradients. The engine writes it into the one that it holds
+alone, unless that is ``isTensorSubclassLike``, which meta tensors are: then it makes a new tensor, one more than a real
+device has in memory. Source: ``torch/csrc/autograd/input_buffer.cpp``, can_accumulate_inplace.
 """
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torch.autograd.graph import _engine_run_backward
 Tensor = torch.Tensor
 _ADD = torch.ops.aten.add.Tensor
 ADD_IN_PLACE = torch.ops.aten.add_.Tensor
-# Nodes whose own formula adds tensors, into a new one (torch/csrc/autograd/FunctionsManual.cpp, tools/autograd/derivatives.yaml).
+# Nodes whose own formula adds tensors, into a new one (torch/csrc/autograd/FunctionsManual.cpp,
+# tools/autograd/derivatives.yaml).
 _ADDING_NODES = ("VarMean", "StdMean", "Atan2", "Linalg", "Cumprod", "Prod", "Polar", "Svd")
 
 
@@ -25,28 +26,36 @@ Holders = tuple[int, int, int]
 
 def _count_holders(x: Tensor) -> Holders:
     """References to the C++ tensor, to its storage and to its Python object, those on the way here included."""
-    return x._use_count(), torch._C._storage_Use_Count(x.untyped_storage()._cdata), sys.getrefcount(x)  # type: ignore[attr-defined]
+    return x._use_count(), torch._C._storage_Use_Count(x.untyped_storage()._cdata), sys.getrefcount(  # type: ignore[attr-defined]
+        x)
 
 
 _alone: list[Holders] = []  # what `_count_holders` gives for a first operand that only the engine holds
 
 
 class _Learned(Exception):
-    """Ends the backward pass of `learn_counts` before its sum runs: torch takes seconds to import what sums on meta need."""
+    """Ends the backward pass of `learn_counts` before its sum runs: torch takes seconds to import what sums on meta
+    need.
+    """
 
 
 def learn_counts() -> None:
-    """Measure, once in the process and under the mode, what an operand that only the engine holds looks like from there."""
+    """Measure, once in the process and under the mode, what an operand that only the engine holds looks like from
+    there.
+    """
     if not _alone:
         with torch.inference_mode(False), torch.enable_grad():
             x = torch.empty(1, requires_grad=True).clone()
             grads = tuple(torch.empty(1, dtype=torch.float64) for _ in range(2))
             with suppress(_Learned):  # the first gradient, a cast, is the engine's own when the second comes
-                _engine_run_backward((x.double(), x.double()), grads, False, False, (), allow_unreachable=True, accumulate_grad=True)
+                _engine_run_backward((x.double(), x.double()), grads, False, False, (), allow_unreachable=True,
+                                     accumulate_grad=True)
 
 
 def is_engines_sum(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the call that ``__torch_dispatch__`` got is one that the engine would make in place. To be called by it directly."""
+    """Whether the call that ``__torch_dispatch__`` got is one that the engine would make in place. To be called by it
+    directly.
+    """
     if func is not _ADD or torch.is_grad_enabled() or len(args) != 2:
         return False
     node = torch._C._current_autograd_node()

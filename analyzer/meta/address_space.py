@@ -46,7 +46,8 @@ class HostMemory:
 
     def allocate(self, nbytes: int) -> HostRegion:
         region = HostRegion(self._top, nbytes)
-        self._top += max(64, -(-nbytes // 64) * 64)  # malloc in PyTorch aligns to 64 bytes: c10/core/alignment.h gAlignment
+        # malloc in PyTorch aligns to 64 bytes: c10/core/alignment.h gAlignment
+        self._top += max(64, -(-nbytes // 64) * 64)
         self.allocated_bytes += nbytes
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
@@ -113,7 +114,8 @@ class AddressSpace:
         self.listener: StorageListener | None = None
         self.stream = 0
         self.host = HostMemory()
-        self.library_workspaces: dict[tuple[object, ...], Region] = {}  #: by library, device, thread and stream; never given back
+        #: by library, device, thread and stream; never given back
+        self.library_workspaces: dict[tuple[object, ...], Region] = {}
 
     def memory(self, claim: torch.device) -> CachingAllocator | HostMemory:
         """Whose books tell of ``claim``."""

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.value.known_value import Deferred, small_enough
+
 from .state import MetaState
 from .storage import MetaStorage, attach
 from .tensor import META, MetaTensor

@@ -9,4 +9,6 @@ class _Selected(threading.local):
 
 
 selected = _Selected()
-"""``selected.index`` is what ``torch.cuda.current_device()`` answers, and where ``device="cuda"`` without an index leads."""
+"""``selected.index`` is what ``torch.cuda.current_device()`` answers, and where ``device="cuda"`` without an index
+leads.
+"""

@@ -5,25 +5,37 @@ from typing import Any
 
 import torch
 
+from analyzer.cuda.kernel_registry import claimed_shapes, host_shapes
+from analyzer.cuda.kernels.sparse import sparse_shapes
+from analyzer.cuda.workspaces import convolution as convolution_workspace  # noqa: F401  four register their rules
+from analyzer.cuda.workspaces.library import library_needs, take_library_workspaces
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta.intercept.gates import reopened
+from analyzer.meta.intercept.mode_stack import DirectDispatchMode, without_modes
+from analyzer.meta.value.data_dependent import answer_data_dependent
+from analyzer.meta.value.density import CHOOSING, chosen_among, drawn_contents, expected_counts, expected_density
+from analyzer.meta.value.finiteness import finite_answer
+from analyzer.meta.value.known_value import (
+    Call,
+    Deferred,
+    Known,
+    ReadArgument,
+    Result,
+    Written,
+    Zeros,
+    covers_storage,
+    small_enough,
+    window_of,
+    worth_following,
+)
 
-from analyzer.cuda.workspaces import convolution as convolution_workspace, kernel_temporary, reduction as reduction_workspace, sort as sort_workspace  # noqa: F401  four register their rules
 from . import output_cache  # noqa: F401  four register their rules
 from .accumulation import ADD_IN_PLACE, is_engines_sum
-from analyzer.cuda.kernel_registry import claimed_shapes, host_shapes
 from .current_device import selected
-from analyzer.cuda.kernels.sparse import sparse_shapes
-from analyzer.meta.value.data_dependent import answer_data_dependent
-from analyzer.meta.value.finiteness import finite_answer
-from analyzer.meta.intercept.gates import reopened
 from .dtype_rule import check_dtypes
-from analyzer.meta.value.known_value import (Call, Deferred, Known, ReadArgument, Result, Written, Zeros, covers_storage, small_enough, window_of,
-                                             worth_following)
-from analyzer.meta.value.density import CHOOSING, chosen_among, drawn_contents, expected_counts, expected_density
-from analyzer.cuda.workspaces.library import library_needs, take_library_workspaces
 from .list_memo import ListMemo
-from analyzer.meta.intercept.mode_stack import DirectDispatchMode, without_modes
+from .memory_need import Stage, allocation_order, has_rule, hold_blocks, stages_of
 from .operator_info import OperatorInfo, describe_operator
 from .output_cache import NEW, SAME, VIEW, Entry, make_recipes, spec_of, to_specs
 from .reserved_touch import ReservedTouch
@@ -33,7 +45,6 @@ from .spec import TensorSpec
 from .state import CPU, MetaState
 from .storage import MetaStorage, attach
 from .tensor import META, MetaTensor, claim_of, kernel
-from .memory_need import Stage, allocation_order, has_rule, hold_blocks, stages_of
 
 Tensor = torch.Tensor
 _empty_strided = torch.empty_strided
@@ -51,7 +62,8 @@ class MetaDispatchMode(DirectDispatchMode):
         super().__init__()
         self.state: MetaState | None = None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
         for kind in types:
             if _dispatches(kind):  # a tensor around tensors (nested, quantised): what it does with them comes here
                 from .mode import mode_in_force
@@ -91,17 +103,20 @@ class MetaDispatchMode(DirectDispatchMode):
         storages: list[MetaStorage] = []
         key: Any = [info, pending]  # not func: torch hashes operators in Python
         lists = state.lists
-        if not _flatten(args, tensors, storages, key, lists) or (kwargs and not _flatten_named(kwargs, tensors, storages, key, lists)):
+        if not _flatten(args, tensors, storages, key,
+                        lists) or (kwargs and not _flatten_named(kwargs, tensors, storages, key, lists)):
             tensors.clear()
             storages.clear()
             args, kwargs = adopt_arguments(state, args), adopt_arguments(state, kwargs or {})
-            if not (_flatten(args, tensors, storages, key := [info, pending]) and _flatten_named(kwargs, tensors, storages, key)):
+            if not (_flatten(args, tensors, storages, key := [info, pending])
+                    and _flatten_named(kwargs, tensors, storages, key)):
                 key = None  # sparse or another layout: no recipe
         if info.data_dependent:
             answer = answer_data_dependent(state, info, args, kwargs or {}, tensors)
             if answer is not NotImplemented:
                 if has_rule(info):  # rules of these operators ask for the inputs only
-                    signature = Signature(info.op, to_specs(args), to_specs(kwargs or {}), tuple(spec_of(t) for t in tensors), ())
+                    signature = Signature(info.op, to_specs(args), to_specs(kwargs or {}),
+                                          tuple(spec_of(t) for t in tensors), ())
                     for stage in stages_of(signature):
                         hold_blocks(state, _result_claim(state, storages, {}), stage.blocks)
                 return answer
@@ -115,7 +130,8 @@ class MetaDispatchMode(DirectDispatchMode):
             try:
                 frozen = tuple(key)
                 entry = _entries.get(frozen)
-            except (TypeError, NotImplementedError):  # an argument that cannot be hashed or compared, e.g. an object of C++: no recipe
+            except (TypeError, NotImplementedError):
+                # an argument that cannot be hashed or compared, e.g. an object of C++: no recipe
                 frozen = None
         if entry is not None and entry.recipes is not None:
             signature = entry.signature
@@ -129,9 +145,11 @@ class MetaDispatchMode(DirectDispatchMode):
             _propagate_known(state, info, args, kwargs or {}, storages, outputs, born)
         if info.tests_finiteness and born and born[0] is not None and born[0].known is None:
             _assume_finite(state, info, args, outputs[0], born[0])
-        if storages and born and born[0] is not None and not _is_exact(born[0]) and not outputs[0].dtype.is_floating_point:
+        if storages and born and born[0] is not None and not _is_exact(
+                born[0]) and not outputs[0].dtype.is_floating_point:
             born[0].drawn_from = drawn_contents(info.name, storages)
-        if (choice := CHOOSING.get(info.name)) is not None and (chosen := born[choice]) is not None and not _is_exact(chosen):
+        if (choice := CHOOSING.get(info.name)) is not None and (chosen :=
+                                                                born[choice]) is not None and not _is_exact(chosen):
             chosen.drawn_from = chosen_among(info.name, args, kwargs or {})
         if state.options.unknown_size != "error":
             density = expected_density(info.name, args, storages)
@@ -141,7 +159,9 @@ class MetaDispatchMode(DirectDispatchMode):
             if state.options.unknown_size == "balanced" or state.repeats:
                 counts = expected_counts(info.name, args, kwargs or {}, state.placeholder if state.repeats else None)
             if counts is not None and born[0] is not None and born[0].known is None and state.expects_contents:
-                state.assume(f"{info.name}: unknown elements are taken to fall evenly into {len(counts)} bins (balanced) {state.where()}")
+                state.assume(
+                    f"{info.name}: unknown elements are taken to fall evenly into {len(counts)} bins (balanced) {state.where()}"
+                )
                 with without_modes():
                     born[0].known = Deferred(torch.tensor(counts, dtype=outputs[0].dtype))
         if needs := library_needs(signature):
@@ -180,7 +200,8 @@ def _any_known(storages: list[MetaStorage]) -> bool:
 _FLOATS = {float}
 
 
-def _flatten(args: Any, tensors: list[Tensor], storages: list[MetaStorage], key: list[Any], lists: ListMemo | None = None) -> bool:
+def _flatten(args: Any, tensors: list[Tensor], storages: list[MetaStorage], key: list[Any],
+             lists: ListMemo | None = None) -> bool:
     """Collect tensors and the cache key; False where a tensor is not one of the mode's own."""
     for a in args:
         if isinstance(a, Tensor):
@@ -212,7 +233,8 @@ def _flatten(args: Any, tensors: list[Tensor], storages: list[MetaStorage], key:
     return True
 
 
-def _flatten_named(kwargs: dict[str, Any], tensors: list[Tensor], storages: list[MetaStorage], key: list[Any], lists: ListMemo | None = None) -> bool:
+def _flatten_named(kwargs: dict[str, Any], tensors: list[Tensor], storages: list[MetaStorage], key: list[Any],
+                   lists: ListMemo | None = None) -> bool:
     for name, value in kwargs.items():
         key.append(name)
         if not _flatten((value,), tensors, storages, key, lists):
@@ -238,7 +260,8 @@ def _build(state: MetaState, recipes: list[output_cache.Recipe], tensors: list[T
         elif kind == VIEW:
             base = tensors[r.source]
             if base.requires_grad and not _is_excluded(_AUTOGRAD):
-                # Autograd detaches a result that it saves while its own kernels are on: a view with a history would hold its own node.
+                # Autograd detaches a result that it saves while its own kernels are on: a view with a history would
+                # hold its own node.
                 base = base.data
             with kernel_running:
                 out = _as_strided(base, r.shape, r.stride, base.storage_offset() + r.offset)
@@ -254,7 +277,8 @@ def _build(state: MetaState, recipes: list[output_cache.Recipe], tensors: list[T
     return outputs, born
 
 
-def _hold_before(state: MetaState, stages: tuple[Stage, ...], output: int, claim: torch.device, kept: list[MetaStorage]) -> None:
+def _hold_before(state: MetaState, stages: tuple[Stage, ...], output: int, claim: torch.device,
+                 kept: list[MetaStorage]) -> None:
     for stage in stages:
         if stage.before != output:
             continue
@@ -302,8 +326,11 @@ def claimed_device(device: Any) -> torch.device:
 
 
 def _run(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], tensors: list[Tensor],
-         storages: list[MetaStorage], key: Any, kept: list[MetaStorage]) -> tuple[Any, list[Any], list[MetaStorage | None], Signature]:
-    """Run the kernel on meta, give claims to what it returns and remember how to make it again; ``kept`` gets what is held to its end."""
+         storages: list[MetaStorage], key: Any,
+         kept: list[MetaStorage]) -> tuple[Any, list[Any], list[MetaStorage | None], Signature]:
+    """Run the kernel on meta, give claims to what it returns and remember how to make it again; ``kept`` gets what is
+    held to its end.
+    """
     claim = _result_claim(state, storages, kwargs)
     spec_args, spec_kwargs = to_specs(args), to_specs(kwargs)
     inputs = tuple(spec_of(t) for t in tensors)
@@ -346,7 +373,8 @@ def _run(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]
         result = structure(outputs)
     else:
         result = outputs[0]
-    signature = Signature(info.op, spec_args, spec_kwargs, inputs, tuple(spec_of(o) for o in outputs if isinstance(o, Tensor)))
+    signature = Signature(info.op, spec_args, spec_kwargs, inputs,
+                          tuple(spec_of(o) for o in outputs if isinstance(o, Tensor)))
     if key is not None:
         recipes = make_recipes(outputs, tensors, storages, born)
         if recipes is not None:
@@ -395,7 +423,8 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
             try:
                 return func(*args, **kwargs)
             except RuntimeError as error:  # of which NotImplementedError is one
-                if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):  # torch/_library/custom_ops.py
+                # torch/_library/custom_ops.py
+                if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):
                     raise
                 shape_impl = claimed_shapes.find(func) or sparse_shapes.find(func)
                 if shape_impl is not None:
@@ -407,8 +436,7 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
                 raise UnsupportedOperatorError(
                     f"{func} cannot run without data: it has no meta kernel ({reason}). {state.where()}\n"
                     f"Give it a shape: `@register_shape_impl(torch.ops.{namespace}.{func.__name__})` on a function of the "
-                    f"same arguments that returns empty tensors, or `torch.library.register_fake`."
-                ) from error
+                    f"same arguments that returns empty tensors, or `torch.library.register_fake`.") from error
     finally:
         kernel.depth -= 1
 
@@ -449,7 +477,9 @@ def adopt(state: MetaState, tensor: Tensor, claim: torch.device | None = None) -
 
 
 def _defer(tree: Any, reads: list[ReadArgument], unknown: list[Tensor], expects: bool = False) -> Any:
-    """``tree`` with every tensor replaced by a read of its known contents; tensors without any are collected, or taken as zero."""
+    """``tree`` with every tensor replaced by a read of its known contents; tensors without any are collected, or taken
+    as zero.
+    """
     if isinstance(tree, Tensor):
         storage = tree.untyped_storage() if tree.layout is torch.strided else None
         if not isinstance(storage, MetaStorage):
@@ -473,7 +503,9 @@ _DEFERRED = (Tensor, list, tuple, dict)
 
 
 def _expects(state: MetaState, info: OperatorInfo) -> bool:
-    """Whether unknown arguments of a call are to be taken as zero; results of products and convolutions are unknown all the same."""
+    """Whether unknown arguments of a call are to be taken as zero; results of products and convolutions are unknown all
+    the same.
+    """
     return state.follows_expected and info.name not in _PRODUCTS
 
 
@@ -484,8 +516,8 @@ def _numel(storage: MetaStorage, dtype: torch.dtype) -> int:
     return storage.nbytes() // dtype.itemsize
 
 
-def _propagate_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], storages: list[MetaStorage],
-                     outputs: list[Any], born: list[MetaStorage | None]) -> None:
+def _propagate_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any],
+                     storages: list[MetaStorage], outputs: list[Any], born: list[MetaStorage | None]) -> None:
     """Give new contents to storages that a call made or wrote, where they follow from what is known."""
     first: Any = outputs[0] if outputs else None
     if info.filler:
@@ -521,7 +553,10 @@ def _propagate_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: di
         seed = None
         if not storages and not info.enumerator:
             return
-    if not any([b is not None and isinstance(o, Tensor) and worth_following(_numel(b, o.dtype)) for o, b in zip(outputs, born)]):
+    if not any([
+            b is not None and isinstance(o, Tensor) and worth_following(_numel(b, o.dtype))
+            for o, b in zip(outputs, born)
+    ]):
         return
     expects = _expects(state, info)
     call = Call(info.op, _defer(args, reads, unknown, expects), _defer(kwargs, reads, unknown, expects), reads, seed)
@@ -550,7 +585,8 @@ def _fill_value(info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     return args[position] if position < len(args) else kwargs.get("fill_value", kwargs.get("s"))
 
 
-def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], storages: list[MetaStorage]) -> None:
+def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any],
+                 storages: list[MetaStorage]) -> None:
     foreach = info.name.startswith("_foreach")
     if foreach and not info.is_random and not _any_known(storages):
         return  # each element is followed alone: what was not known stays so
@@ -558,7 +594,8 @@ def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
     for i, name, named in info.mutated:
         if named or i >= len(args):
             for t in _as_list(kwargs.get(name)):
-                t.untyped_storage().known = None  # type: ignore[attr-defined]  # out= variants: contents are not followed
+                t.untyped_storage(
+                ).known = None  # type: ignore[attr-defined]  # out= variants: contents are not followed
         elif isinstance(args[i], Tensor):
             targets.append(((i,), args[i]))
         elif isinstance(args[i], (list, tuple)):
@@ -569,7 +606,8 @@ def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
     unknown: list[Tensor] = []
     written: list[tuple[MetaStorage, Known | None]] = []
     expects = _expects(state, info)
-    whole = None if foreach else Call(info.op, _defer(args, reads, unknown, expects), _defer(kwargs, reads, unknown, expects), reads)
+    whole = None if foreach else Call(info.op, _defer(args, reads, unknown, expects),
+                                      _defer(kwargs, reads, unknown, expects), reads)
     expects = expects and any(not isinstance(r.known, Zeros) for r in reads)
     # Elements of one content to which a foreach call does the same have one content after it.
     same_for_all = foreach and not any(isinstance(a, (list, tuple)) for a in (*args[1:], *kwargs.values()))
@@ -596,7 +634,8 @@ def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
         elif info.is_random and target.numel() == 1 and covers_storage(target, storage):
             state.random_seed += 1
             state.assume("random scalars that decide control flow are drawn from the profiler's own seed")
-            call = Call(info.op, [None, *args[1:]], {k: v for k, v in kwargs.items() if k != "generator"}, [], state.random_seed)
+            call = Call(info.op, [None, *args[1:]], {k: v for k, v in kwargs.items() if k != "generator"}, [],
+                        state.random_seed)
             if not any(isinstance(a, Tensor) for a in args[1:]):
                 new = Written(None, call, (0,), window_of(target), _numel(storage, target.dtype), target.dtype)
         written.append((storage, new))
@@ -604,8 +643,8 @@ def _write_known(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
         storage.known = new
 
 
-def _written_by_foreach(info: OperatorInfo, args: Any, kwargs: dict[str, Any], position: tuple[int, ...], target: Tensor,
-                        storage: MetaStorage) -> Known | None:
+def _written_by_foreach(info: OperatorInfo, args: Any, kwargs: dict[str, Any], position: tuple[int, ...],
+                        target: Tensor, storage: MetaStorage) -> Known | None:
     """One element of a foreach call, followed alone, so that unknown neighbours do not matter."""
     i, j = position
     size = len(args[i])

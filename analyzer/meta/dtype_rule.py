@@ -6,8 +6,11 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-# The TORCH_CHECKs of aten/src/ATen/native/{LinearAlgebra,Blas,Convolution}.cpp and their CUDA twins: which arguments must agree.
-_SAME_DTYPE = {aten.mm: (0, 1), aten.addmm: (0, 1, 2), aten.mv: (0, 1), aten.addmv: (0, 1, 2), aten.convolution: (0, 1, 2)}
+# The TORCH_CHECKs of aten/src/ATen/native/{LinearAlgebra,Blas,Convolution}.cpp and their CUDA twins: which arguments
+# must agree.
+_SAME_DTYPE = {
+    aten.mm: (0, 1), aten.addmm: (0, 1, 2), aten.mv: (0, 1), aten.addmv: (0, 1, 2), aten.convolution: (0, 1, 2)
+}
 
 
 def check_dtypes(op: torch._ops.OpOverload, args: Any) -> None:

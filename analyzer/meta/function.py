@@ -11,9 +11,10 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from .dispatch import adopt, claimed_device
-from analyzer.meta.value.known_value import Deferred, read_known, small_enough
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.value.known_value import Deferred, read_known, small_enough
+
+from .dispatch import adopt, claimed_device
 from .opaque import call_opaque
 from .reserved_touch import ReservedTouch
 from .shape_registry import register_shape_impl
@@ -32,15 +33,18 @@ class MetaFunctionMode(TorchFunctionMode):
         super().__init__()
         self.state: MetaState | None = None
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
         state = self.state
         assert state is not None
         if state.reserved and args and id(args[0]) in state.reserved and func not in _SAME_FOR_RESERVED:
             raise ReservedTouch(state.reserved[id(args[0])])
-        if type(func) is MethodWrapperType and state.tape is None and _PLAIN_KINDS.issuperset(types) and func not in _HANDLERS:
+        if type(func) is MethodWrapperType and state.tape is None and _PLAIN_KINDS.issuperset(
+                types) and func not in _HANDLERS:
             return func(*args, **(kwargs or {}))  # an attribute is read or written
         call: Callable[..., Any] = call_function
-        if types and not _PLAIN_KINDS.issuperset(types) and func not in _HANDLERS and torch._C._is_torch_function_enabled():
+        if types and not _PLAIN_KINDS.issuperset(
+                types) and func not in _HANDLERS and torch._C._is_torch_function_enabled():
             call = next((self._calling(kind, types) for kind in types if _overrides(kind)), call_function)
         if state.tape is not None:
             return state.tape.run(func, args, kwargs or {}, call)
@@ -139,7 +143,8 @@ def _tensor(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
             out = data.detach().clone()
             out = _to(state, Tensor.to, (out,), {"device": device, "dtype": kwargs.get("dtype")})
         else:
-            out = _to(state, Tensor.to, (data,), {"device": device, "dtype": kwargs.get("dtype"), "copy": bool(kwargs.get("copy"))})
+            out = _to(state, Tensor.to, (data, ),
+                      {"device": device, "dtype": kwargs.get("dtype"), "copy": bool(kwargs.get("copy"))})
         return out.requires_grad_() if requires_grad else out
     guard = torch._C._DisableTorchDispatch()
     try:
@@ -213,7 +218,8 @@ def move(state: MetaState, x: Tensor, claim: torch.device | None, dtype: torch.d
     return _copy_to(state, x, claim, dtype, memory_format)
 
 
-def _copy_to(state: MetaState, x: Tensor, claim: torch.device, dtype: torch.dtype | None, memory_format: Any = None) -> Tensor:
+def _copy_to(state: MetaState, x: Tensor, claim: torch.device, dtype: torch.dtype | None,
+             memory_format: Any = None) -> Tensor:
     before, state.pending_claim = state.pending_claim, claim
     try:
         named = {"memory_format": torch.preserve_format if memory_format is None else memory_format}
@@ -242,7 +248,8 @@ class MoveDevice(torch.autograd.Function):
 
 def _cuda(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     device = args[1] if len(args) > 1 else kwargs.get("device")
-    return move(state, own(state, args[0]), claimed_device("cuda" if device is None else device), memory_format=kwargs.get("memory_format"))
+    return move(state, own(state, args[0]), claimed_device("cuda" if device is None else device),
+                memory_format=kwargs.get("memory_format"))
 
 
 def _cpu(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -265,9 +272,11 @@ def _type(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return move(state, x, claimed_device("cuda" if ".cuda." in text else "cpu"), dtype)
 
 
-_LEGACY_TYPES = {"FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16, "BFloat16Tensor": torch.bfloat16,
-                 "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16, "CharTensor": torch.int8,
-                 "ByteTensor": torch.uint8, "BoolTensor": torch.bool}
+_LEGACY_TYPES = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
+    "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool
+}
 
 
 def _unchanged(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -299,7 +308,8 @@ def _tensor_split(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: di
 def _known_number(x: Tensor) -> int | float | bool | complex | None:
     if x.layout is torch.strided and x.dim() == 0:
         storage = find_storage(x)
-        if type(storage) is MetaStorage and storage.known is not None and not storage.known.assumed and storage.nbytes() == x.itemsize:
+        if type(storage) is MetaStorage and storage.known is not None and not storage.known.assumed and storage.nbytes(
+        ) == x.itemsize:
             return storage.known.number(x.dtype)
     return None
 
@@ -322,7 +332,8 @@ def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     if value is None:
         x.reshape(-1)[0].item()  # raises with the place and the way out, or notes what was taken
         value = None if state.repeats else read_known(x, assumed=True)
-        if value is None or not bool(value.isfinite().all()):  # zeros in place of what the layers compute may lead to 0/0
+        # zeros in place of what the layers compute may lead to 0/0
+        if value is None or not bool(value.isfinite().all()):
             value = _ones_like(x)
     with without_modes():
         return value.numpy().copy()
@@ -338,7 +349,8 @@ def _ones_like(x: Tensor) -> Tensor:
 
 def _device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     claim = claim_of(args[0])
-    return state.adopted_claim if id(args[0]) in state.reserved or claim.type == "cpu" and not isinstance(_storage_of(args[0]), MetaStorage) else claim
+    return state.adopted_claim if id(args[0]) in state.reserved or claim.type == "cpu" and not isinstance(
+        _storage_of(args[0]), MetaStorage) else claim
 
 
 def _index(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -348,7 +360,8 @@ def _index(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         index = tuple(index)  # as treatSequenceAsTuple in torch/csrc/autograd/python_variable_indexing.cpp
     if type(index) in _SEQUENCES or type(index) is tuple and any(type(i) in (*_SEQUENCES, tuple) for i in index):
         claim = claim_of(x)
-        made = _index_tensor(state, index, claim) if type(index) is not tuple else tuple(_index_tensor(state, i, claim) for i in index)
+        made = _index_tensor(state, index, claim) if type(index) is not tuple else tuple(
+            _index_tensor(state, i, claim) for i in index)
         args = (x, made, *args[2:])
     return func(*args, **kwargs)
 
@@ -364,7 +377,8 @@ def _index_tensor(state: MetaState, index: Any, claim: torch.device) -> Any:
     if _holds_numbers(index):
         return _tensor(state, torch.tensor, (index,), {"device": claim})
     if all(type(i) is int or isinstance(i, Tensor) and i.dim() == 0 for i in index):
-        return torch.stack([i if isinstance(i, Tensor) else _tensor(state, torch.tensor, (i,), {"device": claim}) for i in index])
+        return torch.stack(
+            [i if isinstance(i, Tensor) else _tensor(state, torch.tensor, (i, ), {"device": claim}) for i in index])
     return index
 
 
@@ -421,21 +435,61 @@ def _deepcopy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 # What a tensor without a stand-in answers as its stand-in would.
 _SAME_FOR_RESERVED = frozenset({
-    Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.requires_grad.__get__, Tensor.ndim.__get__, Tensor.layout.__get__,  # type: ignore[attr-defined]
-    Tensor.is_leaf.__get__, Tensor.itemsize.__get__, Tensor.nbytes.__get__, Tensor.device.__get__, Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
-    Tensor.is_cpu.__get__, Tensor.is_meta.__get__, Tensor.get_device,  # type: ignore[attr-defined]
-    Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.element_size, Tensor.is_contiguous,
-    Tensor.is_floating_point, Tensor.is_complex})
+    Tensor.shape.__get__,  # type: ignore[attr-defined]
+    Tensor.dtype.__get__,  # type: ignore[attr-defined]
+    Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
+    Tensor.ndim.__get__,  # type: ignore[attr-defined]
+    Tensor.layout.__get__,  # type: ignore[attr-defined]
+    Tensor.is_leaf.__get__,  # type: ignore[attr-defined]
+    Tensor.itemsize.__get__,  # type: ignore[attr-defined]
+    Tensor.nbytes.__get__,  # type: ignore[attr-defined]
+    Tensor.device.__get__,
+    Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__,  # type: ignore[attr-defined]
+    Tensor.is_meta.__get__,  # type: ignore[attr-defined]
+    Tensor.get_device,
+    Tensor.size,
+    Tensor.dim,
+    Tensor.numel,
+    Tensor.nelement,
+    Tensor.stride,
+    Tensor.element_size,
+    Tensor.is_contiguous,
+    Tensor.is_floating_point,
+    Tensor.is_complex
+})
 
 _HANDLERS: dict[Any, Handler] = {
-    torch.device: _make_device, Tensor.to: _to, Tensor.cuda: _cuda, Tensor.cpu: _cpu, Tensor.type: _type,
-    torch.tensor: _tensor, torch.as_tensor: _tensor, torch.asarray: _tensor, Tensor.new_tensor: _new_tensor, torch.from_numpy: _from_numpy,
-    Tensor.pin_memory: _unchanged, Tensor.share_memory_: _unchanged, Tensor.record_stream: lambda *a: None,
-    Tensor.item: _item, Tensor.__bool__: _truth, Tensor.tolist: _tolist, Tensor.numpy: _numpy, Tensor.__array__: _numpy,
-    Tensor.device.__get__: _device, Tensor.is_cuda.__get__: _is_type("cuda"), Tensor.is_cpu.__get__: _is_type("cpu"),  # type: ignore[attr-defined]
-    Tensor.is_meta.__get__: _is_type("meta"), Tensor.get_device: _get_device,  # type: ignore[attr-defined]
+    torch.device: _make_device,
+    Tensor.to: _to,
+    Tensor.cuda: _cuda,
+    Tensor.cpu: _cpu,
+    Tensor.type: _type,
+    torch.tensor: _tensor,
+    torch.as_tensor: _tensor,
+    torch.asarray: _tensor,
+    Tensor.new_tensor: _new_tensor,
+    torch.from_numpy: _from_numpy,
+    Tensor.pin_memory: _unchanged,
+    Tensor.share_memory_: _unchanged,
+    Tensor.record_stream: lambda *a: None,
+    Tensor.item: _item,
+    Tensor.__bool__: _truth,
+    Tensor.tolist: _tolist,
+    Tensor.numpy: _numpy,
+    Tensor.__array__: _numpy,
+    Tensor.device.__get__: _device,
+    Tensor.is_cuda.__get__: _is_type("cuda"),  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__: _is_type("cpu"),  # type: ignore[attr-defined]
+    Tensor.is_meta.__get__: _is_type("meta"),  # type: ignore[attr-defined]
+    Tensor.get_device: _get_device,
     Tensor.is_pinned: lambda *a: False,
     Tensor.data.__get__: _data,  # type: ignore[attr-defined]
-    Tensor.__getitem__: _index, Tensor.__setitem__: _index, torch.tensor_split: _tensor_split, Tensor.tensor_split: _tensor_split,
-    Tensor.data_ptr: _data_ptr, Tensor.__repr__: _repr, Tensor.__deepcopy__: _deepcopy,
+    Tensor.__getitem__: _index,
+    Tensor.__setitem__: _index,
+    torch.tensor_split: _tensor_split,
+    Tensor.tensor_split: _tensor_split,
+    Tensor.data_ptr: _data_ptr,
+    Tensor.__repr__: _repr,
+    Tensor.__deepcopy__: _deepcopy,
 }

@@ -1,4 +1,6 @@
-"""What lists of tensors are, for operators that get the same lists again and again: an optimizer's, one list for each kind of state."""
+"""What lists of tensors are, for operators that get the same lists again and again: an optimizer's, one list for each
+kind of state.
+"""
 from __future__ import annotations
 
 import operator
@@ -25,13 +27,17 @@ _kinds: dict[tuple[Any, ...], ListKind] = {}
 
 
 class ListMemo:
-    """Lists that were looked at, as long as their tensors live. For a stretch in which no tensor changes its shape, storage or claim."""
+    """Lists that were looked at, as long as their tensors live. For a stretch in which no tensor changes its shape,
+    storage or claim.
+    """
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, ...], tuple[list[weakref.ref[torch.Tensor]], ListKind]] = {}
 
     def take(self, given: Any, tensors: list[torch.Tensor], storages: list[MetaStorage]) -> ListKind | None:
-        """Add the tensors of a list and their storages to these; what stands for the list, None where it is not worth it or not all the mode's own."""
+        """Add the tensors of a list and their storages to these; what stands for the list, None where it is not worth
+        it or not all the mode's own.
+        """
         if len(given) < _WORTH:
             return None
         ids = tuple(map(id, given))

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from analyzer.cuda.current_spec import claimed_spec
 from analyzer.registry import Registry
 
-from analyzer.cuda.current_spec import claimed_spec
 from .operator_info import OperatorInfo
 from .signature import Signature
 from .spec import TensorSpec
@@ -25,16 +25,17 @@ class MemoryNeed(NamedTuple):
 
 
 register_memory_impl: Registry[Any, Callable[..., MemoryNeed]] = Registry("register_memory_impl")
-"""Register what an operator needs while it runs and saves: a function of its arguments' specs and ``out`` (the spec of the output,
-or a tuple of them) that returns a `MemoryNeed`. The key is a ``torch.ops`` operator, one overload or all.
+"""Register what an operator needs while it runs and saves: a function of its arguments' specs and ``out`` (the spec of
+the output, or a tuple of them) that returns a `MemoryNeed`. The key is a ``torch.ops`` operator, one overload or all.
 """
 
 
 class Stage(NamedTuple):
     """A part of an operator's run: blocks of these sizes are held together, then given back.
 
-    ``before`` is the number, in the order of allocation, of the output that is allocated only after this stage, None where all outputs
-    are there by then. A stage before an output whose blocks are ``kept`` gives them back only when the operator ends.
+    ``before`` is the number, in the order of allocation, of the output that is allocated only after this stage, None
+    where all outputs are there by then. A stage before an output whose blocks are ``kept`` gives them back only when
+    the operator ends.
     """
 
     blocks: tuple[int, ...]
@@ -60,9 +61,11 @@ _orders: dict[Any, tuple[int, ...]] = {}
 
 
 def allocated_in(order: tuple[int, ...], *operators: Any) -> None:
-    """Say that the CUDA kernels of ``operators`` (overload packets) allocate their outputs in this order, not in that of the result.
+    """Say that the CUDA kernels of ``operators`` (overload packets) allocate their outputs in this order, not in that
+    of the result.
 
-    It decides which of the allocator's free blocks each of them gets, and so how many bytes are held beyond those asked for.
+    It decides which of the allocator's free blocks each of them gets, and so how many bytes are held beyond those asked
+    for.
     """
     for operator in operators:
         assert operator not in _orders, operator
@@ -70,7 +73,9 @@ def allocated_in(order: tuple[int, ...], *operators: Any) -> None:
 
 
 def allocation_order(packet: Any) -> tuple[int, ...] | None:
-    """The numbers of an operator's outputs in the order in which they are allocated, None where it is that of the result."""
+    """The numbers of an operator's outputs in the order in which they are allocated, None where it is that of the
+    result.
+    """
     return _orders.get(packet)
 
 

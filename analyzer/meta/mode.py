@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from analyzer.meta.intercept import gates
+from analyzer.meta.intercept.interrupt import InterruptsHeld
+from analyzer.meta.intercept.patch import mode_replacements
+
 from .accumulation import learn_counts
 from .address_space import AddressSpace
 from .dispatch import MetaDispatchMode
 from .function import MetaFunctionMode
-from analyzer.meta.intercept.interrupt import InterruptsHeld
 from .options import MetaOptions
-from analyzer.meta.intercept.patch import mode_replacements
 from .state import CPU, MetaState, active
 
 
@@ -49,8 +50,8 @@ def active_dispatch_mode() -> MetaDispatchMode:
 class MetaTensorMode:
     """Under this context torch code runs without data: every tensor made is a `MetaTensor` that claims its device.
 
-    ``options`` (`MetaOptions`) set the allocator and the policy for data-dependent sizes. The same object can be entered
-    again and nested; torch is as it was after the last exit, also when an exception leaves.
+    ``options`` (`MetaOptions`) set the allocator and the policy for data-dependent sizes. The same object can be
+    entered again and nested; torch is as it was after the last exit, also when an exception leaves.
 
     >>> with MetaTensorMode():
     ...     layer = torch.nn.Linear(4096, 4096).cuda()

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
+from .memory_need import register_memory_impl
 from .shape_registry import register_shape_impl
 from .signature import Signature
 from .state import current
 from .storage import MetaStorage, attach
 from .tensor import META, MetaTensor, claim_of, kernel
-from .memory_need import register_memory_impl
 
 Tensor = torch.Tensor
 
@@ -97,7 +97,8 @@ def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) ->
             attach(out, claim, state.space)
         out.__class__ = MetaTensor
     if state.recorder is not None:
-        signature = Signature(func, to_specs(args), to_specs(kwargs), tuple(map(spec_of, tensors)), tuple(map(spec_of, outputs)))
+        signature = Signature(func, to_specs(args), to_specs(kwargs), tuple(map(spec_of, tensors)),
+                              tuple(map(spec_of, outputs)))
         born = [s for o in outputs if isinstance(s := o.untyped_storage(), MetaStorage)]
         state.recorder.called(signature, storages, born)
     return result if single else tuple(outputs)

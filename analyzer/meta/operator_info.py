@@ -7,12 +7,20 @@ import torch
 
 from analyzer.meta.value.finiteness import TESTS
 
-_FILLERS = {"full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones", "scalar_tensor"}
+_FILLERS = {
+    "full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones",
+    "scalar_tensor"
+}
 _ENUMERATORS = {"arange", "eye", "linspace", "logspace", "tril_indices", "triu_indices"}
-_UNDEFINED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "_efficientzerotensor"}
+_UNDEFINED = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "_efficientzerotensor"
+}
 _OVERWRITES = {"fill_", "zero_", "copy_"}
 # These change the metadata of a tensor that exists, or a storage's size: the result depends on more than specs.
-_UNCACHED = {"resize_", "resize_as_", "set_", "_resize_output_", "record_stream", "_local_scalar_dense", "as_strided_", "view_as_complex"}
+_UNCACHED = {
+    "resize_", "resize_as_", "set_", "_resize_output_", "record_stream", "_local_scalar_dense", "as_strided_",
+    "view_as_complex"
+}
 
 # Outputs that CUDA kernels put on the host: seed and offset of the random numbers, outside of graph capture
 # (_efficient_attention_forward in aten/src/ATen/native/transformers/cuda/attention.cu).
@@ -22,26 +30,29 @@ _HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3), "_efficient_
 class OperatorInfo:
     """Facts about one overload, read from its schema once."""
 
-    __slots__ = ("op", "packet", "text", "rules_seen", "has_rule", "name", "silent", "mutated", "cacheable", "is_random", "filler", "enumerator",
-                 "undefined", "overwrites", "composite", "reads_offset", "data_dependent", "arguments", "host_outputs", "tests_finiteness",
-                 "runs_on_host", "returns_list")
+    __slots__ = ("op", "packet", "text", "rules_seen", "has_rule", "name", "silent", "mutated", "cacheable",
+                 "is_random", "filler", "enumerator", "undefined", "overwrites", "composite", "reads_offset",
+                 "data_dependent", "arguments", "host_outputs", "tests_finiteness", "runs_on_host", "returns_list")
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
         self.op, self.packet, self.text = op, op.overloadpacket, str(op)
         self.rules_seen, self.has_rule = -1, False  # what `transient.has_rule` found out, and when
         self.name: str = schema.name.rpartition("::")[2]
-        self.returns_list = len(schema.returns) == 1 and schema.returns[0].type.isSubtypeOf(torch._C.ListType.ofTensors())  #: of tensors, alone
+        #: of tensors, alone
+        self.returns_list = len(schema.returns) == 1 and schema.returns[0].type.isSubtypeOf(
+            torch._C.ListType.ofTensors())
         self.silent = op.namespace == "profiler"  # torch.profiler's own marks: nothing runs on a device
         self.arguments = tuple(a.name for a in schema.arguments)
-        self.mutated = tuple((i, a.name, a.kwarg_only) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write)
+        self.mutated = tuple(
+            (i, a.name, a.kwarg_only) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write)
         tags = op.tags
         self.is_random = torch.Tag.nondeterministic_seeded in tags
         tagged = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
         self.data_dependent = tagged or self.name in ("equal", "allclose", "nms")
         out_variant = any(a.is_out for a in schema.arguments)
-        self.cacheable = (self.name == "index" or self.name not in _UNCACHED and torch.Tag.inplace_view not in tags and not out_variant
-                          and not self.data_dependent)
+        self.cacheable = (self.name == "index" or self.name not in _UNCACHED and torch.Tag.inplace_view not in tags
+                          and not out_variant and not self.data_dependent)
         self.filler = self.name in _FILLERS
         self.tests_finiteness = self.name in TESTS and not self.mutated
         self.enumerator = self.name in _ENUMERATORS

@@ -17,11 +17,11 @@ class MetaOptions:
     ``"worst"`` takes the most there can be, an integer is the user's own bound, ``"error"`` refuses.
     Numbers that a model computes from data and uses as lengths, such as the sum of predicted durations, follow it too:
     ``"balanced"`` counts 1 per element, an integer is their value, ``"worst"`` refuses, for nothing bounds them.
-    ``unknown_condition`` decides ``if`` and ``while`` on unknown data: ``"false"`` or ``"true"``, where a condition that only
-    ends a loop is never met (the loop runs to its own bound); ``"error"`` refuses.
-    ``unknown_value`` is ``"error"``, or ``"placeholder"`` to answer ``.item()`` of unknown data with a finite number, or ``"expected"`` to
-    answer it where it follows from what is known (anchors, positions) once the unknown that is added to it is taken as zero.
-    All are listed in the profile's assumptions when used.
+    ``unknown_condition`` decides ``if`` and ``while`` on unknown data: ``"false"`` or ``"true"``, where a condition
+    that only ends a loop is never met (the loop runs to its own bound); ``"error"`` refuses.
+    ``unknown_value`` is ``"error"``, or ``"placeholder"`` to answer ``.item()`` of unknown data with a finite number,
+    or ``"expected"`` to answer it where it follows from what is known (anchors, positions) once the unknown that is
+    added to it is taken as zero. All are listed in the profile's assumptions when used.
     """
 
     unknown_size: Literal["balanced", "worst", "error"] | int = "balanced"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from analyzer.meta.intercept.mode_stack import without_modes
+
 from .signature import Signature
 from .spec import TensorSpec
 from .storage import MetaStorage, find_storage
@@ -27,14 +28,17 @@ class Recipe:
 
 
 class Entry:
-    """One cached call: its signature, and a recipe per output; ``structure`` is None for a single output, else list or tuple.
+    """One cached call: its signature, and a recipe per output; ``structure`` is None for a single output, else list or
+    tuple.
 
-    ``order`` are the numbers of the outputs in the order in which they are allocated, None where it is that in which they are returned.
+    ``order`` are the numbers of the outputs in the order in which they are allocated, None where it is that in which
+    they are returned.
     """
 
     __slots__ = ("signature", "recipes", "structure", "order")
 
-    def __init__(self, signature: Signature, recipes: list[Recipe] | None, structure: Any, order: tuple[int, ...] | None = None) -> None:
+    def __init__(self, signature: Signature, recipes: list[Recipe] | None, structure: Any,
+                 order: tuple[int, ...] | None = None) -> None:
         self.signature, self.recipes, self.structure, self.order = signature, recipes, structure, order
 
 
@@ -62,14 +66,17 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
         return TensorSpec.of(tuple(tensor.shape), (), tensor.dtype, str(tensor.__dict__.get("_claim", "cpu")))
     if tensor.is_nested:
         shape = padded_shape(tensor)
-        return TensorSpec.of(shape, tuple(math.prod(shape[i + 1:]) for i in range(len(shape))), tensor.dtype, str(tensor.device))
+        return TensorSpec.of(shape, tuple(math.prod(shape[i + 1:]) for i in range(len(shape))), tensor.dtype,
+                             str(tensor.device))
     storage = find_storage(tensor)
     claim = storage.claim if isinstance(storage, MetaStorage) else tensor.device
     return TensorSpec.of(tuple(tensor.shape), tensor.stride(), tensor.dtype, _name_of(claim))
 
 
 def padded_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Of a nested tensor with data, in the strided layout: in each dimension the largest size of its parts, which kernels pad the others to."""
+    """Of a nested tensor with data, in the strided layout: in each dimension the largest size of its parts, which
+    kernels pad the others to.
+    """
     with without_modes():
         sizes: torch.Tensor = tensor._nested_tensor_size()
         return len(sizes), *map(int, sizes.max(0).values.tolist())
@@ -115,5 +122,7 @@ def make_recipes(outputs: list[Any], tensors: list[torch.Tensor], storages: list
             i = numbers.get(storage.number, -1) if isinstance(storage, MetaStorage) else -1
             if i < 0 or tensors[i].dtype != out.dtype or tensors[i].dtype.is_complex:
                 return None
-            recipes.append(Recipe(VIEW, shape=shape, stride=stride, source=i, offset=int(out.storage_offset() - tensors[i].storage_offset())))
+            recipes.append(
+                Recipe(VIEW, shape=shape, stride=stride, source=i,
+                       offset=int(out.storage_offset() - tensors[i].storage_offset())))
     return recipes

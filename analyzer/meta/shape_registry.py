@@ -9,7 +9,7 @@ from analyzer.registry import Registry
 register_shape_impl: Registry[Any, Callable[..., Any]] = Registry("register_shape_impl")
 """Register the shape of an operator: a function of its arguments that returns empty tensors of the right specs.
 
-The key is a ``torch.ops`` operator (one overload or all) or a Python function of the user's. The tensors that the function
-gets are on meta; make the result with ``x.new_empty(...)``. An operator with a registered shape and no autograd formula is one
-autograd node that saves its tensor inputs and gives gradients to its floating inputs.
+The key is a ``torch.ops`` operator (one overload or all) or a Python function of the user's. The tensors that the
+function gets are on meta; make the result with ``x.new_empty(...)``. An operator with a registered shape and no
+autograd formula is one autograd node that saves its tensor inputs and gives gradients to its floating inputs.
 """

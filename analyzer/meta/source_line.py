@@ -7,8 +7,8 @@ from types import FrameType
 
 import torch
 
-_SKIPPED = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
-            "<eval_with_key>", "<string>", "<frozen")
+_SKIPPED = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+            os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, "<eval_with_key>", "<string>", "<frozen")
 _OWN_MODELS = os.path.join(_SKIPPED[0], "zoo")
 
 

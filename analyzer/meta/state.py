@@ -16,6 +16,7 @@ from .signature import Signature
 
 if TYPE_CHECKING:
     from analyzer.meta.value.known_value import Known
+
     from .list_memo import ListMemo
     from .storage import MetaStorage
 
@@ -52,17 +53,22 @@ class MetaState:
     recorder: CallListener | None = None
     tape: FunctionListener | None = None
     assumptions: dict[str, None] = field(default_factory=dict)
-    scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)  #: contents of tensors of one number, by the number
-    fills: dict[tuple[Any, ...], Known] = field(default_factory=dict)  #: contents of tensors full of a number, by number and specs
+    #: contents of tensors of one number, by the number
+    scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)
+    #: contents of tensors full of a number, by number and specs
+    fills: dict[tuple[Any, ...], Known] = field(default_factory=dict)
     stand_ins: dict[int, tuple[Any, torch.UntypedStorage]] = field(default_factory=dict)
-    reserved: dict[int, nn.Module] = field(default_factory=dict)  #: blocks whose tensors have places alone, by ids of these and addresses of storages
+    #: blocks whose tensors have places alone, by ids of these and addresses of storages
+    reserved: dict[int, nn.Module] = field(default_factory=dict)
     lists: ListMemo | None = None  #: while an optimizer steps that changes no tensor's shape, storage or claim
     random_seed: int = 0
-    conditions: dict[tuple[str, int], int] = field(default_factory=dict)  #: how often unknown data was asked whether a loop ends, by line
+    #: how often unknown data was asked whether a loop ends, by line
+    conditions: dict[tuple[str, int], int] = field(default_factory=dict)
     unknown_sizes: int = 0        #: how often a size or a value that only data could give was answered by a policy
     placeholder: int = 1          #: what an unknown scalar is taken as, where it is
     expects_contents: bool = True #: whether contents that a policy expects may be read as if they were known
-    follows_expected: bool = field(init=False) #: whether what meets known contents is followed, with the unknown taken as zero
+    #: whether what meets known contents is followed, with the unknown taken as zero
+    follows_expected: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.follows_expected = self.options.unknown_value == "expected"

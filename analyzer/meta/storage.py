@@ -9,8 +9,9 @@ import torch
 from analyzer.meta.intercept.mode_stack import without_modes
 
 if TYPE_CHECKING:
-    from .address_space import AddressSpace, Region
     from analyzer.meta.value.known_value import Known
+
+    from .address_space import AddressSpace, Region
 
 next_number = itertools.count().__next__
 _next_range = itertools.count(1).__next__

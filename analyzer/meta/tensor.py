@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from analyzer.meta.intercept.mode_stack import without_modes
+
 from .state import current
 from .storage import MetaStorage, attach, find_storage
 
@@ -79,7 +80,9 @@ class MetaTensor(torch.Tensor):
         """Nothing to hold back: simulated streams do not run at once."""
         state = current()
         if state is not None:
-            state.assume("record_stream: the memory of a tensor that dies is taken to be free at once, as if the other stream had caught up")
+            state.assume(
+                "record_stream: the memory of a tensor that dies is taken to be free at once, as if the other stream had caught up"
+            )
 
     @property
     def data(self) -> Any:
@@ -97,7 +100,8 @@ class MetaTensor(torch.Tensor):
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
-            raise RuntimeError("Only tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
+            raise RuntimeError(
+                "Only tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
         result = copy_claim(self, memo)
         memo[id(self)] = result
         result.requires_grad_(self.requires_grad)
@@ -174,6 +178,6 @@ def _keeping(name: str) -> Any:
 
 
 # Views that code outside the mode takes of what was made under it: ``state_dict``, ``Parameter``, indexing.
-for _name in ("detach", "__getitem__", "view", "view_as", "reshape", "t", "transpose", "permute", "squeeze", "unsqueeze", "flatten", "expand",
-              "narrow"):
+for _name in ("detach", "__getitem__", "view", "view_as", "reshape", "t", "transpose", "permute", "squeeze",
+              "unsqueeze", "flatten", "expand", "narrow"):
     setattr(MetaTensor, _name, _keeping(_name))

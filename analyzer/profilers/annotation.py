@@ -14,11 +14,12 @@ def _rows() -> defaultdict[Any, dict[str, Any]]:
 
 
 class Annotation:
-    """Named quantities, keyed by index in ``log.nodes``, index in ``log.modules``, (step, phase), and operators as given below.
+    """Named quantities, keyed by index in ``log.nodes``, index in ``log.modules``, (step, phase), and operators as
+    given below.
 
-    Names that are fields of `NodeInfo`, `ModuleInfo`, `PhaseInfo`, `OperatorInfo` or `Profile` fill those fields; others are kept
-    under ``extra`` of the node. ``fill``, where given, is called with the annotation when one of `nodes`, `modules` and `operators` is read
-    first, and fills them: what nobody reads need not be worked out.
+    Names that are fields of `NodeInfo`, `ModuleInfo`, `PhaseInfo`, `OperatorInfo` or `Profile` fill those fields;
+    others are kept under ``extra`` of the node. ``fill``, where given, is called with the annotation when one of
+    `nodes`, `modules` and `operators` is read first, and fills them: what nobody reads need not be worked out.
     """
 
     def __init__(self, fill: Callable[[Annotation], None] | None = None) -> None:
@@ -58,7 +59,9 @@ class Annotation:
 
 
 def part_of(call: OpCall) -> str:
-    """The part of the step that a call belongs to: its phase, but ``"recompute"`` for what checkpointing runs again in backward."""
+    """The part of the step that a call belongs to: its phase, but ``"recompute"`` for what checkpointing runs again in
+    backward.
+    """
     return "recompute" if call.recomputed else call.phase
 
 

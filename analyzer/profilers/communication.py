@@ -9,9 +9,10 @@ from analyzer.record.recorder import COLLECTIVE_NAMESPACES
 
 from .annotation import Annotation
 
-# Collectives by name, of all namespaces (c10d, _c10d_functional, _c10d_functional_autograd); what their largest tensor holds is the message.
-_COLLECTIVES = ("allreduce", "all_reduce", "allgather", "all_gather", "reduce_scatter", "alltoall", "all_to_all", "broadcast", "reduce_",
-                "gather_", "scatter_", "send", "recv")
+# Collectives by name, of all namespaces (c10d, _c10d_functional, _c10d_functional_autograd); what their largest tensor
+# holds is the message.
+_COLLECTIVES = ("allreduce", "all_reduce", "allgather", "all_gather", "reduce_scatter", "alltoall", "all_to_all",
+                "broadcast", "reduce_", "gather_", "scatter_", "send", "recv")
 
 
 def collective_of(call: OpCall) -> str | None:
@@ -27,10 +28,12 @@ def collective_of(call: OpCall) -> str | None:
 
 
 def message_bytes(call: OpCall) -> int:
-    """The size of the whole message: of an all-gather its gathered output, of a reduce-scatter its whole input, else the tensors given."""
+    """The size of the whole message: of an all-gather its gathered output, of a reduce-scatter its whole input, else
+    the tensors given.
+    """
     signature = call.signature
-    return max(sum(s.nbytes for s in signature.inputs), sum(s.nbytes for s in signature.outputs)) if not _lists_both(call) else max(
-        _largest_list(call), 0)
+    return max(sum(s.nbytes for s in signature.inputs), sum(
+        s.nbytes for s in signature.outputs)) if not _lists_both(call) else max(_largest_list(call), 0)
 
 
 def _lists_both(call: OpCall) -> bool:

@@ -1,13 +1,17 @@
 """Ways of counting FLOPs: the project's own, and those of two profilers whose figures are often quoted.
 
-``own`` is the convention that stands at the head of each file of `flop_formula`: every operator, forward, backward and optimizer.
-``deepspeed`` is what DeepSpeed's FLOPs profiler (and its copy, flops-profiler) prints, and ``fvcore`` what fvcore's ``FlopCountAnalysis``
-gives. Both count the forward pass alone, so under them all else is unknown (None), and both know few operators: those with arithmetic that
-they do not see are listed in `Profile.uncounted`, and count nothing in the totals.
+``own`` is the convention that stands at the head of each file of `flop_formula`: every operator, forward, backward and
+optimizer.
+``deepspeed`` is what DeepSpeed's FLOPs profiler (and its copy, flops-profiler) prints, and ``fvcore`` what fvcore's
+``FlopCountAnalysis`` gives. Both count the forward pass alone, so under them all else is unknown (None), and both know
+few operators: those with arithmetic that they do not see are listed in `Profile.uncounted`, and count nothing in the
+totals.
 
-Both look at Python functions where the log holds ATen operators, so where two functions run one operator the common reading is taken:
-sums and products are written ``a + b`` and ``a * b`` (which DeepSpeed does not see, unlike ``torch.add``), softmax comes from
-``torch.nn.functional`` (but ``_safe_softmax`` from inside attention, where it is not seen), ReLU6 from its module (which runs hardtanh, unseen),
+Both look at Python functions where the log holds ATen operators, so where two functions run one operator the common
+reading is taken: sums and products are written ``a + b`` and ``a * b`` (which DeepSpeed does not see, unlike
+``torch.add``), softmax comes from
+``torch.nn.functional`` (but ``_safe_softmax`` from inside attention, where it is not seen), ReLU6 from its module
+(which runs hardtanh, unseen),
 ``addmm`` from a linear layer, and ``baddbmm`` from ``torch.baddbmm`` rather than the method.
 """
 from __future__ import annotations
@@ -20,11 +24,11 @@ from typing import Any
 from analyzer.errors import InputError
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
+from analyzer.profilers.flop_formula.registration import FlopCount, Formula
+from analyzer.profilers.flop_formula.size import GATES, first, per_input
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 
-from analyzer.profilers.flop_formula.registration import FlopCount, Formula
-from analyzer.profilers.flop_formula.size import GATES, first, per_input
 from .flop_registry import apply_formula, count_call, family
 
 Spec = TensorSpec
@@ -36,8 +40,8 @@ Rule = Callable[[Signature], FlopCount | None]
 class Convention:
     """One way of counting.
 
-    ``rule`` gives the FLOPs and MACs of a call, None where the convention has none for arithmetic that is done. ``hidden`` names, by class of
-    the module that calls them, operators that it does not see there.
+    ``rule`` gives the FLOPs and MACs of a call, None where the convention has none for arithmetic that is done.
+    ``hidden`` names, by class of the module that calls them, operators that it does not see there.
     """
 
     name: str
@@ -72,8 +76,11 @@ def count_under(log: Log, convention: str = "own") -> FlopCount:
     return total
 
 
-def from_table(name: str, table: dict[str, Formula], products: Callable[[Signature, FlopCount], FlopCount | None]) -> Rule:
-    """Count by the table's formula for the operator, else by ``products`` where it multiplies and accumulates; else it is not seen."""
+def from_table(name: str, table: dict[str, Formula], products: Callable[[Signature, FlopCount],
+                                                                        FlopCount | None]) -> Rule:
+    """Count by the table's formula for the operator, else by ``products`` where it multiplies and accumulates; else it
+    is not seen.
+    """
     memo_key = f"flops of {name}"
 
     def count(signature: Signature) -> FlopCount | None:
@@ -97,7 +104,8 @@ def aten(names: str, formula: Formula) -> dict[str, Formula]:
 # ---- what both share: normalizations and pooling
 
 
-def batch_norm_flops(x: Spec, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any, out: Any = None, **__: Any) -> int:
+def batch_norm_flops(x: Spec, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any, out: Any = None,
+                     **__: Any) -> int:
     """5 an element in training, 2 in evaluation, 1 less without a weight."""
     return x.numel * ((5 if training else 2) - (weight is None))
 
@@ -119,11 +127,13 @@ def group_norm_flops(x: Spec, weight: Any = None, *_: Any, out: Any = None, **__
 
 
 def pooled_mean(*pooled: list[int]) -> Formula:
-    """A mean over such dimensions is a global average pooling and counts 1 an element, as that; any other mean is not seen.
+    """A mean over such dimensions is a global average pooling and counts 1 an element, as that; any other mean is not
+    seen.
 
     ATen's AdaptiveAveragePooling.cpp and AdaptiveAveragePooling3d.cpp write the dimensions so, and user code does not.
     """
-    def pooled_mean_flops(x: Spec, dim: Any = None, keepdim: bool = False, *_: Any, out: Any = None, **__: Any) -> int | None:
+    def pooled_mean_flops(x: Spec, dim: Any = None, keepdim: bool = False, *_: Any, out: Any = None,
+                          **__: Any) -> int | None:
         return x.numel if keepdim and dim is not None and list(dim) in pooled else None
 
     return pooled_mean_flops
@@ -142,15 +152,18 @@ NORMS: dict[str, Formula] = {
 # ---- DeepSpeed: deepspeed/profiling/flops_profiler/profiler.py, version 0.19.8
 
 
-def biased_convolution_flops(x: Spec, weight: Spec, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool = False,
-                             output_padding: Any = None, groups: int = 1, *_: Any, out: Spec, **__: Any) -> FlopCount:
-    """2 a multiply-add and 1 an output element for the bias. A transposed one is divided by its groups once more than is right, and its bias
-    counts the outputs that the same convolution would have were it not transposed."""
+def biased_convolution_flops(x: Spec, weight: Spec, bias: Any, stride: Any, padding: Any, dilation: Any,
+                             transposed: bool = False, output_padding: Any = None, groups: int = 1, *_: Any, out: Spec,
+                             **__: Any) -> FlopCount:
+    """2 a multiply-add and 1 an output element for the bias. A transposed one is divided by its groups once more than
+    is right, and its bias counts the outputs that the same convolution would have were it not transposed.
+    """
     if not transposed:
         macs = out.numel * prod(weight[1:])
         return FlopCount(2 * macs + (out.numel if bias is not None else 0), macs)
     macs = prod(weight[2:]) * x[1] * (weight[1] // groups) * x[0] * prod(x[2:])
-    outputs = prod((size + 2 * p - (d * (k - 1) + 1)) // s + 1 for size, p, d, k, s in zip(x[2:], padding, dilation, weight[2:], stride))
+    outputs = prod((size + 2 * p - (d * (k - 1) + 1)) // s + 1
+                   for size, p, d, k, s in zip(x[2:], padding, dilation, weight[2:], stride))
     return FlopCount(2 * macs + (weight[1] * x[0] * outputs if bias is not None else 0), macs)
 
 
@@ -160,15 +173,19 @@ def added_batched_flops(x: Spec, a: Spec, b: Spec, *_: Any, out: Any = None, **_
 
 
 def interpolation_flops(x: Spec, size: Any, *rest: Any, out: Spec, **_: Any) -> int:
-    """1 an output element where a scale was given; where a size was, the product of that size alone, whatever the batch and the channels."""
+    """1 an output element where a scale was given; where a size was, the product of that size alone, whatever the batch
+    and the channels.
+    """
     scaled = any(isinstance(value, float) for value in rest)
     return out.numel if scaled else prod(size)
 
 
-def recurrent_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf: Any, hx: Spec, cx: Any, mode: int, hidden_size: int,
-                    proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool, *_: Any,
-                    out: Any = None, **__: Any) -> FlopCount:
-    """For each row of the sequence and layer: 2 a weight less the gates, the biases, and a few sums and products a hidden element. No MACs."""
+def recurrent_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf: Any, hx: Spec, cx: Any, mode: int,
+                    hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool,
+                    bidirectional: bool, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """For each row of the sequence and layer: 2 a weight less the gates, the biases, and a few sums and products a
+    hidden element. No MACs.
+    """
     if proj_size:
         return NO_FLOPS
     per_layer = weight_stride0 * (2 if bidirectional else 1)
@@ -185,10 +202,12 @@ def one_layer_flops(weight: list[Spec], mode: int, hidden_size: int) -> int:
     return products + sum(w.numel for w in weight if len(w) == 1) + elementwise * hidden_size
 
 
-def host_recurrent_flops(x: Spec, w_ih: Spec, w_hh: Spec, b_ih: Spec, b_hh: Spec, hx: Spec, cx: Spec, reverse: bool, batch_sizes: Any, mode: int,
-                         hidden_size: int, num_layers: int, has_biases: bool, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+def host_recurrent_flops(x: Spec, w_ih: Spec, w_hh: Spec, b_ih: Spec, b_hh: Spec, hx: Spec, cx: Spec, reverse: bool,
+                         batch_sizes: Any, mode: int, hidden_size: int, num_layers: int, has_biases: bool, *_: Any,
+                         out: Any = None, **__: Any) -> FlopCount:
     """The same, which an LSTM runs on a CPU for each layer and direction."""
-    return FlopCount(prod(x[:-1]) * one_layer_flops([w_ih, w_hh, b_ih, b_hh] if has_biases else [w_ih, w_hh], mode, hidden_size))
+    return FlopCount(
+        prod(x[:-1]) * one_layer_flops([w_ih, w_hh, b_ih, b_hh] if has_biases else [w_ih, w_hh], mode, hidden_size))
 
 
 DEEPSPEED: dict[str, Formula] = {
@@ -196,24 +215,30 @@ DEEPSPEED: dict[str, Formula] = {
     **aten("mean.dim", pooled_mean([-1, -2], [-1, -2, -3])),
     **aten("convolution _convolution cudnn_convolution convolution_overrideable", biased_convolution_flops),
     **aten("baddbmm", added_batched_flops),
-    **aten("relu _prelu_kernel elu leaky_relu silu gelu _softmax avg_pool1d avg_pool2d avg_pool3d max_pool1d_with_indices "
-           "max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d mkldnn_max_pool3d adaptive_avg_pool1d _adaptive_avg_pool2d "
-           "mkldnn_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d", per_input(1)),
-    **aten("upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d "
-           "upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d "
-           "_upsample_nearest_exact3d", interpolation_flops),
+    **aten(
+        "relu _prelu_kernel elu leaky_relu silu gelu _softmax avg_pool1d avg_pool2d avg_pool3d max_pool1d_with_indices "
+        "max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d mkldnn_max_pool3d adaptive_avg_pool1d _adaptive_avg_pool2d "
+        "mkldnn_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d", per_input(1)),
+    **aten(
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d "
+        "upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d "
+        "_upsample_nearest_exact3d", interpolation_flops),
     **aten("_cudnn_rnn", recurrent_flops),
     **aten("mkldnn_rnn_layer", host_recurrent_flops),
 }
 
 
-DEEPSPEED_UNSEEN = {"aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"}  # fast paths: no function of theirs is replaced
-# These took torch.nn.functional.gelu when they were built, before the profiler replaced it (transformers/activations.py).
+# fast paths: no function of theirs is replaced
+DEEPSPEED_UNSEEN = {"aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"}
+# These took torch.nn.functional.gelu when they were built, before the profiler replaced it
+# (transformers/activations.py).
 DEEPSPEED_HIDDEN = {"GELUActivation": frozenset({"aten::gelu"}), "GELUTanh": frozenset({"aten::gelu"})}
 
 
 def two_to_a_product(signature: Signature, own: FlopCount) -> FlopCount | None:
-    """Products of any operator, the attention kernels' among them; what else they do is not seen, nor are whole layers in one call."""
+    """Products of any operator, the attention kernels' among them; what else they do is not seen, nor are whole layers
+    in one call.
+    """
     return None if DEEPSPEED_UNSEEN.intersection(map(str, family(signature.op))) else FlopCount(2 * own.macs, own.macs)
 
 
@@ -235,9 +260,11 @@ FVCORE: dict[str, Formula] = {
     **aten("upsample_bilinear2d grid_sampler_2d cudnn_grid_sampler", per_output(4)),
 }
 # The kernels behind the functions that it knows: linear, matmul, einsum and convolution.
-FVCORE_PRODUCTS = {f"aten::{name}" for name in (
-    "mm", "bmm", "mv", "dot", "addmm", "addmv", "_addmm_activation", "linear", "mkldnn_linear", "convolution", "_convolution", "cudnn_convolution",
-    "convolution_overrideable")}
+FVCORE_PRODUCTS = {
+    f"aten::{name}"
+    for name in ("mm", "bmm", "mv", "dot", "addmm", "addmv", "_addmm_activation", "linear", "mkldnn_linear",
+                 "convolution", "_convolution", "cudnn_convolution", "convolution_overrideable")
+}
 
 
 def one_to_a_product(signature: Signature, own: FlopCount) -> FlopCount | None:
@@ -245,8 +272,11 @@ def one_to_a_product(signature: Signature, own: FlopCount) -> FlopCount | None:
     return FlopCount(own.macs, own.macs) if FVCORE_PRODUCTS.intersection(map(str, family(signature.op))) else None
 
 
-CONVENTIONS = {c.name: c for c in (
-    Convention("own", count_call),
-    Convention("deepspeed", from_table("deepspeed", DEEPSPEED, two_to_a_product), forward_only=True, hidden=DEEPSPEED_HIDDEN),
-    Convention("fvcore", from_table("fvcore", FVCORE, one_to_a_product), forward_only=True),
-)}
+CONVENTIONS = {
+    c.name: c for c in (
+        Convention("own", count_call),
+        Convention("deepspeed", from_table("deepspeed", DEEPSPEED, two_to_a_product), forward_only=True,
+                   hidden=DEEPSPEED_HIDDEN),
+        Convention("fvcore", from_table("fvcore", FVCORE, one_to_a_product), forward_only=True),
+    )
+}

@@ -1,24 +1,27 @@
 """Floating-point operations of one operator call, from its signature alone.
 
-One multiply-add is 2 FLOPs and 1 MAC; only multiply-accumulate operators (matrix products, convolutions, attention, recurrent
-layers) have MACs. The convention for every other class of operator stands at the head of its file in `flop_formula`.
+One multiply-add is 2 FLOPs and 1 MAC; only multiply-accumulate operators (matrix products, convolutions, attention,
+recurrent layers) have MACs. The convention for every other class of operator stands at the head of its file in
+`flop_formula`.
 """
 from __future__ import annotations
 
 from collections.abc import Hashable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
 
 from analyzer.meta.signature import Signature
-
 from analyzer.profilers.flop_formula.foreach import SINGLE, of_each
-from analyzer.profilers.flop_formula.registration import FlopCount, Formula, FlopRegistry, name_key, register_flop_impl
+from analyzer.profilers.flop_formula.registration import FlopCount, FlopRegistry, Formula, name_key, register_flop_impl
 from analyzer.profilers.flop_formula.size import is_inexact
 from analyzer.profilers.flop_formula.zero import ZERO_FLOP_NAMES, ZERO_FLOP_NAMESPACES, ZERO_FLOP_OPS
 
-__all__ = ["FlopCount", "FlopRegistry", "Formula", "ZERO_FLOP_OPS", "count_call", "find_formula", "is_zero_flop_op", "register_flop_impl"]
+__all__ = [
+    "FlopCount", "FlopRegistry", "Formula", "ZERO_FLOP_OPS", "count_call", "find_formula", "is_zero_flop_op",
+    "register_flop_impl"
+]
 
 NO_FLOPS = FlopCount(0)
 MEMO_KEY = "flops"
@@ -27,7 +30,8 @@ MEMO_KEY = "flops"
 def count_call(signature: Signature) -> FlopCount | None:
     """FLOPs and MACs of one call, or None where they are unknown.
 
-    Unknown is an operator that has no formula and is not known to do no arithmetic, or a formula's own None (data decides).
+    Unknown is an operator that has no formula and is not known to do no arithmetic, or a formula's own None (data
+    decides).
 
     A call none of whose tensors is floating point or complex counts zero. Raises what the operator's formula raises.
 
@@ -65,10 +69,11 @@ def result_of(signature: Signature) -> Any:
     return signature.outputs if is_list and (returns or len(signature.outputs) > 1) else signature.outputs[0]
 
 
-@lru_cache(maxsize=None)
+@cache
 def out_names(op: Any) -> frozenset[str]:
     """Names of the arguments that only take the result."""
-    return frozenset(a.name for a in op._schema.arguments if a.is_out) if isinstance(op, torch._ops.OpOverload) else frozenset()
+    return frozenset(
+        a.name for a in op._schema.arguments if a.is_out) if isinstance(op, torch._ops.OpOverload) else frozenset()
 
 
 def find_formula(op: Hashable) -> Formula | None:
@@ -93,7 +98,7 @@ def is_zero_flop_op(op: Hashable) -> bool:
     return foreach_single(op) in ZERO_FLOP_NAMES
 
 
-@lru_cache(maxsize=None)
+@cache
 def family(op: Hashable) -> tuple[Hashable, ...]:
     """Keys under which an operator's formula may be found, its own first.
 
@@ -115,7 +120,7 @@ def family(op: Hashable) -> tuple[Hashable, ...]:
     return (name_key(op), *(f"{space}::{n}" for space in spaces for n in names))
 
 
-@lru_cache(maxsize=None)
+@cache
 def foreach_single(op: Hashable) -> str | None:
     """The operator that a `_foreach_` operator applies to each element."""
     if not isinstance(op, torch._ops.OpOverload) or not op._schema.name.startswith("aten::_foreach_"):

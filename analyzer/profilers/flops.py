@@ -4,12 +4,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from analyzer.profilers.flop_formula.registration import FlopCount
 from analyzer.record.log import Log, Tally
 from analyzer.record.op_call import OpCall
 
 from .annotation import Annotation, part_of
 from .flop_convention import Convention, find_convention
-from analyzer.profilers.flop_formula.registration import FlopCount
 from .traffic import traffic_bytes
 
 _COLUMNS = ("fwd_flops", "bwd_flops", "fwd_macs", "bwd_macs")
@@ -18,9 +18,10 @@ _COLUMNS = ("fwd_flops", "bwd_flops", "fwd_macs", "bwd_macs")
 def profile_flops(log: Log) -> Annotation:
     """Count every call of the last step where it happened, under the project's own convention.
 
-    One multiply-add is 2 FLOPs and 1 MAC. What autograd runs for a forward node counts as that node's backward; operators run
-    again under activation checkpointing count in ``recompute_flops`` and in the backward phase, not in ``bwd_flops``.
-    Operators without a formula are listed in ``uncounted`` as (operator, calls, bytes), never taken as zero.
+    One multiply-add is 2 FLOPs and 1 MAC. What autograd runs for a forward node counts as that node's backward;
+    operators run again under activation checkpointing count in ``recompute_flops`` and in the backward phase, not in
+    ``bwd_flops``. Operators without a formula are listed in ``uncounted`` as (operator, calls, bytes), never taken as
+    zero.
     """
     return _Count(log, find_convention("own")).run()
 
@@ -55,12 +56,14 @@ class _Count:
 
     def run(self) -> Annotation:
         log, out, last = self.log, Annotation(self._fill), self.last
-        totals: dict[str, Any] = dict.fromkeys((*_COLUMNS, "recompute_flops", "recompute_macs", "executed_flops", "optimizer_flops"), 0)
+        totals: dict[str, Any] = dict.fromkeys(
+            (*_COLUMNS, "recompute_flops", "recompute_macs", "executed_flops", "optimizer_flops"), 0)
         uncounted: dict[str, list[int]] = {}
         for record in log.phases:
             out.phases[record.step, record.phase].update(flops=0, macs=0)
         # Where the module decides what is seen, calls are alike only in modules of one class.
-        tallies = log.tallies() if not self.convention.hidden else (Tally(call.step, call, log.storages, 1) for call in log.calls)
+        tallies = log.tallies() if not self.convention.hidden else (Tally(call.step, call, log.storages, 1)
+                                                                    for call in log.calls)
         for step, call, storages, number in tallies:
             phase = call.phase
             if self.convention.forward_only and phase != "forward":
@@ -91,7 +94,9 @@ class _Count:
             for (_, phase), row_of_phase in out.phases.items():
                 if phase != "forward":
                     row_of_phase.update(flops=None, macs=None)
-            totals.update(dict.fromkeys(("bwd_flops", "bwd_macs", "recompute_flops", "recompute_macs", "executed_flops", "optimizer_flops")))
+            totals.update(
+                dict.fromkeys(("bwd_flops", "bwd_macs", "recompute_flops", "recompute_macs", "executed_flops",
+                               "optimizer_flops")))
         listed = [(op, n, nbytes) for op, (n, nbytes) in sorted(uncounted.items())]
         out.totals = {**totals, "uncounted": listed, "flop_convention": self.convention.name}
         return out

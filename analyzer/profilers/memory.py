@@ -14,8 +14,9 @@ _HELD_BY_THE_MODEL = ("parameter", "buffer")
 def profile_memory(log: Log) -> Annotation:
     """Bytes saved, temporary and held, of the last step; peaks of the whole run.
 
-    A storage that a forward operator made and that is still alive when backward begins is saved for backward, by whatever means
-    (autograd, a checkpoint's arguments, a tensor kept on the context); it counts once, at the node that made it.
+    A storage that a forward operator made and that is still alive when backward begins is saved for backward, by
+    whatever means (autograd, a checkpoint's arguments, a tensor kept on the context); it counts once, at the node that
+    made it.
     """
     out = Annotation(functools.partial(_fill_rows, log))
     for record in log.phases:
@@ -26,8 +27,11 @@ def profile_memory(log: Log) -> Annotation:
             row["peak_reserved_bytes"] = max(row.get("peak_reserved_bytes", 0), record.peak_reserved_bytes)
     out.totals = {
         "peak_allocated_bytes": log.peak_bytes,
-        "peak_reserved_bytes": max((r.peak_reserved_bytes for r in log.phases if r.peak_reserved_bytes is not None), default=None),
-        "param_bytes": _held(log, "parameter"), "buffer_bytes": _held(log, "buffer"), "optimizer_bytes": _held(log, "optimizer state"),
+        "peak_reserved_bytes": max((r.peak_reserved_bytes for r in log.phases if r.peak_reserved_bytes is not None),
+                                   default=None),
+        "param_bytes": _held(log, "parameter"),
+        "buffer_bytes": _held(log, "buffer"),
+        "optimizer_bytes": _held(log, "optimizer state"),
     }
     return out
 
@@ -41,7 +45,8 @@ def _fill_rows(log: Log, out: Annotation) -> None:
         if node.step != last:
             continue
         row = out.nodes[i]
-        row.update(output_bytes=0, temp_bytes=0, param_bytes=0, buffer_bytes=0, incremental_bytes=0, backward_bytes=0 if trains else None)
+        row.update(output_bytes=0, temp_bytes=0, param_bytes=0, buffer_bytes=0, incremental_bytes=0,
+                   backward_bytes=0 if trains else None)
     for i in range(len(log.modules)):
         out.modules[i].update(activation_bytes=0, saved_bytes=0, param_bytes=0, buffer_bytes=0)
 

@@ -1,8 +1,8 @@
 """Bytes that operator calls read and write.
 
-Counted is what must move: each distinct element that a call needs is read once, each that it changes is written once. Caches, second
-readings and workspaces are left out, so this is the least traffic, as arithmetic intensity and the roofline take it. Where data decides
-(how much of a mask is set), the most that it can be counts.
+Counted is what must move: each distinct element that a call needs is read once, each that it changes is written once.
+Caches, second readings and workspaces are left out, so this is the least traffic, as arithmetic intensity and the
+roofline take it. Where data decides (how much of a mask is set), the most that it can be counts.
 """
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch
 
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
+from analyzer.profilers.flop_formula.size import broadcast, tensors
 from analyzer.record.log import Log
-from analyzer.record.storage_life import StorageLife
 from analyzer.record.op_call import OpCall
+from analyzer.record.storage_life import StorageLife
 
 from .annotation import Annotation, part_of
-from analyzer.profilers.flop_formula.size import broadcast, tensors
 
 MEMO_KEY = "traffic"
 
@@ -56,7 +56,8 @@ def touched_bytes(spec: TensorSpec) -> int:
 def call_traffic(call: OpCall, storages: Mapping[int, StorageLife] | None = None) -> Traffic:
     """Bytes that one call reads and writes; none for a view, which touches nothing.
 
-    With ``storages`` (`Log.storages`), arguments that share a storage count no more than it holds: ``x * x`` reads x once.
+    With ``storages`` (`Log.storages`), arguments that share a storage count no more than it holds: ``x * x`` reads x
+    once.
     """
     plan = plan_of(call.signature)
     if plan.total == NOTHING:
@@ -83,7 +84,8 @@ class Plan(NamedTuple):
 
     reads: tuple[int, ...]  #: bytes of each of the signature's inputs
     total: Traffic
-    may_be_view: bool       #: it writes into no argument: where its results lie in its arguments' storages, it is a view
+    #: it writes into no argument: where its results lie in its arguments' storages, it is a view
+    may_be_view: bool
 
 
 class Argument(NamedTuple):
@@ -126,10 +128,12 @@ def make_plan(signature: Signature) -> Plan:
     name = schema.name.partition("::")[2].removeprefix("_foreach_")
     in_place = name.endswith("_") and not name.endswith("__")
     name = name.removesuffix("_") if in_place else name
-    is_view = bool(schema.returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    is_view = bool(schema.returns) and all(r.alias_info is not None and not r.alias_info.is_write
+                                           for r in schema.returns)
     if is_view or name.startswith(UNTOUCHED) or name in METADATA or torch.Tag.inplace_view in op.tags:
         return nothing
-    call = Call(name, in_place, schema.arguments[0].name if schema.arguments else "", bind(signature, schema), signature)
+    call = Call(name, in_place, schema.arguments[0].name if schema.arguments else "", bind(signature, schema),
+                signature)
     reads, written = [], 0
     for argument in arguments:
         reads.append(read_bytes(call, argument))
@@ -143,7 +147,9 @@ def make_plan(signature: Signature) -> Plan:
 def list_arguments(signature: Signature, schema: Any) -> Iterator[Argument]:
     """The tensors of a call in the order of ``signature.inputs``, with the arguments that they are."""
     by_name = {a.name: a for a in schema.arguments}
-    for argument, value in [*zip(schema.arguments, signature.args), *((by_name[k], v) for k, v in signature.kwargs.items())]:
+    for argument, value in [
+            *zip(schema.arguments, signature.args), *((by_name[k], v) for k, v in signature.kwargs.items())
+    ]:
         mutated = argument.alias_info is not None and argument.alias_info.is_write
         for spec in tensors(value):
             yield Argument(argument.name, spec, mutated, argument.is_out)
@@ -167,17 +173,26 @@ def mutated_outputs(signature: Signature, schema: Any) -> list[bool]:
 # Give memory as it is.
 UNTOUCHED = ("empty", "new_empty", "_empty", "_efficientzerotensor")
 # Look at a tensor's metadata only, or at nothing.
-METADATA = {"is_same_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "size", "stride", "numel", "dim", "is_contiguous",
-            "record_stream", "is_pinned", "set", "set_data", "resize", "resize_as", "_resize_output", "requires_grad", "_assert_tensor_metadata",
-            "_has_same_storage_numel"}
+METADATA = {
+    "is_same_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "size", "stride", "numel", "dim",
+    "is_contiguous", "record_stream", "is_pinned", "set", "set_data", "resize", "resize_as", "_resize_output",
+    "requires_grad", "_assert_tensor_metadata", "_has_same_storage_numel"
+}
 # In place these do not look at what was there.
-OVERWRITES = {"copy", "fill", "zero", "normal", "uniform", "random", "exponential", "bernoulli", "log_normal", "geometric", "cauchy"}
+OVERWRITES = {
+    "copy", "fill", "zero", "normal", "uniform", "random", "exponential", "bernoulli", "log_normal", "geometric",
+    "cauchy"
+}
 # Arguments that give a shape, not values: name of the operator to names of arguments.
-SHAPE_ONLY = {name: {"self", "input"} for name in (
-    "avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "nll_loss_backward",
-    "nll_loss2d_backward", "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward",
-    "adaptive_max_pool3d_backward", "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
-    "replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")}
+SHAPE_ONLY = {
+    name: {"self", "input"}
+    for name in ("avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
+                 "_adaptive_avg_pool3d_backward", "nll_loss_backward", "nll_loss2d_backward",
+                 "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward",
+                 "adaptive_max_pool3d_backward", "reflection_pad1d_backward", "reflection_pad2d_backward",
+                 "reflection_pad3d_backward", "replication_pad1d_backward", "replication_pad2d_backward",
+                 "replication_pad3d_backward")
+}
 # Write into their running statistics, which their schemas do not say.
 BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
 RUNNING = {"running_mean", "running_var"}
@@ -266,9 +281,17 @@ def put_elements(call: Call, target: TensorSpec) -> int:
 
 # In place these change only the elements that they address.
 ROWS: dict[str, Callable[[Call, TensorSpec], int]] = {
-    "scatter": elements_of("index"), "scatter_add": elements_of("index"), "scatter_reduce": elements_of("index"), "put": elements_of("index"),
-    "index_copy": elements_of("source"), "index_add": elements_of("source"), "index_reduce": elements_of("source"),
-    "index_fill": filled_elements, "index_put": put_elements, "_index_put_impl": put_elements, "masked_scatter": elements_of("mask"),
+    "scatter": elements_of("index"),
+    "scatter_add": elements_of("index"),
+    "scatter_reduce": elements_of("index"),
+    "put": elements_of("index"),
+    "index_copy": elements_of("source"),
+    "index_add": elements_of("source"),
+    "index_reduce": elements_of("source"),
+    "index_fill": filled_elements,
+    "index_put": put_elements,
+    "_index_put_impl": put_elements,
+    "masked_scatter": elements_of("mask"),
 }
 
 

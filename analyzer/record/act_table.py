@@ -15,7 +15,8 @@ class ActTable(Sequence[Act]):
     """A list of `Act`, each of which is made when it is read. `leave` keeps places for acts that are written later."""
 
     def __init__(self) -> None:
-        self._length = 0            # places beyond the columns are made when one of them, or one behind them, is written
+        # places beyond the columns are made when one of them, or one behind them, is written
+        self._length = 0
         self._actions = array("B")  # their numbers
         self._addresses = array("Q")
         self._sizes = array("Q")
@@ -68,8 +69,11 @@ class ActTable(Sequence[Act]):
     def __getitem__(self, index: slice) -> list[Act]: ...
     def __getitem__(self, index: int | slice) -> Act | list[Act]:
         if isinstance(index, slice):
-            return list(zip(map(self._numbering.keys_at.__getitem__, self._actions[index]), self._addresses[index], self._sizes[index], self._calls[index]))
-        return self._numbering.keys_at[self._actions[index]], self._addresses[index], self._sizes[index], self._calls[index]
+            return list(
+                zip(map(self._numbering.keys_at.__getitem__, self._actions[index]), self._addresses[index],
+                    self._sizes[index], self._calls[index]))
+        return self._numbering.keys_at[
+            self._actions[index]], self._addresses[index], self._sizes[index], self._calls[index]
 
     def __iter__(self) -> Iterator[Act]:
         return zip(map(self._numbering.keys_at.__getitem__, self._actions), self._addresses, self._sizes, self._calls)

@@ -20,7 +20,8 @@ class CallTable(Sequence[OpCall]):
 
     def __init__(self) -> None:
         self.signatures: list[Signature | None] = []
-        self._length = 0            # places beyond the columns are made when one of them, or one behind them, is written
+        # places beyond the columns are made when one of them, or one behind them, is written
+        self._length = 0
         self._numbers = array("q")  # of the storages of all calls, in the order of writing
         self._starts = array("I")   # where in the numbers a call's inputs begin
         self._inputs = array("I")   # how many there are
@@ -37,11 +38,12 @@ class CallTable(Sequence[OpCall]):
     def _make_places(self) -> None:
         count = self._length - len(self.signatures)
         self.signatures.extend([None] * count)
-        for column in (self._starts, self._inputs, self._outputs, self._kinds, self._modules, self._nodes, self._forwards):
+        for column in (self._starts, self._inputs, self._outputs, self._kinds, self._modules, self._nodes,
+                       self._forwards):
             column.frombytes(bytes(count * column.itemsize))
 
-    def append(self, signature: Signature, inputs: Sequence[int], outputs: Sequence[int], step: int, phase: str, module: int, node: int,
-               forward: int | None, recomputed: bool) -> None:
+    def append(self, signature: Signature, inputs: Sequence[int], outputs: Sequence[int], step: int, phase: str,
+               module: int, node: int, forward: int | None, recomputed: bool) -> None:
         """Write a call behind the others."""
         numbers = self._numbers
         if self._length > len(self.signatures):
@@ -62,8 +64,8 @@ class CallTable(Sequence[OpCall]):
         """Keep places for calls to be written later."""
         self._length += count
 
-    def write(self, index: int, signature: Signature, inputs: Iterable[int], outputs: Iterable[int], step: int, phase: str, module: int, node: int,
-              forward: int | None, recomputed: bool) -> None:
+    def write(self, index: int, signature: Signature, inputs: Iterable[int], outputs: Iterable[int], step: int,
+              phase: str, module: int, node: int, forward: int | None, recomputed: bool) -> None:
         """Write a call into a place that was left for it."""
         if index >= len(self.signatures):
             self._make_places()
@@ -96,8 +98,9 @@ class CallTable(Sequence[OpCall]):
         middle = start + self._inputs[index]
         step, phase, recomputed = self._numbering.keys_at[self._kinds[index]]
         forward = self._forwards[index]
-        return OpCall(signature, tuple(self._numbers[start:middle]), tuple(self._numbers[middle:middle + self._outputs[index]]), step, phase,
-                      self._modules[index], self._nodes[index], None if forward < 0 else forward, recomputed)
+        return OpCall(signature, tuple(self._numbers[start:middle]),
+                      tuple(self._numbers[middle:middle + self._outputs[index]]), step, phase, self._modules[index],
+                      self._nodes[index], None if forward < 0 else forward, recomputed)
 
     def place(self, index: int) -> tuple[int, int]:
         """The module and the node of a call."""
@@ -117,9 +120,10 @@ class CallTable(Sequence[OpCall]):
     def _make(self, numbers: Sequence[int]) -> Iterator[OpCall]:
         kinds = self._numbering.keys_at
         for signature, start, inputs, outputs, kind, module, node, forward in zip(
-                self.signatures, self._starts, self._inputs, self._outputs, self._kinds, self._modules, self._nodes, self._forwards):
+                self.signatures, self._starts, self._inputs, self._outputs, self._kinds, self._modules, self._nodes,
+                self._forwards):
             if signature is not None:
                 middle = start + inputs
                 step, phase, recomputed = kinds[kind]
-                yield OpCall(signature, tuple(numbers[start:middle]), tuple(numbers[middle:middle + outputs]), step, phase, module, node,
-                             None if forward < 0 else forward, recomputed)
+                yield OpCall(signature, tuple(numbers[start:middle]), tuple(numbers[middle:middle + outputs]), step,
+                             phase, module, node, None if forward < 0 else forward, recomputed)

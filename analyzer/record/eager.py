@@ -12,22 +12,23 @@ from torch.utils import _pytree as pytree
 from analyzer.errors import InputError
 from analyzer.meta.list_memo import ListMemo
 from analyzer.meta.storage import template
-
-from .hold import Hold
-from .options import ProfileOptions
-from .event import Event
 from analyzer.replay.footprint import Footprint
 from analyzer.replay.known_optimizer import TORCHS_OWN, is_known, is_sole_owner, mark_states
-from .recorder import Recorder, tensors_in
 from analyzer.replay.reserved import Reserved, one_by_one
-from .step_hook import has_step_hooks
 from analyzer.replay.step_replay import StepReplay
 from analyzer.replay.unseen_gradient import BlockGradients, UnseenGradients
+
+from .event import Event
+from .hold import Hold
+from .options import ProfileOptions
+from .recorder import Recorder, tensors_in
+from .step_hook import has_step_hooks
 
 if TYPE_CHECKING:
     from analyzer.replay.optimizer_play import OptimizerPlay
 
-_PLAIN = (torch.Tensor, str, int, float, bool, complex, type(None), torch.dtype, torch.device)  # arguments that a forward pass cannot change
+# arguments that a forward pass cannot change
+_PLAIN = (torch.Tensor, str, int, float, bool, complex, type(None), torch.dtype, torch.device)
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 # The learning rate does not change a cost; momentum 0.9 is the value of every published recipe.
@@ -45,7 +46,9 @@ def find_optimizer(optimizer: str | OptimizerFactory | None) -> OptimizerFactory
     if optimizer is None or callable(optimizer):
         return optimizer
     if optimizer not in OPTIMIZERS:
-        raise InputError(f"optimizer={optimizer!r}: not one of {', '.join(OPTIMIZERS)}, and not a callable `params -> torch.optim.Optimizer`")
+        raise InputError(
+            f"optimizer={optimizer!r}: not one of {', '.join(OPTIMIZERS)}, and not a callable `params -> torch.optim.Optimizer`"
+        )
     return OPTIMIZERS[optimizer]
 
 
@@ -56,8 +59,9 @@ def default_loss(output: Any) -> torch.Tensor:
         return loss
     parts = [t for t in tensors_in(output) if (t.is_floating_point() or t.is_complex()) and t.requires_grad]
     if not parts:
-        raise InputError(f"the model returned {type(output).__name__} with no floating tensor that has a gradient: pass loss_fn=, "
-                         f"or mode='infer'")
+        raise InputError(
+            f"the model returned {type(output).__name__} with no floating tensor that has a gradient: pass loss_fn=, "
+            f"or mode='infer'")
     total = None
     for part in parts:
         one = (part.abs() if part.is_complex() else part).sum()
@@ -69,21 +73,25 @@ def default_loss(output: Any) -> torch.Tensor:
 class EagerStep:
     """One training or inference step, repeated under a recorder.
 
-    ``parameters`` are those of the model where some are only reserved; ``lend`` makes the tensors of such a block. An optimizer that is given must not
-    be looked at by anybody else then.
+    ``parameters`` are those of the model where some are only reserved; ``lend`` makes the tensors of such a block. An
+    optimizer that is given must not be looked at by anybody else then.
     """
 
-    def __init__(self, recorder: Recorder, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, mode: str,
-                 loss_fn: Callable[[Any], torch.Tensor] | None, optimizer: OptimizerFactory | None, autocast: torch.dtype | None,
-                 step: Callable[..., Any] | None, device_type: str, options: ProfileOptions, reuse: bool = True,
-                 parameters: Sequence[torch.Tensor | Reserved] | None = None, lend: Callable[[torch.nn.Module], None] = lambda block: None) -> None:
+    def __init__(self, recorder: Recorder, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *,
+                 mode: str, loss_fn: Callable[[Any], torch.Tensor] | None, optimizer: OptimizerFactory | None,
+                 autocast: torch.dtype | None, step: Callable[..., Any] | None, device_type: str,
+                 options: ProfileOptions, reuse: bool = True,
+                 parameters: Sequence[torch.Tensor | Reserved] | None = None,
+                 lend: Callable[[torch.nn.Module], None] = lambda block: None) -> None:
         self.recorder, self.model, self.args, self.kwargs = recorder, model, args, kwargs
         self.mode, self.loss_fn, self.autocast, self.step = mode, loss_fn or default_loss, autocast, step
         self.device_type, self.options, self.reuse = device_type, options, reuse
         self.held = list(model.parameters()) if parameters is None else parameters
         self.make_optimizer, self.lend = optimizer, lend
-        self.is_partial = any(isinstance(p, Reserved) for p in self.held)  #: whether the optimizer has only some of the parameters
-        self.optimizer = None if optimizer is None else optimizer([cast(torch.nn.Parameter, p) for p in self.parameters if p.requires_grad])
+        #: whether the optimizer has only some of the parameters
+        self.is_partial = any(isinstance(p, Reserved) for p in self.held)
+        self.optimizer = None if optimizer is None else optimizer(
+            [cast(torch.nn.Parameter, p) for p in self.parameters if p.requires_grad])
         self.plays_updates = False                 #: whether that is tried
         self.updates: OptimizerPlay | None = None  #: plays the optimizer's steps
         self.unseen = UnseenGradients(recorder)    #: gradients of the present step that were played
@@ -148,7 +156,8 @@ class EagerStep:
             if same and self._leave_unseen(replay) and replay.is_whole():
                 from analyzer.replay.optimizer_play import OptimizerPlay  # not needed by those who train nothing
 
-                self.updates = OptimizerPlay.make(recorder, self.optimizer, self._updated(), self.unseen, self.options.steps)
+                self.updates = OptimizerPlay.make(recorder, self.optimizer, self._updated(), self.unseen,
+                                                  self.options.steps)
                 if self.updates is not None:
                     self._settle()
                     return replay
@@ -202,7 +211,8 @@ class EagerStep:
                 if like.layout is not torch.strided:
                     return False
                 like = like if parameter.grad is None else template(like)
-                replay.leave_unseen(unseen.numbers_of((parameter,)), functools.partial(unseen.add, (parameter,), likes=(like,)))
+                replay.leave_unseen(unseen.numbers_of((parameter, )),
+                                    functools.partial(unseen.add, (parameter, ), likes=(like, )))
         return True
 
     def _list_footprints(self) -> list[Footprint | Reserved]:
@@ -212,7 +222,8 @@ class EagerStep:
 
     def _drops_gradients(self) -> bool:
         """Whether nobody looks at gradients before they are dropped."""
-        return self.step is None and self.optimizer is None and self.options.set_to_none and type(self.model).zero_grad is torch.nn.Module.zero_grad
+        return self.step is None and self.optimizer is None and self.options.set_to_none and type(
+            self.model).zero_grad is torch.nn.Module.zero_grad
 
     def _drop_gradients(self) -> None:
         """What ends a step that has no optimizer."""
@@ -297,6 +308,7 @@ class EagerStep:
                 self.recorder.log.saved_inputs.add(storage.number)
 
 
-def _add_block(unseen: UnseenGradients, reserved: Reserved, first: BlockGradients, numbers: list[int], places: list[Any]) -> None:
+def _add_block(unseen: UnseenGradients, reserved: Reserved, first: BlockGradients, numbers: list[int],
+               places: list[Any]) -> None:
     """The gradients of a block that a replayed step left, like those of the ``first`` one."""
     unseen.add_block(reserved, first._replace(numbers=numbers, places=places))

@@ -62,7 +62,8 @@ def listen(recorder: Recorder) -> Iterator[None]:
                     return original(*args, **kwargs)
                 before = recorder.recomputing, recorder.creates_graph
                 recorder.recomputing = 0
-                recorder.creates_graph = bool(kwargs.get("create_graph", args[create_graph_at] if len(args) > create_graph_at else False))
+                recorder.creates_graph = bool(
+                    kwargs.get("create_graph", args[create_graph_at] if len(args) > create_graph_at else False))
                 try:
                     with recorder.during("backward"):
                         return original(*args, **kwargs)

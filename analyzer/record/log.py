@@ -46,7 +46,8 @@ class LogNode:
     module: int
     base: str = ""                                                   #: its name before it was made unique
     source: str | None = None
-    outputs: tuple[tuple[int, object], ...] = ()                     #: (storage number, TensorSpec) of each output tensor
+    #: (storage number, TensorSpec) of each output tensor
+    outputs: tuple[tuple[int, object], ...] = ()
     inputs: tuple[int, ...] = ()                                     #: nodes it reads
     reads: tuple[int, ...] = ()                                      #: storage numbers of its distinct tensor inputs
     region: tuple[object, ...] = ()
@@ -128,8 +129,8 @@ def kind_of(call: OpCall, storages: Mapping[int, StorageLife]) -> Any:
 class Log:
     """Everything one recorded run did.
 
-    Read `calls`, `storages`, `nodes` and `acts`: what was played from a record is written out at the first reading. Who writes while a run is
-    being recorded uses the fields behind them, in which places are left for what was played.
+    Read `calls`, `storages`, `nodes` and `acts`: what was played from a record is written out at the first reading. Who
+    writes while a run is being recorded uses the fields behind them, in which places are left for what was played.
     """
 
     call_slots: CallTable = field(default_factory=CallTable)
@@ -143,7 +144,8 @@ class Log:
     peak_bytes: int = 0                      #: largest allocated_bytes seen
     peak_event: int = 0                      #: the event that reached it
     peak_workspace_bytes: int = 0            #: workspace that was held at that event
-    saved_inputs: set[int] = field(default_factory=set)  #: numbers of input storages that autograd holds after a forward pass
+    #: numbers of input storages that autograd holds after a forward pass
+    saved_inputs: set[int] = field(default_factory=set)
     output_numbers: set[int] = field(default_factory=set)  #: of storages that the model returned
     steps: int = 0
     device: str = ""                         #: the claim whose memory is watched
@@ -152,19 +154,24 @@ class Log:
     keeps_acts: bool = False
     shortage: Shortage | None = None         #: where the run ended for want of memory
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
-    number_of_label: dict[str, int] = field(default_factory=dict)  #: storages of parameters and buffers, but for those of `unlabelled`
+    #: storages of parameters and buffers, but for those of `unlabelled`
+    number_of_label: dict[str, int] = field(default_factory=dict)
     unlabelled: list[Labelled] = field(default_factory=list)  #: many of these that nobody asked for yet
     pending: deque[Pending] = field(default_factory=deque)
     is_ordered: bool = True                  #: whether no life was written out later than those of younger storages
-    unwritten: Counter[str] = field(default_factory=Counter)  #: bytes of storages that are not written out yet, by category
+    #: bytes of storages that are not written out yet, by category
+    unwritten: Counter[str] = field(default_factory=Counter)
     _tallies: tuple[tuple[int, int], list[Tally]] | None = None
     _read: list[OpCall] | None = None  # all calls, while many read them
     _named: int = 0
     _names: dict[str, int] = field(default_factory=dict)
 
     def expect(self, number: int, nbytes: int, claim: str) -> None:
-        """Take note of a storage that was played and outlives the playing: its birth is written out later, its death may come before."""
-        self.storage_table[number] = StorageLife(self.life_table, number, nbytes, nbytes, 0, claim, 0, -1, "", -1, -1, 0)
+        """Take note of a storage that was played and outlives the playing: its birth is written out later, its death
+        may come before.
+        """
+        self.storage_table[number] = StorageLife(self.life_table, number, nbytes, nbytes, 0, claim, 0, -1, "", -1, -1,
+                                                 0)
 
     def add_life(self, life: StorageLife) -> None:
         """Write out the birth of a storage that was played."""
@@ -247,9 +254,10 @@ class Log:
             else:
                 found[3] += 1
         parts = Counter(part for pending in self.pending for part in pending.parts_played())
-        return [*(Tally(step, call, storages, number * count)
-                  for (step, part, start, stop), number in parts.items() for call, storages, count in part.tally(start, stop, self)),
-                *(Tally(*row) for row in alike.values())]
+        return [
+            *(Tally(step, call, storages, number * count) for (step, part, start, stop), number in parts.items()
+              for call, storages, count in part.tally(start, stop, self)), *(Tally(*row) for row in alike.values())
+        ]
 
     def write_out(self) -> None:
         """Write what was played into the places that were left for it."""

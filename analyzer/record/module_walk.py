@@ -9,7 +9,8 @@ REGISTRIES = ("_parameters", "_buffers", "_modules")  #: attributes of a module 
 
 
 def walk_modules(root: nn.Module, prefix: str = "", left_out: Iterable[nn.Module] = ()) -> list[tuple[str, nn.Module]]:
-    """(path, module) of ``root`` and of all below it, each once, under its first path, a module before those that it holds.
+    """(path, module) of ``root`` and of all below it, each once, under its first path, a module before those that it
+    holds.
 
     Modules in ``left_out`` are passed over, with what is below them.
 

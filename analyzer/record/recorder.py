@@ -18,18 +18,18 @@ from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage, find_storage
+from analyzer.replay.reserved import Reserved
+from analyzer.replay.twin import LEAVES
+from analyzer.replay.unseen_gradient import UnseenGradients
 
 from .autograd_node import current_backward_node, next_sequence_number
 from .event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, Event
 from .log import Log, LogModule, LogModuleCall, LogNode, PhaseRecord, Shortage
 from .module_walk import walk_modules
 from .progress import report_progress
-from analyzer.replay.reserved import Reserved
 from .row_name import identifier
 from .sequence_index import SequenceIndex
 from .storage_life import StorageLife
-from analyzer.replay.twin import LEAVES
-from analyzer.replay.unseen_gradient import UnseenGradients
 
 _ROOT = 0
 COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
@@ -41,11 +41,12 @@ class Recorder:
     """Listens to a `MetaTensorMode` and writes a `Log`.
 
     ``claim`` is the device whose memory is watched; ``is_leaf`` tells which modules become one node (eager runs),
-    ``find_leaf_impl`` what runs instead of a module's own forward, ``walked`` are the modules of ``root``, where somebody walked them already.
-    A driver that knows its nodes (the graph interpreter) sets `node` itself.
+    ``find_leaf_impl`` what runs instead of a module's own forward, ``walked`` are the modules of ``root``, where
+    somebody walked them already. A driver that knows its nodes (the graph interpreter) sets `node` itself.
     """
 
-    def __init__(self, mode: MetaTensorMode, root: torch.nn.Module, claim: torch.device, is_leaf: Callable[[torch.nn.Module], bool] | None = None,
+    def __init__(self, mode: MetaTensorMode, root: torch.nn.Module, claim: torch.device,
+                 is_leaf: Callable[[torch.nn.Module], bool] | None = None,
                  find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None] = lambda module: None,
                  walked: Sequence[tuple[str, torch.nn.Module]] | None = None) -> None:
         self.mode = mode
@@ -58,7 +59,8 @@ class Recorder:
         self.phase = "forward"
         self._module_index: dict[int, int] = {}
         self._modules: list[torch.nn.Module] = []
-        self.reuse: Callable[[torch.nn.Module, Any, Any], Any] | None = None  #: plays a block's record instead of running it, where it can
+        #: plays a block's record instead of running it, where it can
+        self.reuse: Callable[[torch.nn.Module, Any, Any], Any] | None = None
         self._stack: list[int] = []
         self._open_calls: list[int | None] = []  #: beside the stack: index in `Log.module_calls`
         self._leaf_depth = 0
@@ -89,7 +91,9 @@ class Recorder:
         return state is not None and state.recorder is self
 
     def start_step(self, step: int, placeholders: bool = True) -> None:
-        """Another step begins: its nodes are named afresh, the first of them the inputs (unless the driver has its own)."""
+        """Another step begins: its nodes are named afresh, the first of them the inputs (unless the driver has its
+        own).
+        """
         self.end()
         self.step, self.log.steps = step, step + 1
         self.first_node = len(self.log.node_slots)
@@ -139,7 +143,9 @@ class Recorder:
         return self.log.modules[self._stack[-1]].path if self._stack else ""
 
     def skip_sequence(self, stands_for: tuple[int, int, int] | None = None) -> None:
-        """Autograd nodes were made that no call of the log made; the last of them stands for a call (its index, module and node)."""
+        """Autograd nodes were made that no call of the log made; the last of them stands for a call (its index, module
+        and node).
+        """
         self._last_sequence = next_sequence_number()
         if stands_for is not None:
             self._call_of_sequence[self._last_sequence - 1] = stands_for[0]
@@ -190,7 +196,9 @@ class Recorder:
             self.log.peak_event = self.log.events  # now that all of it is in the log
 
     def own_parameters(self, root: torch.nn.Module) -> None:
-        """Mark the storages of the parameters and buffers of the model or of a module of it (they must be the mode's own by now)."""
+        """Mark the storages of the parameters and buffers of the model or of a module of it (they must be the mode's
+        own by now).
+        """
         self.own_parameters_of([module for _, module in walk_modules(root)])
 
     def own_parameters_of(self, modules: Iterable[torch.nn.Module]) -> None:
@@ -330,8 +338,10 @@ class Recorder:
         made_grad = False
         if phase == "forward" or recomputed:
             sequence = next_sequence_number()
-            if sequence != self._last_sequence and signature.op is not _DETACH:  # which has no gradient: a saved-tensor hook calls it
-                for earlier in range(self._last_sequence, sequence - 1):  # nodes around this call, as those of nested checkpoints
+            # which has no gradient: a saved-tensor hook calls it
+            if sequence != self._last_sequence and signature.op is not _DETACH:
+                # nodes around this call, as those of nested checkpoints
+                for earlier in range(self._last_sequence, sequence - 1):
                     if self._call_of_sequence.get(earlier) is None:
                         self._call_of_sequence[earlier] = index
                 self._last_sequence = sequence
@@ -363,16 +373,19 @@ class Recorder:
         """Whether the operator that runs in backward belongs to a forward pass that runs again.
 
         The engine turns gradients off; who runs a forward pass again turns them on. Inside it they can be off once more
-        (a checkpoint within a checkpoint, a custom function), and of a gradient that is to be differentiated they are on.
+        (a checkpoint within a checkpoint, a custom function), and of a gradient that is to be differentiated they are
+        on.
         """
         if self.recomputing:
             return True
         return torch.is_grad_enabled() and not self.creates_graph and torch._C._current_autograd_node() is not None
 
-    def _add_operator(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage], module: int) -> int:
+    def _add_operator(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage],
+                      module: int) -> int:
         op = signature.op
         info = describe_operator(op) if isinstance(op, torch._ops.OpOverload) else None
-        node = self.add_node("call_function", op.__name__ if info is None else info.name, str(op) if info is None else info.text, module)
+        node = self.add_node("call_function", op.__name__ if info is None else info.name,
+                             str(op) if info is None else info.text, module)
         record = self.node_at(node)
         for storage in inputs:
             self._read_storage(record, node, storage.number)
@@ -388,7 +401,8 @@ class Recorder:
         sequence, variable = backward
         if variable is not None:
             return None, self._parameter_owner.get(id(variable), _ROOT), OUTSIDE
-        # A custom function's operators share its number: its backward belongs to the first, a collective to the collective.
+        # A custom function's operators share its number: its backward belongs to the first, a collective to the
+        # collective.
         forward = self._collective_of_sequence.get(sequence) if communicates else None
         if forward is None:
             forward = self._call_of_sequence.get(sequence)
@@ -412,8 +426,9 @@ class Recorder:
         log = self.log
         log.events += 1
         number = -1 - len(self.space.library_workspaces)  # storages count from 0
-        life = log.storage_table[number] = StorageLife(log.life_table, number, nbytes, region.bytes, region.address, str(claim), log.events,
-                                                       len(log.call_slots), self.phase, self.step, OUTSIDE, _ROOT)
+        life = log.storage_table[number] = StorageLife(log.life_table, number, nbytes, region.bytes, region.address,
+                                                       str(claim), log.events, len(log.call_slots), self.phase,
+                                                       self.step, OUTSIDE, _ROOT)
         life.category, life.label = "workspace", label
         self.watch_peak(0)
 
@@ -428,8 +443,9 @@ class Recorder:
             _, module, node = self._forward_of_gradient(module, False)
         self.end()
         self._shortage_cause = weakref.ref(error)  # weak: its traceback holds tensors
-        self.shortage = Shortage(operator, self.phase, self.step, module, node, self.log.events, len(self.log.act_slots), error.requested_bytes,
-                                 error.short_bytes, error.allocated_bytes, error.reserved_bytes, error.capacity_bytes)
+        self.shortage = Shortage(operator, self.phase, self.step, module, node, self.log.events, len(
+            self.log.act_slots), error.requested_bytes, error.short_bytes, error.allocated_bytes, error.reserved_bytes,
+                                 error.capacity_bytes)
 
     def end_short(self, error: DeviceOutOfMemoryError) -> None:
         """The run ended with ``error``: what was not finished is no step."""
@@ -447,9 +463,10 @@ class Recorder:
         if self.events is not None:
             self.events.append((BORN, storage.number))
         region = storage.region
-        log.storage_table[storage.number] = StorageLife(
-            log.life_table, storage.number, storage.nbytes(), region.bytes, region.address, str(storage.claim), log.events, len(log.call_slots), self.phase,
-            self.step, self.node, self._stack[-1] if self._stack else _ROOT)
+        log.storage_table[storage.number] = StorageLife(log.life_table, storage.number, storage.nbytes(), region.bytes,
+                                                        region.address, str(storage.claim), log.events,
+                                                        len(log.call_slots), self.phase, self.step, self.node,
+                                                        self._stack[-1] if self._stack else _ROOT)
         self.watch_peak(0)
 
     def died(self, storage: MetaStorage) -> None:

@@ -30,7 +30,9 @@ class Script(torch.nn.Module):
 
 
 class ScriptRecorder(Recorder):
-    """Listens to a whole script. ``steps`` is how many times its optimizers may step; more than one in turn make a step together."""
+    """Listens to a whole script. ``steps`` is how many times its optimizers may step; more than one in turn make a step
+    together.
+    """
 
     def __init__(self, mode: MetaTensorMode, claim: torch.device, is_leaf: Callable[[torch.nn.Module], bool] | None,
                  find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None], steps: int) -> None:
@@ -49,8 +51,11 @@ class ScriptRecorder(Recorder):
 
     @contextmanager
     def counting_steps(self) -> Iterator[None]:
-        """End the script with EnoughSteps after the steps asked for. Inside `recording`, whose hooks must run before these."""
-        handles = (register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step))
+        """End the script with EnoughSteps after the steps asked for. Inside `recording`, whose hooks must run before
+        these.
+        """
+        handles = (register_optimizer_step_pre_hook(
+            self._before_step), register_optimizer_step_post_hook(self._after_step))
         self.start_step(0, placeholders=False)
         try:
             yield
@@ -59,7 +64,9 @@ class ScriptRecorder(Recorder):
                 handle.remove()
 
     def finish(self) -> None:
-        """The script has ended: what is freed from now on is no part of it. A step that was not finished counts only if it is the only one."""
+        """The script has ended: what is freed from now on is no part of it. A step that was not finished counts only if
+        it is the only one.
+        """
         self.end()
         self.space.listener = self.memory.observer = None
         self.log.steps = max(1, self.steps_taken)
@@ -76,7 +83,9 @@ class ScriptRecorder(Recorder):
         return super().enter_module(module, args, kwargs)
 
     def _adopt(self, module: torch.nn.Module) -> None:
-        """Take a module that the script calls into the log. Of those without state, such as losses, one stands for its class."""
+        """Take a module that the script calls into the log. Of those without state, such as losses, one stands for its
+        class.
+        """
         if not module._modules and not module._parameters and not module._buffers:
             if type(module) in self._stateless:
                 self._module_index[id(module)] = self._stateless[type(module)]
@@ -126,7 +135,8 @@ class ScriptRecorder(Recorder):
                 kind = type(optimizer).__name__
                 same = sum(type(o) is type(optimizer) for _, o in self._optimizers.values())
                 self._optimizers[id(optimizer)] = (f"{kind} {same + 1}" if same else kind, optimizer)
-            self.mark([p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None], "gradient")
+            self.mark([p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None],
+                      "gradient")
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._is_mine():

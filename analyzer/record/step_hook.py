@@ -6,6 +6,8 @@ from torch.optim import optimizer as _module
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer, known: int = 0) -> bool:
-    """Whether hooks run before or after ``optimizer.step()``, besides ``known`` pairs that are registered for all optimizers."""
+    """Whether hooks run before or after ``optimizer.step()``, besides ``known`` pairs that are registered for all
+    optimizers.
+    """
     own = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
     return own + len(_module._global_optimizer_pre_hooks) + len(_module._global_optimizer_post_hooks) > 2 * known

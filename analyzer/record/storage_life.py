@@ -7,7 +7,9 @@ from .numbering import Numbering
 
 
 class LifeTable:
-    """The columns behind the lives of one log, side by side in an array for each width, since a life is written in one go."""
+    """The columns behind the lives of one log, side by side in an array for each width, since a life is written in one
+    go.
+    """
 
     __slots__ = ("wide", "narrow", "codes", "code_of", "labels", "specs")
 
@@ -83,8 +85,8 @@ class StorageLife:
 
     __slots__ = ("table", "row", "number")
 
-    def __init__(self, table: LifeTable, number: int, nbytes: int, block_bytes: int, address: int, device: str, born: int, born_call: int,
-                 phase: str, step: int, node: int, module: int) -> None:
+    def __init__(self, table: LifeTable, number: int, nbytes: int, block_bytes: int, address: int, device: str,
+                 born: int, born_call: int, phase: str, step: int, node: int, module: int) -> None:
         codes, code_of = table.codes, table.code_of
         self.table, self.row, self.number = table, len(codes) // _CODES, number
         table.wide.extend((nbytes, block_bytes, address))
@@ -103,12 +105,15 @@ class StorageLife:
     module = _Narrow(_MODULE, "that made it, an index in `Log.modules`")
     device = _Name(0, "the one that it claims to be on")
     phase = _Name(1, "of its birth")
-    category = _Name(_CATEGORY, '"parameter", "buffer", "input", "gradient", "optimizer state", "cast copy"; "" is undecided')
+    category = _Name(_CATEGORY,
+                     '"parameter", "buffer", "input", "gradient", "optimizer state", "cast copy"; "" is undecided')
 
     def belongs(self, category: str, label: str, module: int) -> None:
         """Set what it is for, its name and the module that holds it."""
         table, row = self.table, self.row
-        table.codes[row * _CODES + _CATEGORY], table.labels[row], table.narrow[row * _NARROW + _MODULE] = table.code_of[category], label, module
+        table.codes[row * _CODES +
+                    _CATEGORY], table.labels[row], table.narrow[row * _NARROW +
+                                                                _MODULE] = table.code_of[category], label, module
 
     def is_for(self, code: int | None) -> bool:
         """Whether its category is that of a code."""

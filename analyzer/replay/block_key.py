@@ -20,15 +20,18 @@ if TYPE_CHECKING:
     from .twin import Pattern, Twin
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_VALUES = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
+_VALUES = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device, torch.Size,
+           torch.memory_format, torch.layout)
 _FIXED = (types.FunctionType, staticmethod, classmethod, *_VALUES)  # what a class gives to all its modules
 _MODULE_FILE = sys.modules[nn.Module.__module__].__file__
 
 
 def structure_key(module: nn.Module, memo: dict[int, int | None], numbers: dict[Hashable, int]) -> int | None:
-    """A number for the class, training flag, parameters and buffers of a module and of all below it, the same for the same.
+    """A number for the class, training flag, parameters and buffers of a module and of all below it, the same for the
+    same.
 
-    None where a hook or script makes it one of a kind. ``memo`` is by id(module), ``numbers`` by what the number stands for.
+    None where a hook or script makes it one of a kind. ``memo`` is by id(module), ``numbers`` by what the number stands
+    for.
     """
     if id(module) in memo:
         return memo[id(module)]
@@ -49,7 +52,8 @@ def structure_key(module: nn.Module, memo: dict[int, int | None], numbers: dict[
         for name, tensor in held.items():
             if tensor is None:
                 key += name, None
-            elif tensor.layout is not torch.strided or tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+            elif tensor.layout is not torch.strided or tensor._backward_hooks or getattr(
+                    tensor, "_post_accumulate_grad_hooks", None):
                 return None
             else:
                 key += name, tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
@@ -59,7 +63,9 @@ def structure_key(module: nn.Module, memo: dict[int, int | None], numbers: dict[
 
 @contextmanager
 def watch_reads(root: nn.Module) -> Iterator[set[tuple[str, str]]]:
-    """Collect (path, attribute) of every attribute that code reads from the modules below ``root``; "*" where it read a whole ``__dict__``."""
+    """Collect (path, attribute) of every attribute that code reads from the modules below ``root``; "*" where it read a
+    whole ``__dict__``.
+    """
     paths = {id(m): path for path, m in root.named_modules()}
     reads: set[tuple[str, str]] = set()
     patched: list[tuple[type, Any]] = []
@@ -93,7 +99,9 @@ def watch_reads(root: nn.Module) -> Iterator[set[tuple[str, str]]]:
 
 
 class ReadValues:
-    """The values that a block's forward pass read, to compare with another block's; ``pattern`` is what others were found to be like it."""
+    """The values that a block's forward pass read, to compare with another block's; ``pattern`` is what others were
+    found to be like it.
+    """
 
     def __init__(self, root: nn.Module, reads: set[tuple[str, str]], pattern: Pattern | None = None) -> None:
         self.root = root
@@ -116,16 +124,22 @@ class ReadValues:
                     self.fixed.append((i, n))
                 else:
                     self.computed.append((i, n, getattr(module, n, _MISSING)))
-        self._hidden = [(i, frozenset(n for j, n in self.fixed if j == i)) for i in dict.fromkeys(i for i, _ in self.fixed)]
+        self._hidden = [(i, frozenset(n for j, n in self.fixed if j == i))
+                        for i in dict.fromkeys(i for i, _ in self.fixed)]
         self.read = frozenset((i, n) for i, n, _ in self.values)  #: places and names of own attributes
-        self._own = [_Own(i, [(n, v) for j, n, v in self.values if j == i]) for i in dict.fromkeys(i for i, _, _ in self.values)]
+        self._own = [
+            _Own(i, [(n, v) for j, n, v in self.values if j == i]) for i in dict.fromkeys(i for i, _, _ in self.values)
+        ]
 
     def hold_for_twin(self, twin: Twin) -> bool:
         """As `hold_for`, for a block that was found to be like the one whose values these are."""
-        return twin.pattern is self.pattern and not self.computed and self.read.isdisjoint(twin.differing) and twin.holds_the_same()
+        return twin.pattern is self.pattern and not self.computed and self.read.isdisjoint(
+            twin.differing) and twin.holds_the_same()
 
     def hold_for(self, other: nn.Module, its: Sequence[nn.Module]) -> bool:
-        """Whether ``other``, of the same structure, would have given the same values; ``its`` are the modules in it, itself first."""
+        """Whether ``other``, of the same structure, would have given the same values; ``its`` are the modules in it,
+        itself first.
+        """
         if other is self.root:
             return True
         if len(its) != self.count:
@@ -168,7 +182,8 @@ class _Own:
         others = [(name, value) for name, value in read if not (type(value) in CONTAINERS and not value)]
         self.index = index
         self.read, self.values = getter([name for name, _ in others]), tuple(value for _, value in others)
-        self.read_empty, self.empty_types = getter([name for name, _ in empty]), tuple(type(value) for _, value in empty)
+        self.read_empty, self.empty_types = getter([name for name, _ in empty]), tuple(
+            type(value) for _, value in empty)
 
 
 def getter(names: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
@@ -225,5 +240,6 @@ def _same(a: Any, b: Any, where_a: Positions, where_b: Positions) -> bool:
     if isinstance(a, types.MethodType):
         return a.__func__ is b.__func__ and _same(a.__self__, b.__self__, where_a, where_b)
     if isinstance(a, functools.partial):
-        return (a.func is b.func and _same(a.args, b.args, where_a, where_b) and _same(a.keywords, b.keywords, where_a, where_b))
+        return (a.func is b.func and _same(a.args, b.args, where_a, where_b)
+                and _same(a.keywords, b.keywords, where_a, where_b))
     return False  # objects of their own: nobody knows what they would have answered

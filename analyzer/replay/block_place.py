@@ -5,21 +5,24 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from analyzer.record.log import Log, LogModuleCall, LogNode
-from .reel import Place
 from analyzer.record.row_name import identifier
+
+from .reel import Place
 
 if TYPE_CHECKING:
     from .block_trial import Segment
 
 
 class BlockPlace(Place):
-    """The place of a block of the model's, at the module ``path``; ``numbers`` of what the block holds are labels until they are looked up.
+    """The place of a block of the model's, at the module ``path``; ``numbers`` of what the block holds are labels until
+    they are looked up.
 
-    ``producers`` tell for each row that stands for an input which node of the model made that, ``running_call`` which call of a module it is.
+    ``producers`` tell for each row that stands for an input which node of the model made that, ``running_call`` which
+    call of a module it is.
     """
 
-    def __init__(self, segment: Segment, path: str, numbers: Iterable[Sequence[Any]], producers: dict[int, int | None], log: Log, step: int,
-                 running_call: int | None) -> None:
+    def __init__(self, segment: Segment, path: str, numbers: Iterable[Sequence[Any]], producers: dict[int, int | None],
+                 log: Log, step: int, running_call: int | None) -> None:
         base = len(log.node_slots)
         super().__init__(numbers, segment.rows, range(base, base + len(segment.rows)))
         self.path, self.producers, self.step, self.running_call = path, producers, step, running_call
@@ -69,7 +72,7 @@ class BlockPlace(Place):
             base = identifier(target) if node.op == "call_module" else node.base
             producers = [self.producers[j] if j in self.producers else rows[j] for j in node.inputs]
             log.node_slots[rows[row]] = LogNode(
-                node.op, "", target, self.modules[node.module], base=base, source=node.source, region=node.region, step=self.step,
-                outputs=tuple([(numbers[slot_of[n]], spec) for n, spec in node.outputs]),
-                inputs=tuple(dict.fromkeys(p for p in producers if p is not None)),
-                reads=tuple(dict.fromkeys(numbers[slot_of[n]] for n in node.reads)))
+                node.op, "", target, self.modules[node.module], base=base, source=node.source, region=node.region,
+                step=self.step, outputs=tuple([(numbers[slot_of[n]], spec) for n, spec in node.outputs]), inputs=tuple(
+                    dict.fromkeys(p for p in producers if p is not None)), reads=tuple(
+                        dict.fromkeys(numbers[slot_of[n]] for n in node.reads)))

@@ -12,25 +12,26 @@ from torch.utils import _pytree as pytree
 
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage, alias, revive, take_numbers
-
 from analyzer.record.autograd_node import saves_are_hooked
+from analyzer.record.hold import is_autograds_alone
+from analyzer.record.module_walk import walk_modules
+from analyzer.record.recorder import Recorder
+
 from .block_key import ReadValues, structure_key
 from .block_place import BlockPlace
 from .block_trial import Arguments, Backward, Borrow, GradSpec, PassedOn, Refused, Segment, Trial, number_of
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
 from .footprint import Footprint
-from analyzer.record.hold import is_autograds_alone
-from analyzer.record.module_walk import walk_modules
 from .played_twice import PlayedTwice
-from analyzer.record.recorder import Recorder
 from .reel import Reel, Take, play
 from .reserved import Reserved
 from .shared_state import SharedState
 from .twin import Twin
 from .unseen_gradient import BlockGradients
 
-# When a trial pays: it costs about one and a half runs of the block, so a kind needs three, and something to set up, so the blocks beyond the
-# second must hold so many leaf modules: section "When a block is tried out" of docs/performance.md, which benchmarks/speed.py measures.
+# When a trial pays: it costs about one and a half runs of the block, so a kind needs three, and something to set up, so
+# the blocks beyond the second must hold so many leaf modules: section "When a block is tried out" of
+# docs/performance.md, which benchmarks/speed.py measures.
 FEWEST = 3
 LEAST_LEAVES_SAVED = 64
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device)
@@ -46,7 +47,8 @@ def pays(blocks: int, leaves: int) -> bool:
 class BlockReuse:
     """Decides for each call of a module whether it is played or run.
 
-    ``reserved`` are blocks that have places and no tensors yet, by id; one that is run is lent its tensors first, by ``lend``.
+    ``reserved`` are blocks that have places and no tensors yet, by id; one that is run is lent its tensors first, by
+    ``lend``.
     """
 
     def __init__(self, recorder: Recorder, root: nn.Module, borrow: Borrow, is_leaf: Callable[[nn.Module], bool],
@@ -57,7 +59,8 @@ class BlockReuse:
         twins = self._twins = [r.twin for r in (reserved or {}).values()]
         self._patterns = {id(twin.pattern.block): twin.pattern for twin in twins}
         self._reserved = {id(module): r for r in (reserved or {}).values() for module in r.twin.modules}
-        modules = [module for _, module in walk_modules(root)] if not twins else [m for m in recorder.modules() if id(m) not in self._reserved]
+        modules = [module for _, module in walk_modules(root)
+                   ] if not twins else [m for m in recorder.modules() if id(m) not in self._reserved]
         for twin in twins:
             contents[id(twin.block)] = Contents(twin.modules, twin.pattern.leaves, [*twin.parameters, *twin.buffers])
         for module in modules:
@@ -67,22 +70,26 @@ class BlockReuse:
         for module in modules:
             if parents[id(module)] > 1:
                 owners.update(map(id, contents[id(module)].tensors))
-            owners.update(id(t) for held in (module._parameters, module._buffers) for t in held.values() if t is not None)
+            owners.update(
+                id(t) for held in (module._parameters, module._buffers) for t in held.values() if t is not None)
         self._tied = {i for i, n in owners.items() if n > 1}
-        keys = self._list_keys(root, modules, contents, lambda module: type(module) in excluded or is_leaf(module), twins)
+        keys = self._list_keys(root, modules, contents, lambda module: type(module) in excluded or is_leaf(module),
+                               twins)
         counts = Counter(k for k in keys.values() if k is not None)
         for twin in twins:
             keys[id(twin.block)] = keys[id(twin.pattern.block)]
             counts.update([k for layout in twin.pattern.layouts if (k := keys.get(id(layout.module))) is not None])
         self.keys = {i: k for i, k in keys.items() if k is not None and pays(counts[k], contents[i].leaves)}
         self._contents = {i: contents[i]._replace(modules=list(dict.fromkeys(contents[i].modules))) for i in self.keys}
-        self._blocks_of: dict[int, list[nn.Module]] = {}  # candidates that hold a parameter, by the number of its storage
+        # candidates that hold a parameter, by the number of its storage
+        self._blocks_of: dict[int, list[nn.Module]] = {}
         self._touched: set[int] = set()  # those whose parameters were read by a call that was run
         recorder.watched, recorder.touched = set(), self._touch
         for i in self._contents:
             if i not in self._reserved:
                 self._watch(self._contents[i])
-        self._summed: dict[int, nn.Module] = {}  # what a played block read more than once, by the number of its storage, and the block
+        # what a played block read more than once, by the number of its storage, and the block
+        self._summed: dict[int, nn.Module] = {}
         self._known: dict[Hashable, list[tuple[ReadValues, Segment | None]]] = {}
         self._played: dict[int, nn.Module] = {}  # each module of a played block, by id, and the block
         self._plays: Counter[Hashable] = Counter()  # of another block's record, by structure
@@ -155,10 +162,12 @@ class BlockReuse:
         """The first run of a block, or another one for gradients of other specs."""
         return Trial(self.recorder, module, arguments, self.borrow, grad_specs)
 
-    def make_place(self, segment: Segment, module: nn.Module, numbers: Iterable[Sequence[Any]], producers: dict[int, int | None]) -> BlockPlace:
+    def make_place(self, segment: Segment, module: nn.Module, numbers: Iterable[Sequence[Any]],
+                   producers: dict[int, int | None]) -> BlockPlace:
         """The place of a block that is played in the log."""
         recorder = self.recorder
-        return BlockPlace(segment, self.path_of(module), numbers, producers, recorder.log, recorder.step, recorder.running_call())
+        return BlockPlace(segment, self.path_of(module), numbers, producers, recorder.log, recorder.step,
+                          recorder.running_call())
 
     def run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The block's output, played; NotImplemented where it has to be run."""
@@ -196,8 +205,12 @@ class BlockReuse:
         if len(variants) > self._plays[key]:  # what was tried was of no use to another: trials of more would not pay
             return NotImplemented
         has_cache = any(type(x) is CacheLike for x in likes)
-        segment = self._try(module, Arguments(likes, structure, self._find_indices(module, key) if has_cache else [], self.given_up(module)), variants)
-        return NotImplemented if segment is None or not self._may_play(segment, module, leaves) else self._play(segment, module, leaves)
+        segment = self._try(
+            module,
+            Arguments(likes, structure,
+                      self._find_indices(module, key) if has_cache else [], self.given_up(module)), variants)
+        return NotImplemented if segment is None or not self._may_play(segment, module, leaves) else self._play(
+            segment, module, leaves)
 
     def reserved(self, block: nn.Module) -> Reserved | None:
         """The places of the tensors of a block that has none yet."""
@@ -206,7 +219,8 @@ class BlockReuse:
     def _holds(self, values: ReadValues, module: nn.Module) -> bool:
         """Whether what a forward pass read has these values in a block."""
         reserved = self._reserved.get(id(module))
-        return reserved is not None and values.hold_for_twin(reserved.twin) or values.hold_for(module, self._contents[id(module)].modules)
+        return reserved is not None and values.hold_for_twin(reserved.twin) or values.hold_for(
+            module, self._contents[id(module)].modules)
 
     def modules_in(self, block: nn.Module) -> list[nn.Module]:
         """The modules of a candidate, itself first, as ``modules()`` lists them."""
@@ -215,22 +229,27 @@ class BlockReuse:
     def _find_indices(self, module: nn.Module, key: Hashable) -> list[tuple[str, str]]:
         """Integers in which a block differs from the others."""
         blocks = (c.modules[0] for i, c in self._contents.items() if self.keys[i] == key)
-        inner = (m for twin in self._twins for m, layout in zip(twin.modules, twin.pattern.layouts) if self.keys.get(id(layout.module)) == key)
+        inner = (m for twin in self._twins for m, layout in zip(twin.modules, twin.pattern.layouts)
+                 if self.keys.get(id(layout.module)) == key)
         return index_candidates(module, next(m for m in (*blocks, *inner) if m is not module))
 
     def _may_play(self, segment: Segment | None, module: nn.Module, leaves: list[Any]) -> bool:
-        """Whether the slot of a cache that the block would fill is free, and nobody after it reads what it adds gradients up of."""
+        """Whether the slot of a cache that the block would fill is free, and nobody after it reads what it adds
+        gradients up of.
+        """
         if segment is None:
             return True
         slot = segment.slot
-        return segment.sums.isdisjoint(self.read_later(module)) and (slot is None or is_free(leaves[slot.argument], self._index_of(slot, module), slot.layer))
+        return segment.sums.isdisjoint(self.read_later(module)) and (slot is None or is_free(
+            leaves[slot.argument], self._index_of(slot, module), slot.layer))
 
     def _index_of(self, slot: Slot, module: nn.Module) -> int:
         index: int = self._contents[id(module)].modules[slot.module].__dict__[slot.attribute]
         return index
 
     def _touch(self, number: int) -> None:
-        """A parameter is read by a call that is run: all uses of it belong to one sum, so its block must be run as well.
+        """A parameter is read by a call that is run: all uses of it belong to one sum, so its block must be run as
+        well.
 
         So do all uses of what a played block read more than once: autograd adds to what later ones left, one by one.
         """
@@ -245,9 +264,11 @@ class BlockReuse:
         tied = self._tied
         if id(module) in self._reserved:
             return False
-        return id(module) in self._touched or any(id(t) in tied or t.grad is not None for t in self._contents[id(module)].tensors)
+        return id(module) in self._touched or any(
+            id(t) in tied or t.grad is not None for t in self._contents[id(module)].tensors)
 
-    def _try(self, module: nn.Module, arguments: Arguments, variants: list[tuple[ReadValues, Segment | None]]) -> Segment | None:
+    def _try(self, module: nn.Module, arguments: Arguments, variants: list[tuple[ReadValues,
+                                                                                 Segment | None]]) -> Segment | None:
         segment: Segment | None = None
         trial = self.make_trial(module, arguments, None)
         shared = SharedState(self.modules_in(module))
@@ -282,7 +303,10 @@ class BlockReuse:
         else:
             made = run.forward(tensors)
         rest = iter(made)
-        outputs = [next(rest) if isinstance(o, tuple) else tensors[o.index] if isinstance(o, PassedOn) else o for o in segment.outputs]
+        outputs = [
+            next(rest) if isinstance(o, tuple) else tensors[o.index] if isinstance(o, PassedOn) else o
+            for o in segment.outputs
+        ]
         if segment.slot is not None:
             count = segment.structure.num_leaves
             fill(leaves[segment.slot.argument], self._index_of(segment.slot, module), segment.slot, outputs[count:])
@@ -344,7 +368,8 @@ def _token() -> torch.Tensor:
 
 def _is_plain_context() -> bool:
     """Whether nothing is active that looks into what autograd saves or casts what operators get."""
-    return not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu") or saves_are_hooked() or torch.is_inference_mode_enabled())
+    return not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu") or saves_are_hooked()
+                or torch.is_inference_mode_enabled())
 
 
 def input_key(leaves: list[Any]) -> Hashable:
@@ -361,8 +386,8 @@ def input_key(leaves: list[Any]) -> Hashable:
             group = groups.setdefault(storage.number, len(groups))
             contents = storage.known or storage.drawn_from
             known = None if contents is None else (id(contents), contents is storage.known)
-            key.append((tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), storage.nbytes(), storage.claim, x.requires_grad, group, known,
-                        storage.density))
+            key.append((tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), storage.nbytes(), storage.claim,
+                        x.requires_grad, group, known, storage.density))
         elif isinstance(x, _UNCHANGING):
             key.append((type(x), x))
         else:
@@ -378,7 +403,8 @@ class _Run:
         self.recorder, self.space = reuse.recorder, reuse.recorder.space
         self.slots: list[Any] = []             # what the allocator gave for each slot
         self.takes: list[Take] = []
-        self.holds: dict[int, torch.Tensor] = {}  # inputs and outputs that autograd saved, by slot: they die with the last reference
+        # inputs and outputs that autograd saved, by slot: they die with the last reference
+        self.holds: dict[int, torch.Tensor] = {}
         self.incoming: dict[int, torch.Tensor] = {}
 
     def forward(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -396,7 +422,8 @@ class _Run:
         place.reserve(log)
         for slot, row in segment.writers:
             number = place.number_at(slot)
-            recorder.set_producer(number if isinstance(number, int) else log.labelled(f"{path}.{number}"), place.row_at(row))
+            recorder.set_producer(number if isinstance(number, int) else log.labelled(f"{path}.{number}"),
+                                  place.row_at(row))
         with without_modes():
             return [self._revive(reel, o[0], o[1]) for o in segment.outputs if isinstance(o, tuple)]
 
@@ -421,7 +448,9 @@ class _Run:
         return revive(like, claim, number, self.recorder.memory.block_of(self.slots[slot], space.stream), space)
 
     def stands_for(self) -> tuple[int, int, int] | None:
-        """The forward call whose gradient is the last that the block computes: what autograd does with its result belongs there."""
+        """The forward call whose gradient is the last that the block computes: what autograd does with its result
+        belongs there.
+        """
         found = self.segment.stands_for
         if found is None:
             return None
@@ -443,13 +472,17 @@ class _Run:
         segment, place = self.segment, self.place
         differentiable = [o[2] for o in segment.outputs if isinstance(o, tuple)]
         given = [g for g, d in zip(grads, differentiable) if d]
-        specs: tuple[GradSpec, ...] = tuple(None if g is None else (tuple(g.shape), g.stride(), g.dtype, is_autograds_alone(g)) for g in given)
+        specs: tuple[GradSpec, ...] = tuple(
+            None if g is None else (tuple(g.shape), g.stride(), g.dtype, is_autograds_alone(g)) for g in given)
         place.grad_specs = specs
         backward = self._backward_for(specs)
         reel = backward.reel
         first = len(self.slots)
-        self.incoming = {first + i: g for i, (takes, g) in enumerate(zip(backward.incoming, given)) if takes and g is not None}
-        place.add_slots([number_of(g) if first + i in self.incoming else None for i, g in enumerate(given)])  # type: ignore[arg-type]
+        self.incoming = {
+            first + i: g for i, (takes, g) in enumerate(zip(backward.incoming, given)) if takes and g is not None
+        }
+        place.add_slots([number_of(g) if first + i in self.incoming else None  # type: ignore[arg-type]
+                         for i, g in enumerate(given)])
         born = take_numbers()
         place.add_slots(range(born, born + reel.births))
         self.slots += [None] * (len(given) + reel.births)
@@ -478,11 +511,15 @@ class _Run:
                 for parameter, (_, _, slot, like) in zip(parameters, backward.parameters):
                     parameter.grad = self._revive(reel, slot, like)
             else:
-                numbers = [born + slot - reel.first_slot if slot >= reel.first_slot else place.number_at(slot) for slot in backward.gradients]
+                numbers = [
+                    born + slot - reel.first_slot if slot >= reel.first_slot else place.number_at(slot)
+                    for slot in backward.gradients
+                ]
                 self._outlive(reel, backward.gradients, numbers)
                 places = [self.slots[slot] for slot in backward.gradients]
                 if reserved is None:
-                    unseen.add(parameters, numbers, places, [like for _, _, _, like in backward.parameters], self.module)
+                    unseen.add(parameters, numbers, places, [like for _, _, _, like in backward.parameters],
+                               self.module)
                 else:
                     unseen.add_block(reserved, BlockGradients(numbers, places, backward.parameters, self.module))
             return [self._give(reel, item) for item in backward.returned]
@@ -523,7 +560,8 @@ class _Block(torch.autograd.Function):
         ctx.run = run
         made = run.forward(list(tensors))
         run.hold(list(tensors), made)
-        ctx.mark_non_differentiable(*[t for t, o in zip(made, [o for o in run.segment.outputs if isinstance(o, tuple)]) if not o[2]])
+        ctx.mark_non_differentiable(
+            *[t for t, o in zip(made, [o for o in run.segment.outputs if isinstance(o, tuple)]) if not o[2]])
         ctx.set_materialize_grads(False)
         return tuple(made)
 

@@ -11,26 +11,28 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import MetaState
-from analyzer.meta.value.known_value import Watched
 from analyzer.meta.storage import MetaStorage, attach, find_storage, template
 from analyzer.meta.tensor import META, MetaTensor
-
-from .block_key import watch_reads
-from .cache_slot import CacheLike, CacheRefused, Index, Slot, TrialCache, indexed
+from analyzer.meta.value.known_value import Watched
 from analyzer.record.event import BORN, CALLED, DIED, Event
-from .footprint import Footprint
 from analyzer.record.hold import Hold
 from analyzer.record.log import Log, LogNode
 from analyzer.record.module_walk import walk_modules
 from analyzer.record.recorder import Recorder
+
+from .block_key import watch_reads
+from .cache_slot import CacheLike, CacheRefused, Index, Slot, TrialCache, indexed
+from .footprint import Footprint
 from .reel import Reel
 
 Borrow = Callable[[nn.Module, torch.device], AbstractContextManager[Any]]
 GradSpec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool] | None
-"""Shape, stride and dtype of a gradient, and whether autograd alone holds it (only then may it be added to in place, and dies early)."""
+"""Shape, stride and dtype of a gradient, and whether autograd alone holds it (only then may it be added to in place,
+and dies early).
+"""
 
 
 class InputLike:
@@ -39,7 +41,8 @@ class InputLike:
     def __init__(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         assert isinstance(storage, MetaStorage)
-        self.shape, self.stride, self.dtype, self.offset = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset()
+        self.shape, self.stride, self.dtype, self.offset = tuple(
+            tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset()
         self.claim, self.nbytes, self.group = storage.claim, storage.nbytes(), storage.number
         self.known, self.drawn_from, self.density = storage.known, storage.drawn_from, storage.density
         self.requires_grad = tensor.requires_grad
@@ -60,11 +63,12 @@ class InputLike:
 class Arguments:
     """The arguments of a block's call, without its tensors.
 
-    ``indices`` are attributes (path, name) that may be no more than the index of a cache slot; ``given_up`` are the positions of tensors that would
-    die in the block if it did not save them.
+    ``indices`` are attributes (path, name) that may be no more than the index of a cache slot; ``given_up`` are the
+    positions of tensors that would die in the block if it did not save them.
     """
 
-    def __init__(self, leaves: list[Any], structure: pytree.TreeSpec, indices: list[tuple[str, str]], given_up: Collection[int] = ()) -> None:
+    def __init__(self, leaves: list[Any], structure: pytree.TreeSpec, indices: list[tuple[str, str]],
+                 given_up: Collection[int] = ()) -> None:
         self.indices, self.given_up = indices, given_up
         self.leaves = [InputLike(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         self.structure = structure
@@ -84,11 +88,14 @@ class Backward:
     """The backward pass of a block for gradients of certain specs."""
 
     reel: Reel
-    incoming: list[bool]                              #: for each differentiable output, whether a gradient of it takes a slot
+    #: for each differentiable output, whether a gradient of it takes a slot
+    incoming: list[bool]
     returned: list[tuple[int, torch.Tensor] | None]   #: per tensor input: slot and a tensor like its gradient
-    parameters: list[tuple[int, str, int, torch.Tensor]]  #: place of its module, name, slot and a tensor like its gradient
+    #: place of its module, name, slot and a tensor like its gradient
+    parameters: list[tuple[int, str, int, torch.Tensor]]
     dying: set[int]                                   #: slots of inputs and outputs that autograd lets go of
-    freed: dict[int, int]                             #: slots of gradients of outputs that the reel itself frees, and the event
+    #: slots of gradients of outputs that the reel itself frees, and the event
+    freed: dict[int, int]
 
     def __post_init__(self) -> None:
         self.gradients = [slot for _, _, slot, _ in self.parameters]
@@ -96,23 +103,31 @@ class Backward:
 
 @dataclass
 class Segment:
-    """What a block does. Slots number its storages: inputs, what it holds, what its forward pass makes, then those of a backward pass."""
+    """What a block does. Slots number its storages: inputs, what it holds, what its forward pass makes, then those of a
+    backward pass.
+    """
 
     log: Log
     reel: Reel                                        #: of the forward pass
     inputs: int                                       #: how many tensors go in
     held: list[str]                                   #: paths of parameters and buffers, in order of their slots
-    outputs: list[Any]                                #: leaves: (slot, tensor like it, requires_grad), PassedOn, or a plain value
+    #: leaves: (slot, tensor like it, requires_grad), PassedOn, or a plain value
+    outputs: list[Any]
     structure: pytree.TreeSpec
     rows: list[int]                                   #: of log.nodes, those that the block adds to the table
-    placeholders: list[tuple[int, int]]               #: the other rows: their index, and the slot of the input that each stands for
-    writers: list[tuple[int, int]]                    #: slot of an input, output or parameter, and the row that wrote it last
+    #: the other rows: their index, and the slot of the input that each stands for
+    placeholders: list[tuple[int, int]]
+    #: slot of an input, output or parameter, and the row that wrote it last
+    writers: list[tuple[int, int]]
     first_call: int                                   #: of log.calls, of the forward pass
-    sums: frozenset[int]                              #: positions of arguments that it reads more than once: it adds their gradients up
+    #: positions of arguments that it reads more than once: it adds their gradients up
+    sums: frozenset[int]
     arguments: Arguments
-    slot: Slot | None = None                          #: of a cache, that it fills with the outputs beyond those of ``structure``
+    #: of a cache, that it fills with the outputs beyond those of ``structure``
+    slot: Slot | None = None
     backwards: dict[tuple[GradSpec, ...], Backward] = field(default_factory=dict)
-    stands_for: tuple[int, int, int] | None = None    #: call, module and row that the block's own autograd node goes for
+    #: call, module and row that the block's own autograd node goes for
+    stands_for: tuple[int, int, int] | None = None
 
     def dying(self) -> set[int]:
         """Slots of inputs and outputs that autograd lets go of in one of the backward passes that are known."""
@@ -155,7 +170,10 @@ class _Sink(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        made = [None if s is None else torch.empty_strided(s[0], s[1], dtype=s[2], device=ctx.trial.claim) for s in ctx.trial.grad_specs]
+        made = [
+            None if s is None else torch.empty_strided(s[0], s[1], dtype=s[2], device=ctx.trial.claim)
+            for s in ctx.trial.grad_specs
+        ]
         ctx.trial.kept = [g for g, s in zip(made, ctx.trial.grad_specs) if s is not None and not s[3]]
         ctx.trial.incoming = [None if g is None else number_of(g) for g in made]
         ctx.trial.start_backward()
@@ -165,7 +183,8 @@ class _Sink(torch.autograd.Function):
 class Trial:
     """One run of a block in a sandbox."""
 
-    def __init__(self, recorder: Recorder, block: nn.Module, arguments: Arguments, borrow: Borrow, grad_specs: tuple[GradSpec, ...] | None) -> None:
+    def __init__(self, recorder: Recorder, block: nn.Module, arguments: Arguments, borrow: Borrow,
+                 grad_specs: tuple[GradSpec, ...] | None) -> None:
         self.main, self.block, self.borrow = recorder, block, borrow
         self.claim = torch.device(recorder.log.device)
         self.arguments = arguments
@@ -180,16 +199,20 @@ class Trial:
         self.contents: list[Watched] = []
 
     def run(self) -> Segment:
-        """The block's segment, with the backward pass where gradients are wanted. Raises Refused where it cannot be played."""
+        """The block's segment, with the backward pass where gradients are wanted. Raises Refused where it cannot be
+        played.
+        """
         main_state = self.main.mode.state
         mode = MetaTensorMode(main_state.options, adopted_claim=main_state.adopted_claim)
         with mode:
             mode.state.assumptions = main_state.assumptions
             with self.borrow(self.block, self.claim) as borrowed, torch.set_grad_enabled(self.arguments.trains):
-                recorder = self.recorder = Recorder(mode, self.block, self.claim, self.main.is_leaf, self.main.find_leaf_impl)
+                recorder = self.recorder = Recorder(mode, self.block, self.claim, self.main.is_leaf,
+                                                    self.main.find_leaf_impl)
                 with recorder.recording():
                     with torch._C.DisableTorchFunction():
-                        recorder.register_existing([s for triples in (borrowed.parameters, borrowed.buffers) for _, s, _ in triples])
+                        recorder.register_existing(
+                            [s for triples in (borrowed.parameters, borrowed.buffers) for _, s, _ in triples])
                         recorder.own_parameters(self.block)
                     self._watch_contents([s for _, s, _ in borrowed.buffers])
                     with indexed(self.block, self.arguments.indices) as self.indices:
@@ -221,7 +244,8 @@ class Trial:
 
         token = torch.empty(0, requires_grad=True)
         with torch._C.DisableTorchFunction():
-            inputs = list(_Source.apply(token, self, make)) if self.arguments.tensors else []  # type: ignore[no-untyped-call]
+            inputs = list(_Source.apply(token, self, make)) if self.arguments.tensors else [  # type: ignore[no-untyped-call]
+            ]
         numbers = [number_of(t) for t in inputs]
         known_alive = set(log.storages)
         recorder.start_step(0)
@@ -232,7 +256,10 @@ class Trial:
         forward: list[Event] = []
         recorder.events = forward
         remaining = iter(inputs)
-        leaves = [next(remaining) if isinstance(x, InputLike) else TrialCache(x) if type(x) is CacheLike else x for x in self.arguments.leaves]
+        leaves = [
+            next(remaining) if isinstance(x, InputLike) else TrialCache(x) if type(x) is CacheLike else x
+            for x in self.arguments.leaves
+        ]
         args, kwargs = pytree.tree_unflatten(leaves, self.arguments.structure)
         places = {id(t): i for i, t in enumerate(inputs)}
         given = [id(x) for x in leaves]
@@ -268,11 +295,13 @@ class Trial:
         del args, kwargs
         self._check(forward, set(numbers), set(held))
         slot_of = {number: slot for slot, number in enumerate((*numbers, *held))}
-        reel = Reel(log, [e for e in forward if e[0] < 4], slot_of, len(numbers) + len(held), set(), {}, self.main.memory)
+        reel = Reel(log, [e for e in forward if e[0] < 4], slot_of,
+                    len(numbers) + len(held), set(), {}, self.main.memory)
         outputs = [(slot_of[o[0]], *o[1:]) if isinstance(o, tuple) else o for o in outputs]
         first_call = next((what for kind, what in forward if kind == CALLED), len(log.calls))
-        segment = Segment(log, reel, len(numbers), list(held.values()), outputs, structure, *_divide(log, first_node, slot_of, numbers, reel, outputs),
-                          first_call, self._find_sums(out_leaves), self.arguments, slot)
+        segment = Segment(log, reel, len(numbers), list(held.values()), outputs, structure,
+                          *_divide(log, first_node, slot_of, numbers, reel, outputs), first_call,
+                          self._find_sums(out_leaves), self.arguments, slot)
         if not trains or not segment.differentiable:
             return segment
         self.grad_specs = self.given_grad_specs or tuple(  # nobody differentiates what is in a cache
@@ -325,7 +354,8 @@ class Trial:
         tensors = [name for name, value in contents.items() if isinstance(value, torch.Tensor)]
         out_leaves += [contents[name] for name in tensors]
         module = next(i for i, (other, _) in enumerate(self.block.named_modules()) if other == path)
-        return Slot(position, module, attribute, type(cache._layer), {k: v for k, v in contents.items() if k not in tensors}, tensors)
+        return Slot(position, module, attribute, type(cache._layer),
+                    {k: v for k, v in contents.items() if k not in tensors}, tensors)
 
     def start_backward(self) -> None:
         """The gradients of the outputs are there; what follows is the block's."""
@@ -347,7 +377,8 @@ class Trial:
             storage: Any = x.untyped_storage()
             followed = storage.known is not None or storage.drawn_from is not None or storage.density is not None
             if number in known_alive or number in seen or followed:
-                raise Refused("an output shares memory with an input, a parameter or another output, or its contents are known")
+                raise Refused(
+                    "an output shares memory with an input, a parameter or another output, or its contents are known")
             seen.add(number)
             outputs.append((number, template(x), x.requires_grad))
         return outputs
@@ -389,12 +420,14 @@ class Trial:
         self.kept.clear()
         ours = {n for n, life in log.storages.items()
                 if life.died is None and n >= 0 and life.nbytes and life.category not in ("parameter", "buffer")}
-        started = {what for kind, what in forward + events if kind == BORN} | {n for n in self.incoming if n is not None}
+        started = {what
+                   for kind, what in forward + events if kind == BORN} | {n for n in self.incoming if n is not None}
         left = (ours & started) - kept
         if left:
             raise Refused(f"{len(left)} tensors outlive its backward pass")
         born = {what for kind, what in events if kind == BORN}
-        if not {n for _, _, n, _ in parameters} <= born or not kept <= born | {n for n in self.incoming if n is not None}:
+        if not {n
+                for _, _, n, _ in parameters} <= born or not kept <= born | {n for n in self.incoming if n is not None}:
             raise Refused("a gradient was not made in its backward pass")
         slot_of = dict(segment.reel.slot_of)
         outputs = {o[0] for o in segment.outputs if isinstance(o, tuple)}
@@ -403,10 +436,14 @@ class Trial:
         inner.update(n for n in self.incoming if n is not None and n not in kept and log.storages[n].nbytes)
         first = made + segment.reel.births
         slot_of.update((n, first + i) for i, n in enumerate(self.incoming) if n is not None)
-        reel = Reel(log, events, slot_of, first + len(self.incoming), inner, dict(segment.reel.elsewhere), self.main.memory)
+        reel = Reel(log, events, slot_of, first + len(self.incoming), inner, dict(segment.reel.elsewhere),
+                    self.main.memory)
         dying = {stop.slot for stop in reel.stops if 0 <= stop.slot < first}
-        freed = {slot_of[what]: i for i, (kind, what) in enumerate(reel.events) if kind == DIED and what in self.incoming}
-        return Backward(reel, [n is not None for n in self.incoming], [None if r is None else (slot_of[r[0]], r[1]) for r in returned],
+        freed = {
+            slot_of[what]: i for i, (kind, what) in enumerate(reel.events) if kind == DIED and what in self.incoming
+        }
+        return Backward(reel, [n is not None for n in self.incoming],
+                        [None if r is None else (slot_of[r[0]], r[1]) for r in returned],
                         [(place, name, slot_of[n], like) for place, name, n, like in parameters], dying, freed)
 
 
@@ -419,7 +456,8 @@ def _divide(log: Log, first_node: int, slot_of: dict[int, int], inputs: list[int
     seen = {o[0] for o in outputs if isinstance(o, tuple)}
     writers = {slot: row for row in rows for number, _ in nodes[row].outputs
                if (slot := slot_of.get(number, -1)) >= 0 and (slot < reel.first_slot or slot in seen)}
-    return rows, [(row, slot_of[number]) for row, number in zip(placeholders, dict.fromkeys(inputs))], list(writers.items())
+    return rows, [(row, slot_of[number]) for row, number in zip(placeholders, dict.fromkeys(inputs))], list(
+        writers.items())
 
 
 def number_of(tensor: torch.Tensor) -> int:

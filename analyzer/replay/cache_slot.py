@@ -1,7 +1,9 @@
-"""Blocks that fill one slot of a key-value cache of the library transformers: the cache that a trial gets, and what playing does to the real one.
+"""Blocks that fill one slot of a key-value cache of the library transformers: the cache that a trial gets, and what
+playing does to the real one.
 
-A cache is an object that a forward pass changes, and the index of a slot an attribute in which alike blocks differ. Neither keeps a block from being
-played where all that it does is to fill its own, empty slot: the trial gets a cache of one slot, and an index that tells if it was used for anything else.
+A cache is an object that a forward pass changes, and the index of a slot an attribute in which alike blocks differ.
+Neither keeps a block from being played where all that it does is to fill its own, empty slot: the trial gets a cache of
+one slot, and an index that tells if it was used for anything else.
 """
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class CacheLike(NamedTuple):
 
 
 class Index:
-    """An integer attribute of a block that may be the index of its slot; ``used`` once anything but a cache asked for its value."""
+    """An integer attribute of a block that may be the index of its slot; ``used`` once anything but a cache asked for
+    its value.
+    """
 
     def __init__(self, value: int) -> None:
         self.value, self.used = value, False
@@ -40,8 +44,10 @@ def _asking(name: str) -> Any:
     return method
 
 
-for _name in ("eq ne lt le gt ge hash bool int float index add radd sub rsub mul rmul floordiv rfloordiv truediv rtruediv mod rmod divmod rdivmod pow rpow "
-              "neg pos abs invert and rand or ror xor rxor lshift rlshift rshift rrshift round trunc floor ceil str repr format complex").split():
+for _name in (
+        "eq ne lt le gt ge hash bool int float index add radd sub rsub mul rmul floordiv rfloordiv truediv rtruediv mod rmod divmod rdivmod pow rpow "
+        "neg pos abs invert and rand or ror xor rxor lshift rlshift rshift rrshift round trunc floor ceil str repr format complex"
+).split():
     if hasattr(int, f"__{_name}__"):
         setattr(Index, f"__{_name}__", _asking(f"__{_name}__"))
 
@@ -51,7 +57,9 @@ class CacheRefused(Exception):
 
 
 class TrialCache:
-    """What a block's trial gets for a cache: it takes the keys and values of one slot, and nothing else can be done with it."""
+    """What a block's trial gets for a cache: it takes the keys and values of one slot, and nothing else can be done
+    with it.
+    """
 
     def __init__(self, like: CacheLike) -> None:
         self._like = like
@@ -76,7 +84,9 @@ class TrialCache:
 
 
 class Slot(NamedTuple):
-    """What a block does to a cache: which argument it is, which attribute of which of its modules is the index, and what the slot then has."""
+    """What a block does to a cache: which argument it is, which attribute of which of its modules is the index, and
+    what the slot then has.
+    """
 
     argument: int
     module: int

@@ -26,8 +26,8 @@ class ParameterKind(NamedTuple):
     grad_dtype: torch.dtype
 
 
-def kind_of(group: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, grad_stride: tuple[int, ...],
-            grad_dtype: torch.dtype) -> ParameterKind:
+def kind_of(group: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype,
+            grad_stride: tuple[int, ...], grad_dtype: torch.dtype) -> ParameterKind:
     """The kind of a parameter: what is dense and row by row may have any sizes but 1, whose strides say nothing."""
     if math.prod(shape) > 1 and stride == grad_stride == contiguous_stride(shape):
         return ParameterKind(group, tuple([1 if size == 1 else None for size in shape]), None, dtype, None, grad_dtype)
@@ -87,7 +87,9 @@ class Members:
         self._blocks: dict[Any, list[tuple[int, Variant | None]]] = {}
 
     def add(self, group: int, parameter: torch.Tensor | Reserved) -> bool:
-        """Take in a parameter of a group, or those of a block, if they have gradients; False where one is more than a plain tensor on the watched device."""
+        """Take in a parameter of a group, or those of a block, if they have gradients; False where one is more than a
+        plain tensor on the watched device.
+        """
         if isinstance(parameter, Reserved):
             return self._add_block(group, parameter)
         gradient = self.unseen.look(parameter)
@@ -112,8 +114,10 @@ class Members:
         found = self._blocks.get(key)
         if found is None:
             place_of = {(spec.module, spec.name): (i, spec) for i, spec in enumerate(twin.pattern.parameters)}
-            found = self._blocks[key] = [(i, self._variant(group, spec.shape, twin.parameters[i].stride(), spec.dtype, spec.nbytes, like))
-                                         for i, spec, like in ((*place_of[index, name], like) for index, name, _, like in gradients.described)]
+            found = self._blocks[key] = [
+                (i, self._variant(group, spec.shape, twin.parameters[i].stride(), spec.dtype, spec.nbytes, like))
+                for i, spec, like in ((*place_of[index, name], like) for index, name, _, like in gradients.described)
+            ]
         for i, variant in found:
             if variant is None:
                 return False
@@ -121,7 +125,8 @@ class Members:
         self.updated.append(reserved)
         return True
 
-    def _variant(self, group: int, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, nbytes: int, gradient: torch.Tensor) -> Variant | None:
+    def _variant(self, group: int, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, nbytes: int,
+                 gradient: torch.Tensor) -> Variant | None:
         if gradient.layout is not torch.strided:
             return None
         grad_bytes = gradient.untyped_storage().nbytes()
@@ -130,6 +135,7 @@ class Members:
             variant = None
             if not dtype.is_complex and shape.numel() and gradient.shape == shape:
                 kind = kind_of(group, tuple(shape), stride, dtype, gradient.stride(), gradient.dtype)
-                variant = Variant(self.kinds.setdefault(kind, len(self.kinds)), tuple(shape), stride, shape.numel(), nbytes, grad_bytes)
+                variant = Variant(self.kinds.setdefault(kind, len(self.kinds)), tuple(shape), stride, shape.numel(),
+                                  nbytes, grad_bytes)
             self._variants[key] = variant
         return self._variants[key]

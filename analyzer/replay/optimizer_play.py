@@ -1,4 +1,6 @@
-"""Plays an optimizer's steps from a trial with a few parameters of each kind: no tensor is made of a state, and no operator runs."""
+"""Plays an optimizer's steps from a trial with a few parameters of each kind: no tensor is made of a state, and no
+operator runs.
+"""
 from __future__ import annotations
 
 import functools
@@ -11,36 +13,40 @@ import torch
 
 from analyzer.memory.allocator_play import Takings
 from analyzer.meta.signature import Signature
-
 from analyzer.record.event import BORN, CALLED, OUTSIDE
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
+from analyzer.record.recorder import Recorder
+from analyzer.record.storage_life import StorageLife
+
 from .optimizer_member import Member, Members, Variant
 from .optimizer_reading import NotUnderstood
 from .optimizer_script import GRADIENT, PARAMETER, Birth, Call, Common, Death, Flush, ListCall, Loop, Part, walk
 from .optimizer_steps import OptimizerSteps, Size, key_of, keys
 from .optimizer_trial import REPRESENTATIVES, Trial
-from analyzer.record.recorder import Recorder
 from .reel import ActWriter, act_on
 from .reserved import Reserved, one_by_one
-from analyzer.record.storage_life import StorageLife
 from .unseen_gradient import UnseenGradients
 
-# A trial runs so many representatives of each kind and has to be read, which takes as long as running four times as many parameters:
-# section "When an optimizer is tried out" of docs/performance.md, which benchmarks/speed.py measures.
+# A trial runs so many representatives of each kind and has to be read, which takes as long as running four times as
+# many parameters: section "When an optimizer is tried out" of docs/performance.md, which benchmarks/speed.py measures.
 FEWEST_TIMES = 4
 _PHASE, _ROOT = "optimizer", 0
 
 
 class Tail(NamedTuple):
-    """How the acts end that give a storage its memory and free it; see `allocator_play`. Those of the watched memory free by slot alone."""
+    """How the acts end that give a storage its memory and free it; see `allocator_play`. Those of the watched memory
+    free by slot alone.
+    """
 
     birth: tuple[Any, ...]
     death: tuple[Any, ...]
 
 
 class OptimizerPlay:
-    """Repeats the steps on the memory of a recorder. ``updated`` are the parameters: tensors, and blocks that have none."""
+    """Repeats the steps on the memory of a recorder. ``updated`` are the parameters: tensors, and blocks that have
+    none.
+    """
 
     def __init__(self, recorder: Recorder, steps: OptimizerSteps, updated: Sequence[torch.Tensor | Reserved]) -> None:
         self.recorder, self.steps, self.updated = recorder, steps, updated
@@ -52,21 +58,25 @@ class OptimizerPlay:
         for member in steps.members:
             variant = member.variant
             if variant not in made:
-                births = sorted((birth for (kind, _), birth in steps.births.items() if kind == member.kind), key=lambda birth: birth.place)
+                births = sorted((birth for (kind, _), birth in steps.births.items() if kind == member.kind),
+                                key=lambda birth: birth.place)
                 made[variant] = [self._tail(birth, variant.bytes_of(birth)) for birth in births]
             self.tails += made[variant]
 
     @staticmethod
-    def make(recorder: Recorder, optimizer: torch.optim.Optimizer, groups: Iterable[Iterable[torch.Tensor | Reserved]], unseen: UnseenGradients,
-             steps: int) -> OptimizerPlay | None:
+    def make(recorder: Recorder, optimizer: torch.optim.Optimizer, groups: Iterable[Iterable[torch.Tensor | Reserved]],
+             unseen: UnseenGradients, steps: int) -> OptimizerPlay | None:
         """None where the optimizer has to run, or where a trial would not pay.
 
         Its class and settings must be known; ``groups`` are the parameters of its groups, in its order.
         """
         members = Members(torch.device(recorder.log.device), unseen)
-        if not all(members.add(group, parameter) for group, parameters in enumerate(groups) for parameter in one_by_one(parameters)):
+        if not all(
+                members.add(group, parameter) for group, parameters in enumerate(groups)
+                for parameter in one_by_one(parameters)):
             return None
-        if len({m.number for m in members.all}) < len(members.all) or len(members.all) <= FEWEST_TIMES * REPRESENTATIVES * len(members.kinds):
+        if len({m.number for m in members.all}) < len(members.all) or len(
+                members.all) <= FEWEST_TIMES * REPRESENTATIVES * len(members.kinds):
             return None
         try:
             reading = Trial(recorder, optimizer, list(members.kinds), steps).run()
@@ -132,7 +142,8 @@ class _Acts(NamedTuple):
 class PlayedUpdate:
     """One playing of an optimizer's step, to be written into the log; ``gradients`` are the numbers of their storages."""
 
-    def __init__(self, steps: OptimizerSteps, tails: Sequence[Tail], step: int, gradients: Sequence[int], log: Log) -> None:
+    def __init__(self, steps: OptimizerSteps, tails: Sequence[Tail], step: int, gradients: Sequence[int],
+                 log: Log) -> None:
         self.steps, self.tails, self.step, self.gradients = steps, tails, step, gradients
         self.takings = Takings(log.peak_bytes)
         self.call, self.event, self.act = len(log.call_slots), log.events, len(log.act_slots)
@@ -149,13 +160,16 @@ class PlayedUpdate:
             elif isinstance(part, Call):
                 yield self.step, self._alike(part, None, 1), 0, 1
             elif isinstance(part, Loop):
-                for variant, count in Counter([member.variant for member in steps.members_of(frozenset(part.tokens))]).items():
+                for variant, count in Counter(
+                    [member.variant for member in steps.members_of(frozenset(part.tokens))]).items():
                     for token in part.tokens[variant.kind]:
                         if isinstance(token, Call):
                             yield self.step, self._alike(token, variant, count), 0, 1
 
     def _alike(self, call: Call, variant: Variant | None, count: int) -> Alike:
-        sizes = {} if variant is None else {key_of(p, 1): self.steps.size_of(p, variant) for p in call.reads if not isinstance(p, Common)}
+        sizes = {} if variant is None else {
+            key_of(p, 1): self.steps.size_of(p, variant) for p in call.reads if not isinstance(p, Common)
+        }
         reads, gives = ((key_of(p, 1) for p in places) for places in (call.reads, call.gives))
         return Alike(self._op_call(self.steps.signature_of(call, variant), reads, gives), count, sizes)
 
@@ -171,10 +185,13 @@ class PlayedUpdate:
         def number(place: Any, member: Member | None) -> int:
             if member is None or isinstance(place, Common):
                 return steps.first_number + int(place.order)
-            return gradient_of[member] if place == GRADIENT else member.number if place == PARAMETER else steps.first_number + member.first + int(place)
+            return gradient_of[
+                member] if place == GRADIENT else member.number if place == PARAMETER else steps.first_number + member.first + int(
+                    place)
 
         def numbers(places: Any, members: Sequence[Member]) -> list[int]:
-            return [number(places, None)] if isinstance(places, Common) else [number(places.by_kind[m.kind], m) for m in members]
+            return [number(places, None)] if isinstance(
+                places, Common) else [number(places.by_kind[m.kind], m) for m in members]
 
         for code, whose, token in walk(steps.parts[step], steps.members_of):
             if code == CALLED:
@@ -184,16 +201,19 @@ class PlayedUpdate:
                     outputs = [] if token.gives is None else numbers(token.gives, whose)
                 else:
                     signature = steps.signature_of(token, whose and whose.variant)
-                    inputs, outputs = ([number(place, whose) for place in places] for places in (token.reads, token.gives))
+                    inputs, outputs = ([number(place, whose) for place in places]
+                                       for places in (token.reads, token.gives))
                 log.call_slots.write(call, signature, inputs, outputs, step, _PHASE, _ROOT, OUTSIDE, None, False)
                 call += 1
                 continue
             event += 1
             mine = number(token.place, whose)
             if code == BORN:
-                rounded_bytes, nbytes = self.tails[mine - steps.first_number].birth[:2]  # for the watched memory; else it told its own
+                # for the watched memory; else it told its own
+                rounded_bytes, nbytes = self.tails[mine - steps.first_number].birth[:2]
                 address, block_bytes = writer.born(token.device, rounded_bytes, call)
-                life = StorageLife(log.life_table, mine, nbytes, block_bytes, address, token.device, event, call, _PHASE, step, OUTSIDE, _ROOT)
+                life = StorageLife(log.life_table, mine, nbytes, block_bytes, address, token.device, event, call,
+                                   _PHASE, step, OUTSIDE, _ROOT)
                 life.category, life.requires_grad = token.category, token.requires_grad
                 log.add_life(life)
                 if token.category:

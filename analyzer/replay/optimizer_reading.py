@@ -1,6 +1,7 @@
 """Reads what an optimizer's step does from the log of a trial with a few parameters of each kind.
 
-What is neither a list, nor a loop, nor happens once is not understood, and what was read is held against the trial event for event.
+What is neither a list, nor a loop, nor happens once is not understood, and what was read is held against the trial
+event for event.
 """
 from __future__ import annotations
 
@@ -10,12 +11,29 @@ from typing import Any, NamedTuple
 
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
-
 from analyzer.record.event import BORN, CALLED, DIED, Event
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
+
 from .optimizer_script import (
-    GRADIENT, PARAMETER, RELEASED, Birth, Call, Column, Common, Death, Flush, Frozen, ListCall, Loop, Part, Place, Release, Token, freeze, walk,
+    GRADIENT,
+    PARAMETER,
+    RELEASED,
+    Birth,
+    Call,
+    Column,
+    Common,
+    Death,
+    Flush,
+    Frozen,
+    ListCall,
+    Loop,
+    Part,
+    Place,
+    Release,
+    Token,
+    freeze,
+    walk,
 )
 
 
@@ -34,16 +52,22 @@ class Representative(NamedTuple):
 
 
 class Reading:
-    """The trial's log, read. ``parameters`` and, for each step, ``gradients`` are the numbers of the representatives' storages."""
+    """The trial's log, read. ``parameters`` and, for each step, ``gradients`` are the numbers of the representatives'
+    storages.
+    """
 
-    def __init__(self, log: Log, representatives: Sequence[Representative], parameters: Sequence[int], gradients: Sequence[Sequence[int]],
-                 states: dict[int, int], steps: Sequence[Sequence[Event]]) -> None:
+    def __init__(self, log: Log, representatives: Sequence[Representative], parameters: Sequence[int],
+                 gradients: Sequence[Sequence[int]], states: dict[int, int], steps: Sequence[Sequence[Event]]) -> None:
         self.log, self.representatives, self.steps = log, representatives, steps
-        self.owner: dict[int, int] = {**{n: i for numbers in (parameters, *gradients) for i, n in enumerate(numbers)}, **states}
+        self.owner: dict[
+            int, int] = {**{n: i for numbers in (parameters, *gradients) for i, n in enumerate(numbers)}, **states}
         self.calls = [log.call_slots[what] for events in steps for kind, what in events if kind == CALLED]
         self.rows_of = {id(call.signature): list(_positions(call.signature)) for call in self.calls}
         self._find_owners()
-        self.place: dict[int, Place] = {**dict.fromkeys(parameters, PARAMETER), **dict.fromkeys((n for numbers in gradients for n in numbers), GRADIENT)}
+        self.place: dict[int, Place] = {
+            **dict.fromkeys(parameters, PARAMETER),
+            **dict.fromkeys((n for numbers in gradients for n in numbers), GRADIENT)
+        }
         self.made: list[int] = [0] * len(representatives)  #: how many storages the optimizer makes for each
         self.common = 0
         for events in steps:
@@ -66,7 +90,9 @@ class Reading:
     # -- whose is what
 
     def _find_owners(self) -> None:
-        """Storages belong to a parameter that is at the same position of another list, or is the only one in the same calls."""
+        """Storages belong to a parameter that is at the same position of another list, or is the only one in the same
+        calls.
+        """
         owner = self.owner
         while True:
             before = len(owner)
@@ -147,8 +173,9 @@ class Reading:
         owner = next(iter(owners), None)
         signature = call.signature
         specs = (None, None) if owner is None else self.representatives[owner][1:3]
-        return owner, Call(signature.op, freeze(signature.args, *specs), freeze(signature.kwargs, *specs), freeze(signature.outputs, *specs),
-                           tuple(self._place(n) for n in call.inputs), tuple(self._place(n) for n in call.outputs))
+        return owner, Call(signature.op, freeze(signature.args, *specs), freeze(signature.kwargs, *specs),
+                           freeze(signature.outputs, *specs), tuple(self._place(n) for n in call.inputs),
+                           tuple(self._place(n) for n in call.outputs))
 
     def _place(self, number: int) -> Place:
         if number not in self.place:
@@ -191,7 +218,8 @@ class Reading:
                     raise NotUnderstood(f"{signature.op}: lists of different parameters")
                 reads.append(column([self.place[n] for n in found], freezes=False))
                 return column(value)
-            elif isinstance(value, (list, tuple)) and len(value) == len(members) and all(type(x) is float for x in value):
+            elif isinstance(value,
+                            (list, tuple)) and len(value) == len(members) and all(type(x) is float for x in value):
                 return column(value)
             elif isinstance(value, (dict, list, tuple)):
                 return NotImplemented
@@ -233,7 +261,9 @@ class Reading:
         return parts
 
     def _carry(self, rows: list[tuple[int | None, Any]]) -> list[tuple[int | None, Any]]:
-        """Deaths in the middle of another parameter's events, where a variable gets the next round's tensor, are told by the next round."""
+        """Deaths in the middle of another parameter's events, where a variable gets the next round's tensor, are told
+        by the next round.
+        """
         interrupting: set[int] = set()
         self._left: set[tuple[int, int]] = set()  # kinds and places
         for i, ((before, _), (owner, token), (after, _)) in enumerate(zip(rows, rows[1:], rows[2:]), 1):
@@ -246,7 +276,8 @@ class Reading:
         for i, (owner, token) in enumerate(rows):
             if i in interrupting:
                 out.append((rows[i - 1][0], Release(token.place)))
-            elif owner is not None and isinstance(token, Death) and (self.representatives[owner].kind, token.place) in self._left:
+            elif owner is not None and isinstance(
+                    token, Death) and (self.representatives[owner].kind, token.place) in self._left:
                 out.append((None, Flush(token.place)))
             else:
                 out.append((owner, token))
@@ -267,17 +298,26 @@ class Reading:
                         at += 1
                     elif isinstance(token, Release) and at < len(mine):
                         missing[mine[at]].append(token)
-        return [row for i, (owner, token) in enumerate(out) for row in (*((owner, m) for m in missing.get(i, ())), (owner, token))]
+        return [
+            row for i, (owner, token) in enumerate(out)
+            for row in (*((owner, m) for m in missing.get(i, ())), (owner, token))
+        ]
 
-    def _cut(self, indexed: list[tuple[int | None, Any]], tokens_of: dict[int, list[Token]]) -> list[tuple[int | None, Any]]:
-        """The sequence in pieces: of a parameter the range of its tokens that it has in one round of a loop, cut for all of its kind alike."""
+    def _cut(self, indexed: list[tuple[int | None, Any]], tokens_of: dict[int,
+                                                                          list[Token]]) -> list[tuple[int | None, Any]]:
+        """The sequence in pieces: of a parameter the range of its tokens that it has in one round of a loop, cut for
+        all of its kind alike.
+        """
         cuts: dict[int, set[int]] = {kind: {0, len(tokens)} for kind, tokens in tokens_of.items()}
         before: int | None = None
         for owner, what in indexed:
             if owner is not None and owner != before:
                 cuts[self.representatives[owner].kind].add(what)
             before = owner
-        ends = {kind: {start: stop for start, stop in zip(sorted(found), sorted(found)[1:])} for kind, found in cuts.items()}
+        ends = {
+            kind: {start: stop for start, stop in zip(sorted(found),
+                                                      sorted(found)[1:])} for kind, found in cuts.items()
+        }
         out: list[tuple[int | None, Any]] = []
         for owner, what in indexed:
             if owner is None:
@@ -314,7 +354,10 @@ class Reading:
             if end == at:
                 raise NotUnderstood("a round that only some parameters of a kind have")
             tokens = {kind: tokens_of[kind][slice(*ranges[kind])] for kind in kinds}
-            left = {tuple(token.place for token in found if isinstance(token, Birth) and (kind, token.place) in self._left) for kind, found in tokens.items()}
+            left = {
+                tuple(token.place for token in found if isinstance(token, Birth) and (kind, token.place) in self._left)
+                for kind, found in tokens.items()
+            }
             if len(left) > 1:
                 raise NotUnderstood("rounds leave different tensors to the next")
             parts.append(Loop(tokens, direction < 0, left.pop()))
@@ -331,9 +374,11 @@ class Reading:
                 raise NotUnderstood("events in another order")
             if code == CALLED:
                 owner, expected = self._token(event)
-                same = expected == token and (isinstance(token, ListCall) or owner == (None if whose is None else whose.position))
+                same = expected == token and (isinstance(token, ListCall)
+                                              or owner == (None if whose is None else whose.position))
             else:
-                same = self.owner.get(event[1]) == (None if whose is None else whose.position) and self.place[event[1]] == token.place
+                same = self.owner.get(
+                    event[1]) == (None if whose is None else whose.position) and self.place[event[1]] == token.place
             if not same:
                 raise NotUnderstood("events of others")
         if next(told, nothing) is not nothing:

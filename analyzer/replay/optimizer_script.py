@@ -1,7 +1,7 @@
 """What an optimizer's step does, told for any number of parameters.
 
-A step is a sequence of parts: calls that get lists of tensors, one of each parameter; loops, in which each parameter has the same events one after
-another; and what happens once.
+A step is a sequence of parts: calls that get lists of tensors, one of each parameter; loops, in which each parameter
+has the same events one after another; and what happens once.
 """
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from analyzer.meta.spec import TensorSpec
-
 from analyzer.record.event import BORN, CALLED, DIED
 
-PARAMETER, GRADIENT = -1, -2  #: places of a parameter's own storages; those that the optimizer makes for it count from 0
-RELEASED = -1                 #: code of a death that waits for the loop's next round, where a variable gets another tensor
+#: places of a parameter's own storages; those that the optimizer makes for it count from 0
+PARAMETER, GRADIENT = -1, -2
+#: code of a death that waits for the loop's next round, where a variable gets another tensor
+RELEASED = -1
 
 
 class Like(NamedTuple):
@@ -104,7 +105,9 @@ Token = Any  #: Birth, Death, Release or Call
 
 @dataclass
 class Loop:
-    """Each parameter of these kinds in turn: its tokens by kind. ``left`` are the places whose storages die in the next round, or at a `Flush`."""
+    """Each parameter of these kinds in turn: its tokens by kind. ``left`` are the places whose storages die in the next
+    round, or at a `Flush`.
+    """
 
     tokens: dict[int, list[Token]]
     descending: bool
@@ -122,7 +125,8 @@ Part = Any    #: Loop, ListCall, Flush, or a Birth, Death or Call that happens o
 Member = Any  #: has a ``kind``
 
 
-def walk(parts: Sequence[Part], members_of: Callable[[frozenset[int]], Sequence[Member]]) -> Iterator[tuple[int, Any, Any]]:
+def walk(parts: Sequence[Part], members_of: Callable[[frozenset[int]],
+                                                     Sequence[Member]]) -> Iterator[tuple[int, Any, Any]]:
     """All that happens in a step: BORN, DIED or CALLED; to whom (a member, members, nobody); the token."""
     held: dict[int, Any] = {}
     for part in parts:
@@ -145,7 +149,9 @@ def walk(parts: Sequence[Part], members_of: Callable[[frozenset[int]], Sequence[
 
 
 class Frozen(NamedTuple):
-    """A list, tuple or dictionary, a spec, or a plain value with its type: 1, 1.0 and True, and specs of one shape, are equal otherwise."""
+    """A list, tuple or dictionary, a spec, or a plain value with its type: 1, 1.0 and True, and specs of one shape, are
+    equal otherwise.
+    """
 
     kind: type
     value: Any

@@ -1,4 +1,6 @@
-"""The steps of an optimizer for its own parameters, as calls on storages: what sums over calls ask, and what a log is written from."""
+"""The steps of an optimizer for its own parameters, as calls on storages: what sums over calls ask, and what a log is
+written from.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -7,8 +9,8 @@ from typing import Any, NamedTuple
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.storage import take_numbers
-
 from analyzer.record.event import CALLED
+
 from .optimizer_member import Member, Variant
 from .optimizer_reading import Reading
 from .optimizer_script import GRADIENT, PARAMETER, Birth, Call, Column, Common, Like, ListCall, Loop, thaw
@@ -21,7 +23,9 @@ class Size(NamedTuple):
 
 
 class OptimizerSteps:
-    """What was read from a trial, for ``members``. Storages that the optimizer makes have slots, and numbers from ``first_number`` on."""
+    """What was read from a trial, for ``members``. Storages that the optimizer makes have slots, and numbers from
+    ``first_number`` on.
+    """
 
     def __init__(self, reading: Reading, members: Sequence[Member]) -> None:
         self.parts, self.members = reading.parts, members
@@ -32,7 +36,8 @@ class OptimizerSteps:
             if isinstance(part, Birth):
                 self.common.append(part)
             elif isinstance(part, Loop):
-                self.births.update(((kind, token.place), token) for kind, tokens in part.tokens.items() for token in tokens if isinstance(token, Birth))
+                self.births.update(((kind, token.place), token) for kind, tokens in part.tokens.items()
+                                   for token in tokens if isinstance(token, Birth))
         self.slots = len(self.common)
         for member in members:
             member.first = self.slots
@@ -95,7 +100,9 @@ class OptimizerSteps:
         if found is None:
             found = _signatures.get(key)
             if found is None:
-                found = _remember(key, _make_signature(call.op, thaw(call.args, spec), thaw(call.kwargs, spec), thaw(call.outputs, spec)))
+                found = _remember(
+                    key,
+                    _make_signature(call.op, thaw(call.args, spec), thaw(call.kwargs, spec), thaw(call.outputs, spec)))
             self._signatures[key] = found
         return found
 
@@ -118,7 +125,9 @@ class OptimizerSteps:
 
 
 def key_of(place: Any, members: int) -> int:
-    """Stands for the number of a storage of the first of so many members; of the next ones the keys follow. Common ones are below zero."""
+    """Stands for the number of a storage of the first of so many members; of the next ones the keys follow. Common ones
+    are below zero.
+    """
     return -1 - place.order if isinstance(place, Common) else (place - GRADIENT) * members
 
 

@@ -8,22 +8,24 @@ import torch
 from torch import nn
 
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.record.event import BEGAN, DIED, ENDED, Event
+from analyzer.record.recorder import Recorder, tensors_in
 
 from .block_trial import number_of
-from analyzer.record.event import BEGAN, DIED, ENDED, Event
 from .known_optimizer import mark_states
 from .optimizer_member import ParameterKind, contiguous_stride
 from .optimizer_reading import NotUnderstood, Reading, Representative
-from analyzer.record.recorder import Recorder, tensors_in
 
-# Two of a kind show a loop's order and where its rounds begin, a third one that no round is another than those between the first and the last.
+# Two of a kind show a loop's order and where its rounds begin, a third one that no round is another than those between
+# the first and the last.
 REPRESENTATIVES = 3
 
 
 class Trial:
     """The steps of ``optimizer`` on parameters of ``kinds``. Raises NotUnderstood where they cannot be told for others."""
 
-    def __init__(self, main: Recorder, optimizer: torch.optim.Optimizer, kinds: Sequence[ParameterKind], steps: int) -> None:
+    def __init__(self, main: Recorder, optimizer: torch.optim.Optimizer, kinds: Sequence[ParameterKind],
+                 steps: int) -> None:
         self.main, self.original, self.kinds, self.steps = main, optimizer, kinds, steps
         self.claim = torch.device(main.log.device)
 
@@ -55,7 +57,8 @@ class Trial:
                     shape = _make_shape(kind, number)
                     stride = contiguous_stride(shape) if kind.stride is None else kind.stride
                     parameter = nn.Parameter(torch.empty_strided(shape, stride, dtype=kind.dtype, device=self.claim))
-                    self.representatives.append(Representative(i, shape, stride, parameter.numel(), len(self.parameters)))
+                    self.representatives.append(
+                        Representative(i, shape, stride, parameter.numel(), len(self.parameters)))
                     self.parameters.append(parameter)
                     of_group[group].append(parameter)
         optimizer = self.optimizer = object.__new__(type(self.original))
@@ -87,7 +90,10 @@ class Trial:
             if recorder.events != [(DIED, number) for number in gradients[-1]]:
                 raise NotUnderstood("a gradient outlives the step")
             recorder.events = None
-        left = {n for n, life in log.storage_table.items() if life.died is None and life.category not in ("parameter", "optimizer state")}
+        left = {
+            n for n, life in log.storage_table.items()
+            if life.died is None and life.category not in ("parameter", "optimizer state")
+        }
         if left:
             raise NotUnderstood(f"{len(left)} tensors outlive a step that are no states")
         return Reading(log, self.representatives, [number_of(p) for p in self.parameters], gradients, states, steps)
@@ -96,8 +102,9 @@ class Trial:
         numbers = []
         for mine, parameter in zip(self.representatives, self.parameters):
             kind = self.kinds[mine.kind]
-            parameter.grad = torch.empty_strided(mine.shape, mine.stride if kind.grad_stride is None else kind.grad_stride, dtype=kind.grad_dtype,
-                                                 device=self.claim)
+            parameter.grad = torch.empty_strided(mine.shape,
+                                                 mine.stride if kind.grad_stride is None else kind.grad_stride,
+                                                 dtype=kind.grad_dtype, device=self.claim)
             numbers.append(number_of(parameter.grad))
         return numbers
 

@@ -5,7 +5,8 @@ from torch import nn
 
 
 class PlayedTwice(BaseException):
-    """A module that was played is called again, or its parameters are used outside of it: their gradients are sums, which a record does not tell.
+    """A module that was played is called again, or its parameters are used outside of it: their gradients are sums,
+    which a record does not tell.
 
     Not an Exception, so that no handler in the model's code takes it.
     """

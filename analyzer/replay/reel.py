@@ -1,7 +1,8 @@
-"""A recorded stretch of a run that can be played again: what the allocator does at once, what the log says of it when somebody reads it.
+"""A recorded stretch of a run that can be played again: what the allocator does at once, what the log says of it when
+somebody reads it.
 
-Playing takes as long as the allocator needs to place the stretch's storages; `Take` keeps where they were put. Its calls, lives and acts are
-written out from the record the first time that the log is read (`Log.calls` and the like).
+Playing takes as long as the allocator needs to place the stretch's storages; `Take` keeps where they were put. Its
+calls, lives and acts are written out from the record the first time that the log is read (`Log.calls` and the like).
 """
 from __future__ import annotations
 
@@ -13,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from analyzer.memory.allocator_play import Held, Takings
 from analyzer.cuda.workspaces.library import library_needs, take_library_workspaces
-
+from analyzer.memory.allocator_play import Held, Takings
 from analyzer.record.event import BORN, CALLED, DIED, HELD, OUTSIDE, TAKEN, Event
 from analyzer.record.log import Log, kind_of
 from analyzer.record.op_call import OpCall
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class Mark(NamedTuple):
-    """A place in a reel: how many events, acts, calls and births come before it, and why playing may have to stop there."""
+    """A place in a reel: how many events, acts, calls and births come before it, and why playing may have to stop
+    there.
+    """
 
     event: int
     act: int
@@ -40,16 +42,21 @@ class Mark(NamedTuple):
 class Reel:
     """The events of a log, compiled for an allocator.
 
-    ``slot_of`` gives a place to each storage by its number in the log; those born in the events are added to it, from ``first_slot`` on.
-    ``own`` are the numbers, besides these, that die here without anybody else holding them. Of all others the deaths are stops.
-    ``elsewhere`` are the slots of which the watched memory knows nothing (other devices, empty storages); those born here are added.
+    ``slot_of`` gives a place to each storage by its number in the log; those born in the events are added to it, from
+    ``first_slot`` on.
+    ``own`` are the numbers, besides these, that die here without anybody else holding them. Of all others the deaths
+    are stops.
+    ``elsewhere`` are the slots of which the watched memory knows nothing (other devices, empty storages); those born
+    here are added.
     """
 
     def __init__(self, log: Log, events: Sequence[Event], slot_of: dict[int, int], first_slot: int, own: set[int],
                  elsewhere: dict[int, torch.device], memory: Any, takes_workspaces: bool = True) -> None:
-        self.log: Log | None = log  #: None for that into which it is played: it holds the reel already, and a cycle would live on
+        #: None for that into which it is played: it holds the reel already, and a cycle would live on
+        self.log: Log | None = log
         self.slot_of, self.first_slot, self.elsewhere = slot_of, first_slot, elsewhere
-        self.breaks: list[Mark] = []  #: where the memory may have changed meanwhile: phases that began or ended, reels that were played
+        #: where the memory may have changed meanwhile: phases that began or ended, reels that were played
+        self.breaks: list[Mark] = []
         born = {what for kind, what in events if kind == BORN}
         self.events = [e for e in events if e[0] != DIED or e[1] in slot_of or e[1] in born]  # others are no part of it
         self.acts: list[Any] = []
@@ -61,7 +68,8 @@ class Reel:
         storages, watched = log.storage_table, log.device
         calls = births = 0
         lately = -1  # the slot that the last act allocated
-        before_held: Mark | None = None  # where that begins which a kernel holds when its results are there: libraries take their workspaces first
+        # where that begins which a kernel holds when its results are there: libraries take their workspaces first
+        before_held: Mark | None = None
         for index, (kind, what) in enumerate(self.events):
             counted = recorded = 1
             if kind > HELD:
@@ -74,7 +82,8 @@ class Reel:
                     if needs := library_needs(signature):
                         at = before_held or Mark(index, len(self.acts), calls, births)
                         self.stops.append(at._replace(signature=signature, needs=needs))
-                        self.library_keys.update((library, torch.device(signature.inputs[-1].device).index or 0) for library in needs)
+                        self.library_keys.update(
+                            (library, torch.device(signature.inputs[-1].device).index or 0) for library in needs)
                         lately = -1
                 calls += 1
                 before_held = None
@@ -131,7 +140,9 @@ class Reel:
         self.always_stops = [s for s in self.stops if s.slot >= 0]
 
     def tally(self, start: int, stop: int, into: Log) -> list[tuple[OpCall, Mapping[int, StorageLife], int]]:
-        """One call of each kind among the events from ``start`` to ``stop``, the storages it speaks of, and how many there are."""
+        """One call of each kind among the events from ``start`` to ``stop``, the storages it speaks of, and how many
+        there are.
+        """
         found = self._tallies.get((start, stop))
         log = into if self.log is None else self.log
         if found is None:
@@ -167,9 +178,11 @@ START = Mark(0, 0, 0, 0)
 class Place:
     """Where a reel is played: what its nodes, modules and storages are in the log that it is played into. Plain data."""
 
-    def __init__(self, numbers: Iterable[Sequence[Any]], own_rows: Sequence[int], places_of_rows: Sequence[int]) -> None:
+    def __init__(self, numbers: Iterable[Sequence[Any]], own_rows: Sequence[int],
+                 places_of_rows: Sequence[int]) -> None:
         self._lots: list[Any] = list(numbers)  # of the storages, one slot after the other
-        self.own_rows, self.places_of_rows = own_rows, places_of_rows  #: the record's rows, and the index in `Log.nodes` of each
+        #: the record's rows, and the index in `Log.nodes` of each
+        self.own_rows, self.places_of_rows = own_rows, places_of_rows
         self.call_offset = 0                 #: of forward calls, from the record's to the log's
         self.modules: Sequence[int] = ()     #: index in `Log.modules` of each of the record's modules
 
@@ -209,13 +222,14 @@ class Place:
 class Take:
     """One stretch of a reel that was played between two stops, and what the allocator gave.
 
-    ``survivors`` are slots and numbers of the storages born in it that outlive the playing, by lots; ``freed`` slot and number of each older one
-    that dies in it.
+    ``survivors`` are slots and numbers of the storages born in it that outlive the playing, by lots; ``freed`` slot and
+    number of each older one that dies in it.
     """
 
     __slots__ = ("reel", "place", "start", "stop", "step", "call", "event", "act", "takings", "survivors", "freed")
 
-    def __init__(self, reel: Reel, place: Place, start: Mark, stop: Mark, step: int, log: Log, takings: Takings) -> None:
+    def __init__(self, reel: Reel, place: Place, start: Mark, stop: Mark, step: int, log: Log,
+                 takings: Takings) -> None:
         self.reel, self.place, self.start, self.stop, self.step, self.takings = reel, place, start, stop, step, takings
         self.call, self.event, self.act = len(log.call_slots), log.events, len(log.act_slots)
         self.survivors: list[tuple[Sequence[int], Sequence[int]]] = []
@@ -248,10 +262,10 @@ class Take:
         for kind, what in reel.events[self.start.event:self.stop.event]:
             if kind == CALLED:
                 theirs = local_calls[what]
-                calls.write(
-                    call, theirs.signature, [numbers[slot_of[n]] for n in theirs.inputs], [numbers[slot_of[n]] for n in theirs.outputs],
-                    step, theirs.phase, modules[theirs.module], rows[theirs.node],
-                    None if theirs.forward is None else theirs.forward + place.call_offset, theirs.recomputed)
+                calls.write(call, theirs.signature, [numbers[slot_of[n]] for n in theirs.inputs],
+                            [numbers[slot_of[n]]
+                             for n in theirs.outputs], step, theirs.phase, modules[theirs.module], rows[theirs.node],
+                            None if theirs.forward is None else theirs.forward + place.call_offset, theirs.recomputed)
                 call += 1
                 continue
             event += 1
@@ -259,8 +273,8 @@ class Take:
                 life = local_storages[what]
                 number = numbers[slot_of[what]]
                 address, nbytes = writer.born(life.device, reel.sizes[slot_of[what] - reel.first_slot], call)
-                copy = StorageLife(log.life_table, number, life.nbytes, nbytes, address, life.device, event, call, life.phase, step, rows[life.node],
-                                   modules[life.module])
+                copy = StorageLife(log.life_table, number, life.nbytes, nbytes, address, life.device, event, call,
+                                   life.phase, step, rows[life.node], modules[life.module])
                 copy.category, copy.label, copy.requires_grad = life.category, life.label, life.requires_grad
                 log.add_life(copy)
             elif kind == DIED:
@@ -325,7 +339,9 @@ class ActWriter:
 
 
 def play(recorder: Recorder, reel: Reel, place: Place, slots: list[Any], outside: Callable[[int], None]) -> list[Take]:
-    """Play ``reel`` on the memory of a recorder and into its log; where a storage dies that others may hold, ``outside`` lets go of it."""
+    """Play ``reel`` on the memory of a recorder and into its log; where a storage dies that others may hold,
+    ``outside`` lets go of it.
+    """
     takes: list[Take] = []
     start = START
     for stop in reel.stops_now(recorder.space):
@@ -340,7 +356,8 @@ def play(recorder: Recorder, reel: Reel, place: Place, slots: list[Any], outside
     return takes
 
 
-def _take(recorder: Recorder, reel: Reel, place: Place, start: Mark, stop: Mark, slots: list[Any], takes: list[Take]) -> None:
+def _take(recorder: Recorder, reel: Reel, place: Place, start: Mark, stop: Mark, slots: list[Any],
+          takes: list[Take]) -> None:
     """Play what lies between two marks."""
     if start.event == stop.event:
         return

@@ -1,4 +1,6 @@
-"""Blocks whose tensors have their places in the simulated memory and in the log, but no stand-ins: most are played, and nobody looks at these."""
+"""Blocks whose tensors have their places in the simulated memory and in the log, but no stand-ins: most are played, and
+nobody looks at these.
+"""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,11 +10,11 @@ import torch
 
 from analyzer.memory.allocator_play import Takings, nowhere
 from analyzer.meta.storage import take_numbers
-
 from analyzer.record.event import OUTSIDE
 from analyzer.record.log import Log
-from .footprint import Footprint
 from analyzer.record.storage_life import StorageLife
+
+from .footprint import Footprint
 from .twin import HeldTensor, Twin
 
 if TYPE_CHECKING:
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class Reserved:
-    """The tensors of a twin, each with a number and a place. ``stand_ins`` of its parameters are there once somebody asked (`fx.module_borrow`)."""
+    """The tensors of a twin, each with a number and a place. ``stand_ins`` of its parameters are there once somebody
+    asked (`fx.module_borrow`).
+    """
 
     def __init__(self, twin: Twin, claim: torch.device, space: AddressSpace) -> None:
         self.twin, self.claim, self.space = twin, claim, space
@@ -50,7 +54,9 @@ class Reserved:
         self.twin.is_settled = self.footprint is None
 
     def enter(self, log: Log, category: str, first_module: int) -> None:
-        """Leave room in a log for its parameters or buffers; the log's modules from ``first_module`` on are the block's."""
+        """Leave room in a log for its parameters or buffers; the log's modules from ``first_module`` on are the
+        block's.
+        """
         pattern = self.twin.pattern
         if not (pattern.parameters if category == "parameter" else pattern.buffers):
             return
@@ -80,11 +86,14 @@ def one_by_one(parameters: Iterable[torch.Tensor | Reserved]) -> Iterator[torch.
 
 
 class ReservedLives:
-    """The births of the parameters or buffers of a reserved block. A profile that nobody has read holds this: nothing of the user's is in it."""
+    """The births of the parameters or buffers of a reserved block. A profile that nobody has read holds this: nothing
+    of the user's is in it.
+    """
 
     def __init__(self, reserved: Reserved, category: str, log: Log, first_module: int) -> None:
         pattern = reserved.twin.pattern
-        self.category, self.device, self.acts, self.takings = category, str(reserved.claim), reserved.acts, reserved.takings
+        self.category, self.device, self.acts, self.takings = category, str(
+            reserved.claim), reserved.acts, reserved.takings
         self.first = 0 if category == "parameter" else len(pattern.parameters)
         self.tensors: list[HeldTensor] = pattern.parameters if category == "parameter" else pattern.buffers
         self.nbytes = sum([t.nbytes for t in self.tensors])
@@ -102,10 +111,14 @@ class ReservedLives:
     def expand(self, log: Log) -> None:
         """Write them into the log."""
         takings = self.takings
-        placed = {act[0]: (address, takings.odd.get(at, act[1])) for at, (act, address) in enumerate(zip(self.acts, takings.addresses))}
+        placed = {
+            act[0]: (address, takings.odd.get(at, act[1]))
+            for at, (act, address) in enumerate(zip(self.acts, takings.addresses))
+        }
         for i, (number, tensor, label) in enumerate(zip(self.numbers, self.tensors, self.labels(log))):
             address, nbytes = placed[self.first + i]
-            life = StorageLife(log.life_table, number, tensor.nbytes, nbytes, address, self.device, self.event + i + 1, 0, "forward", 0, OUTSIDE, 0)
+            life = StorageLife(log.life_table, number, tensor.nbytes, nbytes, address, self.device, self.event + i + 1,
+                               0, "forward", 0, OUTSIDE, 0)
             life.belongs(self.category, label, self.first_module + tensor.module)
             life.requires_grad = tensor.requires_grad
             log.add_life(life)

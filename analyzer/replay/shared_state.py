@@ -1,4 +1,6 @@
-"""State that the code of several modules may share and change: the objects that they hold, and what their functions reach outside of them."""
+"""State that the code of several modules may share and change: the objects that they hold, and what their functions
+reach outside of them.
+"""
 from __future__ import annotations
 
 import enum
@@ -26,14 +28,17 @@ _Place = tuple[Any, str]
 
 
 class SharedState:
-    """What ``modules`` hold besides tensors and modules, and the globals, closures, defaults and class attributes that the methods of their classes use.
+    """What ``modules`` hold besides tensors and modules, and the globals, closures, defaults and class attributes that
+    the methods of their classes use.
 
     Functions that these call by name are looked at too, but not those of torch, numpy and Python's own modules.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         modules = list(modules)
-        held = {id(v): v for m in modules for k, v in m.__dict__.items() if k not in REGISTRIES and not _is_constant(v)}.values()
+        held = {
+            id(v): v for m in modules for k, v in m.__dict__.items() if k not in REGISTRIES and not _is_constant(v)
+        }.values()
         self._empty = [v for v in held if isinstance(v, _CONTAINERS) and not v]
         self._held = [v for v in held if (not isinstance(v, _CONTAINERS) or v) and _may_change(v)]
         self._places = [place for place in _find_places(map(type, modules)) if _may_change(_look_up(place))]
@@ -65,7 +70,8 @@ def _find_places(classes: Iterable[type]) -> Iterator[_Place]:
     def look_into(cls: type) -> Iterator[_Place]:
         if cls not in seen and not _is_stateless(cls):
             seen.add(cls)
-            yield from ((cls, k) for k, v in vars(cls).items() if not k.startswith("__") and (isinstance(v, _CONTAINERS) or type(v) in _PLAIN))
+            yield from ((cls, k) for k, v in vars(cls).items()
+                        if not k.startswith("__") and (isinstance(v, _CONTAINERS) or type(v) in _PLAIN))
 
     def follow(namespace: dict[str, Any], names: set[str]) -> Iterator[_Place]:
         for name in names & namespace.keys():
@@ -85,13 +91,16 @@ def _find_places(classes: Iterable[type]) -> Iterator[_Place]:
             pending += [v for k, v in vars(cls).items() if k != "__init__"]
     while pending:
         value = pending.pop()
-        function = value.fget if isinstance(value, property) else value.func if isinstance(value, partial) else getattr(value, "__func__", value)
+        function = value.fget if isinstance(
+            value, property) else value.func if isinstance(value, partial) else getattr(value, "__func__", value)
         function = getattr(function, "__wrapped__", function)
         if isinstance(function, FunctionType) and function not in seen and not _is_stateless(function):
             seen.add(function)
             cells = [(cell, "") for cell in function.__closure__ or ()]
             yield from cells
-            yield from (({"": v}, "") for v in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()) if not _is_constant(v))
+            yield from (({"": v}, "")
+                        for v in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+                        if not _is_constant(v))
             pending += map(_look_up, cells)
             yield from follow(function.__globals__, _names_in(function.__code__))
 
@@ -116,7 +125,9 @@ def _may_change(value: Any) -> bool:
 
 
 def _contents_of(value: Any, depth: int) -> Any:
-    """What a change of a value changes; its identity where nothing does, another object each time where that cannot be told."""
+    """What a change of a value changes; its identity where nothing does, another object each time where that cannot be
+    told.
+    """
     kind = type(value)
     if kind in _PLAIN:
         return kind, value
@@ -131,7 +142,8 @@ def _contents_of(value: Any, depth: int) -> Any:
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, FunctionType):
-        return _list_contents([(i, _look_up((cell, ""))) for i, cell in enumerate(value.__closure__)], depth) if value.__closure__ else id(value)
+        return _list_contents([(i, _look_up((cell, "")))
+                               for i, cell in enumerate(value.__closure__)], depth) if value.__closure__ else id(value)
     if isinstance(value, MethodType):
         return _contents_of(value.__self__, depth)
     if isinstance(value, partial):
@@ -141,9 +153,13 @@ def _contents_of(value: Any, depth: int) -> Any:
     if _is_stateless(kind) and kind is not SimpleNamespace:
         return id(value)
     slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
-    names = [k for row in slots for k in ((row,) if isinstance(row, str) else row) if k not in ("__dict__", "__weakref__")]
-    return _list_contents((*getattr(value, "__dict__", {}).items(), *((k, getattr(value, k, None)) for k in names)), depth)
+    names = [
+        k for row in slots for k in ((row, ) if isinstance(row, str) else row) if k not in ("__dict__", "__weakref__")
+    ]
+    return _list_contents((*getattr(value, "__dict__", {}).items(), *((k, getattr(value, k, None)) for k in names)),
+                          depth)
 
 
 def _list_contents(items: Iterable[tuple[Any, Any]], depth: int) -> list[Any]:
-    return [(k if type(k) in _PLAIN else id(k), type(v), v if type(v) in _PLAIN else _contents_of(v, depth - 1)) for k, v in items]
+    return [(k if type(k) in _PLAIN else id(k), type(v), v if type(v) in _PLAIN else _contents_of(v, depth - 1))
+            for k, v in items]

@@ -1,7 +1,9 @@
-"""Plays a recorded forward and backward pass again: the same calls and the same lives of storages, at whatever addresses are free now.
+"""Plays a recorded forward and backward pass again: the same calls and the same lives of storages, at whatever
+addresses are free now.
 
-A steady-state step runs the operators of the first step in the same order; what differs is what is in memory before it. So the second step need
-not run the model's code: its events are repeated on the simulated allocator, several times faster than Python can run a model.
+A steady-state step runs the operators of the first step in the same order; what differs is what is in memory before it.
+So the second step need not run the model's code: its events are repeated on the simulated allocator, several times
+faster than Python can run a model.
 """
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from analyzer.memory.allocator_play import Takings
 from analyzer.memory.allocator_segment import Span
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage, revive, take_numbers, template
-
 from analyzer.record.event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, TAKEN, Event
 from analyzer.record.log import Log, LogNode
 from analyzer.record.recorder import Recorder
-from .reel import START, ActWriter, Reel, act_on
 from analyzer.record.storage_life import StorageLife
+
+from .reel import START, ActWriter, Reel, act_on
 
 
 class StepReplay:
@@ -69,13 +71,17 @@ class StepReplay:
         self._left[storage.number] = (template(tensor), receive)
 
     def leave_unseen(self, numbers: Sequence[int], receive: Callable[[list[int], list[Any]], None]) -> None:
-        """Say that the stretch leaves storages behind at whose likes nobody will look; ``receive`` gets their numbers and places."""
+        """Say that the stretch leaves storages behind at whose likes nobody will look; ``receive`` gets their numbers
+        and places.
+        """
         self._shared = self._shared or not self._unseen_numbers.isdisjoint(numbers)
         self._unseen.append((numbers, receive))
         self._unseen_numbers.update(numbers)
 
     def is_whole(self) -> bool:
-        """Whether all that outlives the stretch is known to `leave`, each on a storage of its own, and nothing older died in it."""
+        """Whether all that outlives the stretch is known to `leave`, each on a storage of its own, and nothing older
+        died in it.
+        """
         return self._closed and not self._shared and self._survivors == self._left.keys() | self._unseen_numbers
 
     def play(self) -> None:
@@ -131,7 +137,9 @@ class StepReplay:
             take([numbers[number] for number in theirs], [slots[self._slot_of[number]] for number in theirs])
 
     def _compile(self) -> Reel:
-        """Make the parts that the allocator can play: stretches of live events, whose reel this gives, and blocks that were played."""
+        """Make the parts that the allocator can play: stretches of live events, whose reel this gives, and blocks that
+        were played.
+        """
         slot_of = self._slot_of
         elsewhere: dict[int, torch.device] = {}
         count = sum([kind == BORN for kind, _ in self.events])  # the slots of what is born live come first
@@ -144,12 +152,14 @@ class StepReplay:
                 places = range(count, count + len(slots))
                 slot_of.update(zip(numbers, places))
                 if not what.reel.elsewhere.keys().isdisjoint(slots):
-                    elsewhere.update((place, what.reel.elsewhere[slot]) for slot, place in zip(slots, places) if slot in what.reel.elsewhere)
+                    elsewhere.update((place, what.reel.elsewhere[slot]) for slot, place in zip(slots, places)
+                                     if slot in what.reel.elsewhere)
                 survivors.append((slots, numbers, count))
                 count = places.stop
             others.append(Part(kind, what, survivors))
         self._slot_count = count
-        reel = Reel(self.recorder.log, self.events, slot_of, 0, set(slot_of), elsewhere, self.recorder.memory, takes_workspaces=False)
+        reel = Reel(self.recorder.log, self.events, slot_of, 0, set(slot_of), elsewhere, self.recorder.memory,
+                    takes_workspaces=False)
         reel.log = None
         left = {slot_of[number]: number for number in (*self._left, *self._unseen_numbers)}
         parts = self._parts
@@ -157,7 +167,8 @@ class StepReplay:
         for stop, other in zip((*reel.breaks, reel.end), (*others, None)):
             if stop.event > start.event:
                 mine = [slot for slot in range(start.birth, stop.birth) if slot in left]
-                parts.append(Part(CALLED, (reel, start, stop), [(mine, [left[slot] for slot in mine], None)] if mine else []))
+                parts.append(
+                    Part(CALLED, (reel, start, stop), [(mine, [left[slot] for slot in mine], None)] if mine else []))
             if other is not None:
                 parts.append(other)
                 start = stop._replace(event=stop.event + 1)
@@ -165,10 +176,11 @@ class StepReplay:
 
 
 class Part(NamedTuple):
-    """A piece of a step: live events (their reel and its marks around them), a `Take` of a played block, or the begin or end of a phase.
+    """A piece of a step: live events (their reel and its marks around them), a `Take` of a played block, or the begin
+    or end of a phase.
 
-    ``survivors`` are those born in it that outlive the playing, by lots: slots, numbers in the first step, and of those born in a block the first
-    slot among the live storages.
+    ``survivors`` are those born in it that outlive the playing, by lots: slots, numbers in the first step, and of those
+    born in a block the first slot among the live storages.
     """
 
     kind: int
@@ -182,7 +194,8 @@ class Repetition:
     def __init__(self, parts: list[Part], nodes: range, log: Log, step: int, first_number: int) -> None:
         self.parts, self.nodes, self.step, self.first_number = parts, nodes, step, first_number
         self.takings: list[Takings] = []
-        self.call, self.event, self.act, self.node = len(log.call_slots), log.events, len(log.act_slots), len(log.node_slots)
+        self.call, self.event, self.act, self.node = len(log.call_slots), log.events, len(log.act_slots), len(
+            log.node_slots)
 
     def parts_played(self) -> Iterator[tuple[int, Reel, int, int]]:
         live = next((part.what[0] for part in self.parts if part.kind == CALLED), None)
@@ -211,10 +224,10 @@ class Repetition:
             for kind, what in events:
                 if kind == CALLED:
                     old = calls[what]
-                    calls.write(
-                        call, old.signature, [numbers.get(n, n) for n in old.inputs], [numbers.get(n, n) for n in old.outputs], step,
-                        old.phase, old.module, old.node if old.node == OUTSIDE else old.node + offset,
-                        None if old.forward is None else old.forward + call - what, old.recomputed)
+                    calls.write(call, old.signature, [numbers.get(n, n)
+                                                      for n in old.inputs], [numbers.get(n, n) for n in old.outputs],
+                                step, old.phase, old.module, old.node if old.node == OUTSIDE else old.node + offset,
+                                None if old.forward is None else old.forward + call - what, old.recomputed)
                     call += 1
                     continue
                 event += 1
@@ -238,7 +251,8 @@ class Repetition:
             log.node_slots[self.node + i] = _copy_node(node, numbers, offset, step)
 
 
-def _copy_life(log: Log, life: StorageLife, number: int, address: int, nbytes: int, event: int, call: int, step: int, offset: int) -> StorageLife:
+def _copy_life(log: Log, life: StorageLife, number: int, address: int, nbytes: int, event: int, call: int, step: int,
+               offset: int) -> StorageLife:
     copy = StorageLife(log.life_table, number, life.nbytes, nbytes, address, life.device, event, call, life.phase, step,
                        life.node if life.node == OUTSIDE else life.node + offset, life.module)
     copy.category, copy.label, copy.requires_grad, copy.spec = life.category, life.label, life.requires_grad, life.spec
@@ -246,5 +260,7 @@ def _copy_life(log: Log, life: StorageLife, number: int, address: int, nbytes: i
 
 
 def _copy_node(node: LogNode, numbers: dict[int, int], offset: int, step: int) -> LogNode:
-    return LogNode(node.op, "", node.target, node.module, node.base, node.source, tuple([(numbers.get(n, n), spec) for n, spec in node.outputs]),
-                   tuple([i + offset for i in node.inputs]), tuple([numbers.get(n, n) for n in node.reads]), node.region, step)
+    return LogNode(node.op, "", node.target, node.module, node.base, node.source,
+                   tuple([(numbers.get(n, n), spec) for n, spec in node.outputs]),
+                   tuple([i + offset for i in node.inputs]), tuple([numbers.get(n, n) for n in node.reads]),
+                   node.region, step)

@@ -1,4 +1,6 @@
-"""Blocks that are made like an earlier one, found before the model runs: what is known of the first need not be looked up again."""
+"""Blocks that are made like an earlier one, found before the model runs: what is known of the first need not be looked
+up again.
+"""
 from __future__ import annotations
 
 import operator
@@ -11,18 +13,26 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from .block_key import CONTAINERS, getter
 from analyzer.record.module_walk import REGISTRIES
+
+from .block_key import CONTAINERS, getter
 
 _MOST = 2  # kinds that look alike, with which a block is compared: each kind more costs every other block a comparison
 _DEEPEST = 16  # a module may hold itself
 # Types that hold no tensor.
-LEAVES = frozenset({str, int, float, bool, type(None), complex, bytes, type, type(len), type(lambda: 0), torch.dtype, torch.device, torch.Size})
+LEAVES = frozenset({
+    str, int, float, bool,
+    type(None), complex, bytes, type,
+    type(len),
+    type(lambda: 0), torch.dtype, torch.device, torch.Size
+})
 _KINDS = (nn.Parameter, torch.Tensor)
 
 
 class HeldTensor(NamedTuple):
-    """A parameter or buffer of a block: the place of its module in the block, its name there, and its specs. It fills its storage."""
+    """A parameter or buffer of a block: the place of its module in the block, its name there, and its specs. It fills
+    its storage.
+    """
 
     module: int
     name: str
@@ -35,8 +45,10 @@ class HeldTensor(NamedTuple):
 
 def _storages_of(tensors: Sequence[Any], kind: type) -> list[Any] | None:
     """The storages of strided tensors of a class that fill them; None where something else about them matters."""
-    if any([type(t) is not kind for t in tensors]) or any([t.layout is not torch.strided or not t.is_contiguous() or t.storage_offset() or t._backward_hooks
-                                                          for t in tensors]):
+    if any([type(t) is not kind for t in tensors]) or any([
+            t.layout is not torch.strided or not t.is_contiguous() or t.storage_offset() or t._backward_hooks
+            for t in tensors
+    ]):
         return None
     if kind is nn.Parameter and any([t._post_accumulate_grad_hooks for t in tensors]):
         return None
@@ -53,7 +65,8 @@ class Layout:
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.type = module, type(module)
-        if isinstance(module, (torch.jit.ScriptModule, nn.modules.lazy.LazyModuleMixin)) or "_orig_mod" in module._modules:
+        if isinstance(module,
+                      (torch.jit.ScriptModule, nn.modules.lazy.LazyModuleMixin)) or "_orig_mod" in module._modules:
             raise _Odd  # the last is torch.compile's wrapper
         if module._buffers and not type(module).extra_repr.__module__.startswith("torch.nn."):
             raise _Odd  # it may tell the contents of its buffers
@@ -69,14 +82,17 @@ class Layout:
                 continue
             elif name != "training" and _is_plain(value):
                 self.plain.append(at)
-            elif kind is tuple or isinstance(value, (torch.Tensor, nn.Module)) or kind.__module__ == "weakref" or name == "_compiled_call_impl":
+            elif kind is tuple or isinstance(
+                    value, (torch.Tensor, nn.Module)) or kind.__module__ == "weakref" or name == "_compiled_call_impl":
                 raise _Odd  # what a borrowed module holds in its place
-        self.filled = [(name, tuple(contents[name])) for name in REGISTRIES if contents[name]]  #: registries that hold something, and under which names
+        #: registries that hold something, and under which names
+        self.filled = [(name, tuple(contents[name])) for name in REGISTRIES if contents[name]]
 
     def is_unchanged(self) -> bool:
         """Whether the module's settings are as they were."""
         contents = self.module.__dict__
-        return tuple(contents) == self.keys and all(map(operator.is_, contents.values(), self.values)) and not any([self.values[at] for at in self.empty])
+        return tuple(contents) == self.keys and all(map(
+            operator.is_, contents.values(), self.values)) and not any([self.values[at] for at in self.empty])
 
 
 def _is_plain(value: Any) -> bool:
@@ -90,7 +106,8 @@ def _are_equal(a: Any, b: Any) -> bool:
 class Pattern:
     """A block that later ones are compared with.
 
-    What its modules hold, attributes and then registered things, is also kept in one list (``found``), in which each thing has a place.
+    What its modules hold, attributes and then registered things, is also kept in one list (``found``), in which each
+    thing has a place.
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -102,9 +119,12 @@ class Pattern:
         self._acts: list[tuple[int, int, int]] = []
 
     def acts(self, rounded_bytes: Callable[[int], int]) -> list[tuple[int, int, int]]:
-        """What places its tensors in a memory that rounds so (`memory.allocator_play`); a slot is a place in ``tensors``."""
+        """What places its tensors in a memory that rounds so (`memory.allocator_play`); a slot is a place in
+        ``tensors``.
+        """
         if not self._acts:
-            self._acts = [(at, rounded_bytes(self.tensors[at].nbytes), self.tensors[at].nbytes) for at in self._order(0)]
+            self._acts = [(at, rounded_bytes(self.tensors[at].nbytes), self.tensors[at].nbytes)
+                          for at in self._order(0)]
         return self._acts
 
     def _look(self) -> None:
@@ -127,12 +147,18 @@ class Pattern:
             self.layouts.append(layout)
             self.children.append([])
             for found, registry, kind in zip(held, (module._parameters, module._buffers), _KINDS):
-                tensors: dict[str, Any] = {name: t for name, t in cast("dict[str, Any]", registry).items() if t is not None}
-                if _storages_of(list(tensors.values()), kind) is None or any([t.untyped_storage().nbytes() != t.numel() * t.itemsize or not t.numel()
-                                                                              for t in tensors.values()]):
+                tensors: dict[str,
+                              Any] = {name: t for name, t in cast("dict[str, Any]", registry).items() if t is not None}
+                if _storages_of(list(tensors.values()), kind) is None or any(
+                    [t.untyped_storage().nbytes() != t.numel() * t.itemsize or not t.numel()
+                     for t in tensors.values()]):
                     raise _Odd
-                found += [HeldTensor(index, name, t.shape, t.dtype, t.requires_grad, t.numel(), t.numel() * t.itemsize) for name, t in tensors.items()]
-            waiting += [(child, self.children[index]) for child in reversed(module._modules.values()) if child is not None]
+                found += [
+                    HeldTensor(index, name, t.shape, t.dtype, t.requires_grad, t.numel(),
+                               t.numel() * t.itemsize) for name, t in tensors.items()
+                ]
+            waiting += [(child, self.children[index]) for child in reversed(module._modules.values())
+                        if child is not None]
             empty += [base + at for at in layout.empty]
             own += [base + layout.keys.index(name) for name, _ in layout.filled]
             self.plain.update((base + at, (index, layout.keys[at])) for at in layout.plain)
@@ -151,7 +177,9 @@ class Pattern:
         self.places = range(len(self.found))
 
     def _order(self, index: int) -> list[int]:
-        """Places in ``tensors``, in the order in which ``Module.to`` moves them: those of the modules below, then parameters, then buffers."""
+        """Places in ``tensors``, in the order in which ``Module.to`` moves them: those of the modules below, then
+        parameters, then buffers.
+        """
         order = [at for child in self.children[index] for at in self._order(child)]
         return order + [at for at, spec in enumerate(self.tensors) if spec.module == index]
 
@@ -179,7 +207,8 @@ class Twin:
         self.parameters: list[torch.Tensor] = []
         self.buffers: list[torch.Tensor] = []
         self.storages: list[int] = []                #: addresses of what its tensors share
-        self.differing: set[tuple[int, str]] = set()  #: places and names of settings that have other values than the first's
+        #: places and names of settings that have other values than the first's
+        self.differing: set[tuple[int, str]] = set()
         self.is_settled = False                      #: nobody changes its modules any more
         self._found: list[Any] = []                  #: what its modules hold, as `Pattern.found`
         self._contents: list[dict[str, Any]] = []    # attributes of its modules
@@ -225,7 +254,9 @@ class Twin:
         return len(modules) == count and self._holds_the_same() and self._fits()
 
     def _holds_the_same(self) -> bool:
-        """Whether all that is held is the first's but for tensors, modules, empty containers, and settings that may differ: these are noted."""
+        """Whether all that is held is the first's but for tensors, modules, empty containers, and settings that may
+        differ: these are noted.
+        """
         pattern, found = self.pattern, self._found
         if len(found) != len(pattern.found) or any([x is None for x in pattern.get_registered(found)]):
             return False
@@ -247,21 +278,22 @@ class Twin:
         pattern = self.pattern
         for tensors, specs, kind in zip((self.parameters, self.buffers), (pattern.parameters, pattern.buffers), _KINDS):
             storages = _storages_of(tensors, kind)
-            if storages is None or [(t.shape, t.dtype, t.requires_grad, s.nbytes()) for t, s in zip(tensors, storages)] != [
-                    (spec.shape, spec.dtype, spec.requires_grad, spec.nbytes) for spec in specs]:
+            if storages is None or [(t.shape, t.dtype, t.requires_grad, s.nbytes()) for t, s in zip(tensors, storages)
+                                    ] != [(spec.shape, spec.dtype, spec.requires_grad, spec.nbytes) for spec in specs]:
                 return False
             self.storages += [storage._cdata for storage in storages]
         return True
 
     def is_unchanged(self) -> bool:
         """Whether its modules hold what they held."""
-        return (self.holds_the_same() and not any(self.pattern.get_empty(self._found))
-                and all([tuple(contents) == layout.keys for contents, layout in zip(self._contents, self.pattern.layouts)]))
+        return (self.holds_the_same() and not any(self.pattern.get_empty(self._found)) and all(
+            [tuple(contents) == layout.keys for contents, layout in zip(self._contents, self.pattern.layouts)]))
 
     def holds_the_same(self) -> bool:
         """Whether its modules hold the things that they held, under whatever names."""
         return (all([module.__dict__ is contents for module, contents in zip(self.modules, self._contents)])
-                and sum(map(len, self._views)) == len(self._found) and all(map(operator.is_, chain.from_iterable(self._views), self._found)))
+                and sum(map(len, self._views)) == len(self._found)
+                and all(map(operator.is_, chain.from_iterable(self._views), self._found)))
 
     def put_back(self) -> None:
         """Give its modules what they held."""
@@ -283,7 +315,9 @@ class Twin:
 
 
 def _ends(block: nn.Module) -> list[Hashable]:
-    """What most often tells blocks of one class apart: how many modules they hold, and the first tensors of the first and of the last of these."""
+    """What most often tells blocks of one class apart: how many modules they hold, and the first tensors of the first
+    and of the last of these.
+    """
     children = [child for child in block._modules.values() if child is not None]
     found: list[Hashable] = [len(children)]
     for module in (children[0], children[-1]) if children else ():
@@ -295,7 +329,8 @@ def _ends(block: nn.Module) -> list[Hashable]:
     return found
 
 
-def find_twins(root: nn.Module, is_excluded: Callable[[nn.Module], bool], pays: Callable[[int, int], bool]) -> list[Twin]:
+def find_twins(root: nn.Module, is_excluded: Callable[[nn.Module], bool], pays: Callable[[int, int],
+                                                                                         bool]) -> list[Twin]:
     """The twins below ``root``, none of them in another; modules, tensors and storages of a twin are no one else's.
 
     ``is_excluded`` tells which modules are no blocks, ``pays`` whether so many blocks of so many leaves are worth it.
@@ -308,13 +343,18 @@ def find_twins(root: nn.Module, is_excluded: Callable[[nn.Module], bool], pays: 
     waiting = [root]
     while waiting:
         module = waiting.pop()
-        is_called = not isinstance(module, torch.jit.ScriptModule) and type(module).forward is not nn.Module.forward  # a list of modules is not
-        if len(module._modules) > 1 and is_called and module is not root and id(module) not in seen and not is_excluded(module):
+        # a list of modules is not
+        is_called = not isinstance(module, torch.jit.ScriptModule) and type(module).forward is not nn.Module.forward
+        if len(module._modules) > 1 and is_called and module is not root and id(
+                module) not in seen and not is_excluded(module):
             likely = latest.get(type(module))
             twin = None if likely is None else likely.match(module)
             if twin is None:
                 kinds = patterns.setdefault((type(module), *_ends(module)), [])
-                twin = next((twin for pattern in kinds if pattern is not likely and (twin := pattern.match(module)) is not None), None)
+                twin = next(
+                    (twin
+                     for pattern in kinds if pattern is not likely and (twin := pattern.match(module)) is not None),
+                    None)
             if twin is not None:
                 latest[type(module)] = twin.pattern
                 twins.append(twin)

@@ -1,4 +1,6 @@
-"""Gradients of parameters that were played and that nobody looks at before they are dropped: no tensors are made of them."""
+"""Gradients of parameters that were played and that nobody looks at before they are dropped: no tensors are made of
+them.
+"""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -11,9 +13,9 @@ from torch import nn
 from analyzer.memory.allocator_play import Takings, nowhere
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage, revive
-
 from analyzer.record.event import DIED
 from analyzer.record.log import Log
+
 from .played_twice import PlayedTwice
 from .reserved import Reserved, one_by_one
 
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class Unseen(NamedTuple):
-    """A gradient: the number of its storage, its place in the watched memory, a tensor like it, and the block whose playing left it, if a step was run."""
+    """A gradient: the number of its storage, its place in the watched memory, a tensor like it, and the block whose
+    playing left it, if a step was run.
+    """
 
     number: int
     place: Any
@@ -36,8 +40,9 @@ class Unseen(NamedTuple):
 
 
 class BlockGradients(NamedTuple):
-    """Those of the parameters of a block that have no stand-ins: numbers and places as in `Unseen`, and of each the place of its module in the block,
-    its name there, and a tensor like it."""
+    """Those of the parameters of a block that have no stand-ins: numbers and places as in `Unseen`, and of each the
+    place of its module in the block, its name there, and a tensor like it.
+    """
 
     numbers: Sequence[int]
     places: Sequence[Any]
@@ -53,8 +58,8 @@ class UnseenGradients:
         self._found: dict[int, Unseen] = {}  # by id of the parameter
         self._of_blocks: dict[int, BlockGradients] = {}  # by id of what is reserved
 
-    def add(self, parameters: Iterable[torch.Tensor], numbers: Iterable[int], places: Iterable[Any], likes: Iterable[torch.Tensor],
-            block: nn.Module | None = None) -> None:
+    def add(self, parameters: Iterable[torch.Tensor], numbers: Iterable[int], places: Iterable[Any],
+            likes: Iterable[torch.Tensor], block: nn.Module | None = None) -> None:
         """The playing of ``block``, or of a whole step, left these."""
         self._found.update(zip(map(id, parameters), map(Unseen, numbers, places, likes, repeat(block))))
 
@@ -95,7 +100,9 @@ class UnseenGradients:
         return numbers
 
     def show(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Make tensors of the gradients of ``parameters``. Raises PlayedTwice where one came later, to be added to what was played."""
+        """Make tensors of the gradients of ``parameters``. Raises PlayedTwice where one came later, to be added to what
+        was played.
+        """
         recorder = self.recorder
         claim = torch.device(recorder.log.device)
         for parameter in parameters:
@@ -106,7 +113,8 @@ class UnseenGradients:
                 raise found.come_twice()
             recorder.log.expect(found.number, found.like.untyped_storage().nbytes(), str(claim))
             with without_modes():
-                parameter.grad = revive(found.like, claim, found.number, recorder.memory.block_of(found.place, recorder.space.stream), recorder.space)
+                parameter.grad = revive(found.like, claim, found.number,
+                                        recorder.memory.block_of(found.place, recorder.space.stream), recorder.space)
 
     def check(self, parameters: Iterable[torch.Tensor]) -> None:
         """Raise PlayedTwice where a gradient came later, to be added to what was played."""

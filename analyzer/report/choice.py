@@ -8,42 +8,50 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
-from analyzer.results.profile import Profile
-
-from .column import FORMATS
 from analyzer.report.compat.deepspeed import deepspeed_report, largest_modules
-from .module_tree import COLUMNS as TREE_COLUMNS
-from .module_tree import SHARE, module_tree
-from .summary import summarize
 from analyzer.report.compat.tids import tids_report
 from analyzer.report.compat.torchinfo import COLUMNS as TORCHINFO_COLUMNS
 from analyzer.report.compat.torchinfo import torchinfo_table
+from analyzer.results.profile import Profile
+
+from .column import FORMATS
+from .module_tree import COLUMNS as TREE_COLUMNS
+from .module_tree import SHARE, module_tree
+from .summary import summarize
 
 
-def flops_profiler_report(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, detailed: bool = True, as_string: bool = True,
-                          output_file: str | Path | None = None, ignore_modules: Any = None, depth: int | None = None) -> str:
+def flops_profiler_report(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, detailed: bool = True,
+                          as_string: bool = True, output_file: str | Path | None = None, ignore_modules: Any = None,
+                          depth: int | None = None) -> str:
     """`deepspeed_report` with the functions that run in each module."""
-    return deepspeed_report(profile, module_depth=module_depth, top_modules=top_modules, detailed=detailed, as_string=as_string,
-                            output_file=output_file, ignore_modules=ignore_modules, depth=depth, style="flops-profiler")
+    return deepspeed_report(profile, module_depth=module_depth, top_modules=top_modules, detailed=detailed,
+                            as_string=as_string, output_file=output_file, ignore_modules=ignore_modules, depth=depth,
+                            style="flops-profiler")
 
 
-def tree_report(profile: Profile, *, depth: int | None = None, sort: str | None = None, columns: Any = (), fmt: str = "text",
-                ignore_modules: Any = (), only: bool = False, as_string: bool = True) -> str:
+def tree_report(profile: Profile, *, depth: int | None = None, sort: str | None = None, columns: Any = (),
+                fmt: str = "text", ignore_modules: Any = (), only: bool = False, as_string: bool = True) -> str:
     """`module_tree` of the profile."""
-    return module_tree(profile.modules, depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules, only=only,
-                       as_string=as_string)
+    return module_tree(profile.modules, depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules,
+                       only=only, as_string=as_string)
 
 
 REPORTS: dict[str, Callable[..., str]] = {
-    "deepspeed": deepspeed_report, "flops-profiler": flops_profiler_report, "largest": largest_modules, "torchinfo": torchinfo_table,
-    "tids": tids_report, "tree": tree_report, "summary": summarize,
+    "deepspeed": deepspeed_report,
+    "flops-profiler": flops_profiler_report,
+    "largest": largest_modules,
+    "torchinfo": torchinfo_table,
+    "tids": tids_report,
+    "tree": tree_report,
+    "summary": summarize,
 }
 
 
 def render_report(profile: Profile, kind: str, **options: Any) -> str:
-    """The report of that name, one of `REPORTS`, as text. Raises InputError for another name and for an option that it does not know.
+    """The report of that name, one of `REPORTS`, as text. Raises InputError for another name and for an option that it
+    does not know.
 
-    >>> from analyzer.profile_data import ModuleInfo
+    >>> from analyzer.results.profile import ModuleInfo
     >>> profile = Profile(name="Net", mode="infer", modules=ModuleInfo(path="", type="Net", params=3))
     >>> render_report(profile, "tids")
     '(model): Net, num_params 3, -, - latency, input shape None, output shape None'
@@ -68,28 +76,44 @@ def list_options(kind: str) -> list[str]:
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     """Options of a command that prints a report of a profile."""
     group = parser.add_argument_group("reports of modules")
-    group.add_argument("--report", choices=tuple(REPORTS), help="print this report, in the layout of the tool of that name")
-    group.add_argument("--depth", type=int, metavar="N", help="show modules (and nodes by the module that holds them) down to this depth")
-    group.add_argument("--sort", metavar="COLUMN", help="sort by this quantity, largest first, e.g. incremental_bytes or fwd_flops (node table, tree)")
-    group.add_argument("--columns", type=_split, metavar="NAMES",
-                       help="columns, separated by commas; of the tree, besides the usual: "
-                            f"{', '.join(name for name in TREE_COLUMNS if not name.endswith(SHARE))}, those of costs also with {SHARE} for their "
-                            f"share of the model's; of torchinfo: {', '.join(TORCHINFO_COLUMNS)}")
-    group.add_argument("--module-depth", type=int, metavar="N", help="how deep the largest modules are named (deepspeed, largest; default all)")
-    group.add_argument("--top-modules", type=int, metavar="K", help="how many of them at each depth (deepspeed, largest; default 1)")
+    group.add_argument("--report", choices=tuple(REPORTS),
+                       help="print this report, in the layout of the tool of that name")
+    group.add_argument("--depth", type=int, metavar="N",
+                       help="show modules (and nodes by the module that holds them) down to this depth")
+    group.add_argument(
+        "--sort", metavar="COLUMN",
+        help="sort by this quantity, largest first, e.g. incremental_bytes or fwd_flops (node table, tree)")
+    group.add_argument(
+        "--columns", type=_split, metavar="NAMES", help="columns, separated by commas; of the tree, besides the usual: "
+        f"{', '.join(name for name in TREE_COLUMNS if not name.endswith(SHARE))}, those of costs also with {SHARE} for their "
+        f"share of the model's; of torchinfo: {', '.join(TORCHINFO_COLUMNS)}")
+    group.add_argument("--module-depth", type=int, metavar="N",
+                       help="how deep the largest modules are named (deepspeed, largest; default all)")
+    group.add_argument("--top-modules", type=int, metavar="K",
+                       help="how many of them at each depth (deepspeed, largest; default 1)")
     group.add_argument("--no-detail", action="store_true", help="leave out the tree of modules (deepspeed)")
-    group.add_argument("--ignore-modules", type=_split, metavar="NAMES", help="classes or paths that count as their parent's own (deepspeed, largest, tree)")
-    group.add_argument("--format", choices=tuple(FORMATS), help="of the tables: tree, largest, torchinfo (default text)")
-    group.add_argument("--raw", action="store_true", help="plain numbers, in bytes and seconds (deepspeed, largest, tree)")
-    group.add_argument("--output", type=Path, metavar="FILE", help="write the report to this file instead of printing it")
+    group.add_argument("--ignore-modules", type=_split, metavar="NAMES",
+                       help="classes or paths that count as their parent's own (deepspeed, largest, tree)")
+    group.add_argument("--format", choices=tuple(FORMATS),
+                       help="of the tables: tree, largest, torchinfo (default text)")
+    group.add_argument("--raw", action="store_true",
+                       help="plain numbers, in bytes and seconds (deepspeed, largest, tree)")
+    group.add_argument("--output", type=Path, metavar="FILE",
+                       help="write the report to this file instead of printing it")
 
 
 def read_report_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of the chosen report. Raises InputError for one that it does not have; to be called before any work is done."""
+    """The options of the chosen report. Raises InputError for one that it does not have; to be called before any work
+    is done.
+    """
     kind = arguments.report
-    given = {"depth": arguments.depth, "sort": arguments.sort, "module_depth": arguments.module_depth, "top_modules": arguments.top_modules,
-             "detailed": False if arguments.no_detail else None, "ignore_modules": arguments.ignore_modules, "fmt": arguments.format,
-             "as_string": False if arguments.raw else None, "col_names" if kind == "torchinfo" else "columns": arguments.columns}
+    given = {
+        "depth": arguments.depth, "sort": arguments.sort, "module_depth": arguments.module_depth,
+        "top_modules": arguments.top_modules, "detailed": False if arguments.no_detail else None,
+        "ignore_modules": arguments.ignore_modules, "fmt": arguments.format,
+        "as_string": False if arguments.raw else None,
+        "col_names" if kind == "torchinfo" else "columns": arguments.columns
+    }
     flags = {"fmt": "format", "col_names": "columns", "detailed": "no-detail", "as_string": "raw"}
     options = {name: value for name, value in given.items() if value is not None}
     for name in options if kind is not None else ():

@@ -70,7 +70,8 @@ def _slice(name: str, phase: str, start: float, duration: float | None, args: di
 
 
 def _describe(node: NodeInfo, phase: str) -> dict[str, Any]:
-    flops, comm_bytes = ((node.fwd_flops, node.fwd_comm_bytes) if phase == "forward" else (node.bwd_flops, node.bwd_comm_bytes))
+    flops, comm_bytes = ((node.fwd_flops, node.fwd_comm_bytes) if phase == "forward" else
+                         (node.bwd_flops, node.bwd_comm_bytes))
     return {"op": node.op, "target": node.target, "module": node.module_path, "source": node.source, "flops": flops,
             "comm_bytes": comm_bytes, "inputs": ", ".join(node.inputs), "outputs": ", ".join(map(str, node.outputs))}
 
@@ -82,7 +83,8 @@ def _count_memory(timeline: Iterable[TimelinePoint], spans: dict[str, tuple[floa
     for phase, group in groupby(timeline, key=lambda point: point.phase):
         points = list(group)
         start, end = spans.get(phase or "", (clock, clock))  # a phase without slices, such as zero_grad, takes no time
-        for point, time in zip(points, _place(points, max(start, clock), max(end, clock), ends.get(phase or "", {})), strict=True):
+        for point, time in zip(points, _place(points, max(start, clock), max(end, clock), ends.get(phase or "", {})),
+                               strict=True):
             args = {"allocated": point.allocated_bytes}
             if point.reserved_bytes is not None:
                 args["reserved"] = point.reserved_bytes

@@ -23,7 +23,9 @@ FORMATS = {"text": "simple", "markdown": "github", "latex": "latex", "html": "ht
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A field of a row, its heading and its unit: "bytes", "Mb" (bytes as the node table prints them), "count", "seconds" or "text"."""
+    """A field of a row, its heading and its unit: "bytes", "Mb" (bytes as the node table prints them), "count",
+    "seconds" or "text".
+    """
 
     field: str
     header: str
@@ -74,11 +76,13 @@ def check_layout(depth: int | None, least_depth: int, fmt: str, caller: str) -> 
     if depth is not None and depth < least_depth:
         raise InputError(f"{caller}: depth={depth!r}; give a depth of {least_depth} or more, or None for all")
     if fmt not in FORMATS and fmt not in tabulate.tabulate_formats:
-        raise InputError(f"{caller}: no table format {fmt!r}; formats are {', '.join(dict.fromkeys([*FORMATS, *tabulate.tabulate_formats]))}")
+        raise InputError(
+            f"{caller}: no table format {fmt!r}; formats are {', '.join(dict.fromkeys([*FORMATS, *tabulate.tabulate_formats]))}"
+        )
 
 
-def print_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), fmt: str = "simple",
-               total: Sequence[str] | None = None) -> str:
+def print_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0, ),
+               fmt: str = "simple", total: Sequence[str] | None = None) -> str:
     """Rows as a table: the columns ``left`` hold text, the others quantities, and ``total`` stands under a line."""
     fmt = FORMATS.get(fmt, fmt)
     if fmt == "csv":
@@ -87,7 +91,8 @@ def print_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: C
     if total is not None:
         body += [tabulate.SEPARATING_LINE, total] if rows and fmt == "simple" else [total]
     align = ["left" if i in left else "right" for i in range(len(headers))]
-    text: str = tabulate.tabulate(body, headers=headers, tablefmt=fmt, disable_numparse=True, colalign=align if body else None)
+    text: str = tabulate.tabulate(body, headers=headers, tablefmt=fmt, disable_numparse=True,
+                                  colalign=align if body else None)
     return text
 
 

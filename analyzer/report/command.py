@@ -19,12 +19,14 @@ examples:
 
 def add_compare_command(commands: Any) -> None:
     """Add ``compare`` to the subparsers of the command line."""
-    parser = commands.add_parser("compare", help="two saved profiles side by side, module by module", epilog=_EXAMPLES,
-                                 description="Joins the modules of two profiles, predicted or measured, by their paths.",
-                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.add_parser(
+        "compare", help="two saved profiles side by side, module by module", epilog=_EXAMPLES,
+        description="Joins the modules of two profiles, predicted or measured, by their paths.",
+        formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", type=Path, metavar="FILE", help="a profile saved with --json")
     parser.add_argument("second", type=Path, metavar="FILE", help="another one")
-    parser.add_argument("--columns", default="fwd_seconds,bwd_seconds", metavar="NAMES", help="quantities, separated by commas (default %(default)s)")
+    parser.add_argument("--columns", default="fwd_seconds,bwd_seconds", metavar="NAMES",
+                        help="quantities, separated by commas (default %(default)s)")
     parser.add_argument("--depth", type=int, metavar="N", help="show modules down to this depth")
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
 

@@ -12,7 +12,8 @@ from analyzer.results.profile import CostInfo, ModuleInfo, Profile
 if TYPE_CHECKING:
     import pandas
 
-_NULLABLE = {int: "Int64", int | None: "Int64", float | None: "Float64"}  # pandas' own names; other columns hold objects
+# pandas' own names; other columns hold objects
+_NULLABLE = {int: "Int64", int | None: "Int64", float | None: "Float64"}
 _NOT_COLUMNS = ("own", "children")
 
 

@@ -32,7 +32,8 @@ class FitInfo:
     """
 
     device: str
-    fits: bool | None             #: whether the step's own need and what else is known are within the capacity; None if that need is unknown
+    #: whether the step's own need and what else is known are within the capacity; None if that need is unknown
+    fits: bool | None
     capacity: FitLine
     needs: tuple[FitLine, ...]
 
@@ -59,7 +60,8 @@ class FitInfo:
         left = self.free_bytes
         unknown = ", ".join(line.what for line in self.needs if line.bytes is None)
         if left is not None and left >= 0:
-            verdict += f", {format_quantity(left, 'bytes')} left" + (f" for what is not known ({unknown})" if unknown else "")
+            verdict += f", {format_quantity(left, 'bytes')} left" + (f" for what is not known ({unknown})"
+                                                                     if unknown else "")
         elif left is not None:
             verdict += f", {format_quantity(-left, 'bytes')} short"
         rows = [(line.what, format_quantity(line.bytes, "bytes"), line.source) for line in self.lines]
@@ -69,21 +71,24 @@ class FitInfo:
 def check_fit(profile: Profile, device: str | DeviceSpec | None = None, world_size: int = 1) -> FitInfo:
     """Set the step's peak against the memory of ``device``, by default the one it was profiled on.
 
-    What the allocator does not see counts where a figure is known; where none is, its line says so and the verdict leaves it out.
-    Raises UnknownDeviceError for a name that the catalogue does not hold, InputError where there is no device at all or for a
+    What the allocator does not see counts where a figure is known; where none is, its line says so and the verdict
+    leaves it out. Raises UnknownDeviceError for a name that the catalogue does not hold, InputError where there is no
+    device at all or for a
     ``world_size`` below 1.
     """
     from analyzer.hardware import find_device
     from analyzer.hardware.unseen import list_unseen
 
     if world_size < 1:
-        raise InputError(f"fits(world_size={world_size!r}): must be the number of processes that train together, at least 1")
+        raise InputError(
+            f"fits(world_size={world_size!r}): must be the number of processes that train together, at least 1")
 
     device = profile.device if device is None else device
     if device is None:
         raise InputError("fits(): this profile names no device; give one, as in fits('h200')")
     spec = find_device(device)
-    capacity = FitLine("memory of the device", spec.memory_bytes, spec.sources.get("memory_bytes", "unknown for this device"))
+    capacity = FitLine("memory of the device", spec.memory_bytes,
+                       spec.sources.get("memory_bytes", "unknown for this device"))
     own = _list_own_needs(profile)
     unseen = tuple(FitLine(*line) for line in list_unseen(spec, world_size))
     known = sum(line.bytes for line in own + unseen if line.bytes is not None)
@@ -98,7 +103,8 @@ def _list_own_needs(profile: Profile) -> tuple[FitLine, ...]:
     if oom is not None:
         reserved = profile.peak_reserved_bytes if oom.reserved_bytes is None else oom.reserved_bytes
         return (FitLine("reserved when memory ran out", reserved, "this profile: simulated caching allocator"),
-                FitLine("the allocation that failed", oom.requested_bytes, f"this profile: {oom.operator} in {oom.phase}"))
+                FitLine("the allocation that failed", oom.requested_bytes,
+                        f"this profile: {oom.operator} in {oom.phase}"))
     if profile.peak_reserved_bytes is None and profile.peak_allocated_bytes is not None:
         return (FitLine("peak allocated", profile.peak_allocated_bytes, "this profile"),
                 FitLine("reserved beyond that", None, "the profile ran without an allocator"))

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def to_networkx(profile: Profile) -> networkx.DiGraph[str]:
     """Nodes by name with every field as an attribute; an edge from each input, with the ``bytes`` of its outputs.
 
-    ``graph.graph`` holds the ``name``, ``mode`` and ``device`` of the profile and the ``schema_version`` of the attributes (docs/node_info.md).
+    ``graph.graph`` holds the ``name``, ``mode`` and ``device`` of the profile and the ``schema_version`` of the
+    attributes (docs/node_info.md).
 
     Raises InputError where two nodes have one name or an input is no node.
     """
@@ -31,6 +32,7 @@ def to_networkx(profile: Profile) -> networkx.DiGraph[str]:
     for node in profile.nodes:
         for source in node.inputs:
             if source not in output_bytes:
-                raise InputError(f"to_networkx(): node {node.name!r} reads {source!r}, which is no node of this profile")
+                raise InputError(
+                    f"to_networkx(): node {node.name!r} reads {source!r}, which is no node of this profile")
             graph.add_edge(source, node.name, bytes=output_bytes[source])
     return graph

@@ -9,8 +9,8 @@ from pathlib import Path
 from analyzer.results.profile import CostInfo, ModuleInfo, Profile, TimelinePoint
 
 from .column import Column, format_quantity
-from .module_tree import DEFAULT_COLUMNS as MODULE_COLUMNS
 from .module_row import OWN, describe_type, has_own_row, name_module
+from .module_tree import DEFAULT_COLUMNS as MODULE_COLUMNS
 from .node_table import TEN_COLUMNS, format_totals
 from .notation import list_notations
 from .summary import describe_run, list_sections
@@ -51,11 +51,15 @@ def to_html(profile: Profile, path: str | Path | None = None) -> str:
         f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>",
         f"<p>{'<br>'.join(map(escape, run))}</p>" if run else "",
         "<h2>Summary</h2><div class=\"sections\">",
-        *(f"<section class=\"scroll\"><h3>{escape(name)}</h3><pre>{escape(text)}</pre></section>" for name, text in list_sections(profile)),
-        "</div><h2>Memory over the step</h2>", draw_timeline(profile.timeline),
+        *(f"<section class=\"scroll\"><h3>{escape(name)}</h3><pre>{escape(text)}</pre></section>"
+          for name, text in list_sections(profile)),
+        "</div><h2>Memory over the step</h2>",
+        draw_timeline(profile.timeline),
         "<h2>Modules</h2><div class=\"scroll\"><div class=\"tree\">",
         *(_list_tree(profile.modules) if profile.modules else ["<p>This profile has no module tree.</p>"]),
-        "</div></div><h2>Nodes</h2><div class=\"scroll\">", *_list_nodes(profile), "</div></body></html>\n",
+        "</div></div><h2>Nodes</h2><div class=\"scroll\">",
+        *_list_nodes(profile),
+        "</div></body></html>\n",
     ]
     page = "\n".join(part for part in parts if part)
     if path is not None:
@@ -64,22 +68,30 @@ def to_html(profile: Profile, path: str | Path | None = None) -> str:
 
 
 def to_fragment(profile: Profile) -> str:
-    """What a notebook shows: the run, the figures of the model, and its modules down to the second level, the rest folded."""
+    """What a notebook shows: the run, the figures of the model, and its modules down to the second level, the rest
+    folded.
+    """
     title, *run = describe_run(profile)
-    figures = "".join(f"<tr><td style=\"text-align:left\">{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in list_notations(profile))
+    figures = "".join(f"<tr><td style=\"text-align:left\">{escape(name)}</td><td>{escape(value)}</td></tr>"
+                      for name, value in list_notations(profile))
     tree = [] if profile.modules is None else [_fold(profile.modules)]
-    return "\n".join([f"<div><b>{escape(title)}</b><br>{'<br>'.join(map(escape, run))}", f"<table>{figures}</table>", *tree, "</div>"])
+    return "\n".join([
+        f"<div><b>{escape(title)}</b><br>{'<br>'.join(map(escape, run))}", f"<table>{figures}</table>", *tree, "</div>"
+    ])
 
 
 def _fold(module: ModuleInfo) -> str:
-    """One module as a line, and those below it folded behind it. Notebooks bring no style of ours, so the line says what is what."""
+    """One module as a line, and those below it folded behind it. Notebooks bring no style of ours, so the line says
+    what is what.
+    """
     told = ", ".join(f"{column.header} {column.format(getattr(module, column.field))}" for column in MODULE_COLUMNS)
     line = f"<b>{escape(name_module(module))}</b> {escape(describe_type(module))}: <small>{escape(told)}</small>"
     if not module.children:
         return f"<div style=\"margin-left:1.2em\">{line}</div>"
     below = "".join(map(_fold, module.children))
     if has_own_row(module):
-        own = ", ".join(f"{column.header} {column.format(getattr(module.own, column.field))}" for column in MODULE_COLUMNS)
+        own = ", ".join(
+            f"{column.header} {column.format(getattr(module.own, column.field))}" for column in MODULE_COLUMNS)
         below += f"<div style=\"margin-left:1.2em\">{OWN}: <small>{escape(own)}</small></div>"
     return f"<details{' open' if module.depth == 0 else ''} style=\"margin-left:1.2em\"><summary>{line}</summary>{below}</details>"
 
@@ -150,16 +162,19 @@ def draw_timeline(timeline: Sequence[TimelinePoint]) -> str:
                          f'<text x="{x(start) + 4}" y="{_TOP - 10}">{escape(phase)}</text>')
         start = end
     for size in (0, top // 2, top):
-        marks.append(f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{y(size)}" y2="{y(size)}" stroke="var(--line)"/>'
-                     f'<text x="{_LEFT - 6}" y="{y(size) + 4}" text-anchor="end">{format_quantity(size, "bytes")}</text>')
-    told = f"peak {format_quantity(peak.allocated_bytes, 'bytes')} at {peak.label}" + (f" in {peak.phase}" if peak.phase else "")
+        marks.append(
+            f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{y(size)}" y2="{y(size)}" stroke="var(--line)"/>'
+            f'<text x="{_LEFT - 6}" y="{y(size) + 4}" text-anchor="end">{format_quantity(size, "bytes")}</text>')
+    told = f"peak {format_quantity(peak.allocated_bytes, 'bytes')} at {peak.label}" + (f" in {peak.phase}"
+                                                                                       if peak.phase else "")
     lines = [f'<path d="{reserved}" fill="none" stroke="var(--other)" stroke-dasharray="4 3"/>'] if reserved else []
     return "\n".join([
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="100%" role="img" aria-label="memory over the step">', *marks,
         f'<path d="{allocated}V{y(0)}H{_LEFT}Z" fill="var(--mark)" fill-opacity=".25"/>',
         f'<path d="{allocated}" fill="none" stroke="var(--mark)" stroke-width="1.5"/>', *lines,
         f'<circle cx="{x(peak_at)}" cy="{y(peak.allocated_bytes)}" r="4" fill="var(--mark)"><title>{escape(told)}</title></circle>',
-        f'</svg><p>Allocated{", reserved (dashed)" if reserved else ""}; {escape(told)}.</p>'])
+        f'</svg><p>Allocated{", reserved (dashed)" if reserved else ""}; {escape(told)}.</p>'
+    ])
 
 
 def _thin_out(timeline: Sequence[TimelinePoint]) -> list[TimelinePoint]:
@@ -168,5 +183,7 @@ def _thin_out(timeline: Sequence[TimelinePoint]) -> list[TimelinePoint]:
     thinned = []
     for _, group in groupby(timeline, key=lambda point: point.phase):
         points = list(group)
-        thinned += [max(points[i:i + bucket], key=lambda point: point.allocated_bytes) for i in range(0, len(points), bucket)]
+        thinned += [
+            max(points[i:i + bucket], key=lambda point: point.allocated_bytes) for i in range(0, len(points), bucket)
+        ]
     return thinned

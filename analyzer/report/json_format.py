@@ -48,8 +48,9 @@ def read_json(source: str | Path) -> Profile:
         data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates)
     except json.JSONDecodeError as error:
         excerpt = text[max(0, error.pos - _EXCERPT_CHARS):error.pos + _EXCERPT_CHARS]
-        raise ProfileFormatError(f"{origin}: damaged at line {error.lineno} column {error.colno} (character {error.pos} of "
-                                 f"{len(text)}): {error.msg}, near {excerpt!r}; write the profile again") from error
+        raise ProfileFormatError(
+            f"{origin}: damaged at line {error.lineno} column {error.colno} (character {error.pos} of "
+            f"{len(text)}): {error.msg}, near {excerpt!r}; write the profile again") from error
     except RecursionError as error:
         raise ProfileFormatError(f"{origin}: nested too deep to be a profile") from error
     except ProfileFormatError as error:
@@ -67,7 +68,8 @@ def read_json(source: str | Path) -> Profile:
 def read_data(data: Any) -> Profile:
     """The profile in decoded JSON. Raises ProfileFormatError."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        found = f'"format": {data["format"]!r}' if isinstance(data, dict) and "format" in data else f"a {_name_json(data)}"
+        found = f'"format": {data["format"]!r}' if isinstance(data,
+                                                              dict) and "format" in data else f"a {_name_json(data)}"
         raise ProfileFormatError(f'not a saved profile: expected an object with "format": "{FORMAT}", got {found}')
     version = data.get("version")
     if type(version) is not int or version != Profile.format_version:
@@ -96,7 +98,8 @@ def load_text(source: str | Path) -> tuple[str, str]:
     try:
         return f"from_json({str(source)!r})", Path(source).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ProfileFormatError(f"from_json({str(source)!r}): not UTF-8 text (byte {error.start}); is it a saved profile?") from error
+        raise ProfileFormatError(
+            f"from_json({str(source)!r}): not UTF-8 text (byte {error.start}); is it a saved profile?") from error
     except (FileNotFoundError, IsADirectoryError) as error:
         raise InputError(f"from_json({str(source)!r}): no such file; give the path of a saved profile, "
                          "or its text, which starts with '{'") from error
@@ -217,7 +220,8 @@ def _record_decoder(kind: Any) -> Decoder:
         at, prefix = (f"{where}: ", f"{where}.") if where else ("", "")
         if unknown := [key for key in value if key not in decoders]:
             near = difflib.get_close_matches(str(unknown[0]), decoders, n=1)
-            raise ProfileFormatError(f"{at}unknown field {unknown[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise ProfileFormatError(f"{at}unknown field {unknown[0]!r}" +
+                                     (f"; did you mean {near[0]!r}?" if near else ""))
         if missing := [name for name in decoders if name not in value]:
             raise ProfileFormatError(f"{at}missing field {missing[0]!r}")
         return kind(**{name: decoder(value[name], prefix + name) for name, decoder in decoders.items()})

@@ -30,12 +30,12 @@ class ModulePair:
     is_own: bool = False
 
 
-def compare_modules(predicted: Profile, measured: Profile, columns: Sequence[str] = ("fwd_seconds", "bwd_seconds"), depth: int | None = None,
-                    fmt: str = "text") -> str:
+def compare_modules(predicted: Profile, measured: Profile, columns: Sequence[str] = ("fwd_seconds", "bwd_seconds"),
+                    depth: int | None = None, fmt: str = "text") -> str:
     """A table with, for each of the ``columns``, the figure of both profiles and the ratio of the first to the second.
 
-    Modules are joined by path, wrappers (compiled, data-parallel and checkpointed modules) left out of it; those of one profile alone are
-    there too. ``depth`` is that of the deepest rows, ``fmt`` a table format as of `module_tree`.
+    Modules are joined by path, wrappers (compiled, data-parallel and checkpointed modules) left out of it; those of one
+    profile alone are there too. ``depth`` is that of the deepest rows, ``fmt`` a table format as of `module_tree`.
     Raises InputError for a profile without modules, an unknown column or format.
 
     >>> fast, slow = (Profile(name="Net", mode="infer", modules=ModuleInfo(path="", type="Net", fwd_seconds=s)) for s in (0.001, 0.004))
@@ -44,9 +44,13 @@ def compare_modules(predicted: Profile, measured: Profile, columns: Sequence[str
     """
     check_layout(depth, 0, fmt, "compare_modules()")
     shown = [find_column(_COLUMNS, name, "compare_modules(columns=...)") for name in columns]
-    rows = [[indent(pair.depth) + pair.name, pair.type, *(cell for column in shown for cell in _list_cells(pair, column))]
-            for pair in join_modules(predicted, measured) if depth is None or pair.depth <= depth]
-    headers = ["Module", "Type", *(text for column in shown for text in (f"{column.header} (A)", f"{column.header} (B)", "A/B"))]
+    rows = [[
+        indent(pair.depth) + pair.name, pair.type, *(cell for column in shown for cell in _list_cells(pair, column))
+    ] for pair in join_modules(predicted, measured) if depth is None or pair.depth <= depth]
+    headers = [
+        "Module", "Type",
+        *(text for column in shown for text in (f"{column.header} (A)", f"{column.header} (B)", "A/B"))
+    ]
     table = print_rows(headers, rows, left=(0, 1), fmt=fmt)
     if fmt != "text":
         return table
@@ -54,8 +58,11 @@ def compare_modules(predicted: Profile, measured: Profile, columns: Sequence[str
 
 
 def join_modules(predicted: Profile, measured: Profile) -> Iterator[ModulePair]:
-    """Pairs in the order of the first profile's tree, each followed by what is below it; those of the second alone come after their siblings."""
-    yield from _join(find_root(predicted.modules, "compare_modules()"), find_root(measured.modules, "compare_modules()"), "", 0)
+    """Pairs in the order of the first profile's tree, each followed by what is below it; those of the second alone come
+    after their siblings.
+    """
+    yield from _join(find_root(predicted.modules, "compare_modules()"), find_root(measured.modules,
+                                                                                  "compare_modules()"), "", 0)
 
 
 def _join(first: ModuleInfo | None, second: ModuleInfo | None, path: str, depth: int) -> Iterator[ModulePair]:
@@ -64,7 +71,8 @@ def _join(first: ModuleInfo | None, second: ModuleInfo | None, path: str, depth:
     known = inner[0] or inner[1]
     assert known is not None
     yield ModulePair(path, path.rpartition(".")[2] or known.type, known.type, depth, first, second)
-    children = [{} if module is None else {child.path.rpartition(".")[2]: child for child in module.children} for module in inner]
+    children = [{} if module is None else {child.path.rpartition(".")[2]: child for child in module.children}
+                for module in inner]
     for name in dict.fromkeys([*children[0], *children[1]]):
         yield from _join(children[0].get(name), children[1].get(name), f"{path}.{name}" if path else name, depth + 1)
     if (children[0] or children[1]) and any(cost for costs in own if costs is not None for cost in _costs(costs)):

@@ -53,7 +53,8 @@ class ModuleRow:
 
 
 def list_rows(module: ModuleInfo, depth: int | None = None, key: SortKey | None = None) -> Iterator[ModuleRow]:
-    """The tree below ``module``, parents first, down to ``depth``; a module that has children ends with its own row, unless that is nothing.
+    """The tree below ``module``, parents first, down to ``depth``; a module that has children ends with its own row,
+    unless that is nothing.
 
     ``key`` orders siblings, largest first and unknown last.
     """
@@ -76,7 +77,8 @@ def sort_siblings(modules: Sequence[ModuleInfo], key: SortKey | None) -> list[Mo
 
 
 def leave_out(root: ModuleInfo, ignored: Ignored) -> ModuleInfo:
-    """The tree without the modules of these classes (or class names, or paths): what they do counts as their parent's own.
+    """The tree without the modules of these classes (or class names, or paths): what they do counts as their parent's
+    own.
 
     Raises InputError for the root and for a name that no module has.
 

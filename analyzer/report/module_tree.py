@@ -50,9 +50,11 @@ def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | N
                 fmt: str = "simple", ignore_modules: Ignored = (), only: bool = False, as_string: bool = True) -> str:
     """The tree as text, down to ``depth`` (0 is the root alone).
 
-    ``sort`` (a field or a heading) orders siblings, largest first; ``columns`` are fields to print after the usual ones, or in their place
-    with ``only``; every cost also has its share of the model's, e.g. ``params_share``. ``fmt`` is ``"text"``, ``"markdown"``, ``"csv"``,
-    ``"latex"``, ``"html"`` or a format of tabulate. Modules of the classes (names or paths) in ``ignore_modules`` count as their parent's own.
+    ``sort`` (a field or a heading) orders siblings, largest first; ``columns`` are fields to print after the usual
+    ones, or in their place with ``only``; every cost also has its share of the model's, e.g. ``params_share``. ``fmt``
+    is ``"text"``, ``"markdown"``, ``"csv"``,
+    ``"latex"``, ``"html"`` or a format of tabulate. Modules of the classes (names or paths) in ``ignore_modules`` count
+    as their parent's own.
     ``as_string=False`` prints plain numbers: bytes, seconds, shares as fractions.
     A module with children ends with an "(own)" row, what it does outside them, unless that is nothing.
     Raises InputError for a name it does not know and for a profile without modules.
@@ -71,7 +73,9 @@ def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | N
     key = None if sort is None else find_column({c.field: c for c in _COSTS}, sort, "module_tree(sort=...)").field
     root = leave_out(root, ignore_modules) if ignore_modules else root
     rows = list_rows(root, depth, None if key is None else lambda module: getattr(module, key))
-    cells = [[indent(row.depth) + row.name, row.type, *(_format_cell(row, column, root, as_string) for column in shown)] for row in rows]
+    cells = [[
+        indent(row.depth) + row.name, row.type, *(_format_cell(row, column, root, as_string) for column in shown)
+    ] for row in rows]
     left = [0, 1, *(i for i, column in enumerate(shown, 2) if column.field in _LEFT)]
     return print_rows(["Module", "Type", *(column.header for column in shown)], cells, left=left, fmt=fmt)
 

@@ -18,10 +18,13 @@ step (weights update latency), iter latency (latency of a whole step: fwd, bwd, 
 _BACKWARD_FACTOR = 2
 
 
-def list_notations(profile: Profile, as_string: bool = True, recompute_fwd_factor: float = 0.0) -> Iterator[tuple[str, str]]:
-    """Name and figure of each line; backward and step only of a training step. Raw numbers without ``as_string``; unknown is ``-``.
+def list_notations(profile: Profile, as_string: bool = True,
+                   recompute_fwd_factor: float = 0.0) -> Iterator[tuple[str, str]]:
+    """Name and figure of each line; backward and step only of a training step. Raw numbers without ``as_string``;
+    unknown is ``-``.
 
-    ``recompute_fwd_factor`` is DeepSpeed's: how much of the forward pass runs again in backward, where the backward pass is not counted.
+    ``recompute_fwd_factor`` is DeepSpeed's: how much of the forward pass runs again in backward, where the backward
+    pass is not counted.
     """
     def count(value: float | None, unit: str = "", kilo: str = "K") -> str:
         return format_figure(value, unit, kilo) if as_string else plain(value)
@@ -43,7 +46,8 @@ def list_notations(profile: Profile, as_string: bool = True, recompute_fwd_facto
     activations = None if profile.modules is None else profile.modules.activation_bytes
     yield "fwd activations per device", format_bytes(activations) if as_string else plain(activations)
     yield "fwd latency", latency(profile.fwd_seconds)
-    yield "fwd FLOPS per device = fwd flops per device / fwd latency", count(divide(fwd_flops, profile.fwd_seconds), "FLOPS")
+    yield "fwd FLOPS per device = fwd flops per device / fwd latency", count(divide(fwd_flops, profile.fwd_seconds),
+                                                                             "FLOPS")
     if profile.mode == "infer":
         yield "iter latency", latency(profile.step_seconds)
         yield "samples/second", count(profile.samples_per_second)
@@ -58,10 +62,12 @@ def list_notations(profile: Profile, as_string: bool = True, recompute_fwd_facto
     yield "bwd flops per device", count(profile.bwd_flops)
     yield "bwd latency", latency(profile.bwd_seconds)
     yield f"bwd FLOPS per device = {name} / bwd latency", count(divide(bwd_flops, profile.bwd_seconds), "FLOPS")
-    yield "fwd+bwd FLOPS per device = fwd+bwd flops per device / (fwd+bwd latency)", count(divide(both, passes), "FLOPS")
+    yield "fwd+bwd FLOPS per device = fwd+bwd flops per device / (fwd+bwd latency)", count(
+        divide(both, passes), "FLOPS")
     yield "step latency", latency(profile.optimizer_seconds)
     yield "iter latency", latency(profile.step_seconds)
-    yield "FLOPS per device = fwd+bwd flops per device / iter latency", count(divide(both, profile.step_seconds), "FLOPS")
+    yield "FLOPS per device = fwd+bwd flops per device / iter latency", count(divide(both, profile.step_seconds),
+                                                                              "FLOPS")
     yield "samples/second", count(profile.samples_per_second)
 
 

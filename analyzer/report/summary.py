@@ -45,15 +45,19 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
     own = profile.flop_convention == "own"
     yield ("Work (one multiply-add is 2 FLOPs and 1 MAC)" if own else f"Work (as {profile.flop_convention} counts it)",
            print_rows(("", "MACs", "FLOPs"), list_work_rows(profile)))
-    yield ("Not counted (no formula)" if own else f"Not counted ({profile.flop_convention} does not see it)"), _list_uncounted(profile)
+    yield ("Not counted (no formula)"
+           if own else f"Not counted ({profile.flop_convention} does not see it)"), _list_uncounted(profile)
     ended = profile.out_of_memory is not None
     yield "Peak memory" + (" until it ran out" if ended else ""), print_rows(("", "Size"), list_peak_rows(profile))
     if profile.peak_by_category:
-        yield "At the peak, by category", print_rows(("Category", "Size", "Share"), list_category_rows(profile.peak_by_category))
+        yield "At the peak, by category", print_rows(("Category", "Size", "Share"),
+                                                     list_category_rows(profile.peak_by_category))
     if profile.holders:
-        held = [(h.label, h.module_path, h.category, format_quantity(h.bytes, "bytes")) for h in profile.holders[:HOLDERS_SHOWN]]
+        held = [(h.label, h.module_path, h.category, format_quantity(h.bytes, "bytes"))
+                for h in profile.holders[:HOLDERS_SHOWN]]
         rest = len(profile.holders) - len(held)
-        yield (("When memory ran out" if ended else "At the peak") + ", largest holders" + (f" ({rest} more)" if rest else ""),
+        yield (("When memory ran out" if ended else "At the peak") + ", largest holders" +
+               (f" ({rest} more)" if rest else ""),
                print_rows(("Holder", "Module", "Category", "Size"), held, left=(0, 1, 2)))
     for title, phases in (("First step", profile.first_step), ("Steady-state step", profile.phases)):
         if phases:
@@ -99,12 +103,14 @@ def list_category_rows(by_category: Mapping[str, int]) -> list[Sequence[str]]:
 
 
 def list_phase_rows(phases: Mapping[str, PhaseInfo]) -> list[Sequence[str]]:
-    return [(name, *(column.format(getattr(phase, column.field)) for column in PHASE_COLUMNS)) for name, phase in phases.items()]
+    return [(name, *(column.format(getattr(phase, column.field)) for column in PHASE_COLUMNS))
+            for name, phase in phases.items()]
 
 
 def list_time_rows(profile: Profile) -> list[Sequence[str]]:
-    rows = (("forward", profile.fwd_seconds), ("backward", profile.bwd_seconds), ("optimizer", profile.optimizer_seconds),
-            ("step", profile.step_seconds), ("of it in kernels", profile.kernel_seconds))
+    rows = (("forward", profile.fwd_seconds), ("backward", profile.bwd_seconds),
+            ("optimizer", profile.optimizer_seconds), ("step", profile.step_seconds), ("of it in kernels",
+                                                                                       profile.kernel_seconds))
     return [(name, format_quantity(seconds, "seconds")) for name, seconds in rows]
 
 
@@ -112,8 +118,11 @@ def describe_out_of_memory(oom: OutOfMemoryInfo) -> str:
     """What asked for how much, where, and what was taken."""
     where = "".join(f", {what} {name}" for what, name in (("node", oom.node), ("module", oom.module_path)) if name)
     when = oom.phase if oom.step is None else f"{oom.phase} of step {oom.step + 1}"
-    held = [f"{format_quantity(size, 'bytes')} {what}" for what, size in
-            (("allocated", oom.allocated_bytes), ("reserved", oom.reserved_bytes), ("on the device", oom.capacity_bytes))]
+    held = [
+        f"{format_quantity(size, 'bytes')} {what}"
+        for what, size in (("allocated", oom.allocated_bytes), ("reserved", oom.reserved_bytes), ("on the device",
+                                                                                                  oom.capacity_bytes))
+    ]
     return (f"{oom.operator} in {when}{where} asks for {format_quantity(oom.requested_bytes, 'bytes')}, "
             f"{format_quantity(oom.short_bytes, 'bytes')} more than there is: {', '.join(held)}")
 

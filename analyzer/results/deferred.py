@@ -12,7 +12,8 @@ _Record = TypeVar("_Record", bound="DeferredFields")
 
 
 class DeferredFields:
-    """A dataclass with slots some of whose fields are worked out when they are read first; afterwards it is as any other.
+    """A dataclass with slots some of whose fields are worked out when they are read first; afterwards it is as any
+    other.
 
     Copies and pickles have all fields.
     """
@@ -22,7 +23,9 @@ class DeferredFields:
 
     @classmethod
     def deferred(cls: type[_Record], known: Mapping[str, Any], groups: Groups) -> _Record:
-        """A record that works out the fields of each of ``groups`` when one of them is read; the others are ``known`` or their defaults."""
+        """A record that works out the fields of each of ``groups`` when one of them is read; the others are ``known``
+        or their defaults.
+        """
         record = cls(**known)
         for names in groups.values():
             for name in names:

@@ -1,4 +1,6 @@
-"""What a report says of a module without a run: its class, settings and parameters, kept when the module itself has gone on."""
+"""What a report says of a module without a run: its class, settings and parameters, kept when the module itself has
+gone on.
+"""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,8 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .node_info import TensorInfo
 from analyzer.replay.twin import Twin
+
+from .node_info import TensorInfo
 
 
 class ParameterShape(NamedTuple):
@@ -29,7 +32,9 @@ class ParameterShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TwinShape:
-    """A block that is like an earlier one but for its keys and some settings (extra_repr and kernel size, by place in the block)."""
+    """A block that is like an earlier one but for its keys and some settings (extra_repr and kernel size, by place in
+    the block).
+    """
 
     first: ModuleShape
     keys: Sequence[int]
@@ -40,8 +45,11 @@ class TwinShape:
     @classmethod
     def of(cls, twin: Twin, first: ModuleShape) -> TwinShape:
         """The shape of ``twin`` as it is now."""
-        settings = {i: (twin.modules[i].extra_repr(), _kernel_size(twin.modules[i])) for i in {i for i, _ in twin.differing}}
-        return cls(first, list(map(id, twin.modules)), list(map(id, twin.parameters)), settings, sum([t.numel for t in twin.pattern.parameters]))
+        settings = {
+            i: (twin.modules[i].extra_repr(), _kernel_size(twin.modules[i])) for i in {i for i, _ in twin.differing}
+        }
+        return cls(first, list(map(id, twin.modules)), list(map(id, twin.parameters)), settings,
+                   sum([t.numel for t in twin.pattern.parameters]))
 
     def expand(self) -> ModuleShape:
         """It as one of its own."""
@@ -75,15 +83,18 @@ class ModuleShape:
         return whole
 
     @classmethod
-    def _describe(cls, module: torch.nn.Module, twins: Mapping[int, Twin], firsts: dict[int, ModuleShape]) -> ModuleShape | TwinShape:
+    def _describe(cls, module: torch.nn.Module, twins: Mapping[int, Twin],
+                  firsts: dict[int, ModuleShape]) -> ModuleShape | TwinShape:
         twin = twins.get(id(module))
         if twin is not None:
             return TwinShape.of(twin, firsts[id(twin.pattern.block)])
         parameters = [ParameterShape(id(p), name, p.shape, p.dtype, p.device, p.numel(), p.requires_grad)
                       for name, p in module._parameters.items() if p is not None]
-        children = [(name, cls._describe(child, twins, firsts)) for name, child in module._modules.items() if child is not None]
-        found = firsts[id(module)] = cls(id(module), type(module).__name__, module.extra_repr(), module.training, _kernel_size(module),
-                                         tuple(parameters), tuple(children))
+        children = [(name, cls._describe(child, twins, firsts)) for name, child in module._modules.items()
+                    if child is not None]
+        found = firsts[id(module)] = cls(id(module),
+                                         type(module).__name__, module.extra_repr(), module.training,
+                                         _kernel_size(module), tuple(parameters), tuple(children))
         return found
 
     @property

@@ -86,12 +86,15 @@ class NodeInfo(DeferredFields):
     aliases: tuple[str, ...] = ()          #: names of the nodes whose storage its output shares
     region: tuple[Region, ...] = ()        #: checkpoint, autocast and no_grad regions around it, outermost first
     saved: str | None = None               #: "keep" or "offload" where `set_saved` chose it
-    sharding: tuple[str, ...] | None = None #: for solvers to fill: a placement for each mesh dimension, such as "Shard(0)"
+    #: for solvers to fill: a placement for each mesh dimension, such as "Shard(0)"
+    sharding: tuple[str, ...] | None = None
     extra: dict[str, Scalar] = field(default_factory=dict)  #: quantities of profilers that the user added
 
     @classmethod
     def blank(cls, make: Callable[[], Mapping[str, Any]], **known: Any) -> NodeInfo:
-        """A record of which ``known`` fields are set, the others when one is read: by ``make``, or from what it returns."""
+        """A record of which ``known`` fields are set, the others when one is read: by ``make``, or from what it
+        returns.
+        """
         info = object.__new__(cls)
         for name, value in known.items():
             setattr(info, name, value)

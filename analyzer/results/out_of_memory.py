@@ -7,12 +7,14 @@ from typing import Any
 import torch
 
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from .profile import OutOfMemoryInfo
 from analyzer.record.log import Log
+
+from .profile import OutOfMemoryInfo
 
 _ORDER = ("forward", "backward", "optimizer", "zero_grad")
 # In which phase a quantity is complete; those of the whole step are never in a step that was not finished.
-_BORN_IN_FORWARD = ("accumulate_bytes", "incremental_bytes", "output_bytes", "temp_bytes", "backward_bytes", "activation_bytes", "saved_bytes")
+_BORN_IN_FORWARD = ("accumulate_bytes", "incremental_bytes", "output_bytes", "temp_bytes", "backward_bytes",
+                    "activation_bytes", "saved_bytes")
 _WHOLE_STEP = ("step_seconds", "kernel_seconds")
 
 
@@ -28,10 +30,13 @@ def describe_shortage(log: Log) -> OutOfMemoryInfo | None:
         capacity_bytes=short.capacity_bytes)
 
 
-def forget_unfinished(log: Log, rows: Iterable[dict[str, Any]], phase_rows: dict[tuple[int, str], dict[str, Any]]) -> None:
-    """Set what the interrupted phase and those after it would have told to None, in place; nothing if the first step was finished.
+def forget_unfinished(log: Log, rows: Iterable[dict[str, Any]], phase_rows: dict[tuple[int, str], dict[str,
+                                                                                                       Any]]) -> None:
+    """Set what the interrupted phase and those after it would have told to None, in place; nothing if the first step
+    was finished.
 
-    After a whole step the log's last step is that one, so there is nothing to forget but the interrupted one's phases, which nobody reads.
+    After a whole step the log's last step is that one, so there is nothing to forget but the interrupted one's phases,
+    which nobody reads.
     """
     short = log.shortage
     if short is None or short.step:
@@ -57,8 +62,10 @@ def describe_placement(module: torch.nn.Module, error: DeviceOutOfMemoryError) -
     """The fields of the profile of a model that does not even fit before its first step."""
     tensors = list(module.parameters())
     return {
-        "params": sum(p.numel() for p in tensors), "param_bytes": sum(p.numel() * p.element_size() for p in tensors),
-        "out_of_memory": OutOfMemoryInfo(
-            operator="placing the model and its inputs", phase="setup", requested_bytes=error.requested_bytes, short_bytes=error.short_bytes,
-            allocated_bytes=error.allocated_bytes, reserved_bytes=error.reserved_bytes, capacity_bytes=error.capacity_bytes),
+        "params": sum(p.numel() for p in tensors),
+        "param_bytes": sum(p.numel() * p.element_size() for p in tensors),
+        "out_of_memory": OutOfMemoryInfo(operator="placing the model and its inputs", phase="setup",
+                                         requested_bytes=error.requested_bytes, short_bytes=error.short_bytes,
+                                         allocated_bytes=error.allocated_bytes, reserved_bytes=error.reserved_bytes,
+                                         capacity_bytes=error.capacity_bytes),
     }

@@ -8,9 +8,10 @@ from torch import nn
 def find_parallel_sizes(root: nn.Module) -> dict[str, int | None]:
     """``world_size``, ``data_parallel_size`` and ``model_parallel_size``, as fields of a profile.
 
-    Without a process group all are 1. With one, the group of a wrapper that copies or shards the whole model (`DistributedDataParallel`,
-    `FullyShardedDataParallel`) is the data-parallel one, and what is left of the world holds one copy of the model together;
-    without such a wrapper nobody says how the processes share the work, so the two are unknown.
+    Without a process group all are 1. With one, the group of a wrapper that copies or shards the whole model
+    (`DistributedDataParallel`, `FullyShardedDataParallel`) is the data-parallel one, and what is left of the world
+    holds one copy of the model together; without such a wrapper nobody says how the processes share the work, so the
+    two are unknown.
 
     >>> find_parallel_sizes(nn.Linear(2, 2))
     {'world_size': 1, 'data_parallel_size': 1, 'model_parallel_size': 1}
@@ -18,8 +19,12 @@ def find_parallel_sizes(root: nn.Module) -> dict[str, int | None]:
     if not (dist.is_available() and dist.is_initialized()):
         return {"world_size": 1, "data_parallel_size": 1, "model_parallel_size": 1}
     world = dist.get_world_size()
-    copies = next((size for module in root.modules() if (size := _group_size(module)) is not None), 1 if world == 1 else None)
-    return {"world_size": world, "data_parallel_size": copies, "model_parallel_size": None if copies is None else world // copies}
+    copies = next((size for module in root.modules() if (size := _group_size(module)) is not None),
+                  1 if world == 1 else None)
+    return {
+        "world_size": world, "data_parallel_size": copies,
+        "model_parallel_size": None if copies is None else world // copies
+    }
 
 
 def _group_size(module: nn.Module) -> int | None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from .deferred import DeferredFields
 from analyzer.errors import InputError
+
+from .deferred import DeferredFields
 from .node_info import NodeInfo, TensorInfo
 
 if TYPE_CHECKING:
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from analyzer.hardware import DeviceSpec
     from analyzer.report.fits import FitInfo
 
-__all__ = ["CostInfo", "HolderInfo", "MemoryEvent", "ModuleCall", "ModuleInfo", "NodeInfo", "OperatorInfo", "OutOfMemoryInfo", "PhaseInfo",
-           "Profile", "TensorInfo", "TimelinePoint", "UncountedInfo"]
+__all__ = [
+    "CostInfo", "HolderInfo", "MemoryEvent", "ModuleCall", "ModuleInfo", "NodeInfo", "OperatorInfo", "OutOfMemoryInfo",
+    "PhaseInfo", "Profile", "TensorInfo", "TimelinePoint", "UncountedInfo"
+]
 
 
 def _add(*values: int | None) -> int | None:
@@ -52,8 +55,8 @@ class PhaseInfo:
 class OperatorInfo:
     """The calls of one operator in one part of the step: of the whole model, or of one module outside its submodules.
 
-    What was measured in Python goes by the name of the function that the module called, ``"linear"`` for ``torch.nn.functional.linear``;
-    what was recorded below by that of the ATen operator, ``"aten.addmm.default"``.
+    What was measured in Python goes by the name of the function that the module called, ``"linear"`` for
+    ``torch.nn.functional.linear``; what was recorded below by that of the ATen operator, ``"aten.addmm.default"``.
     """
 
     operator: str
@@ -61,7 +64,8 @@ class OperatorInfo:
     flops: int | None = None
     macs: int | None = None
     seconds: float | None = None
-    phase: str = "forward"                  #: forward, backward, recompute (forward run again in backward), optimizer or zero_grad
+    #: forward, backward, recompute (forward run again in backward), optimizer or zero_grad
+    phase: str = "forward"
     read_bytes: int | None = None           #: each distinct element that a call needs, once
     written_bytes: int | None = None
 
@@ -125,7 +129,8 @@ class ModuleInfo(CostInfo):
     training: bool | None = None                       #: its flag
     kernel_size: tuple[int, ...] | None = None         #: of a convolution or a pooling
     calls: int | None = None                           #: how many times its forward ran in one step
-    shared_with: str | None = None                     #: path of the first place of the same module; this one then costs nothing
+    #: path of the first place of the same module; this one then costs nothing
+    shared_with: str | None = None
     parameters: dict[str, TensorInfo] = field(default_factory=dict)  #: its direct parameters by name
     inputs: tuple[TensorInfo, ...] = ()
     outputs: tuple[TensorInfo, ...] = ()
@@ -145,7 +150,8 @@ class ModuleCall(NamedTuple):
     """One run of a module's forward."""
 
     path: str
-    parent: int | None                          #: index in `Profile.module_calls` of the call that it ran in; None for the root's
+    #: index in `Profile.module_calls` of the call that it ran in; None for the root's
+    parent: int | None
     inputs: tuple[TensorInfo, ...] = ()
     outputs: tuple[TensorInfo, ...] = ()
     fwd_seconds: float | None = None            #: of this run, submodules included
@@ -184,7 +190,8 @@ class OutOfMemoryInfo:
     allocated_bytes: int | None = None  #: before the allocation
     reserved_bytes: int | None = None
     capacity_bytes: int | None = None
-    step: int | None = None             #: 0 is the first; later ones run out where states or gradients of the first are still there
+    #: 0 is the first; later ones run out where states or gradients of the first are still there
+    step: int | None = None
 
 
 class TimelinePoint(NamedTuple):
@@ -197,7 +204,9 @@ class TimelinePoint(NamedTuple):
 
 
 class MemoryEvent(NamedTuple):
-    """One act of the allocator: "alloc", "free", "segment_alloc", "segment_free", and of expandable segments "segment_map", "segment_unmap"."""
+    """One act of the allocator: "alloc", "free", "segment_alloc", "segment_free", and of expandable segments
+    "segment_map", "segment_unmap".
+    """
 
     action: str
     address: int
@@ -222,12 +231,15 @@ class Profile(DeferredFields):
     optimizer: str | None = None
     autocast: str | None = None              #: dtype
     inputs: dict[str, TensorInfo] = field(default_factory=dict)
-    batch_size: int | None = None            #: samples in a step of one device: the first size of the first input that has one
+    #: samples in a step of one device: the first size of the first input that has one
+    batch_size: int | None = None
     world_size: int | None = None            #: processes; each figure of the profile is that of one of them
     data_parallel_size: int | None = None
     model_parallel_size: int | None = None   #: devices that hold one copy of the model together
-    profile_step: int | None = None          #: which training step was measured, the first one where `measured_steps` were
-    measured_steps: int | None = None        #: how many runs a measured time is the mean of; None for what was predicted
+    #: which training step was measured, the first one where `measured_steps` were
+    profile_step: int | None = None
+    #: how many runs a measured time is the mean of; None for what was predicted
+    measured_steps: int | None = None
     torch_version: str = ""
     analyzer_version: str = ""
 
@@ -244,7 +256,8 @@ class Profile(DeferredFields):
     recompute_macs: int | None = None
     executed_flops: int | None = None        #: hardware_flops less what causal and sliding-window masks hide
     optimizer_flops: int | None = None
-    flop_convention: str = "own"             #: whose way of counting these are: see `analyzer.profilers.flop_convention`
+    #: whose way of counting these are: see `analyzer.profilers.flop_convention`
+    flop_convention: str = "own"
     uncounted: tuple[UncountedInfo, ...] = ()
     operators: tuple[OperatorInfo, ...] = () #: of the whole step
 
@@ -267,7 +280,8 @@ class Profile(DeferredFields):
 
     nodes: tuple[NodeInfo, ...] = ()
     modules: ModuleInfo | None = None        #: the root of the module tree
-    module_calls: tuple[ModuleCall, ...] = ()  #: runs of modules in one forward pass, in order, callers before what they call
+    #: runs of modules in one forward pass, in order, callers before what they call
+    module_calls: tuple[ModuleCall, ...] = ()
     assumptions: tuple[str, ...] = ()
 
     @property
@@ -298,12 +312,14 @@ class Profile(DeferredFields):
         return self.batch_size * self.data_parallel_size / self.step_seconds
 
     def mfu(self, seconds: float, device: str | DeviceSpec | None = None, dtype: str | None = None) -> float | None:
-        """Model FLOPs utilization of a step that takes ``seconds``: 2 FLOPs a multiply-add of forward and backward, over what the device could do.
+        """Model FLOPs utilization of a step that takes ``seconds``: 2 FLOPs a multiply-add of forward and backward,
+        over what the device could do.
 
-        As defined by Chowdhery et al. (PaLM, 2022), appendix B: matrix products (and convolutions) only, masks taken as dense, nothing
-        run twice, and the dense peak of the multiply-accumulate units. ``device`` is by default the profile's own; ``dtype`` is that of
-        the products, by default that of autocast, else that of most parameters (float32 runs without TF32, PyTorch's default).
-        None where a count or the peak is unknown. Raises InputError for ``seconds`` that are not positive.
+        As defined by Chowdhery et al. (PaLM, 2022), appendix B: matrix products (and convolutions) only, masks taken as
+        dense, nothing run twice, and the dense peak of the multiply-accumulate units. ``device`` is by default the
+        profile's own; ``dtype`` is that of the products, by default that of autocast, else that of most parameters
+        (float32 runs without TF32, PyTorch's default). None where a count or the peak is unknown. Raises InputError for
+        ``seconds`` that are not positive.
 
         A step of 3 · 10¹² multiply-adds that takes 20 ms on a GPU of 989.4 · 10¹² FLOP/s:
 
@@ -315,11 +331,14 @@ class Profile(DeferredFields):
         return self._utilization("mfu", _add(*macs), seconds, device, dtype)
 
     def hfu(self, seconds: float, device: str | DeviceSpec | None = None, dtype: str | None = None) -> float | None:
-        """Hardware FLOPs utilization: as `mfu`, but with what activation checkpointing runs again (Korthikanti et al., 2022, section 6.3)."""
+        """Hardware FLOPs utilization: as `mfu`, but with what activation checkpointing runs again (Korthikanti et al.,
+        2022, section 6.3).
+        """
         macs = (self.fwd_macs,) if self.mode == "infer" else (self.fwd_macs, self.bwd_macs, self.recompute_macs)
         return self._utilization("hfu", _add(*macs), seconds, device, dtype)
 
-    def _utilization(self, name: str, macs: int | None, seconds: float, device: str | DeviceSpec | None, dtype: str | None) -> float | None:
+    def _utilization(self, name: str, macs: int | None, seconds: float, device: str | DeviceSpec | None,
+                     dtype: str | None) -> float | None:
         from analyzer.hardware import find_device
         from analyzer.hardware.roofline import find_peak
 
@@ -340,8 +359,11 @@ class Profile(DeferredFields):
                 numel[parameter.dtype] = numel.get(parameter.dtype, 0) + parameter.numel
         return max(numel, key=lambda name: numel[name], default=None)
 
-    def table(self, sort: str | None = None, depth: int | None = None, *, columns: Sequence[str] = (), fmt: str = "simple") -> str:
-        """The node table: ten columns, one row a node, and a row of totals; see `analyzer.report.node_table.node_table`."""
+    def table(self, sort: str | None = None, depth: int | None = None, *, columns: Sequence[str] = (),
+              fmt: str = "simple") -> str:
+        """The node table: ten columns, one row a node, and a row of totals; see
+        `analyzer.report.node_table.node_table`.
+        """
         from analyzer.report.node_table import node_table
         return node_table(self.nodes, sort=sort, depth=depth, columns=columns, fmt=fmt)
 
@@ -351,15 +373,21 @@ class Profile(DeferredFields):
         return summarize(self)
 
     def module_tree(self, depth: int | None = None, sort: str | None = None, *, columns: Sequence[str] = (),
-                    fmt: str = "simple", ignore_modules: Collection[str | type] = (), only: bool = False, as_string: bool = True) -> str:
-        """The modules as an indented table in which a parent is its children plus its "(own)" row; see `analyzer.report.module_tree`."""
+                    fmt: str = "simple", ignore_modules: Collection[str | type] = (), only: bool = False,
+                    as_string: bool = True) -> str:
+        """The modules as an indented table in which a parent is its children plus its "(own)" row; see
+        `analyzer.report.module_tree`.
+        """
         from analyzer.report.module_tree import module_tree
-        return module_tree(self.modules, depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules, only=only,
-                           as_string=as_string)
+        return module_tree(self.modules, depth=depth, sort=sort, columns=columns, fmt=fmt,
+                           ignore_modules=ignore_modules, only=only, as_string=as_string)
 
     def report(self, kind: str = "deepspeed", **options: Any) -> str:
-        """A report of modules in the layout of a known tool: ``"deepspeed"``, ``"flops-profiler"``, ``"torchinfo"``, ``"tids"``, ``"tree"`` or
-        ``"summary"``, with that tool's options; see `analyzer.report.compat.deepspeed`, `torchinfo_table`, `tids_report` and `module_tree`."""
+        """A report of modules in the layout of a known tool: ``"deepspeed"``, ``"flops-profiler"``, ``"torchinfo"``,
+        ``"tids"``, ``"tree"`` or
+        ``"summary"``, with that tool's options; see `analyzer.report.compat.deepspeed`, `torchinfo_table`,
+        `tids_report` and `module_tree`.
+        """
         from analyzer.report.choice import render_report
         return render_report(self, kind, **options)
 
@@ -396,7 +424,9 @@ class Profile(DeferredFields):
         return to_networkx(self)
 
     def to_module_info(self) -> dict[str, Any]:
-        """Memory, time and trade-offs by module, as PyTorch's ``sac_milp`` reads them; see `analyzer.report.compat.sac_milp.to_module_info`."""
+        """Memory, time and trade-offs by module, as PyTorch's ``sac_milp`` reads them; see
+        `analyzer.report.compat.sac_milp.to_module_info`.
+        """
         from analyzer.report.compat.sac_milp import to_module_info
         return to_module_info(self)
 
@@ -416,6 +446,8 @@ class Profile(DeferredFields):
         return to_memory_snapshot(self, path)
 
     def fits(self, device: str | DeviceSpec | None = None, world_size: int = 1) -> FitInfo:
-        """Whether the step fits on ``device`` (by default the profile's own), line by line with sources; see `analyzer.report.fits.check_fit`."""
+        """Whether the step fits on ``device`` (by default the profile's own), line by line with sources; see
+        `analyzer.report.fits.check_fit`.
+        """
         from analyzer.report.fits import check_fit
         return check_fit(self, device, world_size)

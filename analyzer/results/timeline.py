@@ -1,14 +1,17 @@
-"""Memory over time, from the allocator's acts in the log: points per operator call, and the acts themselves with who asked for them."""
+"""Memory over time, from the allocator's acts in the log: points per operator call, and the acts themselves with who
+asked for them.
+"""
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from .profile import MemoryEvent, TimelinePoint
 from analyzer.profilers.memory import category_of, forward_ends
 from analyzer.record.act_table import Act
 from analyzer.record.log import Log
 from analyzer.record.storage_life import StorageLife
+
+from .profile import MemoryEvent, TimelinePoint
 
 Span = tuple[int, int]
 
@@ -16,12 +19,14 @@ Span = tuple[int, int]
 def read_memory(log: Log) -> tuple[tuple[TimelinePoint, ...], tuple[MemoryEvent, ...]]:
     """The timeline and the memory events of the last step that reaches the run's peak, up to the end of the run.
 
-    What is there when that step begins comes first, as events without a point. Replayed, the events give the allocated and reserved
-    bytes at every point, and their highest is ``log.peak_bytes``. Both are empty where the log keeps no acts.
+    What is there when that step begins comes first, as events without a point. Replayed, the events give the allocated
+    and reserved bytes at every point, and their highest is ``log.peak_bytes``. Both are empty where the log keeps no
+    acts.
     """
     if not log.phases:
         return (), ()
-    end = log.phases[-1].end_act if log.shortage is None else log.shortage.act  # after it comes what the end of the run frees
+    # after it comes what the end of the run frees
+    end = log.phases[-1].end_act if log.shortage is None else log.shortage.act
     acts = [*_what_was_there(log), *log.acts[:end]]
     if not acts:
         return (), ()
@@ -165,7 +170,8 @@ def _points(log: Log, acts: list[Act], start: int, first_call: int) -> Iterator[
         for act in acts[i:]:
             allocated, reserved = _apply(act, allocated, reserved)
         phase = log.phases[-1].phase if log.phases else None
-        yield TimelinePoint("end" if log.shortage is None else "out of memory", allocated, phase, reserved if has_segments else None)
+        yield TimelinePoint("end" if log.shortage is None else "out of memory", allocated, phase,
+                            reserved if has_segments else None)
 
 
 def _apply(act: Act, allocated: int, reserved: int) -> tuple[int, int]:

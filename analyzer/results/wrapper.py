@@ -1,4 +1,6 @@
-"""Compiled modules in a profile: each is a level of the tree above the module that it wraps, as in the model's own `named_modules()`."""
+"""Compiled modules in a profile: each is a level of the tree above the module that it wraps, as in the model's own
+`named_modules()`.
+"""
 from __future__ import annotations
 
 import sys
@@ -8,8 +10,9 @@ from dataclasses import fields, replace
 from torch import nn
 
 from analyzer.fx.module_borrow import uncompiled
-from .profile import CostInfo, ModuleCall, ModuleInfo, Profile
 from analyzer.record.module_walk import walk_modules
+
+from .profile import CostInfo, ModuleCall, ModuleInfo, Profile
 
 _HELD = "_orig_mod"  # the name under which torch.compile's module holds the one that it wraps
 
@@ -18,7 +21,8 @@ def list_wrappers(module: nn.Module, left_out: Iterable[nn.Module] = ()) -> froz
     """The paths of the compiled modules in ``module``, ``""`` for itself; ``left_out`` are modules that none is in."""
     if "torch._dynamo.eval_frame" not in sys.modules:
         return frozenset()  # nothing is compiled
-    return frozenset([path for path, inner in walk_modules(module, left_out=left_out) if uncompiled(inner) is not inner])
+    return frozenset(
+        [path for path, inner in walk_modules(module, left_out=left_out) if uncompiled(inner) is not inner])
 
 
 def show_wrappers(profile: Profile, wrappers: Collection[str]) -> Profile:
@@ -37,13 +41,13 @@ def show_wrappers(profile: Profile, wrappers: Collection[str]) -> Profile:
 
     short = profile.out_of_memory
     return replace(
-        profile,
-        modules=None if profile.modules is None else _wrap(profile.modules, wrappers, "", 0),
-        module_calls=_wrap_calls(profile.module_calls, wrappers),
-        nodes=tuple(replace(node, module_path=rename(node.module_path), target=rename(node.target) if node.op == "call_module" else node.target)
-                    for node in profile.nodes),
-        holders=tuple(replace(holder, module_path=rename(holder.module_path)) for holder in profile.holders),
-        out_of_memory=None if short is None else replace(short, module_path=None if short.module_path is None else rename(short.module_path)))
+        profile, modules=None if profile.modules is None else _wrap(profile.modules, wrappers, "", 0),
+        module_calls=_wrap_calls(profile.module_calls, wrappers), nodes=tuple(
+            replace(node, module_path=rename(node.module_path), target=rename(node.target) if node.op ==
+                    "call_module" else node.target) for node in profile.nodes), holders=tuple(
+                        replace(holder, module_path=rename(holder.module_path)) for holder in profile.holders),
+        out_of_memory=None if short is None else replace(
+            short, module_path=None if short.module_path is None else rename(short.module_path)))
 
 
 def _levels(path: str, wrappers: Collection[str]) -> list[str]:
@@ -62,9 +66,12 @@ def _wrap(module: ModuleInfo, wrappers: Collection[str], path: str, depth: int) 
         inner = _wrap(module, wrappers, _join(path, _HELD), depth + 1)
         costs = {field.name: getattr(inner, field.name) for field in fields(CostInfo)}
         nothing = CostInfo(**{name: None if value is None else 0 for name, value in costs.items()})
-        return ModuleInfo(path=path, type="OptimizedModule", depth=depth, training=inner.training, calls=inner.calls, inputs=inner.inputs,
-                          outputs=inner.outputs, output_bytes=inner.output_bytes, own=nothing, children=(inner,), **costs)
-    children = tuple(_wrap(child, wrappers, _join(path, child.path.rpartition(".")[2]), depth + 1) for child in module.children)
+        return ModuleInfo(path=path, type="OptimizedModule", depth=depth, training=inner.training, calls=inner.calls,
+                          inputs=inner.inputs, outputs=inner.outputs, output_bytes=inner.output_bytes, own=nothing,
+                          children=(inner, ), **costs)
+    children = tuple(
+        _wrap(child, wrappers, _join(path,
+                                     child.path.rpartition(".")[2]), depth + 1) for child in module.children)
     shared = None if module.shared_with is None else _levels(module.shared_with, wrappers)[-1]
     return replace(module, path=path, depth=depth, children=children, shared_with=shared)
 

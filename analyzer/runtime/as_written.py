@@ -19,7 +19,8 @@ def run_as_written() -> Iterator[None]:
 
         def set_stance() -> None:
             nonlocal is_set
-            if not is_set and "torch._dynamo.eval_frame" in sys.modules:  # nothing was compiled before, where it is not there
+            # nothing was compiled before, where it is not there
+            if not is_set and "torch._dynamo.eval_frame" in sys.modules:
                 stance = torch.compiler.set_stance("force_eager")
                 undo.callback(stance.__exit__, None, None, None)
                 is_set = True

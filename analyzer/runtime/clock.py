@@ -11,7 +11,8 @@ import torch
 class Clock(Protocol):
     """Gives marks, and the seconds between two of them once they are settled.
 
-    What runs between `pause` and `go` is the profiler's own: on the host it takes no time. Such stretches may be nested.
+    What runs between `pause` and `go` is the profiler's own: on the host it takes no time. Such stretches may be
+    nested.
     """
 
     name: str

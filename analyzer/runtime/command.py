@@ -13,8 +13,8 @@ from analyzer.report.choice import add_report_options, print_report, read_report
 if TYPE_CHECKING:
     import torch
 
-    from analyzer.zoo.input_spec import InputSpec
     from analyzer.results.profile import Profile
+    from analyzer.zoo.input_spec import InputSpec
 
 _HELP = """\
 Runs steps of a model on the device at hand, with random weights and inputs, and tells what each module and operator took.
@@ -36,21 +36,29 @@ _AUTOCAST = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "flo
 
 def add_measure_command(commands: Any) -> None:
     """Add ``measure`` to the subparsers of the command line."""
-    run = commands.add_parser("measure", help="measure a step of a model on the device at hand", description=_HELP, epilog=_EXAMPLES,
-                              formatter_class=argparse.RawDescriptionHelpFormatter)
+    run = commands.add_parser("measure", help="measure a step of a model on the device at hand", description=_HELP,
+                              epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     run.add_argument("target", metavar="TARGET", help="the model")
-    run.add_argument("--input", action="append", default=[], metavar="SPEC", help="an input, as for `analyzer profile`; may be repeated")
+    run.add_argument("--input", action="append", default=[], metavar="SPEC",
+                     help="an input, as for `analyzer profile`; may be repeated")
     run.add_argument("--mode", choices=("train", "infer"), default="train",
                      help="train: forward, loss, backward, optimizer (default); infer: forward")
-    run.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"), help="default: none, gradients only")
-    run.add_argument("--autocast", choices=tuple(_AUTOCAST), help="run the forward pass under torch.autocast with this dtype")
+    run.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"),
+                     help="default: none, gradients only")
+    run.add_argument("--autocast", choices=tuple(_AUTOCAST),
+                     help="run the forward pass under torch.autocast with this dtype")
     run.add_argument("--device", default="cpu", help="where to run: cpu (default), cuda, cuda:1, ...")
-    run.add_argument("--steps", type=int, default=3, metavar="N", help="how many steps the times are the mean of (default 3)")
+    run.add_argument("--steps", type=int, default=3, metavar="N",
+                     help="how many steps the times are the mean of (default 3)")
     run.add_argument("--warm-up", type=int, default=1, metavar="N", help="how many steps go before them (default 1)")
-    run.add_argument("--convention", choices=("own", "deepspeed", "fvcore"), default="own", help="whose way of counting FLOPs")
-    run.add_argument("--against", choices=("predicted",), help="print the modules beside those of a prediction instead of a report")
-    run.add_argument("--predicted-device", metavar="DEVICE", help="whose speed to predict (default: the device it runs on, where the catalogue has it)")
-    run.add_argument("--json", type=Path, metavar="FILE", help="save the whole profile (read it with Profile.from_json)")
+    run.add_argument("--convention", choices=("own", "deepspeed", "fvcore"), default="own",
+                     help="whose way of counting FLOPs")
+    run.add_argument("--against", choices=("predicted", ),
+                     help="print the modules beside those of a prediction instead of a report")
+    run.add_argument("--predicted-device", metavar="DEVICE",
+                     help="whose speed to predict (default: the device it runs on, where the catalogue has it)")
+    run.add_argument("--json", type=Path, metavar="FILE",
+                     help="save the whole profile (read it with Profile.from_json)")
     run.add_argument("--html", type=Path, metavar="FILE", help="save the profile as one HTML page")
     add_report_options(run)
 
@@ -76,14 +84,16 @@ def run_measure(arguments: argparse.Namespace) -> int:
     target = load_target(arguments.target)
     inputs = target.choose_inputs(parse_inputs(arguments.input), train=train)
     if inputs is None:
-        raise InputError(f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input x=int64:8x512")
+        raise InputError(
+            f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input x=int64:8x512"
+        )
     autocast = None if arguments.autocast is None else getattr(torch, _AUTOCAST[arguments.autocast])
     try:
         with torch.device(device):
             model = target.build().train(train)
         args, kwargs = make_tensors(inputs, device)
-        found = measure(model, args, kwargs, mode=arguments.mode, optimizer=arguments.optimizer, autocast=autocast, steps=arguments.steps,
-                        warm_up=arguments.warm_up, convention=arguments.convention)
+        found = measure(model, args, kwargs, mode=arguments.mode, optimizer=arguments.optimizer, autocast=autocast,
+                        steps=arguments.steps, warm_up=arguments.warm_up, convention=arguments.convention)
         predicted = None if arguments.against is None else predict(found, model, args, kwargs, autocast, arguments)
     except AnalyzerError:
         raise
@@ -96,7 +106,9 @@ def run_measure(arguments: argparse.Namespace) -> int:
     if predicted is not None:
         from analyzer.report.module_comparison import compare_modules
 
-        print(compare_modules(predicted, found, arguments.columns or COMPARED, depth=arguments.depth, fmt=arguments.format or "text"))
+        print(
+            compare_modules(predicted, found, arguments.columns or COMPARED, depth=arguments.depth, fmt=arguments.format
+                            or "text"))
     else:
         print_report(found, arguments)
     if arguments.json is not None:
@@ -122,8 +134,11 @@ def find_torch_device(name: str) -> torch.device:
     return device
 
 
-def make_tensors(inputs: Sequence[InputSpec], device: torch.device) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    """Positional and named tensors: random numbers; of integers and flags 1 in masks and else 0, which is a token and a class of any model."""
+def make_tensors(inputs: Sequence[InputSpec],
+                 device: torch.device) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    """Positional and named tensors: random numbers; of integers and flags 1 in masks and else 0, which is a token and a
+    class of any model.
+    """
     import torch
 
     def make(spec: InputSpec) -> torch.Tensor:
@@ -137,9 +152,9 @@ def make_tensors(inputs: Sequence[InputSpec], device: torch.device) -> tuple[tup
 def predict(measured: Profile, model: torch.nn.Module, args: Any, kwargs: Any, autocast: torch.dtype | None,
             arguments: argparse.Namespace) -> Profile:
     """The same step, predicted."""
+    from analyzer.api.profile import profile
     from analyzer.errors import UnknownDeviceError
     from analyzer.hardware import DeviceSpec, find_device
-    from analyzer.api.profile import profile
     from analyzer.profilers.flops import make_flops_profiler
 
     if arguments.predicted_device is not None:
@@ -149,5 +164,5 @@ def predict(measured: Profile, model: torch.nn.Module, args: Any, kwargs: Any, a
             device = find_device(measured.device or "")
         except UnknownDeviceError:  # its speed is unknown, and so are the predicted seconds
             device = DeviceSpec("this device", kind="cpu" if measured.device == "cpu" else "cuda")
-    return profile(model, args=args, kwargs=kwargs, mode=arguments.mode, optimizer=arguments.optimizer, autocast=autocast, device=device,
-                   profilers={"flops": make_flops_profiler(arguments.convention)})
+    return profile(model, args=args, kwargs=kwargs, mode=arguments.mode, optimizer=arguments.optimizer,
+                   autocast=autocast, device=device, profilers={"flops": make_flops_profiler(arguments.convention)})

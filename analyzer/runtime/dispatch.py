@@ -34,7 +34,8 @@ class MeasuringMode(DirectDispatchMode):
         self.recorder = recorder
         self.clock = recorder.clock
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
         start = self.clock.pause()
         if types and _wraps(tuple(types)):
             self.clock.go()
@@ -56,7 +57,8 @@ class MeasuringMode(DirectDispatchMode):
         self.clock.go()
         return result
 
-    def _report(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, start: Any, end: Any) -> None:
+    def _report(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, start: Any,
+                end: Any) -> None:
         inputs: list[torch.Tensor] = []
         outputs: list[torch.Tensor] = []
         key: list[Any] = [id(func)]  # which the signature keeps alive; an operator's own hash is slow
@@ -91,7 +93,8 @@ _facts: dict[int, _Facts] = {}
 
 def _look_up(func: Any) -> _Facts:
     is_plain = isinstance(func, torch._ops.OpOverload)  # or a higher-order operator
-    found = _facts[id(func)] = _Facts(func, is_plain and describe_operator(func).composite, is_plain and describe_operator(func).silent)
+    found = _facts[id(func)] = _Facts(func, is_plain and describe_operator(func).composite, is_plain
+                                      and describe_operator(func).silent)
     return found
 
 
@@ -100,7 +103,9 @@ def _wraps(types: tuple[type, ...]) -> bool:
     return any(is_traceable_wrapper_subclass_type(t) for t in types)
 
 
-_PLAIN = frozenset({int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+_PLAIN = frozenset(
+    {int, float, bool, complex, str,
+     type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _LAZY = (UninitializedParameter, UninitializedBuffer)
 
 
@@ -122,7 +127,9 @@ def _flatten(args: Any, tensors: list[torch.Tensor], key: list[Any]) -> bool:
         elif type(a) in _PLAIN:
             key.append(type(a))  # 1, 1.0 and True are equal as keys
             key.append(a)
-        else:  # a function or another object, which no table may keep alive: a list cannot be hashed, so the call is remembered nowhere
+        else:
+            # a function or another object, which no table may keep alive: a list cannot be hashed, so the call is
+            # remembered nowhere
             key.append([])
     return True
 

@@ -1,4 +1,6 @@
-"""`FlopsProfiler`: measures somebody else's training loop. Its interface is that of the profilers of DeepSpeed and flops-profiler."""
+"""`FlopsProfiler`: measures somebody else's training loop. Its interface is that of the profilers of DeepSpeed and
+flops-profiler.
+"""
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -21,12 +23,15 @@ from .recorder import RuntimeRecorder
 class FlopsProfiler:
     """Measures what a model does between `start_profile` and `stop_profile`: latency, FLOPs, MACs, bytes, by module.
 
-    Forward, backward and optimizer steps are told apart. Counts are those of the forward pass under DeepSpeed's way of counting unless
-    ``convention`` says otherwise (``own``, ``fvcore``). Without `step` all that ran is one step. With `step` called at the end of
-    each training step, latencies are the mean of the steps, and counts those of the last; with ``start_step`` and ``end_step`` (the last one
-    that is measured) recording begins and ends by itself, whenever `start_profile` was called before.
+    Forward, backward and optimizer steps are told apart. Counts are those of the forward pass under DeepSpeed's way of
+    counting unless
+    ``convention`` says otherwise (``own``, ``fvcore``). Without `step` all that ran is one step. With `step` called at
+    the end of each training step, latencies are the mean of the steps, and counts those of the last; with
+    ``start_step`` and ``end_step`` (the last one that is measured) recording begins and ends by itself, whenever
+    `start_profile` was called before.
 
-    ``ds_engine`` is anything with DeepSpeed's ``world_size``, ``dp_world_size``, ``mp_world_size`` and ``train_micro_batch_size_per_gpu()``.
+    ``ds_engine`` is anything with DeepSpeed's ``world_size``, ``dp_world_size``, ``mp_world_size`` and
+    ``train_micro_batch_size_per_gpu()``.
     ``recompute_fwd_factor`` says how much of the forward pass DeepSpeed's report takes to run again in backward.
     An exception that leaves the model ends the recording; nothing is left on the model or in torch.
 
@@ -40,12 +45,14 @@ class FlopsProfiler:
     >>> prof.end_profile()
     """
 
-    def __init__(self, model: torch.nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0, *, convention: str = "deepspeed",
-                 start_step: int | None = None, end_step: int | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, model: torch.nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0, *,
+                 convention: str = "deepspeed", start_step: int | None = None, end_step: int | None = None,
+                 clock: Clock | None = None) -> None:
         if not isinstance(model, torch.nn.Module):
             raise InputError(f"FlopsProfiler({type(model).__name__}): must be a torch.nn.Module")
         if end_step is not None and end_step < (start_step or 0):
-            raise InputError(f"FlopsProfiler(start_step={start_step}, end_step={end_step}): must not end before it starts")
+            raise InputError(
+                f"FlopsProfiler(start_step={start_step}, end_step={end_step}): must not end before it starts")
         self.model, self.ds_engine, self.recompute_fwd_factor = model, ds_engine, recompute_fwd_factor
         self.convention, self.start_step, self.end_step, self.clock = convention, start_step, end_step, clock
         self.started = False
@@ -83,7 +90,8 @@ class FlopsProfiler:
             self._record()
 
     def _record(self) -> None:
-        self._recorder = RuntimeRecorder(self.model, self.clock or choose_clock(check_device(self.model)), whole=False, ignored=self._ignored)
+        self._recorder = RuntimeRecorder(self.model, self.clock or choose_clock(check_device(self.model)), whole=False,
+                                         ignored=self._ignored)
         self._recorder.start()
 
     def step(self) -> None:
@@ -164,9 +172,11 @@ class FlopsProfiler:
 
     # ---- reports
 
-    def print_model_profile(self, profile_step: int = 1, module_depth: int = -1, top_modules: int = 1, detailed: bool = True,
-                            output_file: str | Path | None = None) -> None:
-        """Print the report of `analyzer.report.compat.deepspeed`, or write it to ``output_file`` alone. Prints nothing before `start_profile`."""
+    def print_model_profile(self, profile_step: int = 1, module_depth: int = -1, top_modules: int = 1,
+                            detailed: bool = True, output_file: str | Path | None = None) -> None:
+        """Print the report of `analyzer.report.compat.deepspeed`, or write it to ``output_file`` alone. Prints nothing
+        before `start_profile`.
+        """
         from analyzer.report.compat.deepspeed import deepspeed_report
 
         if not self.started:
@@ -174,8 +184,9 @@ class FlopsProfiler:
         self.flops, self.macs, self.params = self.get_total_flops(), self.get_total_macs(), self.get_total_params()
         there = {type(module) for module in self.model.modules() if module is not self.model}
         step = profile_step if self.start_step is None else self.start_step
-        text = deepspeed_report(replace(self.profile, profile_step=step), module_depth=module_depth, top_modules=top_modules,
-                                detailed=detailed, output_file=output_file or None, recompute_fwd_factor=self.recompute_fwd_factor,
+        text = deepspeed_report(replace(
+            self.profile, profile_step=step), module_depth=module_depth, top_modules=top_modules, detailed=detailed,
+                                output_file=output_file or None, recompute_fwd_factor=self.recompute_fwd_factor,
                                 ignore_modules=[kind for kind in self._ignored if kind in there])
         if not output_file:
             print(text)
@@ -203,12 +214,13 @@ def get_model_profile(
     func_name: str = "forward",
     mode: str | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Run the model in evaluation mode, print its report and return (FLOPs, MACs, parameters), counted as DeepSpeed does.
+    """Run the model in evaluation mode, print its report and return (FLOPs, MACs, parameters), counted as DeepSpeed
+    does.
 
-    The arguments are those of DeepSpeed's and flops-profiler's function: ``input_shape`` stands for one tensor of the model's dtype on its
-    device; ``args`` and ``kwargs`` are those of the call; ``warm_up`` runs go before. ``func_name`` (or ``mode``) is the method to
-    call; of ``"generate"`` the prefill and the decoded tokens are told apart. Training flags are as they were afterwards.
-    Raises InputError for arguments that cannot be used.
+    The arguments are those of DeepSpeed's and flops-profiler's function: ``input_shape`` stands for one tensor of the
+    model's dtype on its device; ``args`` and ``kwargs`` are those of the call; ``warm_up`` runs go before.
+    ``func_name`` (or ``mode``) is the method to call; of ``"generate"`` the prefill and the decoded tokens are told
+    apart. Training flags are as they were afterwards. Raises InputError for arguments that cannot be used.
 
     >>> get_model_profile(torch.nn.Linear(1000, 1000), input_shape=(8, 1000), print_profile=False)
     ('16 M', '8 MMACs', '1 M')
@@ -239,8 +251,11 @@ def get_model_profile(
     return flops, macs, params
 
 
-def print_generation(prof: FlopsProfiler, args: tuple[Any, ...], kwargs: dict[str, Any], output_file: str | Path | None) -> None:
-    """Where a method called the model more than once: print what each pass cost, or add it to ``output_file``. It ends the recording."""
+def print_generation(prof: FlopsProfiler, args: tuple[Any, ...], kwargs: dict[str, Any],
+                     output_file: str | Path | None) -> None:
+    """Where a method called the model more than once: print what each pass cost, or add it to ``output_file``. It ends
+    the recording.
+    """
     recorder, prof._recorder, prof._made = prof._recorder, None, None
     if recorder is None or len(recorder.root_calls) < 2:
         return

@@ -1,4 +1,6 @@
-"""`measure_generate`: the prefill of a generation and each token after it, told apart while ``generate()`` runs as it is."""
+"""`measure_generate`: the prefill of a generation and each token after it, told apart while ``generate()`` runs as it
+is.
+"""
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -58,13 +60,16 @@ def count_tokens(tree: Any) -> int:
     return next((int(t.shape[1]) for t in tensors_in(tree) if t.dim() > 1), 1)
 
 
-def measure_generate(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, method: str = "generate",
-                     warm_up: int = 1, convention: str = "own", clock: Clock | None = None) -> GenerationProfile:
-    """Run ``model.generate(*args, **kwargs)``, after ``warm_up`` runs of it, and tell what the prompt and each token after it cost.
+def measure_generate(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *,
+                     method: str = "generate", warm_up: int = 1, convention: str = "own",
+                     clock: Clock | None = None) -> GenerationProfile:
+    """Run ``model.generate(*args, **kwargs)``, after ``warm_up`` runs of it, and tell what the prompt and each token
+    after it cost.
 
-    Any ``method`` that calls the model again and again will do. The prefill is the first call of the model, with what of it runs before (an
-    encoder). `GenerationProfile.decode` has the mean seconds of all later calls, and the counts of the last one, which reads the longest cache.
-    Raises InputError where the model has no such method, or the method never calls the model, and whatever the model raises.
+    Any ``method`` that calls the model again and again will do. The prefill is the first call of the model, with what
+    of it runs before (an encoder). `GenerationProfile.decode` has the mean seconds of all later calls, and the counts
+    of the last one, which reads the longest cache. Raises InputError where the model has no such method, or the method
+    never calls the model, and whatever the model raises.
     """
     run: Callable[..., Any] | None = getattr(model, method, None)
     if not callable(run):
@@ -79,27 +84,31 @@ def measure_generate(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: M
     return split_generation(recorder, args, kwargs, convention)
 
 
-def split_generation(recorder: RuntimeRecorder, args: Sequence[Any], kwargs: Mapping[str, Any], convention: str) -> GenerationProfile:
+def split_generation(recorder: RuntimeRecorder, args: Sequence[Any], kwargs: Mapping[str, Any],
+                     convention: str) -> GenerationProfile:
     """Tell the passes of a recording apart, which is of no other use afterwards."""
     observer = recorder.observer
     if not recorder.root_calls or observer is None:
         raise InputError(f"measure_generate(): what ran never called {type(recorder.root).__name__} itself")
-    prompt = next((t for t in tensors_in((kwargs.get("input_ids", kwargs.get("inputs")), args, dict(kwargs))) if t.dim()), None)
+    prompt = next(
+        (t for t in tensors_in((kwargs.get("input_ids", kwargs.get("inputs")), args, dict(kwargs))) if t.dim()), None)
     passes = number_passes(recorder)
     steps = list_steps(recorder, observer, convention)
     prefill = make_profile(recorder, [0], convention, mode="infer")
     decode = make_profile(recorder, range(1, passes), convention, mode="infer") if passes > 1 else None
-    return GenerationProfile(
-        name=prefill.name, device=prefill.device, cache=observer.cache_kind, batch_size=1 if prompt is None else int(prompt.shape[0]),
-        prompt_tokens=observer.tokens[0] if prompt is None else count_tokens(prompt), new_tokens=passes, steps=steps, prefill=prefill, decode=decode,
-        assumptions=prefill.assumptions)
+    return GenerationProfile(name=prefill.name, device=prefill.device, cache=observer.cache_kind,
+                             batch_size=1 if prompt is None else int(prompt.shape[0]),
+                             prompt_tokens=observer.tokens[0] if prompt is None else count_tokens(prompt),
+                             new_tokens=passes, steps=steps, prefill=prefill, decode=decode,
+                             assumptions=prefill.assumptions)
 
 
 def list_steps(recorder: RuntimeRecorder, observer: PassObserver, convention: str) -> tuple[GenerationStep, ...]:
     """What each pass cost."""
     rows: dict[int, dict[str, Any]] = {step: {} for step in range(len(recorder.root_calls))}
     # of no step the mean: each has its own time
-    for profiler in (make_flops_profiler(convention), profile_traffic, profile_memory, make_measured_profiler(recorder, ())):
+    for profiler in (make_flops_profiler(convention), profile_traffic, profile_memory,
+                     make_measured_profiler(recorder, ())):
         for (step, phase), row in profiler(recorder.log).phases.items():
             if phase == "forward":
                 rows[step].update(row)
@@ -113,7 +122,9 @@ def list_steps(recorder: RuntimeRecorder, observer: PassObserver, convention: st
 
 
 def number_passes(recorder: RuntimeRecorder) -> int:
-    """Make each call of the model a step of its own, numbered from 0; the result is how many there are. What ran before the first is part of it."""
+    """Make each call of the model a step of its own, numbered from 0; the result is how many there are. What ran before
+    the first is part of it.
+    """
     log, starts = recorder.log, recorder.root_calls[1:]
 
     def step_of(position: int, field: int) -> int:
@@ -121,7 +132,8 @@ def number_passes(recorder: RuntimeRecorder) -> int:
 
     for i in range(len(log.calls)):
         log.call_slots.put_in_step(i, step_of(i, 0))
-    recorder.laps = [(None if key is None else (step_of(i, 1), *key[1:]), mark) for i, (key, mark) in enumerate(recorder.laps)]
+    recorder.laps = [(None if key is None else (step_of(i, 1), *key[1:]), mark)
+                     for i, (key, mark) in enumerate(recorder.laps)]
     for i, node in enumerate(log.nodes):
         node.step = step_of(i, 2)
     for i, record in enumerate(log.phases):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from analyzer.results.profile import Profile
 from analyzer.profilers.annotation import Annotation, part_of
 from analyzer.record.log import Log
+from analyzer.results.profile import Profile
 
 from .recorder import Key, RuntimeRecorder
 
@@ -18,8 +18,9 @@ _WAYS = {"forward": "fwd_seconds", "backward": "bwd_seconds"}
 def make_measured_profiler(recorder: RuntimeRecorder, steps: Sequence[int]) -> Callable[[Log], Annotation]:
     """A profiler of the seconds that ``recorder`` measured: the mean over ``steps``, said of the log's last step.
 
-    A module's seconds are those in which it was the innermost one running, so a parent is its children plus its own. Operators and nodes have
-    the seconds of their kernels alone. The times of operators are means only where every step ran the same operators, else the last step's.
+    A module's seconds are those in which it was the innermost one running, so a parent is its children plus its own.
+    Operators and nodes have the seconds of their kernels alone. The times of operators are means only where every step
+    ran the same operators, else the last step's.
     """
 
     def profile_measured(log: Log) -> Annotation:
@@ -52,9 +53,11 @@ def make_measured_profiler(recorder: RuntimeRecorder, steps: Sequence[int]) -> C
         for phase in ran:
             out.phases[last, phase]["kernel_seconds"] = in_kernels[phase]
         steady = {phase: of_phase[last, phase] for phase in ran}
-        out.totals = {"fwd_seconds": steady.get("forward"), "bwd_seconds": steady.get("backward"), "optimizer_seconds": steady.get("optimizer"),
-                      "step_seconds": sum(steady.values()), "kernel_seconds": sum(in_kernels.values()),
-                      "peak_reserved_bytes": None}  # of an allocator, which was not watched
+        out.totals = {
+            "fwd_seconds": steady.get("forward"), "bwd_seconds": steady.get("backward"),
+            "optimizer_seconds": steady.get("optimizer"), "step_seconds": sum(steady.values()), "kernel_seconds": sum(
+                in_kernels.values()), "peak_reserved_bytes": None
+        }  # of an allocator, which was not watched
         return out
 
     return profile_measured
@@ -80,14 +83,20 @@ def operator_seconds(recorder: RuntimeRecorder, steps: Sequence[int]) -> dict[in
     names = [log.calls[i].signature.op for i in last]
     same = all([log.calls[i].signature.op for i in by_step[step]] == names for step in steps)
     rows = [by_step[step] for step in steps] if steps and same else [last]
-    return {index: sum(recorder.clock.seconds(*recorder.spans[row[k]]) for row in rows) / len(rows) for k, index in enumerate(last)}
+    return {
+        index: sum(recorder.clock.seconds(*recorder.spans[row[k]]) for row in rows) / len(rows)
+        for k, index in enumerate(last)
+    }
 
 
 def add_call_seconds(profile: Profile, recorder: RuntimeRecorder, steps: Sequence[int]) -> Profile:
-    """``profile`` with the mean seconds of each run of a module, submodules included; as it is where steps differ in what they ran."""
+    """``profile`` with the mean seconds of each run of a module, submodules included; as it is where steps differ in
+    what they ran.
+    """
     calls = profile.module_calls
     rows = [recorder.call_spans.get(step, []) for step in steps]
     if not calls or any(len(row) != len(calls) for row in rows):
         return profile
     means = [sum(recorder.clock.seconds(*span) for span in spans) / len(rows) for spans in zip(*rows)]
-    return replace(profile, module_calls=tuple(call._replace(fwd_seconds=seconds) for call, seconds in zip(calls, means)))
+    return replace(profile, module_calls=tuple(
+        call._replace(fwd_seconds=seconds) for call, seconds in zip(calls, means)))

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from analyzer.api.profile import as_arguments, check_arguments
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.fx.module_borrow import restore_generators, save_generators, uncompiled
 from analyzer.hardware import find_device
-from analyzer.api.profile import as_arguments, check_arguments
-from analyzer.results.build import build_profile
-from analyzer.results.profile import Profile
 from analyzer.profilers.communication import profile_communication
 from analyzer.profilers.flops import make_flops_profiler
 from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
 from analyzer.record.eager import EagerStep, OptimizerFactory, find_optimizer
 from analyzer.record.options import ProfileOptions
+from analyzer.results.build import build_profile
+from analyzer.results.profile import Profile
 from analyzer.units import format_seconds
 
 from .clock import Clock, choose_clock
@@ -44,12 +44,14 @@ def measure(
     convention: str = "own",
     clock: Clock | None = None,
 ) -> Profile:
-    """Run steps of ``model`` on the device that it is on, and tell what they cost: a `Profile` as `analyzer.api.profile` predicts it.
+    """Run steps of ``model`` on the device that it is on, and tell what they cost: a `Profile` as
+    `analyzer.api.profile` predicts it.
 
-    The arguments are those of `analyzer.api.profile`, with real tensors. ``warm_up`` steps run first; the mean of the ``steps`` after them is
-    told in seconds, and what the last of them ran in FLOPs and bytes. ``convention`` is a way of counting FLOPs (``own``, ``deepspeed``,
-    ``fvcore``). Seconds come from the host's clock, less what the profiler itself took, or from events of the accelerator.
-    Afterwards parameters, gradients, buffers and random number generators are as they were.
+    The arguments are those of `analyzer.api.profile`, with real tensors. ``warm_up`` steps run first; the mean of the
+    ``steps`` after them is told in seconds, and what the last of them ran in FLOPs and bytes. ``convention`` is a way
+    of counting FLOPs (``own``, ``deepspeed``,
+    ``fvcore``). Seconds come from the host's clock, less what the profiler itself took, or from events of the
+    accelerator. Afterwards parameters, gradients, buffers and random number generators are as they were.
 
     Raises InputError for arguments that cannot be used, and whatever the model itself raises.
 
@@ -72,22 +74,29 @@ def measure(
     with unchanged(model, device, weights=factory is not None or step is not None):
         recorder = RuntimeRecorder(model, clock or choose_clock(device), whole=True)
         mark_inputs(recorder, model, args, kwargs)
-        driver = EagerStep(recorder, model, args, kwargs, mode=mode, loss_fn=loss_fn, optimizer=factory if mode == "train" else None,
-                           autocast=autocast, step=step, device_type=device.type, options=options, reuse=False)
+        driver = EagerStep(recorder, model, args, kwargs, mode=mode, loss_fn=loss_fn,
+                           optimizer=factory if mode == "train" else None, autocast=autocast, step=step,
+                           device_type=device.type, options=options, reuse=False)
         with recorder.recording():
             driver.run()
-        found = make_profile(recorder, measured, convention, mode=mode, optimizer=optimizer if isinstance(optimizer, str) else
-                             None if factory is None else "custom", autocast=None if autocast is None else str(autocast).removeprefix("torch."))
+        found = make_profile(
+            recorder, measured, convention, mode=mode,
+            optimizer=optimizer if isinstance(optimizer, str) else None if factory is None else "custom",
+            autocast=None if autocast is None else str(autocast).removeprefix("torch."))
         if not list_compiled(model):
             return found
-        with torch.set_grad_enabled(mode == "train"), torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+        with torch.set_grad_enabled(mode == "train"), torch.autocast(device.type, dtype=autocast, enabled=autocast
+                                                                     is not None):
             seconds = time_runs(lambda: model(*args, **kwargs), recorder.clock, steps)
         *others, remark = found.assumptions
-        return replace(found, assumptions=(*others, f"{remark}; as compiled, a forward pass takes {format_seconds(seconds)}"))
+        return replace(found,
+                       assumptions=(*others, f"{remark}; as compiled, a forward pass takes {format_seconds(seconds)}"))
 
 
 def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: str, **facts: Any) -> Profile:
-    """What a recorder saw, as a profile; ``steps`` are those whose times are averaged, of the last of which the counts are."""
+    """What a recorder saw, as a profile; ``steps`` are those whose times are averaged, of the last of which the counts
+    are.
+    """
     log, model = recorder.log, recorder.root
     log.steps = steps[-1] + 1
     recorder.describe_wrappers()
@@ -95,10 +104,14 @@ def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: st
     log.assumptions = [LIVE_TENSORS]
     if compiled := list_compiled(model):  # operators are watched one by one, which compiled code does not run
         log.assumptions.append(f"compiled, measured as written: {', '.join(compiled)}")
-    annotations = [f(log) for f in (make_flops_profiler(convention), profile_traffic, profile_memory, profile_communication,
-                                    make_measured_profiler(recorder, steps))]
-    facts = {"name": type(uncompiled(model)).__name__, "device": name_device(device), "measured_steps": len(steps), **facts,
-             "seconds_method": f"measured on {describe_device(device)} ({recorder.clock.name})"}
+    annotations = [
+        f(log) for f in (make_flops_profiler(convention), profile_traffic, profile_memory, profile_communication,
+                         make_measured_profiler(recorder, steps))
+    ]
+    facts = {
+        "name": type(uncompiled(model)).__name__, "device": name_device(device), "measured_steps": len(steps),
+        **facts, "seconds_method": f"measured on {describe_device(device)} ({recorder.clock.name})"
+    }
     return add_call_seconds(build_profile(log, model, annotations, **facts), recorder, steps)
 
 
@@ -106,7 +119,8 @@ def build_real(factory: Any) -> torch.nn.Module:
     """Call a factory. Raises InputError where it is not callable or gives no module."""
     model = factory() if callable(factory) else factory
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"measure(model={factory!r}): must be a torch.nn.Module or a callable of no arguments that builds one")
+        raise InputError(
+            f"measure(model={factory!r}): must be a torch.nn.Module or a callable of no arguments that builds one")
     return model
 
 
@@ -157,12 +171,15 @@ def time_runs(run: Callable[[], Any], clock: Clock, count: int) -> float:
 
 @contextlib.contextmanager
 def unchanged(model: torch.nn.Module, device: torch.device, *, weights: bool) -> Iterator[None]:
-    """Put back what a step changes: gradients, buffers, random number generators, and parameters where ``weights`` says so."""
+    """Put back what a step changes: gradients, buffers, random number generators, and parameters where ``weights`` says
+    so.
+    """
     kept = [t for t in (*model.buffers(), *(model.parameters() if weights else ())) if not is_lazy(t)]
     copies = [t.detach().clone() for t in kept]
     gradients = [(p, p.grad) for p in model.parameters()]
     generators = save_generators()
-    with torch.random.fork_rng([device.index or 0] if device.type != "cpu" else [], device_type=device.type if device.type != "cpu" else "cuda"):
+    with torch.random.fork_rng([device.index or 0] if device.type != "cpu" else [],
+                               device_type=device.type if device.type != "cpu" else "cuda"):
         try:
             for p, _ in gradients:
                 p.grad = None

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
+from analyzer.api.profile import argument_names
 from analyzer.errors import InputError
-from analyzer.fx.trace.leaf_module import is_leaf
 from analyzer.fx.module_borrow import uncompiled
+from analyzer.fx.trace.leaf_module import is_leaf
 from analyzer.meta.address_space import HostMemory
 from analyzer.meta.intercept.mode_stack import is_active
 from analyzer.meta.signature import Signature
-from analyzer.api.profile import argument_names
 from analyzer.record.autograd_node import next_sequence_number
 from analyzer.record.collector import rare_collections
 from analyzer.record.hooks import listen
@@ -49,21 +49,25 @@ class Position(NamedTuple):
 class RuntimeRecorder(Recorder):
     """The recorder of predicted runs, listening to a real one.
 
-    Time is cut into laps, each of which belongs to one module in one phase: modules take over from each other as they are entered and left,
-    and in backward each operator's lap belongs to the module whose forward operator it differentiates. So the laps of a phase add up to
-    its length, nothing is counted twice, and no hook is put on a module or a tensor.
+    Time is cut into laps, each of which belongs to one module in one phase: modules take over from each other as they
+    are entered and left, and in backward each operator's lap belongs to the module whose forward operator it
+    differentiates. So the laps of a phase add up to its length, nothing is counted twice, and no hook is put on a
+    module or a tensor.
 
-    ``whole``: whatever runs while recording belongs to the step, as in a step that is run for the purpose. Else only what runs in a call of
-    a module of the model, in a backward pass or in an optimizer's step does, as in somebody else's training loop; recording ends by itself
-    where an exception leaves one of these. Modules of the types in ``ignored`` are part of whoever calls them.
+    ``whole``: whatever runs while recording belongs to the step, as in a step that is run for the purpose. Else only
+        what runs in a call of a module of the model, in a backward pass or in an optimizer's step does, as in somebody
+        else's training loop; recording ends by itself where an exception leaves one of these. Modules of the types in
+        ``ignored`` are part of whoever calls them.
     """
 
     def __init__(self, root: torch.nn.Module, clock: Clock, *, whole: bool, ignored: Collection[type] = ()) -> None:
         self.root, self.clock, self.whole, self.ignored = root, clock, whole, tuple(ignored)
         self.laps: list[tuple[Key | None, Any]] = []            #: who had the time before each mark
         self.spans: dict[int, Span] = {}                        #: marks around each operator, by index in `Log.calls`
-        self.call_spans: dict[int, list[list[Any]]] = {}        #: by step: marks around each run of a module in the forward pass, in order
-        self.root_calls: list[Position] = []                    #: where calls of the model began, in somebody else's code
+        #: by step: marks around each run of a module in the forward pass, in order
+        self.call_spans: dict[int, list[list[Any]]] = {}
+        #: where calls of the model began, in somebody else's code
+        self.root_calls: list[Position] = []
         self.observer: PassObserver | None = None               #: wants to know of these calls
         self._open: list[tuple[int, list[Any] | None]] = []     # beside the stack: id of the module, its marks
         self._mode = MeasuringMode(self)
@@ -134,7 +138,8 @@ class RuntimeRecorder(Recorder):
     def hears(self) -> bool:
         if threading.get_ident() == self._thread:
             return True
-        return self._thread >= 0 and self.phase == "backward" and is_active(self._mode)  # in a thread of the engine, of another device
+        # in a thread of the engine, of another device
+        return self._thread >= 0 and self.phase == "backward" and is_active(self._mode)
 
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
         if isinstance(module, self.ignored) or self._open and self._wrapped.get(self._open[-1][0]) == id(module):
@@ -151,7 +156,10 @@ class RuntimeRecorder(Recorder):
                 with suppress(InputError):  # where the call does not fit, the model itself will say so
                     mark_inputs(self, module, args, kwargs)
             log = self.log
-            self.root_calls.append(Position(len(log.call_slots), len(self.laps) - 1, len(log.node_slots), len(log.phases) - 1, log.events))
+            self.root_calls.append(
+                Position(len(log.call_slots),
+                         len(self.laps) - 1, len(log.node_slots),
+                         len(log.phases) - 1, log.events))
             if self.observer is not None:
                 self.observer.entered(args, kwargs)
         span = None
@@ -178,7 +186,8 @@ class RuntimeRecorder(Recorder):
                 self.observer.left(result)
         finally:
             self.clock.go()
-            if not (self._stack or self.whole or self.phase == "backward"):  # there an exception also ends what checkpointing runs again
+            # there an exception also ends what checkpointing runs again
+            if not (self._stack or self.whole or self.phase == "backward"):
                 if result is FAILED:
                     self.stop()
                 elif self.phase == "forward":
@@ -197,13 +206,17 @@ class RuntimeRecorder(Recorder):
             raise
         self._release_mode()
 
-    def ran(self, signature: Signature, inputs: list[torch.Tensor], outputs: list[torch.Tensor], start: Any, end: Any) -> None:
+    def ran(self, signature: Signature, inputs: list[torch.Tensor], outputs: list[torch.Tensor], start: Any,
+            end: Any) -> None:
         """An operator ran between two marks; the clock stands still."""
         if not self._runs():
             self.begin(self.phase)
             self.laps[-1] = None, start
-        made_here = signature.op is torch.ops.aten.lift_fresh.default  # by torch.tensor(), which copies Python's numbers
-        read: list[Any] = [self.book.find(t)[0] if made_here else self.storage_of(t) or self.book.nowhere for t in inputs]
+        # by torch.tensor(), which copies Python's numbers
+        made_here = signature.op is torch.ops.aten.lift_fresh.default
+        read: list[Any] = [
+            self.book.find(t)[0] if made_here else self.storage_of(t) or self.book.nowhere for t in inputs
+        ]
         written: list[Any] = [self.book.find(t)[0] for t in outputs]
         index = len(self.log.call_slots)
         self.called(signature, read, written)
@@ -262,7 +275,8 @@ class RuntimeRecorder(Recorder):
         """Compiled modules were called as often, and with what, as the modules that they wrap."""
         modules = self.log.modules
         for wrapper, inner in self._wrappers:
-            modules[wrapper].calls, modules[wrapper].inputs, modules[wrapper].outputs = modules[inner].calls, modules[inner].inputs, modules[inner].outputs
+            modules[wrapper].calls, modules[wrapper].inputs, modules[wrapper].outputs = modules[inner].calls, modules[
+                inner].inputs, modules[inner].outputs
 
     def finished_steps(self) -> list[int]:
         """The steps in which something ran."""

@@ -28,7 +28,8 @@ class RealStorage:
 class StorageBook:
     """Numbers storages and tells of their births and deaths.
 
-    A storage has one Python object for as long as it lives, whoever holds it: a weak reference to that tells of its death.
+    A storage has one Python object for as long as it lives, whoever holds it: a weak reference to that tells of its
+    death.
     """
 
     def __init__(self, memory: HostMemory, device: torch.device, born: Callable[[RealStorage], None],
@@ -36,7 +37,8 @@ class StorageBook:
         self._memory, self._device, self._born, self._died = memory, device, born, died
         self._found: dict[int, RealStorage] = {}  # by address of the C++ object
         self._next = itertools.count().__next__
-        self.nowhere = RealStorage(-1, 0, torch.device("cpu"), HostRegion(0, 0))  #: stands for tensors that have no storage of their own
+        #: stands for tensors that have no storage of their own
+        self.nowhere = RealStorage(-1, 0, torch.device("cpu"), HostRegion(0, 0))
 
     def find(self, tensor: torch.Tensor) -> tuple[RealStorage, bool]:
         """The storage of ``tensor``, and whether it was not known before."""
@@ -52,7 +54,8 @@ class StorageBook:
             return found, False
         size = storage.nbytes()
         # only the memory of the model's device is watched
-        record = RealStorage(self._next(), size, tensor.device, self._memory.allocate(size if tensor.device == self._device else 0))
+        record = RealStorage(self._next(), size, tensor.device,
+                             self._memory.allocate(size if tensor.device == self._device else 0))
         self._found[key] = record
         record.ref = weakref.ref(storage, self._when_gone(record, key))
         self._born(record)

@@ -4,16 +4,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from analyzer.report.compat.tids import tids_report
 from analyzer.results.node_info import TensorInfo
 from analyzer.results.profile import ModuleInfo, Profile
-from analyzer.report.compat.tids import tids_report
 
 from .flops_profiler import FlopsProfiler
 
 
 @dataclass(frozen=True)
 class ModuleProfile:
-    """One module and those below it; its text has a line for each. ``fwd_latency`` is in milliseconds, shares are of the whole model."""
+    """One module and those below it; its text has a line for each. ``fwd_latency`` is in milliseconds, shares are of
+    the whole model.
+    """
 
     name: str
     type: str
@@ -57,11 +59,15 @@ class TIDSProfiler(FlopsProfiler):
 
 def _describe(module: ModuleInfo, root: ModuleInfo, name: str, profile: Profile) -> ModuleProfile:
     seconds = module.fwd_seconds
-    return ModuleProfile(
-        name, module.type, module.depth, module.params, _share(module.params, root.params), _shape(module.inputs), _shape(module.outputs),
-        _element_bytes(module.inputs), _element_bytes(module.outputs), None if seconds is None else 1000 * seconds, _share(seconds, root.fwd_seconds),
-        module.fwd_macs, _share(module.fwd_macs, root.fwd_macs), module.fwd_flops, _share(module.fwd_flops, root.fwd_flops),
-        [_describe(child, root, child.path.rpartition(".")[2], profile) for child in module.children], replace(profile, modules=module))
+    return ModuleProfile(name, module.type, module.depth, module.params, _share(module.params, root.params),
+                         _shape(module.inputs), _shape(module.outputs), _element_bytes(module.inputs),
+                         _element_bytes(module.outputs), None if seconds is None else 1000 * seconds,
+                         _share(seconds, root.fwd_seconds), module.fwd_macs, _share(module.fwd_macs,
+                                                                                    root.fwd_macs), module.fwd_flops,
+                         _share(module.fwd_flops, root.fwd_flops),
+                         [_describe(child, root,
+                                    child.path.rpartition(".")[2], profile) for child in module.children],
+                         replace(profile, modules=module))
 
 
 def _share(part: float | None, whole: float | None) -> float | None:

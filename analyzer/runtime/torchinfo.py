@@ -11,8 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from analyzer.errors import InputError
-from analyzer.results.profile import Profile
 from analyzer.report.compat.torchinfo import Layer, describe_training, list_layers, torchinfo_table
+from analyzer.results.profile import Profile
 
 from .clock import choose_clock
 from .measure import check_device, make_profile, measure
@@ -78,7 +78,8 @@ class ModelStatistics:
         self.total_param_bytes = profile.param_bytes or 0
         self.total_mult_adds = sum(layer.macs for layer in self.summary_list if layer.is_leaf_layer)
         # each output of a layer with parameters, and its gradient
-        self.total_output_bytes = 2 * sum(layer.output_bytes for layer in self.summary_list if layer.is_leaf_layer and layer.num_params)
+        self.total_output_bytes = 2 * sum(layer.output_bytes
+                                          for layer in self.summary_list if layer.is_leaf_layer and layer.num_params)
         self.total_input = sum(tensor.nbytes for tensor in profile.inputs.values())
 
     def __repr__(self) -> str:
@@ -107,10 +108,11 @@ def summary(
 ) -> ModelStatistics:
     """Run ``model`` once without gradients and print the table of torchinfo, whose arguments these are.
 
-    ``input_size`` is a size or several, of tensors of random numbers of the ``dtypes`` (float32); with ``batch_dim`` a dimension of 1 is put in
-    there. ``input_data`` is a tensor, a sequence of arguments or a mapping of keyword arguments. Without either nothing is run and
-    parameters alone are shown. ``col_names`` may also name ``output_bytes`` and ``fwd_seconds``. ``cache_forward_pass`` keeps
-    the run for the next call with a model of that class. ``kwargs`` go to the model. Mult-adds are counted as torchinfo does (see `torchinfo_table`).
+    ``input_size`` is a size or several, of tensors of random numbers of the ``dtypes`` (float32); with ``batch_dim`` a
+    dimension of 1 is put in there. ``input_data`` is a tensor, a sequence of arguments or a mapping of keyword
+    arguments. Without either nothing is run and parameters alone are shown. ``col_names`` may also name
+    ``output_bytes`` and ``fwd_seconds``. ``cache_forward_pass`` keeps the run for the next call with a model of that
+    class. ``kwargs`` go to the model. Mult-adds are counted as torchinfo does (see `torchinfo_table`).
 
     A model is moved only where ``device`` says so. Training flags are as they were afterwards.
     Raises InputError (a ValueError) for arguments that cannot be used, and whatever the model itself raises.
@@ -120,15 +122,18 @@ def summary(
     (10, 30, [3, 2])
     """
     given = input_data is not None or input_size is not None
-    columns = tuple(map(_plain, col_names)) if col_names is not None else ("output_size", "num_params") if given else ("num_params",)
+    columns = tuple(map(_plain, col_names)) if col_names is not None else ("output_size",
+                                                                           "num_params") if given else ("num_params", )
     if input_data is not None and input_size is not None:
         raise InputError("summary(input_size=..., input_data=...): give one of them")
     missing = [name for name in NEED_INPUT if name in columns]
     if missing and not given:
         raise InputError(f"summary(col_names={columns!r}): {', '.join(missing)} need input_size or input_data")
     verbose = (0 if hasattr(sys, "ps1") else 1) if verbose is None else int(verbose)
-    options = {"col_names": columns, "col_width": col_width, "depth": depth, "row_settings": tuple(map(_plain, row_settings or ("depth",))),
-               "verbose": verbose}
+    options = {
+        "col_names": columns, "col_width": col_width, "depth": depth, "row_settings": tuple(
+            map(_plain, row_settings or ("depth", ))), "verbose": verbose
+    }
     training = {"train": True, "eval": False, None: False}.get(mode if mode is None else _plain(mode))
     if training is None:
         raise InputError(f"summary(mode={mode!r}): must be 'train' or 'eval'")
@@ -164,8 +169,11 @@ def make_inputs(model: torch.nn.Module, input_size: Any, input_data: Any, batch_
         return tuple(data) if isinstance(data, (list, tuple)) else (data,), {}
     if input_size is None:
         return (), {}
-    if not isinstance(input_size, (list, tuple)) or not input_size or any(size <= 0 for size in pytree.tree_leaves(input_size)):
-        raise InputError(f"summary(input_size={input_size!r}): must be a size above 0 in each dimension, or a sequence of such sizes")
+    if not isinstance(input_size,
+                      (list, tuple)) or not input_size or any(size <= 0 for size in pytree.tree_leaves(input_size)):
+        raise InputError(
+            f"summary(input_size={input_size!r}): must be a size above 0 in each dimension, or a sequence of such sizes"
+        )
     sizes = [input_size] if isinstance(input_size[0], int) else list(input_size)
     kinds = list(dtypes or [torch.float32] * len(sizes))
     if len(kinds) != len(sizes):
@@ -198,9 +206,11 @@ def _plain(name: str) -> str:
 def _describe(layer: Layer) -> LayerInfo:
     module, call = layer.module, layer.call
     return LayerInfo(
-        class_name=module.type, var_name=layer.place.path.rpartition(".")[2] or module.type, depth=layer.place.depth, depth_index=layer.index,
-        is_leaf_layer=layer.is_leaf, is_recursive=layer.is_recursive, executed=call is not None and bool(call.outputs or call.inputs),
-        input_size=list(call.inputs[0].shape) if call and call.inputs else [], output_size=list(call.outputs[0].shape) if call and call.outputs else [],
+        class_name=module.type, var_name=layer.place.path.rpartition(".")[2] or module.type, depth=layer.place.depth,
+        depth_index=layer.index, is_leaf_layer=layer.is_leaf, is_recursive=layer.is_recursive, executed=call is not None
+        and bool(call.outputs or call.inputs), input_size=list(call.inputs[0].shape) if call and call.inputs else [],
+        output_size=list(call.outputs[0].shape) if call and call.outputs else [],
         kernel_size=None if module.kernel_size is None else list(module.kernel_size), num_params=module.params or 0,
         trainable_params=module.trainable_params or 0, param_bytes=module.param_bytes or 0,
-        output_bytes=call.outputs[0].nbytes if call and call.outputs else 0, macs=layer.macs or 0, trainable=describe_training(module))
+        output_bytes=call.outputs[0].nbytes if call and call.outputs else 0, macs=layer.macs or 0,
+        trainable=describe_training(module))

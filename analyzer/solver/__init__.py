@@ -3,4 +3,6 @@ from .check import measure_step
 from .plan import FrontierPoint, InfeasibleBudgetError, Plan, PlanRegion, StepInfo
 from .solve import Planner, solve
 
-__all__ = ["FrontierPoint", "InfeasibleBudgetError", "Plan", "PlanRegion", "Planner", "StepInfo", "measure_step", "solve"]
+__all__ = [
+    "FrontierPoint", "InfeasibleBudgetError", "Plan", "PlanRegion", "Planner", "StepInfo", "measure_step", "solve"
+]

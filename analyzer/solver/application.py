@@ -48,7 +48,9 @@ def _context(region: PlanRegion, modules: Iterable[nn.Module]) -> KeepProducts |
 
 
 class CheckpointedForward:
-    """A module's forward under a checkpoint; it takes the place of ``forward`` on the module, whose class and hooks stay."""
+    """A module's forward under a checkpoint; it takes the place of ``forward`` on the module, whose class and hooks
+    stay.
+    """
 
     def __init__(self, module: nn.Module, region: PlanRegion) -> None:
         self.module = module
@@ -61,7 +63,8 @@ class CheckpointedForward:
             return forward(*args, **kwargs)
         context = _context(self.region, self.module.modules())
         options: dict[str, Any] = {} if context is None else {"context_fn": context}
-        return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, **options)  # whose own keywords may have the same names
+        # whose own keywords may have the same names
+        return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, **options)
 
 
 def apply_to_modules(plan: Plan, model: nn.Module) -> nn.Module:
@@ -71,15 +74,19 @@ def apply_to_modules(plan: Plan, model: nn.Module) -> nn.Module:
     modules = []
     for region in plan.regions:
         if region.module_path is None:
-            raise InputError(f"plan.apply({type(model).__name__}): the checkpoint of {region.nodes[0]} to {region.nodes[-1]} is no whole module; "
-                             f"apply this plan to the traced graph, or solve with granularity='module'")
+            raise InputError(
+                f"plan.apply({type(model).__name__}): the checkpoint of {region.nodes[0]} to {region.nodes[-1]} is no whole module; "
+                f"apply this plan to the traced graph, or solve with granularity='module'")
         try:
             module = model.get_submodule(region.module_path)
         except AttributeError:
-            raise InputError(f"plan.apply({type(model).__name__}): the plan of {plan.model} names module {region.module_path!r}, "
-                             f"which this model does not have") from None
+            raise InputError(
+                f"plan.apply({type(model).__name__}): the plan of {plan.model} names module {region.module_path!r}, "
+                f"which this model does not have") from None
         if isinstance(vars(module).get("forward"), CheckpointedForward):
-            raise InputError(f"plan.apply({type(model).__name__}): {region.module_path} is under a plan already; plan.undo(model) first")
+            raise InputError(
+                f"plan.apply({type(model).__name__}): {region.module_path} is under a plan already; plan.undo(model) first"
+            )
         modules.append((module, region))
     for module, region in modules:
         module.forward = CheckpointedForward(module, region)

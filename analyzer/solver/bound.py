@@ -1,9 +1,10 @@
 """What no division into units can cost less than, from prices of memory (a Lagrangian relaxation).
 
-Instead of keeping each atom of the program within the limit, each byte needed at it is given a price, and each byte of the limit is paid back at
-it. Then the cheapest division is a shortest path, and costs no more than the cheapest one that keeps to the limit, at whatever prices. Good
-prices are found by following subgradients (Held, Wolfe and Crowder, "Validation of subgradient optimization", 1974). The same prices bound
-what any rest of a division costs, given what is held before it: see `label`.
+Instead of keeping each atom of the program within the limit, each byte needed at it is given a price, and each byte of
+the limit is paid back at it. Then the cheapest division is a shortest path, and costs no more than the cheapest one
+that keeps to the limit, at whatever prices. Good prices are found by following subgradients (Held, Wolfe and Crowder,
+"Validation of subgradient optimization", 1974). The same prices bound what any rest of a division costs, given what is
+held before it: see `label`.
 """
 from __future__ import annotations
 
@@ -30,13 +31,16 @@ class UnitGraph:
         index = {place: i for i, place in enumerate(self.places)}
         self.begin = np.array([index[u.first] for u in self.units], dtype=np.int64)
         self.end = np.array([index[u.last + 1] for u in self.units], dtype=np.int64)
-        self.leaving = np.searchsorted(self.begin, np.arange(len(self.places) + 1))  # the first unit that begins at each place
+        # the first unit that begins at each place
+        self.leaving = np.searchsorted(self.begin, np.arange(len(self.places) + 1))
         self.cost = np.array([u.cost for u in self.units])
         self.held = np.array([u.held_bytes for u in self.units]) / max(1, limit_bytes)
         self.work = np.array([u.work_bytes for u in self.units]) / max(1, limit_bytes)
 
     def charge(self, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What each unit costs at these prices of the stretches; and the prices of a byte that is held from each place on."""
+        """What each unit costs at these prices of the stretches; and the prices of a byte that is held from each place
+        on.
+        """
         paid = np.concatenate([[0.0], np.cumsum(prices)])
         onwards = paid[-1] - paid
         return self.cost + self.held * onwards[self.end] + self.work * (paid[self.end] - paid[self.begin]), onwards
@@ -96,7 +100,9 @@ def find_prices(graph: UnitGraph, known_cost: float) -> tuple[float, np.ndarray]
 
 
 def units_left(graph: UnitGraph, prices: np.ndarray, known_cost: float) -> np.ndarray:
-    """Which units a division of at most ``known_cost`` may have: the others cost more at these prices, whatever goes before and after them."""
+    """Which units a division of at most ``known_cost`` may have: the others cost more at these prices, whatever goes
+    before and after them.
+    """
     costs, onwards = graph.charge(prices)
     least, _ = graph.shortest(costs)
     before = np.full(len(graph.places), np.inf)

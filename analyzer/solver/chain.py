@@ -1,10 +1,12 @@
 """Dynamic programming over the division of a program into units.
 
-The state is the place in the program and the bytes that the units before it hold, as in the dynamic programs of Beaumont, Herrmann,
-Pallez (Aupy) and Shilova, "Optimal memory-aware backpropagation of deep join networks" (2020) and "Optimal checkpointing for heterogeneous
-chains" (the tool rotor, 2019; persistent schedules: what is kept stays until its backward). Here a stage that is kept or not is a unit that runs
-plainly, under a checkpoint, or under one that keeps some products. Where theirs runs memory in equal steps, bytes are exact here; of more than
-`most_states` states at a place, those that hold least and those that cost least in each of equal steps of memory go on. With fewer the plan is the best.
+The state is the place in the program and the bytes that the units before it hold, as in the dynamic programs of
+Beaumont, Herrmann, Pallez (Aupy) and Shilova, "Optimal memory-aware backpropagation of deep join networks" (2020) and
+"Optimal checkpointing for heterogeneous chains" (the tool rotor, 2019; persistent schedules: what is kept stays until
+its backward). Here a stage that is kept or not is a unit that runs plainly, under a checkpoint, or under one that keeps
+some products. Where theirs runs memory in equal steps, bytes are exact here; of more than `most_states` states at a
+place, those that hold least and those that cost least in each of equal steps of memory go on. With fewer the plan is
+the best.
 """
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ import numpy as np
 
 from .unit import Unit
 
-MOST_STATES = 2 * 500  # in as many equal steps of memory as rotor has by default (its mem_slots), the least that is held and the least that it costs
+# in as many equal steps of memory as rotor has by default (its mem_slots), the least that is held and the least that it
+# costs
+MOST_STATES = 2 * 500
 
 
 def solve_chain(units: Sequence[Unit], limit_bytes: int, most_states: int = MOST_STATES) -> list[Unit] | None:
@@ -43,7 +47,8 @@ def solve_chain(units: Sequence[Unit], limit_bytes: int, most_states: int = MOST
             u = units[i]
             fits = int(np.searchsorted(held, limit_bytes - u.work_bytes, side="right"))
             if fits:
-                arrived.setdefault(u.last + 1, []).append((held[:fits] + u.held_bytes, cost[:fits] + u.cost, np.full(fits, i), np.arange(fits)))
+                arrived.setdefault(u.last + 1, []).append(
+                    (held[:fits] + u.held_bytes, cost[:fits] + u.cost, np.full(fits, i), np.arange(fits)))
     if goal not in fixed:
         return None
     return trace_back(units, fixed, goal)
@@ -67,8 +72,11 @@ def undominated(held: np.ndarray, cost: np.ndarray) -> np.ndarray:
     return keep
 
 
-def trace_back(units: Sequence[Unit], fixed: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]], goal: int) -> list[Unit]:
-    """The units that lead to the cheapest state at ``goal``; ``fixed`` has the states of each place: held, cost, last unit, state before it."""
+def trace_back(units: Sequence[Unit], fixed: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
+               goal: int) -> list[Unit]:
+    """The units that lead to the cheapest state at ``goal``; ``fixed`` has the states of each place: held, cost, last
+    unit, state before it.
+    """
     place = goal
     _, cost, _, _ = fixed[place]
     at = int(np.argmin(cost))

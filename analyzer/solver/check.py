@@ -1,4 +1,6 @@
-"""Replays a program under the recorder: the memory that it really reaches, what it runs again. It knows nothing of how a plan was made."""
+"""Replays a program under the recorder: the memory that it really reaches, what it runs again. It knows nothing of how
+a plan was made.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,12 +9,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from analyzer.hardware import DeviceSpec
 from analyzer.api.profile import ProfileOptions, profile
-from analyzer.results.profile import Profile
+from analyzer.api.symbolic_profile import symbolic_profile
+from analyzer.hardware import DeviceSpec
 from analyzer.profilers.annotation import Annotation
 from analyzer.record.log import Log
-from analyzer.api.symbolic_profile import symbolic_profile
+from analyzer.results.profile import Profile
 
 from .plan import StepInfo
 from .recorded_step import RecordedStep, read_step
@@ -23,7 +25,8 @@ _CPU = DeviceSpec("cpu", kind="cpu")  # no figures: bytes and counts only
 def measure_step(program: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, *,
                  loss_fn: Callable[[Any], torch.Tensor] | None = None, autocast: torch.dtype | None = None,
                  device: str | DeviceSpec | None = None) -> StepInfo:
-    """What one forward and backward pass of ``program`` takes: a traced graph, planned or not, or a model of the user's own.
+    """What one forward and backward pass of ``program`` takes: a traced graph, planned or not, or a model of the user's
+    own.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
@@ -46,11 +49,13 @@ def record_step(program: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str
 
     found: Profile
     if isinstance(program, fx.GraphModule):
-        symbolic_profile(program, *args, kwargs=kwargs, loss_fn=loss_fn, autocast=autocast, device=device, profilers=[take])
+        symbolic_profile(program, *args, kwargs=kwargs, loss_fn=loss_fn, autocast=autocast, device=device,
+                         profilers=[take])
         found = program.meta["profile"]
     else:
-        found = profile(program, args, kwargs, loss_fn=loss_fn, autocast=autocast, device=device or _CPU, profilers=[take],
-                        options=ProfileOptions(steps=1), reuse=False)
+        found = profile(program, args, kwargs, loss_fn=loss_fn, autocast=autocast, device=device or _CPU,
+                        profilers=[take], options=ProfileOptions(steps=1), reuse=False)
     seconds = None if found.fwd_seconds is None or found.bwd_seconds is None else found.fwd_seconds + found.bwd_seconds
     step = taken[0]
-    return step, StepInfo(step.peak_activation_bytes, step.peak_bytes, found.fwd_flops, found.bwd_flops, found.recompute_flops, seconds), found
+    return step, StepInfo(step.peak_activation_bytes, step.peak_bytes, found.fwd_flops, found.bwd_flops,
+                          found.recompute_flops, seconds), found

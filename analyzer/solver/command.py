@@ -29,42 +29,53 @@ exit codes: 0 found; 1 the model failed; 2 the command line or an input cannot b
 
 def add_fit_command(commands: Any) -> None:
     """Add ``fit`` to the subparsers of the command line."""
-    parser = commands.add_parser("fit", help="find the largest batch or sequence that fits a device", description=_HELP, epilog=_EXAMPLES,
-                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.add_parser("fit", help="find the largest batch or sequence that fits a device", description=_HELP,
+                                 epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", metavar="TARGET", help="the model; see `analyzer profile --help`")
     sought = parser.add_mutually_exclusive_group()
-    sought.add_argument("--batch", action="store_const", const="batch", dest="what", default="batch", help="seek the largest batch (default)")
-    sought.add_argument("--sequence", action="store_const", const="sequence", dest="what", help="seek the longest sequence")
-    parser.add_argument("--input", action="append", default=[], metavar="SPEC", help="an input as for `analyzer profile`; may be repeated")
+    sought.add_argument("--batch", action="store_const", const="batch", dest="what", default="batch",
+                        help="seek the largest batch (default)")
+    sought.add_argument("--sequence", action="store_const", const="sequence", dest="what",
+                        help="seek the longest sequence")
+    parser.add_argument("--input", action="append", default=[], metavar="SPEC",
+                        help="an input as for `analyzer profile`; may be repeated")
     parser.add_argument("--mode", choices=("train", "infer"), default="train")
-    parser.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"), help="default: none, gradients only")
-    parser.add_argument("--autocast", metavar="DTYPE", help="run the forward pass under torch.autocast with this dtype, bf16 or fp16")
+    parser.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"),
+                        help="default: none, gradients only")
+    parser.add_argument("--autocast", metavar="DTYPE",
+                        help="run the forward pass under torch.autocast with this dtype, bf16 or fp16")
     parser.add_argument("--checkpointing", action="store_true", help="recompute each block in the backward pass")
     parser.add_argument("--device", default="h200", help="whose memory (default h200); `analyzer devices` lists them")
-    parser.add_argument("--memory", metavar="SIZE", help="what the allocator may take, e.g. 20GiB (default: the device's, less what is known to be "
-                                                         "taken outside it)")
-    parser.add_argument("--world-size", type=int, default=1, metavar="N", help="processes of the job, for communication buffers (default 1)")
-    parser.add_argument("--start", type=int, default=1, metavar="N", help="smallest size to try (default 1; 2 where batch norm needs it)")
+    parser.add_argument(
+        "--memory", metavar="SIZE",
+        help="what the allocator may take, e.g. 20GiB (default: the device's, less what is known to be "
+        "taken outside it)")
+    parser.add_argument("--world-size", type=int, default=1, metavar="N",
+                        help="processes of the job, for communication buffers (default 1)")
+    parser.add_argument("--start", type=int, default=1, metavar="N",
+                        help="smallest size to try (default 1; 2 where batch norm needs it)")
     parser.add_argument("--multiple-of", type=int, default=1, metavar="N", help="try only multiples of this")
-    parser.add_argument("--at-most", type=int, metavar="N", help="largest size to try, e.g. the model's longest sequence")
+    parser.add_argument("--at-most", type=int, metavar="N",
+                        help="largest size to try, e.g. the model's longest sequence")
 
 
 def run_fit(arguments: argparse.Namespace) -> int:
     """``analyzer fit``; the result is the exit code."""
     from analyzer.api.profile import ProfileOptions, build_model
-    from analyzer.zoo.input_spec import DTYPES
     from analyzer.sweep.checkpointing import checkpoint_blocks
     from analyzer.sweep.configuration import Configuration, resolve_inputs
+    from analyzer.zoo.input_spec import DTYPES
     from analyzer.zoo.target import load_target
 
     from .fit import max_batch_size, max_sequence_length
 
-    configuration = Configuration(mode=arguments.mode, optimizer=arguments.optimizer, autocast=arguments.autocast, device=arguments.device,
-                                  checkpointing=arguments.checkpointing)
+    configuration = Configuration(mode=arguments.mode, optimizer=arguments.optimizer, autocast=arguments.autocast,
+                                  device=arguments.device, checkpointing=arguments.checkpointing)
     target = load_target(arguments.target)
 
     def make_inputs(size: int) -> Any:
-        sized = replace(configuration, batch=size) if arguments.what == "batch" else replace(configuration, sequence=size)
+        sized = replace(configuration, batch=size) if arguments.what == "batch" else replace(
+            configuration, sequence=size)
         specs = resolve_inputs(target, arguments.input, sized)
         return tuple(s.make() for s in specs if s.name is None), {s.name: s.make() for s in specs if s.name is not None}
 
@@ -75,9 +86,10 @@ def run_fit(arguments: argparse.Namespace) -> int:
         model = build_model(target.build).train(arguments.mode == "train")
         if configuration.checkpointing:
             checkpoint_blocks(model)
-        found = search(model, make_inputs, device=configuration.device_spec, start=arguments.start, multiple_of=arguments.multiple_of,
-                       at_most=arguments.at_most, options=options, world_size=arguments.world_size, mode=configuration.mode,
-                       optimizer=configuration.optimizer, autocast=None if configuration.autocast is None else DTYPES[configuration.autocast])
+        found = search(model, make_inputs, device=configuration.device_spec, start=arguments.start,
+                       multiple_of=arguments.multiple_of, at_most=arguments.at_most, options=options,
+                       world_size=arguments.world_size, mode=configuration.mode, optimizer=configuration.optimizer,
+                       autocast=None if configuration.autocast is None else DTYPES[configuration.autocast])
     except AnalyzerError:
         raise
     except Exception as error:  # whatever the model raises, e.g. for a sequence beyond its table of positions

@@ -1,9 +1,9 @@
 """The best division of a program into units, with a proof.
 
-A plan is a path from the first atom to the loss in a graph whose edges are units, along which memory stays within a limit; on any graph: values that skip
-over units are in what units hold. Prices of memory bound its cost from below (`bound`) and rule out most units. What is left is searched state
-by state (`label`); where that takes too long, it is a mixed-integer linear program for HiGHS, through SciPy: a variable for each unit, and one
-for what is held at each place.
+A plan is a path from the first atom to the loss in a graph whose edges are units, along which memory stays within a
+limit; on any graph: values that skip over units are in what units hold. Prices of memory bound its cost from below
+(`bound`) and rule out most units. What is left is searched state by state (`label`); where that takes too long, it is a
+mixed-integer linear program for HiGHS, through SciPy: a variable for each unit, and one for what is held at each place.
 """
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def solve_exact(units: Sequence[Unit], limit_bytes: int, label_seconds: float = 
         return ExactSolution(known, 0.0)
     graph = UnitGraph(units, limit_bytes)
     bound, prices = find_prices(graph, cost)
-    left = UnitGraph([graph.units[i] for i in np.flatnonzero(units_left(graph, prices, cost * (1 + _GAP)))], limit_bytes)
+    left = UnitGraph([graph.units[i] for i in np.flatnonzero(units_left(graph, prices, cost * (1 + _GAP)))],
+                     limit_bytes)
     found: list[Unit] | None = None
     done = cost - bound <= _GAP * cost
     if not done:
@@ -55,19 +56,22 @@ def solve_exact(units: Sequence[Unit], limit_bytes: int, label_seconds: float = 
     if not done:
         found, milp_bound = _solve_milp(left, limit_bytes, cost, milp_seconds)
         bound = max(bound, min(milp_bound, cost))
-    if found is not None and total_cost(found) < cost and peak_bytes(found) <= limit_bytes:  # HiGHS meets constraints within a tolerance
+    # HiGHS meets constraints within a tolerance
+    if found is not None and total_cost(found) < cost and peak_bytes(found) <= limit_bytes:
         known, cost = found, total_cost(found)
     return ExactSolution(known, cost if done or cost - bound <= _GAP * cost else bound)
 
 
-def _solve_milp(graph: UnitGraph, limit_bytes: int, known_cost: float, seconds: float) -> tuple[list[Unit] | None, float]:
+def _solve_milp(graph: UnitGraph, limit_bytes: int, known_cost: float,
+                seconds: float) -> tuple[list[Unit] | None, float]:
     """The best division that HiGHS finds among these units in the time, and its bound."""
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_matrix
     except ImportError as error:
-        raise MissingExtraError("method='exact': this program needs scipy, which is not installed; pip install 'torch-analyzer[solver]', "
-                                "or take method='chain'") from error
+        raise MissingExtraError(
+            "method='exact': this program needs scipy, which is not installed; pip install 'torch-analyzer[solver]', "
+            "or take method='chain'") from error
     size, stretches = len(graph.units), len(graph.places) - 1
     # variables: one for each unit, then the share of the limit that is held on arriving at each place but the last
     rows: list[int] = []
@@ -101,9 +105,10 @@ def _solve_milp(graph: UnitGraph, limit_bytes: int, known_cost: float, seconds: 
     unit_cost = known_cost / 1e3  # HiGHS's tolerances are absolute
     upper = np.ones(size + stretches)
     upper[size] = 0.0
-    result: Any = milp(np.concatenate([graph.cost / unit_cost, np.zeros(stretches)]), bounds=Bounds(np.zeros(size + stretches), upper),
-                       integrality=np.concatenate([np.ones(size), np.zeros(stretches)]), constraints=LinearConstraint(matrix, low, high),
-                       options={"time_limit": seconds, "mip_rel_gap": _GAP})
+    result: Any = milp(np.concatenate([graph.cost / unit_cost, np.zeros(stretches)]), bounds=Bounds(
+        np.zeros(size + stretches), upper),
+                       integrality=np.concatenate([np.ones(size), np.zeros(stretches)]), constraints=LinearConstraint(
+                           matrix, low, high), options={"time_limit": seconds, "mip_rel_gap": _GAP})
     bound = 0.0 if result.mip_dual_bound is None else max(0.0, float(result.mip_dual_bound) * unit_cost)
     if result.x is None:
         return None, bound

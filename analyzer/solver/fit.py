@@ -1,9 +1,9 @@
 """The largest batch, or the longest sequence, whose step fits in the memory of a device.
 
-Memory grows nearly linearly with either, in pieces (a kernel or an allocator's rounding changes), so the search follows the lines of the
-phases' peaks and keeps the answer between the largest size known to fit and the smallest known not to. Each size is
-profiled on a device with a limit, so what counts as fitting is what the allocator would do when it gives cached memory back and
-tries again. The answer and the size after it have always been profiled.
+Memory grows nearly linearly with either, in pieces (a kernel or an allocator's rounding changes), so the search follows
+the lines of the phases' peaks and keeps the answer between the largest size known to fit and the smallest known not to.
+Each size is profiled on a device with a limit, so what counts as fitting is what the allocator would do when it gives
+cached memory back and tries again. The answer and the size after it have always been profiled.
 """
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from analyzer.api.profile import Profile, ProfileOptions, profile
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.unseen import UnseenMemory, list_unseen
-from analyzer.api.profile import Profile, ProfileOptions, profile
-from analyzer.results.profile import OutOfMemoryInfo
 from analyzer.report.column import format_quantity, print_rows
+from analyzer.results.profile import OutOfMemoryInfo
 
 __all__ = ["Evaluation", "FitResult", "max_batch_size", "max_sequence_length"]
 
@@ -63,7 +63,8 @@ class FitResult:
             said = f"no {self.what} fits: {self.evaluations[0].size:,} does not"
         unknown = [line.what for line in self.unseen if line.bytes is None]
         rows = [(f"{e.size:,}", "yes" if e.fits else "no", format_quantity(e.peak_allocated_bytes, "bytes"),
-                 format_quantity(e.peak_reserved_bytes, "bytes"), _describe_end(e.out_of_memory)) for e in sorted(self.evaluations, key=_size)]
+                 format_quantity(e.peak_reserved_bytes, "bytes"), _describe_end(e.out_of_memory))
+                for e in sorted(self.evaluations, key=_size)]
         lines = [f"{self.device}: {said}",
                  f"of {format_quantity(self.capacity_bytes, 'bytes')} that the allocator may take" +
                  (f" (not taken off, for it is not known: {', '.join(unknown)})" if unknown else ""),
@@ -76,20 +77,23 @@ def _size(evaluation: Evaluation) -> int:
 
 
 def _describe_end(info: OutOfMemoryInfo | None) -> str:
-    return "" if info is None else f"{info.operator} in {info.phase}" + (f", {info.module_path}" if info.module_path else "")
+    return "" if info is None else f"{info.operator} in {info.phase}" + (
+        f", {info.module_path}" if info.module_path else "")
 
 
-def max_batch_size(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: MakeInputs, *, device: str | DeviceSpec = "h200",
-                   start: int = 1, multiple_of: int = 1, at_most: int | None = None, options: ProfileOptions | None = None,
-                   world_size: int = 1, **profile_options: Any) -> FitResult:
+def max_batch_size(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: MakeInputs, *,
+                   device: str | DeviceSpec = "h200", start: int = 1, multiple_of: int = 1, at_most: int | None = None,
+                   options: ProfileOptions | None = None, world_size: int = 1, **profile_options: Any) -> FitResult:
     """The largest batch whose step fits on ``device``.
 
-    ``make_inputs(size)`` gives the arguments for a batch of that size: a tensor, a tuple of positional ones, a dictionary of named ones,
-    or a pair ``(tuple, dict)``. Only multiples of ``multiple_of`` are tried, from ``start`` (2 where batch norm needs it) to ``at_most``.
-    ``options`` and ``profile_options`` are those of `analyzer.api.profile`; ``options.capacity_bytes`` takes the place of the device's
-    memory. ``world_size`` above 1 takes communication buffers off it where their size is known.
+    ``make_inputs(size)`` gives the arguments for a batch of that size: a tensor, a tuple of positional ones, a
+    dictionary of named ones, or a pair ``(tuple, dict)``. Only multiples of ``multiple_of`` are tried, from ``start``
+    (2 where batch norm needs it) to ``at_most``.
+    ``options`` and ``profile_options`` are those of `analyzer.api.profile`; ``options.capacity_bytes`` takes the place
+    of the device's memory. ``world_size`` above 1 takes communication buffers off it where their size is known.
 
-    Raises InputError where memory does not grow with the size and ``at_most`` is not given, or for bounds that cannot be; what `profile` raises.
+    Raises InputError where memory does not grow with the size and ``at_most`` is not given, or for bounds that cannot
+    be; what `profile` raises.
 
     >>> import torch
     >>> model = torch.nn.Linear(1024, 1024)
@@ -97,17 +101,21 @@ def max_batch_size(model: torch.nn.Module | Callable[[], torch.nn.Module], make_
     >>> found.at_limit.out_of_memory is None, found.beyond.out_of_memory.operator, len(found.evaluations) < 10
     (True, 'aten.addmm.default', True)
     """
-    return _search("batch size", model, make_inputs, device, start, multiple_of, at_most, options, world_size, profile_options)
+    return _search("batch size", model, make_inputs, device, start, multiple_of, at_most, options, world_size,
+                   profile_options)
 
 
-def max_sequence_length(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: MakeInputs, *, device: str | DeviceSpec = "h200",
-                        start: int = 1, multiple_of: int = 1, at_most: int | None = None, options: ProfileOptions | None = None,
-                        world_size: int = 1, **profile_options: Any) -> FitResult:
+def max_sequence_length(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: MakeInputs, *,
+                        device: str | DeviceSpec = "h200", start: int = 1, multiple_of: int = 1,
+                        at_most: int | None = None, options: ProfileOptions | None = None, world_size: int = 1,
+                        **profile_options: Any) -> FitResult:
     """The longest sequence whose step fits on ``device``; as `max_batch_size`, with ``make_inputs(length)``.
 
-    Give ``at_most`` where the model has a longest sequence of its own (a table of positions): beyond it the model raises.
+    Give ``at_most`` where the model has a longest sequence of its own (a table of positions): beyond it the model
+    raises.
     """
-    return _search("sequence length", model, make_inputs, device, start, multiple_of, at_most, options, world_size, profile_options)
+    return _search("sequence length", model, make_inputs, device, start, multiple_of, at_most, options, world_size,
+                   profile_options)
 
 
 def split_inputs(made: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -128,7 +136,8 @@ class _Search:
         self.run, self.multiple_of, self.last, self.capacity_bytes = run, multiple_of, last, capacity_bytes
         self.profiles: dict[int, Profile] = {}  # of the two ends of the bracket
         self.evaluations: list[Evaluation] = []
-        self.fitting: list[tuple[int, dict[tuple[int, str], int], int]] = []  # steps, peak allocated bytes by step of training and phase, reserved
+        # steps, peak allocated bytes by step of training and phase, reserved
+        self.fitting: list[tuple[int, dict[tuple[int, str], int], int]] = []
         self.low, self.high = 0, 0  # largest that fits, smallest that does not; 0: none yet
 
     @property
@@ -146,13 +155,14 @@ class _Search:
         found = self.run(steps * self.multiple_of)
         info = found.out_of_memory
         reserved = found.peak_reserved_bytes if info is None or info.reserved_bytes is None else info.reserved_bytes
-        self.evaluations.append(Evaluation(steps * self.multiple_of, info is None, found.peak_allocated_bytes, reserved, info))
+        self.evaluations.append(
+            Evaluation(steps * self.multiple_of, info is None, found.peak_allocated_bytes, reserved, info))
         self.profiles[steps] = found
         if info is None:
             self.low = steps
             self.fitting.append((steps, {(i, name): phase.peak_allocated_bytes or 0
-                                         for i, phases in enumerate((found.first_step, found.phases)) for name, phase in phases.items()},
-                                 found.peak_reserved_bytes or 0))
+                                         for i, phases in enumerate((found.first_step, found.phases))
+                                         for name, phase in phases.items()}, found.peak_reserved_bytes or 0))
         else:
             self.high = steps
         self.profiles = {k: v for k, v in self.profiles.items() if k in (self.low, self.high)}
@@ -161,7 +171,8 @@ class _Search:
     def lines(self) -> list[tuple[int, float]]:
         """Bytes at the largest size that fits, and bytes per step from the one before, of each phase that rises.
 
-        Each phase has a line of its own: at small sizes the peak is that of the optimizer, which knows nothing of the batch.
+        Each phase has a line of its own: at small sizes the peak is that of the optimizer, which knows nothing of the
+        batch.
         """
         if len(self.fitting) < 2:
             return []
@@ -179,15 +190,17 @@ class _Search:
         return b + int((self.capacity_bytes - now) * (b - a) / (now - before)) if now > before else b
 
 
-def _search(what: str, model: Any, make_inputs: MakeInputs, device: str | DeviceSpec, start: int, multiple_of: int, at_most: int | None,
-            options: ProfileOptions | None, world_size: int, profile_options: dict[str, Any]) -> FitResult:
+def _search(what: str, model: Any, make_inputs: MakeInputs, device: str | DeviceSpec, start: int, multiple_of: int,
+            at_most: int | None, options: ProfileOptions | None, world_size: int,
+            profile_options: dict[str, Any]) -> FitResult:
     spec = find_device(device)
     options = options or ProfileOptions()
     unseen = list_unseen(spec, world_size)
     capacity = options.capacity_bytes
     if capacity is None:
         if spec.memory_bytes is None:
-            raise InputError(f"{what}: the memory of {spec.name!r} is not known; give options=ProfileOptions(capacity_bytes=...)")
+            raise InputError(
+                f"{what}: the memory of {spec.name!r} is not known; give options=ProfileOptions(capacity_bytes=...)")
         capacity = spec.memory_bytes - sum(u.bytes or 0 for u in unseen)
     else:
         unseen = ()
@@ -215,9 +228,12 @@ def _close_in(search: _Search, first: int, what: str) -> None:
     search.fits(first + 1)
     if not search.is_closed and not search.high:
         search.fits(search.follow_lines(0.5))  # near the limit, but far enough off to fit where memory fragments
-    while not search.high and not search.is_closed:  # the lines of small sizes lie low where memory rises faster than the size
+    # the lines of small sizes lie low where memory rises faster than the size
+    while not search.high and not search.is_closed:
         if search.low > _ENDLESS * first:
-            raise InputError(f"{what}: {search.low * search.multiple_of:,} still fits; does make_inputs use its argument? Else give at_most")
+            raise InputError(
+                f"{what}: {search.low * search.multiple_of:,} still fits; does make_inputs use its argument? Else give at_most"
+            )
         guess = search.follow_lines(1.0)
         if search.fits(guess) and guess <= search.low and not search.is_closed:
             search.fits(search.low + 1)  # most often the line is right

@@ -1,7 +1,8 @@
 """A quick plan: units of a limited size, each taken for its cost and a price of the bytes that it holds.
 
-As algorithm 3 of Chen, Xu, Zhang and Guestrin, "Training deep nets with sublinear memory cost" (2016), it searches the size that a segment
-may have; and as their walk forward looks at no more than what is held so far, a shortest path looks at no more than cost and price.
+As algorithm 3 of Chen, Xu, Zhang and Guestrin, "Training deep nets with sublinear memory cost" (2016), it searches the
+size that a segment may have; and as their walk forward looks at no more than what is held so far, a shortest path looks
+at no more than cost and price.
 """
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ def solve_greedy(units: Sequence[Unit], limit_bytes: int) -> list[Unit] | None:
     average = max((u.cost for u in units), default=0.0) / max(1, sum(u.held_bytes for u in units if not u.is_region))
     best: list[Unit] | None = None
     for share in _SIZES:
-        usable = {first: [u for u in row if u.work_bytes <= (share if u.is_region else 1) * limit_bytes] for first, row in by_first.items()}
+        usable = {
+            first: [u for u in row if u.work_bytes <= (share if u.is_region else 1) * limit_bytes]
+            for first, row in by_first.items()
+        }
         for price in _PRICES:
             division = _take(usable, goal, price * average)
             if division is not None and peak_bytes(division) <= limit_bytes:

@@ -1,4 +1,6 @@
-"""How a checkpointed region is run again: which products' results it keeps, and running statistics that are not updated twice."""
+"""How a checkpointed region is run again: which products' results it keeps, and running statistics that are not updated
+twice.
+"""
 from __future__ import annotations
 
 import math
@@ -15,12 +17,14 @@ from analyzer.fx.graph.generator_state import GeneratorState
 from analyzer.fx.graph.storage_table import StorageTable
 from analyzer.fx.graph.version_alias import alias_with_version
 
-_PRODUCTS = frozenset("mm addmm bmm baddbmm addbmm mv addmv dot convolution convolution_overrideable cudnn_convolution mkldnn_convolution "
-                      "_scaled_mm _grouped_mm".split())
+_PRODUCTS = frozenset(
+    "mm addmm bmm baddbmm addbmm mv addmv dot convolution convolution_overrideable cudnn_convolution mkldnn_convolution "
+    "_scaled_mm _grouped_mm".split())
 
 
 def is_product(op: Any) -> bool:
-    """Whether an operator counts among the products of a region: matrix products, convolutions, fused attention, by any backend.
+    """Whether an operator counts among the products of a region: matrix products, convolutions, fused attention, by any
+    backend.
 
     >>> is_product(torch.ops.aten.addmm.default), is_product(torch.ops.aten.add.Tensor)
     (True, False)
@@ -31,14 +35,17 @@ def is_product(op: Any) -> bool:
 
 @dataclass(frozen=True)
 class KeepProducts:
-    """The ``context_fn`` of a checkpoint: keeps the results of the products with these ordinals and runs all else again.
+    """The ``context_fn`` of a checkpoint: keeps the results of the products with these ordinals and runs all else
+    again.
 
-    Products at ``skips`` are not run again either, and nothing is kept of them: their results are read outside of the region alone, and all that
-    a gradient needs of them are their inputs. In place of such a result there are NaNs that take no memory.
+    Products at ``skips`` are not run again either, and nothing is kept of them: their results are read outside of the
+    region alone, and all that a gradient needs of them are their inputs. In place of such a result there are NaNs that
+    take no memory.
 
-    Products are counted in the order in which the region calls them (`is_product`), so that the same plan holds where attention or
-    convolution run another kernel. What is written into a result in place right after (a bias, a mask) is kept with it. ``norms`` are
-    normalization layers of the region whose running statistics the forward pass updates, once.
+    Products are counted in the order in which the region calls them (`is_product`), so that the same plan holds where
+    attention or convolution run another kernel. What is written into a result in place right after (a bias, a mask) is
+    kept with it. ``norms`` are normalization layers of the region whose running statistics the forward pass updates,
+    once.
 
     Raises RuntimeError in backward where a kept result was written to after the region.
 
@@ -86,8 +93,9 @@ class _Kept:
         """A kept result, which is given out once, so that it is freed as early as a saved tensor."""
         result = self.results.pop(ordinal)
         if [t._version for t in _tensors(result)] != self.versions[ordinal]:
-            raise RuntimeError(f"the result of product {ordinal} that a checkpoint keeps was written to in place after the checkpointed region ran; "
-                               f"make a plan that runs it again, or write to a copy of it")
+            raise RuntimeError(
+                f"the result of product {ordinal} that a checkpoint keeps was written to in place after the checkpointed region ran; "
+                f"make a plan that runs it again, or write to a copy of it")
         if (generator := self.generators[ordinal]) is not None:  # what draws after it draws the same numbers as before
             generator.restore()
         return tree_map_only(torch.Tensor, torch.Tensor.detach, result)

@@ -1,8 +1,9 @@
 """Every division that may be the best one, place by place: the exact method for shortest paths with a limit.
 
-As in `chain`, a state is a place and the bytes held there, but none is given up for want of room. What keeps them few are bounds on what the rest of the
-program costs after each state (`bound`): a state that cannot lead to a cheaper division than the one known is left. (Labels with completion
-bounds: Beasley and Christofides, "An algorithm for the resource constrained shortest path problem", 1989.)
+As in `chain`, a state is a place and the bytes held there, but none is given up for want of room. What keeps them few
+are bounds on what the rest of the program costs after each state (`bound`): a state that cannot lead to a cheaper
+division than the one known is left. (Labels with completion bounds: Beasley and Christofides, "An algorithm for the
+resource constrained shortest path problem", 1989.)
 """
 from __future__ import annotations
 
@@ -14,12 +15,16 @@ from .bound import UnitGraph
 from .chain import trace_back, undominated
 from .unit import Unit
 
-_SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)  # of the prices: a bound for states that hold much, others for those that hold little
+# of the prices: a bound for states that hold much, others for those that hold little
+_SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
 _MOST_LABELS = 10**7  # in all: a gigabyte
 
 
-def search_labels(graph: UnitGraph, limit_bytes: int, prices: np.ndarray, below: float, seconds: float) -> tuple[list[Unit] | None, bool]:
-    """The cheapest division within the limit that costs less than ``below``, None where there is none; and whether all were seen in the time."""
+def search_labels(graph: UnitGraph, limit_bytes: int, prices: np.ndarray, below: float,
+                  seconds: float) -> tuple[list[Unit] | None, bool]:
+    """The cheapest division within the limit that costs less than ``below``, None where there is none; and whether all
+    were seen in the time.
+    """
     ends = time.perf_counter() + seconds
     rests = []
     for scale in _SCALES:
@@ -35,7 +40,8 @@ def search_labels(graph: UnitGraph, limit_bytes: int, prices: np.ndarray, below:
         if time.perf_counter() > ends or count > _MOST_LABELS:
             return None, False
         held, cost, via, state = (np.concatenate(parts) for parts in zip(*arrived.pop(place)))
-        hopeful = np.flatnonzero(np.max([cost + least[place] + price[place] * held for least, price in rests], axis=0) < below)
+        hopeful = np.flatnonzero(
+            np.max([cost + least[place] + price[place] * held for least, price in rests], axis=0) < below)
         keep = hopeful[undominated(held[hopeful], cost[hopeful])]
         if not len(keep):
             continue
@@ -45,7 +51,8 @@ def search_labels(graph: UnitGraph, limit_bytes: int, prices: np.ndarray, below:
             u = graph.units[i]
             fits = int(np.searchsorted(held, limit_bytes - u.work_bytes, side="right"))
             if fits:
-                arrived.setdefault(int(graph.end[i]), []).append((held[:fits] + u.held_bytes, cost[:fits] + u.cost, np.full(fits, i), np.arange(fits)))
+                arrived.setdefault(int(graph.end[i]), []).append(
+                    (held[:fits] + u.held_bytes, cost[:fits] + u.cost, np.full(fits, i), np.arange(fits)))
     if graph.places[goal] not in fixed:
         return None, True
     return trace_back(graph.units, fixed, graph.places[goal]), True

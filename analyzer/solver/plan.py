@@ -1,4 +1,6 @@
-"""A plan as plain data: which parts of a program run under a checkpoint, what they keep, and what that was measured to give."""
+"""A plan as plain data: which parts of a program run under a checkpoint, what they keep, and what that was measured to
+give.
+"""
 from __future__ import annotations
 
 import json
@@ -22,7 +24,9 @@ class InfeasibleBudgetError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """What a recorded training step took. *Activations* are what is neither there before the step nor a parameter's gradient."""
+    """What a recorded training step took. *Activations* are what is neither there before the step nor a parameter's
+    gradient.
+    """
 
     peak_activation_bytes: int
     peak_bytes: int                 #: everything, parameters and gradients included
@@ -38,10 +42,12 @@ class PlanRegion:
 
     nodes: tuple[str, ...]
     module_path: str | None = None      #: the module whose whole forward this is
-    keeps: tuple[int, ...] = ()         #: ordinals, among the products (matrix products, convolutions, fused attention) that it calls, of
-                                        #: those whose results are kept
+    #: ordinals, among the products (matrix products, convolutions, fused attention) that it calls, of
+    keeps: tuple[int, ...] = ()
+    #: those whose results are kept
     products: int = 0                   #: that it calls
-    skips: tuple[int, ...] = ()         #: ordinals of those that are not run again though nothing is kept of them: the region does not read them
+    #: ordinals of those that are not run again though nothing is kept of them: the region does not read them
+    skips: tuple[int, ...] = ()
     cost: float = 0.0                   #: of running it again, in units of the plan's objective
 
 
@@ -86,7 +92,9 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """How far ``cost`` may be above the least possible, as a share of ``cost``; 0.0 is proven optimal, None is not known."""
+        """How far ``cost`` may be above the least possible, as a share of ``cost``; 0.0 is proven optimal, None is not
+        known.
+        """
         if self.bound is None or self.cost is None:
             return None
         return 0.0 if self.cost <= self.bound else (self.cost - self.bound) / self.cost
@@ -106,11 +114,12 @@ class Plan:
     def apply(self, target: nn.Module) -> nn.Module:
         """``target`` with the plan in it.
 
-        A `GraphModule` (the traced one, or one with the same node names) gives a new one that shares its parameters. Of any other module,
-        the modules that the plan names are wrapped where they are, until `undo`; the plan must be one of whole modules
-        (``solve(..., granularity="module")``).
+        A `GraphModule` (the traced one, or one with the same node names) gives a new one that shares its parameters. Of
+        any other module, the modules that the plan names are wrapped where they are, until `undo`; the plan must be one
+        of whole modules (``solve(..., granularity="module")``).
 
-        Raises InputError where nodes or modules of the plan are not there, and for a plan of operators on a module that is no graph.
+        Raises InputError where nodes or modules of the plan are not there, and for a plan of operators on a module that
+        is no graph.
         """
         from .application import apply_to_graph, apply_to_modules
 
@@ -145,7 +154,9 @@ class Plan:
 
     @classmethod
     def from_json(cls, source: str | Path) -> Plan:
-        """The plan in JSON text or in the file of that name. Raises ProfileFormatError where it is damaged, InputError for no such file."""
+        """The plan in JSON text or in the file of that name. Raises ProfileFormatError where it is damaged, InputError
+        for no such file.
+        """
         from analyzer.report.json_format import decoder_of
 
         text = source
@@ -153,7 +164,9 @@ class Plan:
             try:
                 text = Path(source).read_text(encoding="utf-8")
             except OSError as error:
-                raise InputError(f"Plan.from_json({str(source)!r}): {error.strerror}; give the path of a saved plan or its text") from error
+                raise InputError(
+                    f"Plan.from_json({str(source)!r}): {error.strerror}; give the path of a saved plan or its text"
+                ) from error
         try:
             data = json.loads(str(text))
         except ValueError as error:
@@ -162,7 +175,9 @@ class Plan:
             raise ProfileFormatError(f'Plan.from_json: not a saved plan: expected an object with "format": "{_FORMAT}"')
         version = data.pop("version", None)
         if version != cls.format_version:
-            raise ProfileFormatError(f"Plan.from_json: format version {version!r}, and this analyzer reads version {cls.format_version}: solve again")
+            raise ProfileFormatError(
+                f"Plan.from_json: format version {version!r}, and this analyzer reads version {cls.format_version}: solve again"
+            )
         kind: Any = cls
         plan: Plan = decoder_of(kind)(data, "plan")
         return plan
@@ -171,30 +186,41 @@ class Plan:
         """One row a checkpoint: its nodes, what it keeps, what running it again costs."""
         from analyzer.report.column import print_rows
 
-        rows = [(r.nodes[0], r.nodes[-1], r.module_path or "", str(len(r.nodes)), f"{len(r.keeps)} of {r.products}", self.format_cost(r.cost))
+        rows = [(r.nodes[0], r.nodes[-1], r.module_path
+                 or "", str(len(r.nodes)), f"{len(r.keeps)} of {r.products}", self.format_cost(r.cost))
                 for r in self.regions]
-        return print_rows(("First node", "Last node", "Module", "Nodes", "Products kept", "Run again"), rows, left=(0, 1, 2), fmt=fmt,
-                          total=("total", "", "", str(sum(len(r.nodes) for r in self.regions)), "", self.format_cost(self.cost)))
+        return print_rows(("First node", "Last node", "Module", "Nodes", "Products kept", "Run again"), rows,
+                          left=(0, 1, 2), fmt=fmt, total=("total", "", "", str(sum(
+                              len(r.nodes) for r in self.regions)), "", self.format_cost(self.cost)))
 
     def summary(self) -> str:
         """What the plan gives: peaks before and after, overhead, how good it is."""
         before, after = self.unplanned, self.planned
         limited = "activations" if self.budget_of == "activations" else "the whole step"
-        lines = [f"{self.model}: {len(self.regions)} checkpoints of {self.granularity}s, by method {self.method}",
-                 f"budget for {limited}: {format_bytes(self.budget_bytes)}",
-                 f"activations at their peak: {format_bytes(before.peak_activation_bytes)} without the plan"
-                 + ("" if after is None else f", {format_bytes(after.peak_activation_bytes)} with it "
-                    f"({_percent(after.peak_activation_bytes, before.peak_activation_bytes)})"),
-                 f"the whole step: {format_bytes(before.peak_bytes)}" + ("" if after is None else f", {format_bytes(after.peak_bytes)}")]
+        lines = [
+            f"{self.model}: {len(self.regions)} checkpoints of {self.granularity}s, by method {self.method}",
+            f"budget for {limited}: {format_bytes(self.budget_bytes)}",
+            f"activations at their peak: {format_bytes(before.peak_activation_bytes)} without the plan" +
+            ("" if after is None else f", {format_bytes(after.peak_activation_bytes)} with it "
+             f"({_percent(after.peak_activation_bytes, before.peak_activation_bytes)})"),
+            f"the whole step: {format_bytes(before.peak_bytes)}" +
+            ("" if after is None else f", {format_bytes(after.peak_bytes)}")
+        ]
         if after is None:
-            lines.append("not checked: solve from a graph, or measure the planned model with analyzer.solver.measure_step")
+            lines.append(
+                "not checked: solve from a graph, or measure the planned model with analyzer.solver.measure_step")
         elif after.recompute_flops is not None:
-            lines.append(f"run again: {format_flops(after.recompute_flops)}"
-                         + (f", {_percent(after.recompute_flops, before.fwd_flops)} of the forward pass" if before.fwd_flops else ""))
+            lines.append(f"run again: {format_flops(after.recompute_flops)}" +
+                         (f", {_percent(after.recompute_flops, before.fwd_flops)} of the forward pass" if before.
+                          fwd_flops else ""))
         if after is not None and before.seconds is not None and after.seconds is not None:
-            lines.append(f"time on {self.device} (roofline): {format_seconds(before.seconds)}, {format_seconds(after.seconds)} with the plan")
+            lines.append(
+                f"time on {self.device} (roofline): {format_seconds(before.seconds)}, {format_seconds(after.seconds)} with the plan"
+            )
         if self.offloads:
-            lines.append(f"results of {len(self.offloads)} nodes wait on the host: {format_seconds(self.offload_seconds)} over PCIe, if nothing hides them")
+            lines.append(
+                f"results of {len(self.offloads)} nodes wait on the host: {format_seconds(self.offload_seconds)} over PCIe, if nothing hides them"
+            )
         if self.gap is not None:
             lines.append("proven optimal among divisions into these units" if self.gap == 0 else
                          f"at most {self.gap:.1%} of the overhead is more than the least possible")
@@ -206,7 +232,8 @@ class Plan:
 
     def format_cost(self, cost: float | None) -> str:
         """A cost in the unit of the plan's objective."""
-        return format_seconds(cost) if self.objective == "seconds" else format_flops(None if cost is None else round(cost))
+        return format_seconds(cost) if self.objective == "seconds" else format_flops(None if cost is
+                                                                                     None else round(cost))
 
 
 def _percent(part: float, whole: float | None) -> str:

@@ -34,23 +34,33 @@ _SHARES = "100%,90%,80%,70%,60%,50%,40%,30%,20%"
 
 def add_plan_command(commands: Any) -> None:
     """Add ``plan`` to the subparsers of the command line."""
-    parser = commands.add_parser("plan", help="plan activation checkpointing for a budget of memory", description=_HELP, epilog=_EXAMPLES,
-                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.add_parser("plan", help="plan activation checkpointing for a budget of memory", description=_HELP,
+                                 epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", metavar="TARGET", help="the model; see `analyzer profile --help`")
-    parser.add_argument("--budget", required=True, metavar="SIZE", help="memory of the whole step, e.g. 24GiB, or a share of the activations', e.g. 50%%")
-    parser.add_argument("--input", action="append", default=[], metavar="SPEC", help="an input as for `analyzer profile`; may be repeated")
-    parser.add_argument("--device", help="whose time to save and whose kernels to expect (default: none; then FLOPs are saved)")
-    parser.add_argument("--method", choices=("auto", "greedy", "chain", "exact"), default="auto", help="default auto; exact needs scipy")
-    parser.add_argument("--granularity", choices=("operator", "module"), default="operator",
-                        help="checkpoints around any operators of the traced graph (default), or around whole modules, which the model's own code can take")
+    parser.add_argument("--budget", required=True, metavar="SIZE",
+                        help="memory of the whole step, e.g. 24GiB, or a share of the activations', e.g. 50%%")
+    parser.add_argument("--input", action="append", default=[], metavar="SPEC",
+                        help="an input as for `analyzer profile`; may be repeated")
+    parser.add_argument("--device",
+                        help="whose time to save and whose kernels to expect (default: none; then FLOPs are saved)")
+    parser.add_argument("--method", choices=("auto", "greedy", "chain", "exact"), default="auto",
+                        help="default auto; exact needs scipy")
+    parser.add_argument(
+        "--granularity", choices=("operator", "module"), default="operator", help=
+        "checkpoints around any operators of the traced graph (default), or around whole modules, which the model's own code can take"
+    )
     parser.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"),
                         help="count its states in the whole step's memory (default: none)")
-    parser.add_argument("--autocast", metavar="DTYPE", choices=("bf16", "bfloat16", "fp16", "float16"), help="run the forward pass under torch.autocast")
-    parser.add_argument("--offload", action="store_true", help="saved results may also wait on the host (needs --device)")
-    parser.add_argument("--frontier", nargs="?", const=_SHARES, metavar="BUDGETS", help=f"also the overhead at these budgets (default {_SHARES})"
-                        .replace("%", "%%"))
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the frontier to this file (matplotlib; extra [report])")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save the plan (read it with analyzer.solver.Plan.from_json)")
+    parser.add_argument("--autocast", metavar="DTYPE", choices=("bf16", "bfloat16", "fp16", "float16"),
+                        help="run the forward pass under torch.autocast")
+    parser.add_argument("--offload", action="store_true",
+                        help="saved results may also wait on the host (needs --device)")
+    parser.add_argument("--frontier", nargs="?", const=_SHARES, metavar="BUDGETS",
+                        help=f"also the overhead at these budgets (default {_SHARES})".replace("%", "%%"))
+    parser.add_argument("--plot", type=Path, metavar="FILE",
+                        help="draw the frontier to this file (matplotlib; extra [report])")
+    parser.add_argument("--json", type=Path, metavar="FILE",
+                        help="save the plan (read it with analyzer.solver.Plan.from_json)")
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
@@ -69,10 +79,12 @@ def run_plan(arguments: argparse.Namespace) -> int:
     target = load_target(arguments.target)
     inputs = target.choose_inputs(parse_inputs(arguments.input), train=True)
     if inputs is None:
-        raise InputError(f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input x=int64:8x512")
+        raise InputError(
+            f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input x=int64:8x512"
+        )
 
-    from analyzer.fx.trace.tracer import symbolic_trace
     from analyzer.api.profile import build_model, profile
+    from analyzer.fx.trace.tracer import symbolic_trace
 
     args = tuple(s.make() for s in inputs if s.name is None)
     kwargs = {s.name: s.make() for s in inputs if s.name is not None}
@@ -83,9 +95,10 @@ def run_plan(arguments: argparse.Namespace) -> int:
         gm = symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs})
         held = 0
         if arguments.optimizer is not None:
-            held = profile(model, args, kwargs, optimizer=arguments.optimizer, autocast=autocast, device=arguments.device or "h200").optimizer_bytes or 0
-        planner = Planner(gm, args, kwargs, autocast=autocast, device=arguments.device, granularity=arguments.granularity, held_bytes=held,
-                          offload=arguments.offload)
+            held = profile(model, args, kwargs, optimizer=arguments.optimizer, autocast=autocast,
+                           device=arguments.device or "h200").optimizer_bytes or 0
+        planner = Planner(gm, args, kwargs, autocast=autocast, device=arguments.device,
+                          granularity=arguments.granularity, held_bytes=held, offload=arguments.offload)
         try:
             plan = planner.solve(arguments.budget, arguments.method)
         except InfeasibleBudgetError as error:

@@ -13,8 +13,8 @@ from analyzer.fx.graph.region import CheckpointRegion, GradRegion
 from analyzer.fx.graph.statement import region_of
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.traffic import traffic_bytes
-from analyzer.record.storage_life import StorageLife
 from analyzer.record.op_call import OpCall
+from analyzer.record.storage_life import StorageLife
 
 from .kept_product import is_product
 from .recorded_step import RecordedStep, alive_bytes, watched
@@ -32,7 +32,8 @@ class CallInfo:
     is_product: bool       #: counts in the order by which a policy tells what to keep
     keep_bytes: int = -1   #: what keeping its result costs; -1 where it cannot be kept
     keep_value: int = -1   #: the value that it makes
-    first_use: int = -1    #: of a product with one result: the first atom that does more with it than view it; -1 where it must run
+    #: of a product with one result: the first atom that does more with it than view it; -1 where it must run
+    first_use: int = -1
     written_value: int = -1  #: the value that it writes to in place; where that is kept, it does not run again
 
 
@@ -40,9 +41,9 @@ class CallInfo:
 class Problem:
     """The forward pass as ``atoms``: groups of nodes that no boundary may separate. Atom n, the last, is the loss.
 
-    Per value (a storage made in the forward pass), sorted by maker: bytes, the atom that makes it, the first and the last atom whose
-    gradient reads it (n + 1 and -1 if none), the last atom that reads it forward. Per atom: what its backward, its forward and the
-    gradients that flow into it take besides values.
+    Per value (a storage made in the forward pass), sorted by maker: bytes, the atom that makes it, the first and the
+    last atom whose gradient reads it (n + 1 and -1 if none), the last atom that reads it forward. Per atom: what its
+    backward, its forward and the gradients that flow into it take besides values.
     """
 
     atoms: tuple[tuple[str, ...], ...]     #: names of nodes
@@ -62,7 +63,8 @@ class Problem:
     incoming_bytes: np.ndarray
     fwd_cost: float
     node_of: tuple[str, ...] = ()          #: per value the node whose result it is, "" for what lies inside a node
-    offload_cost_per_byte: float | None = None  #: of taking a byte to the host and back; None where values stay on the device
+    #: of taking a byte to the host and back; None where values stay on the device
+    offload_cost_per_byte: float | None = None
     uncounted: tuple[str, ...] = field(default=())  #: operators whose cost is not known
 
     def __len__(self) -> int:
@@ -73,7 +75,8 @@ class Problem:
         return self.last_saver >= 0
 
 
-def read_problem(step: RecordedStep, gm: fx.GraphModule, cost: Callable[[OpCall], float | None], counts_gradients: bool) -> Problem:
+def read_problem(step: RecordedStep, gm: fx.GraphModule, cost: Callable[[OpCall], float | None],
+                 counts_gradients: bool) -> Problem:
     """The problem of the graph whose step was recorded, without a plan; ``cost`` is what running a call again costs.
 
     With ``counts_gradients`` the gradients of parameters are part of what memory is needed for.
@@ -82,14 +85,18 @@ def read_problem(step: RecordedStep, gm: fx.GraphModule, cost: Callable[[OpCall]
 
 
 class _Reader:
-    def __init__(self, step: RecordedStep, gm: fx.GraphModule, cost: Callable[[OpCall], float | None], counts_gradients: bool) -> None:
+    def __init__(self, step: RecordedStep, gm: fx.GraphModule, cost: Callable[[OpCall], float | None],
+                 counts_gradients: bool) -> None:
         self.step, self.log, self.gm, self.cost = step, step.log, gm, cost
         self.counts_gradients = counts_gradients
         self.nodes = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
         self.rows = {record.name: i for i, record in enumerate(self.log.nodes)}
-        self.values: dict[int, StorageLife] = {life.number: life for life in watched(self.log)
-                                               if life.phase == "forward" and life.category in ("", "loss", "cast copy")}
-        self.position = {self.rows[n.name]: i for i, n in enumerate(self.nodes)}  # row of the log -> place in the program
+        self.values: dict[int, StorageLife] = {
+            life.number: life for life in watched(self.log)
+            if life.phase == "forward" and life.category in ("", "loss", "cast copy")
+        }
+        # row of the log -> place in the program
+        self.position = {self.rows[n.name]: i for i, n in enumerate(self.nodes)}
         self.end = len(self.nodes)
         self.place_of_call = self._place_calls()
         self.maker_place = {number: self.place_of_call[life.born_call] for number, life in self.values.items()
@@ -139,7 +146,9 @@ class _Reader:
     # ---- atoms
 
     def _make_atoms(self) -> list[int]:
-        """The atom of each place, the loss's last: a value written in place stays with its maker, a checkpoint is whole."""
+        """The atom of each place, the loss's last: a value written in place stays with its maker, a checkpoint is
+        whole.
+        """
         glued = np.zeros(self.end + 1, dtype=bool)  # glued[i]: place i is in the atom of place i - 1
         for index, call in enumerate(self.log.calls):
             if call.phase == "forward":
@@ -155,7 +164,9 @@ class _Reader:
         return list(np.cumsum(~glued) - 1)
 
     def _pinned_places(self) -> list[int]:
-        """Nodes that are not to run twice: those in a checkpoint of the user's, and those that change a parameter or buffer."""
+        """Nodes that are not to run twice: those in a checkpoint of the user's, and those that change a parameter or
+        buffer.
+        """
         found = [i for i, n in enumerate(self.nodes) if any(isinstance(r, CheckpointRegion) for r in region_of(n))]
         for index, call in enumerate(self.log.calls):
             place = self.place_of_call[index]
@@ -183,7 +194,9 @@ class _Reader:
     # ---- values
 
     def _savers(self, atom_of: Sequence[int]) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
-        """The atoms whose gradient reads each value; and what the gradient of each forward call reads, parameters included."""
+        """The atoms whose gradient reads each value; and what the gradient of each forward call reads, parameters
+        included.
+        """
         savers: dict[int, set[int]] = {}
         reads: dict[int, set[int]] = {}
         calls = self.log.calls
@@ -207,8 +220,13 @@ class _Reader:
         return savers, reads
 
     def _readers(self, atom_of: Sequence[int]) -> dict[int, set[int]]:
-        """The atoms that would hold each value as an argument: those with a node that takes a node whose result it is part of."""
-        made = {n: [number for number, _ in self.log.nodes[self.rows[n.name]].outputs if number in self.maker_place] for n in self.nodes}
+        """The atoms that would hold each value as an argument: those with a node that takes a node whose result it is
+        part of.
+        """
+        made = {
+            n: [number for number, _ in self.log.nodes[self.rows[n.name]].outputs if number in self.maker_place]
+            for n in self.nodes
+        }
         readers: dict[int, set[int]] = {}
         for place, node in enumerate(self.nodes):
             for source in node.all_input_nodes:
@@ -231,16 +249,22 @@ class _Reader:
         return tuple(tuple(sorted(found.get(v, ()))) for v in order)
 
     def _first_uses(self, atom_of: Sequence[int]) -> dict[int, int]:
-        """For each value, the first atom that does more with it than to view it: its maker's, beyond making it, or one with a node that takes it."""
+        """For each value, the first atom that does more with it than to view it: its maker's, beyond making it, or one
+        with a node that takes it.
+        """
         calls_of: list[list[OpCall]] = [[] for _ in range(self.end + 1)]
         for i, call in enumerate(self.log.calls):
             if call.phase == "forward":
                 calls_of[self.place_of_call[i]].append(call)
-        made = {n: [number for number, _ in self.log.nodes[self.rows[n.name]].outputs if number in self.maker_place] for n in self.nodes}
+        made = {
+            n: [number for number, _ in self.log.nodes[self.rows[n.name]].outputs if number in self.maker_place]
+            for n in self.nodes
+        }
         found: dict[int, int] = {}
         for place, node in enumerate(self.nodes):
             taken = {number for source in node.all_input_nodes for number in made.get(source, ())}
-            if not all(is_view(call) for call in calls_of[place]) or not calls_of[place]:  # no call at all: what it returns is not known to be a view
+            # no call at all: what it returns is not known to be a view
+            if not all(is_view(call) for call in calls_of[place]) or not calls_of[place]:
                 for number in taken:
                     found.setdefault(number, atom_of[place])
             for call in calls_of[place]:
@@ -258,8 +282,8 @@ class _Reader:
                     made.setdefault(number, node.name)
         return tuple(made.get(v, "") for v in order)
 
-    def _read_calls(self, atom_of: Sequence[int], reads: dict[int, set[int]],
-                    index: dict[int, int], first_uses: dict[int, int]) -> tuple[tuple[tuple[CallInfo, ...], ...], tuple[str, ...]]:
+    def _read_calls(self, atom_of: Sequence[int], reads: dict[int, set[int]], index: dict[int, int],
+                    first_uses: dict[int, int]) -> tuple[tuple[tuple[CallInfo, ...], ...], tuple[str, ...]]:
         count = atom_of[-1]
         found: list[list[CallInfo]] = [[] for _ in range(count + 1)]
         changed = self._changed_after_use()
@@ -275,14 +299,16 @@ class _Reader:
             fresh = [v for v in own if v in index and self.values[v].born_call == i]
             count_info = count_call(call.signature)
             product = is_product(call.signature.op)
-            keepable = product and count_info is not None and count_info.macs > 0 and fresh and not own & changed and len(fresh) == len(own)
+            keepable = product and count_info is not None and count_info.macs > 0 and fresh and not own & changed and len(
+                fresh) == len(own)
             into = [v for v in written(call) if v in index and call.inputs and v == call.inputs[0]]
-            found[atom_of[self.place_of_call[i]]].append(CallInfo(
-                (costs[i] or 0) + tie * traffic[i], saves=bool(reads.get(i)), saves_own=bool(own & reads.get(i, set())), is_product=product,
-                keep_bytes=sum(self.values[v].block_bytes for v in fresh) if keepable else -1,
-                keep_value=index[max(fresh, key=lambda v: self.values[v].block_bytes)] if keepable else -1,
-                first_use=first_uses.get(fresh[0], -1) if product and len(own) == len(fresh) == 1 else -1,
-                written_value=index[into[0]] if into else -1))
+            found[atom_of[self.place_of_call[i]]].append(
+                CallInfo((costs[i] or 0) + tie * traffic[i], saves=bool(
+                    reads.get(i)), saves_own=bool(own & reads.get(i, set())), is_product=product, keep_bytes=sum(
+                        self.values[v].block_bytes for v in fresh) if keepable else -1,
+                         keep_value=index[max(fresh, key=lambda v: self.values[v].block_bytes)] if keepable else -1,
+                         first_use=first_uses.get(fresh[0], -1) if product and len(own) == len(fresh) == 1 else -1,
+                         written_value=index[into[0]] if into else -1))
         return tuple(map(tuple, found)), tuple(uncounted)
 
     def _changed_after_use(self) -> set[int]:
@@ -293,12 +319,14 @@ class _Reader:
             if call.phase == "forward":
                 into = written(call)
                 changed.update(v for v in into if v in used)
-                used.update(v for v in call.inputs if v not in call.outputs)  # a view shares its storage, and reads nothing
+                # a view shares its storage, and reads nothing
+                used.update(v for v in call.inputs if v not in call.outputs)
         return changed
 
     # ---- what memory is needed besides values
 
-    def _transients(self, atom_of: Sequence[int], maker: np.ndarray, order: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _transients(self, atom_of: Sequence[int], maker: np.ndarray,
+                    order: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         log, step = self.log, self.step
         total = len(log.calls)
         held = alive_bytes([self.values[v] for v in order], total)
@@ -307,10 +335,12 @@ class _Reader:
         for v, atom in zip(order, maker):
             life = self.values[v]
             i = life.born_call
-            while i < total and atom_of_call[i] == atom and log.calls[i].phase == "forward" and (life.died_call is None or i < life.died_call):
+            while i < total and atom_of_call[i] == atom and log.calls[i].phase == "forward" and (life.died_call is None
+                                                                                                 or i < life.died_call):
                 fresh[i] += life.block_bytes
                 i += 1
-        others = alive_bytes([s for s in watched(log) if s.number not in self.maker_place and s.category in ("", "loss")], total)
+        others = alive_bytes(
+            [s for s in watched(log) if s.number not in self.maker_place and s.category in ("", "loss")], total)
         extra = step.activation_bytes - held
         if self.counts_gradients:
             extra = extra + step.gradient_bytes

@@ -15,14 +15,16 @@ _HELD_BEFORE = ("parameter", "buffer", "input", "workspace", "optimizer state")
 class RecordedStep:
     """A log with its memory at each operator call, in bytes on the device that is watched.
 
-    *Activations* are all that is neither there before the step (parameters, buffers, inputs, optimizer states, the libraries' workspaces)
-    nor a gradient of a parameter: what is saved for backward, gradients of activations, temporaries, workspaces of kernels.
+    *Activations* are all that is neither there before the step (parameters, buffers, inputs, optimizer states, the
+    libraries' workspaces) nor a gradient of a parameter: what is saved for backward, gradients of activations,
+    temporaries, workspaces of kernels.
     """
 
     log: Log
     activation_bytes: np.ndarray  #: at the highest point while each call runs
     gradient_bytes: np.ndarray    #: gradients of parameters, once each call has run
-    static_bytes: np.ndarray      #: what is there before the step, and the libraries' workspaces from their first use on
+    #: what is there before the step, and the libraries' workspaces from their first use on
+    static_bytes: np.ndarray
 
     @property
     def peak_activation_bytes(self) -> int:

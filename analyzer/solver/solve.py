@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from analyzer.api.symbolic_profile import LastRun, last_runs
 from analyzer.errors import InputError
 from analyzer.fx.graph.graph_module import forward_signature
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.results.profile import Profile
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.latency import call_seconds
 from analyzer.record.op_call import OpCall
-from analyzer.api.symbolic_profile import LastRun, last_runs
+from analyzer.results.profile import Profile
 from analyzer.units import format_bytes, parse_bytes
 
 from .application import copy_graph_module
@@ -37,19 +37,22 @@ class _Solution:
 
 
 class Planner:
-    """A program, recorded once, for which plans are sought. `solve` makes one for each call; keep one to ask for several budgets.
+    """A program, recorded once, for which plans are sought. `solve` makes one for each call; keep one to ask for
+    several budgets.
 
-    The program is a graph, or the profile that `symbolic_profile` left in ``meta["profile"]`` of one that is still there. ``args`` and ``kwargs`` are
-    what it is called with; without them it is called as by its last `symbolic_profile`: with the same arguments, and unless given here the same
-    ``loss_fn``, ``autocast`` and ``device``. With a ``device`` the objective is seconds, else FLOPs. ``held_bytes`` are held besides all along
-    (optimizer states, other models), for budgets of the whole step. With ``offload``, results that nodes outside of checkpoints make may wait on the
-    host, at what PCIe takes there and back with nothing hiding it.
+    The program is a graph, or the profile that `symbolic_profile` left in ``meta["profile"]`` of one that is still
+    there. ``args`` and ``kwargs`` are what it is called with; without them it is called as by its last
+    `symbolic_profile`: with the same arguments, and unless given here the same
+    ``loss_fn``, ``autocast`` and ``device``. With a ``device`` the objective is seconds, else FLOPs. ``held_bytes`` are
+    held besides all along (optimizer states, other models), for budgets of the whole step. With ``offload``, results
+    that nodes outside of checkpoints make may wait on the host, at what PCIe takes there and back with nothing hiding
+    it.
     """
 
-    def __init__(self, profile_or_gm: Profile | fx.GraphModule, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None, *,
-                 loss_fn: Callable[[Any], torch.Tensor] | None = None, autocast: torch.dtype | None = None,
-                 device: str | DeviceSpec | None = None, granularity: str = "operator", held_bytes: int = 0,
-                 offload: bool = False) -> None:
+    def __init__(self, profile_or_gm: Profile | fx.GraphModule, args: tuple[Any, ...] | None = None,
+                 kwargs: dict[str, Any] | None = None, *, loss_fn: Callable[[Any], torch.Tensor] | None = None,
+                 autocast: torch.dtype | None = None, device: str | DeviceSpec | None = None,
+                 granularity: str = "operator", held_bytes: int = 0, offload: bool = False) -> None:
         gm = find_program(profile_or_gm)
         if granularity not in ("operator", "module"):
             raise InputError(f"granularity={granularity!r}: must be 'operator' or 'module'")
@@ -63,8 +66,9 @@ class Planner:
         self.offload_cost: float | None = None
         if offload:
             if self.device is None or self.device.pcie_bandwidth is None or granularity == "module":
-                raise InputError(f"offload=True with device={device!r}, granularity={granularity!r}: needs a device whose PCIe bandwidth is known, "
-                                 f"and plans of operators")
+                raise InputError(
+                    f"offload=True with device={device!r}, granularity={granularity!r}: needs a device whose PCIe bandwidth is known, "
+                    f"and plans of operators")
             self.offload_cost = 2 / self.device.pcie_bandwidth  # there and back
         self.run: dict[str, Any] = {"loss_fn": loss_fn, "autocast": autocast, "device": self.device}
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = (args or (), kwargs or {})
@@ -89,7 +93,9 @@ class Planner:
         try:
             return parse_bytes(budget), "step"
         except InputError:
-            raise InputError(f"budget={budget!r}: write bytes of the whole step as '24GiB', or a share of the activations' memory as '50%'") from None
+            raise InputError(
+                f"budget={budget!r}: write bytes of the whole step as '24GiB', or a share of the activations' memory as '50%'"
+            ) from None
 
     # ---- solving
 
@@ -106,14 +112,16 @@ class Planner:
         found = self._close_in(units, nbytes, before, method, whole, of)
         if isinstance(found, Plan):
             return found
-        raise InfeasibleBudgetError(f"budget={budget!r}: no plan of {problem_name(self.gm)} stays within {format_bytes(nbytes)}; the smallest "
-                                    f"budget that one was found for is {found:,} bytes ({format_bytes(found)}"
-                                    + (")" if whole else f", {found / self.unplanned.peak_activation_bytes:.1%} of the activations' memory)"))
+        raise InfeasibleBudgetError(
+            f"budget={budget!r}: no plan of {problem_name(self.gm)} stays within {format_bytes(nbytes)}; the smallest "
+            f"budget that one was found for is {found:,} bytes ({format_bytes(found)}" +
+            (")" if whole else f", {found / self.unplanned.peak_activation_bytes:.1%} of the activations' memory)"))
 
     def _close_in(self, units: list[Unit], budget: int, before: int, method: str, whole: bool, of: str) -> Plan | int:
         """The best plan whose measured peak is within ``budget``; or the smallest peak met, where there is none.
 
-        Where a replay takes other than the solver's account says, the limit moves by the difference and the solver is asked again.
+        Where a replay takes other than the solver's account says, the limit moves by the difference and the solver is
+        asked again.
         """
         least = least_limit(units)
         limit = max(budget - before, least)
@@ -140,7 +148,8 @@ class Planner:
                 if limit == least or best is not None:
                     break
                 limit = max(least, limit - max(peak - budget, budget // 1000))
-        if best is None and (limit != least or not peaks):  # the dynamic program finds the plan that `least` was computed for
+        # the dynamic program finds the plan that `least` was computed for
+        if best is None and (limit != least or not peaks):
             solution = solve_units(units, least, "chain")
             assert solution is not None
             plan = self._plan(solution.units, budget, of, method, None)
@@ -160,7 +169,9 @@ class Planner:
             except InfeasibleBudgetError:
                 continue
             assert plan.planned is not None
-            points.append(FrontierPoint(nbytes, self._peak(plan.planned, of == "step"), plan.overhead, plan.planned.recompute_flops))
+            points.append(
+                FrontierPoint(nbytes, self._peak(plan.planned, of == "step"), plan.overhead,
+                              plan.planned.recompute_flops))
         return tuple(sorted(points, key=lambda p: -p.budget_bytes))
 
     # ---- parts
@@ -173,7 +184,9 @@ class Planner:
 
     def units(self, whole: bool) -> list[Unit]:
         if whole not in self._units:
-            spans = None if self.granularity == "operator" else [span for span, _ in module_spans(self.gm, self.problem(whole))]
+            spans = None if self.granularity == "operator" else [
+                span for span, _ in module_spans(self.gm, self.problem(whole))
+            ]
             self._units[whole] = make_units(self.problem(whole), self.unplanned.peak_bytes, spans)
         return self._units[whole]
 
@@ -193,14 +206,16 @@ class Planner:
         problem = self.problem(of == "step")
         paths = {} if self.granularity == "operator" else {span: path for span, path in module_spans(self.gm, problem)}
         regions = tuple(
-            PlanRegion(tuple(name for atom in problem.atoms[u.first:u.last + 1] for name in atom), paths.get((u.first, u.last)), u.keeps,
-                       sum(c.is_product for atom in problem.calls[u.first:u.last + 1] for c in atom), u.skips, u.cost)
-            for u in units if u.is_region)
+            PlanRegion(tuple(
+                name for atom in problem.atoms[u.first:u.last + 1] for name in atom), paths.get((
+                    u.first,
+                    u.last)), u.keeps, sum(c.is_product for atom in problem.calls[u.first:u.last + 1]
+                                           for c in atom), u.skips, u.cost) for u in units if u.is_region)
         offloads = tuple(name for u in units for name in u.offloads)
         assumed = [f"the cost of {op} is not known and taken as 0" for op in problem.uncounted] if regions else []
         plan = Plan(problem_name(self.gm), budget, self.unplanned, None, regions, of, self.granularity, method,
-                    "flops" if self.device is None else "seconds", None if self.device is None else self.device.name, problem.fwd_cost,
-                    sum(r.cost for r in regions), bound, (*self.profile.assumptions, *assumed))
+                    "flops" if self.device is None else "seconds", None if self.device is None else self.device.name,
+                    problem.fwd_cost, sum(r.cost for r in regions), bound, (*self.profile.assumptions, *assumed))
         plan = replace(plan, offloads=offloads, offload_seconds=sum(u.cost for u in units if u.offloads),
                        cost=sum(u.cost for u in units))
         if (regions, offloads) not in self._replays:
@@ -208,21 +223,24 @@ class Planner:
         return replace(plan, planned=self._replays[regions, offloads])
 
 
-def solve(profile_or_gm: Profile | fx.GraphModule, budget: int | float | str, method: str = "auto", **options: Any) -> Plan:
+def solve(profile_or_gm: Profile | fx.GraphModule, budget: int | float | str, method: str = "auto",
+          **options: Any) -> Plan:
     """A plan for ``profile_or_gm`` that keeps its training step within ``budget``.
 
-    It is a graph of `symbolic_trace`, or the profile that `symbolic_profile` made of one; after that, the graph needs no ``args``.
+    It is a graph of `symbolic_trace`, or the profile that `symbolic_profile` made of one; after that, the graph needs
+    no ``args``.
 
-    ``budget`` is bytes of the whole step at its peak (an int, or text such as ``"24GiB"``), or a share of the activations' memory at its
-    peak without a plan (a float, or text such as ``"50%"``). ``method`` is ``"greedy"``, ``"chain"`` (dynamic programming), ``"exact"``
-    (a mixed-integer program; extra ``[solver]``) or ``"auto"``. ``options`` are those of `Planner`: ``args``, ``kwargs``, ``loss_fn``, ``autocast``,
-    ``device`` (then the objective is seconds, else FLOPs), ``granularity`` (``"operator"``, or ``"module"`` for plans that the user's own eager
-    model can take), ``held_bytes``, ``offload`` (saved results may also wait on the host).
+    ``budget`` is bytes of the whole step at its peak (an int, or text such as ``"24GiB"``), or a share of the
+    activations' memory at its peak without a plan (a float, or text such as ``"50%"``). ``method`` is ``"greedy"``,
+    ``"chain"`` (dynamic programming), ``"exact"`` (a mixed-integer program; extra ``[solver]``) or ``"auto"``.
+    ``options`` are those of `Planner`: ``args``, ``kwargs``, ``loss_fn``, ``autocast``,
+    ``device`` (then the objective is seconds, else FLOPs), ``granularity`` (``"operator"``, or ``"module"`` for plans
+    that the user's own eager model can take), ``held_bytes``, ``offload`` (saved results may also wait on the host).
 
     Every plan is replayed before it is returned; ``plan.planned`` is what it was measured to take.
 
-    Raises InfeasibleBudgetError, an InputError, where no plan meets the budget (it says the smallest one that can be met), InputError for
-    values that cannot be used, MissingExtraError for ``method="exact"`` without scipy.
+    Raises InfeasibleBudgetError, an InputError, where no plan meets the budget (it says the smallest one that can be
+    met), InputError for values that cannot be used, MissingExtraError for ``method="exact"`` without scipy.
 
     >>> import torch
     >>> from analyzer import symbolic_trace
@@ -262,13 +280,16 @@ def find_program(profile_or_gm: Any) -> fx.GraphModule:
     if isinstance(profile_or_gm, fx.GraphModule):
         return profile_or_gm
     if not isinstance(profile_or_gm, Profile):
-        raise InputError(f"solve({type(profile_or_gm).__name__}): takes a GraphModule of symbolic_trace, or the Profile that symbolic_profile left in "
-                         f"its meta['profile']")
+        raise InputError(
+            f"solve({type(profile_or_gm).__name__}): takes a GraphModule of symbolic_trace, or the Profile that symbolic_profile left in "
+            f"its meta['profile']")
     for gm in list(last_runs):
         if gm.meta.get("profile") is profile_or_gm:
             return gm
-    raise InputError(f"solve(Profile of {profile_or_gm.name}): every plan is replayed before it is returned, and a profile of analyzer.profile, or one "
-                     f"that was loaded, has no program with it; give the graph: solve(symbolic_trace(model, meta_args=...), budget, args=(...,))")
+    raise InputError(
+        f"solve(Profile of {profile_or_gm.name}): every plan is replayed before it is returned, and a profile of analyzer.profile, or one "
+        f"that was loaded, has no program with it; give the graph: solve(symbolic_trace(model, meta_args=...), budget, args=(...,))"
+    )
 
 
 def last_arguments(gm: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any], LastRun | None]:
@@ -280,14 +301,21 @@ def last_arguments(gm: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any],
     inputs = {} if known is None else known.inputs
     names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
     if not names or any(name not in inputs for name in names):
-        raise InputError(f"solve({type(gm).__name__}): give what it is called with: args=(...,), kwargs={{...}}; or call symbolic_profile first")
-    made = {name: torch.empty(inputs[name].shape, dtype=getattr(torch, inputs[name].dtype), device="meta") for name in names}
+        raise InputError(
+            f"solve({type(gm).__name__}): give what it is called with: args=(...,), kwargs={{...}}; or call symbolic_profile first"
+        )
+    made = {
+        name: torch.empty(inputs[name].shape, dtype=getattr(torch, inputs[name].dtype), device="meta") for name in names
+    }
     by_name = {name for name, p in forward_signature(gm).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    return tuple(t for name, t in made.items() if name not in by_name), {name: t for name, t in made.items() if name in by_name}, None
+    return tuple(t for name, t in made.items()
+                 if name not in by_name), {name: t for name, t in made.items() if name in by_name}, None
 
 
 def module_spans(gm: fx.GraphModule, problem: Problem) -> list[tuple[tuple[int, int], str]]:
-    """First and last atom of each module whose nodes are whole atoms that follow each other, with its path; of equal spans the outermost."""
+    """First and last atom of each module whose nodes are whole atoms that follow each other, with its path; of equal
+    spans the outermost.
+    """
     path_of = {n.name: n.meta.get("module_path", "") for n in gm.graph.nodes}
     prefixes = [[_prefixes(path_of[name]) for name in atom] for atom in problem.atoms]
     spans: dict[str, list[int]] = {}

@@ -1,7 +1,8 @@
-"""The pieces that a plan is made of: stretches of the program that run plainly, or under a checkpoint, with what each costs and holds.
+"""The pieces that a plan is made of: stretches of the program that run plainly, or under a checkpoint, with what each
+costs and holds.
 
-A plan divides the program into consecutive units. What a unit adds to memory does not depend on how the rest is divided, so that the
-memory of a plan is a sum, and the best plan a shortest path with a limit: see `chain` and `exact`.
+A plan divides the program into consecutive units. What a unit adds to memory does not depend on how the rest is
+divided, so that the memory of a plan is a sum, and the best plan a shortest path with a limit: see `chain` and `exact`.
 """
 from __future__ import annotations
 
@@ -14,15 +15,20 @@ from .problem import Problem
 
 _MOST_STARTS = 400      # boundaries: units grow with their square
 _NEAR = 12              # a unit that spans no more boundaries than this may begin and end at any
-_NEARER = 6             # and one that spans no more than this may begin anywhere: query, key and value of one norm, with a boundary after each and between
+# and one that spans no more than this may begin anywhere: query, key and value of one norm, with a boundary after each
+# and between
+_NEARER = 6
 _MOST_PLACES = 2000     # in a program, for that
-_MOST_FAR_UNITS = 8000  # longer units begin and end where little passes, at as many places as keeps their number below this
+# longer units begin and end where little passes, at as many places as keeps their number below this
+_MOST_FAR_UNITS = 8000
 _MOST_SHARES = 8        # between keeping no product of a region and keeping all
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Atoms ``first`` to ``last``. ``keeps`` are ordinals of products among those of the unit whose results a checkpoint keeps."""
+    """Atoms ``first`` to ``last``. ``keeps`` are ordinals of products among those of the unit whose results a
+    checkpoint keeps.
+    """
 
     first: int
     last: int
@@ -31,7 +37,8 @@ class Unit:
     held_bytes: int         #: that it adds to what is held until its backward has run
     work_bytes: int         #: most that its forward or backward needs on top of what units before it hold
     keeps: tuple[int, ...] = ()
-    skips: tuple[int, ...] = ()     #: ordinals of products that are not run again, as nothing in the unit needs their results
+    #: ordinals of products that are not run again, as nothing in the unit needs their results
+    skips: tuple[int, ...] = ()
     offloads: tuple[str, ...] = ()  #: nodes of a plain unit whose saved results wait on the host
 
 
@@ -52,8 +59,9 @@ def total_cost(division: Sequence[Unit]) -> float:
 def choose_boundaries(problem: Problem) -> np.ndarray:
     """The atoms after which a unit may end, the last atom before the loss among them.
 
-    After a product: what it makes is dear to run again, and as the last of a region it need not be. And between two products at the first of
-    the places where fewest bytes pass: block ends; all that lies between is cheap to run again.
+    After a product: what it makes is dear to run again, and as the last of a region it need not be. And between two
+    products at the first of the places where fewest bytes pass: block ends; all that lies between is cheap to run
+    again.
     """
     count = len(problem)
     passing = passing_bytes(problem)
@@ -95,8 +103,9 @@ class UnitMaker:
         self.start = np.searchsorted(problem.maker, np.arange(count + 2))  # first value of each atom
         self.last_use = np.maximum(problem.last_saver, problem.last_reader)
         self.pinned_before = np.concatenate([[0], np.cumsum(problem.pinned)])
-        # values that nothing saves, by the atoms that compute with them: the first region that does so holds it as its argument, or the next where the
-        # first, up to the next product after the value is made, may lie in one unit with its maker
+        # values that nothing saves, by the atoms that compute with them: the first region that does so holds it as its
+        # argument, or the next where the first, up to the next product after the value is made, may lie in one unit
+        # with its maker
         products = np.array([*(i for i in range(count) if any(c.is_product for c in problem.calls[i])), count])
         self.arguments: list[list[int]] = [[] for _ in range(count + 1)]
         for v in np.flatnonzero(~problem.saved & (problem.maker < count)):
@@ -116,7 +125,8 @@ class UnitMaker:
         """The atoms as they are."""
         saved = self.problem.saved[self._values(first, last)]
         held = int(self.problem.nbytes[self._values(first, last)][saved].sum())
-        work = max(self._backward_peak(first, last, saved), self.passing_unsaved(first) + self._forward_peak(first, last, saved))
+        work = max(self._backward_peak(first, last, saved),
+                   self.passing_unsaved(first) + self._forward_peak(first, last, saved))
         return Unit(first, last, False, 0.0, held, work)
 
     def offloading(self, unit: Unit) -> list[Unit]:
@@ -129,14 +139,19 @@ class UnitMaker:
         nbytes = int(sum(p.nbytes[v] for v in moved))
         if not nbytes:
             return []
-        return [replace(unit, cost=nbytes * p.offload_cost_per_byte, held_bytes=unit.held_bytes - nbytes, offloads=tuple(p.node_of[v] for v in moved))]
+        return [
+            replace(unit, cost=nbytes * p.offload_cost_per_byte, held_bytes=unit.held_bytes - nbytes,
+                    offloads=tuple(p.node_of[v] for v in moved))
+        ]
 
     def _values(self, first: int, last: int) -> slice:
         """The values that these atoms make."""
         return slice(self.start[first], self.start[last + 1])
 
     def _backward_peak(self, first: int, last: int, saved: np.ndarray) -> int:
-        """Highest point of backward over these atoms: of values made here those that an atom or an earlier one saves, and what it runs with."""
+        """Highest point of backward over these atoms: of values made here those that an atom or an earlier one saves,
+        and what it runs with.
+        """
         p, here = self.problem, self._values(first, last)
         size = last - first + 1
         ends = np.minimum(p.first_saver[here] - first, size)
@@ -144,16 +159,21 @@ class UnitMaker:
         return int((alive + p.backward_bytes[first:last + 1]).max())
 
     def _forward_peak(self, first: int, last: int, kept: np.ndarray) -> int:
-        """Highest point of forward over these atoms: of values made before an atom those that are ``kept`` or still to be read."""
+        """Highest point of forward over these atoms: of values made before an atom those that are ``kept`` or still to
+        be read.
+        """
         p, here = self.problem, self._values(first, last)
         size = last - first + 2
         begin = np.minimum(p.maker[here] - first + 1, size - 1)
         until = np.where(kept, size - 1, np.clip(np.minimum(p.last_reader[here], last) - first + 1, begin, size - 1))
-        change = np.bincount(begin, weights=p.nbytes[here], minlength=size) - np.bincount(until, weights=p.nbytes[here], minlength=size)
+        change = np.bincount(begin, weights=p.nbytes[here], minlength=size) - np.bincount(
+            until, weights=p.nbytes[here], minlength=size)
         return int((np.cumsum(change)[:size - 1] + p.forward_bytes[first:last + 1]).max())
 
     def regions(self, first: int, last: int) -> list[Unit]:
-        """The atoms under a checkpoint: with no result kept, with all products kept, and shares between, dearest per byte first."""
+        """The atoms under a checkpoint: with no result kept, with all products kept, and shares between, dearest per
+        byte first.
+        """
         p = self.problem
         if self.pinned_before[last + 1] > self.pinned_before[first] or self._crosses_fence(first, last):
             return []
@@ -168,8 +188,10 @@ class UnitMaker:
         arguments = {v for atom in range(first, last + 1) for v in self.arguments[atom] if p.maker[v] < first}
         argument_bytes = int(sum(p.nbytes[v] for v in arguments))
         held = int(p.nbytes[here][crossing].sum()) + argument_bytes
-        again = max(self._backward_peak(first, last, recomputed), int(p.incoming_bytes[last]) + self._forward_peak(first, last, recomputed))
-        work = max(argument_bytes + again, self.passing_unsaved(first) + self._forward_peak(first, last, np.zeros_like(recomputed)))
+        again = max(self._backward_peak(first, last, recomputed),
+                    int(p.incoming_bytes[last]) + self._forward_peak(first, last, recomputed))
+        work = max(argument_bytes + again,
+                   self.passing_unsaved(first) + self._forward_peak(first, last, np.zeros_like(recomputed)))
         writing: dict[int, float] = {}  # of what writes to each value in place
         for c in executed:
             if c.written_value >= 0:
@@ -188,7 +210,8 @@ class UnitMaker:
                 continue
             is_held = bool(crossing[call.keep_value - here.start])
             extra = call.keep_bytes - (int(p.nbytes[call.keep_value]) if is_held else 0)
-            options.append((own_cost, extra, ordinal, 0 if recomputed[call.keep_value - here.start] else call.keep_bytes))
+            options.append(
+                (own_cost, extra, ordinal, 0 if recomputed[call.keep_value - here.start] else call.keep_bytes))
         units = [Unit(first, last, True, cost, held, work, skips=tuple(skips))]
         options.sort(key=lambda o: -o[0] / max(o[1], 1))
         for n in sorted({round(len(options) * share / (_MOST_SHARES - 1)) for share in range(1, _MOST_SHARES)}):
@@ -203,7 +226,9 @@ class UnitMaker:
 
 
 def make_units(problem: Problem, limit_bytes: int, spans: Sequence[tuple[int, int]] | None = None) -> list[Unit]:
-    """All units that a plan within ``limit_bytes`` may use, the loss as the last. With ``spans``, checkpoints are around these alone."""
+    """All units that a plan within ``limit_bytes`` may use, the loss as the last. With ``spans``, checkpoints are
+    around these alone.
+    """
     make = UnitMaker(problem)
     count = len(problem)
     if spans is not None:
@@ -226,7 +251,8 @@ def make_units(problem: Problem, limit_bytes: int, spans: Sequence[tuple[int, in
         units.extend(u for u in make.regions(a, b) if u.held_bytes < as_plain)  # others spare nothing
     units.extend([other for u in units if not u.is_region for other in make.offloading(u)])
     units.append(make.plain(count, count))
-    return [u for u in units if not u.is_region or u.work_bytes <= limit_bytes]  # without its last unit a program would be a shorter one
+    # without its last unit a program would be a shorter one
+    return [u for u in units if not u.is_region or u.work_bytes <= limit_bytes]
 
 
 def _pair(ends: np.ndarray, passing: np.ndarray) -> list[tuple[int, int]]:

@@ -11,12 +11,14 @@ from analyzer.errors import InputError
 
 
 def checkpoint_blocks(model: nn.Module) -> None:
-    """Let ``model`` recompute each of its blocks in the backward pass: by its own switch (transformers, timm), else its repeated blocks.
+    """Let ``model`` recompute each of its blocks in the backward pass: by its own switch (transformers, timm), else its
+    repeated blocks.
 
     Raises InputError where there is neither.
     """
     name = type(model).__name__
-    enable, switch = getattr(model, "gradient_checkpointing_enable", None), getattr(model, "set_grad_checkpointing", None)
+    enable, switch = getattr(model, "gradient_checkpointing_enable", None), getattr(model, "set_grad_checkpointing",
+                                                                                    None)
     try:
         if callable(enable):
             enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -28,14 +30,16 @@ def checkpoint_blocks(model: nn.Module) -> None:
         raise InputError(f"checkpointing: {name} does not support it: {error}") from error
     blocks = list(list_blocks(model))
     if not blocks:
-        raise InputError(f"checkpointing: {name} has no repeated blocks (two or more modules of one class in a ModuleList or Sequential, "
-                         f"with modules of their own)")
+        raise InputError(
+            f"checkpointing: {name} has no repeated blocks (two or more modules of one class in a ModuleList or Sequential, "
+            f"with modules of their own)")
     for block in blocks:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules that repeat: members of a list or sequence that holds another of their class, and hold modules themselves.
+    """The outermost modules that repeat: members of a list or sequence that holds another of their class, and hold
+    modules themselves.
 
     >>> block = lambda: nn.TransformerEncoderLayer(8, 2)
     >>> len(list(list_blocks(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Sequential(block(), block(), block())))))

@@ -56,27 +56,32 @@ def _read_name(word: str) -> str | None:
 
 _READERS: dict[str, Callable[[str], Any]] = {"batch": _read_size, "sequence": _read_size, "checkpointing": _read_switch}
 _AXIS_HELP = {
-    "batch": "batch sizes, e.g. 1,2,4", "sequence": "sequence lengths, e.g. 512,1024",
+    "batch": "batch sizes, e.g. 1,2,4",
+    "sequence": "sequence lengths, e.g. 512,1024",
     "dtype": "dtypes of the parameters and floating inputs, e.g. float32,bf16 (default: as the model is built)",
-    "optimizer": "of none, sgd, momentum, adam, adamw, adamw_fused (default none)", "autocast": "of none, bf16, fp16 (default none)",
+    "optimizer": "of none, sgd, momentum, adam, adamw, adamw_fused (default none)",
+    "autocast": "of none, bf16, fp16 (default none)",
     "checkpointing": "no, yes or both: recompute each block in the backward pass (default no)",
-    "device": "names of `analyzer devices` (default h200)", "mode": "train, infer or both (default train)",
+    "device": "names of `analyzer devices` (default h200)",
+    "mode": "train, infer or both (default train)",
 }
 
 
 def add_sweep_command(commands: Any) -> None:
     """Add ``sweep`` to the subparsers of the command line."""
-    parser = commands.add_parser("sweep", help="profile many configurations of a model", description=_HELP, epilog=_EXAMPLES,
-                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.add_parser("sweep", help="profile many configurations of a model", description=_HELP,
+                                 epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", metavar="TARGET", help="the model; see `analyzer profile --help`")
-    parser.add_argument("--input", action="append", default=[], metavar="SPEC", help="an input as for `analyzer profile`; may be repeated")
+    parser.add_argument("--input", action="append", default=[], metavar="SPEC",
+                        help="an input as for `analyzer profile`; may be repeated")
     for axis in AXES:
         parser.add_argument(f"--{axis}", metavar="VALUES", help=_AXIS_HELP[axis])
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows here: .csv, .jsonl or .parquet")
     parser.add_argument("--retry-failed", action="store_true", help="run configurations again that failed before")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default one a core; 0: none but this one)")
-    parser.add_argument("--dask", metavar="ADDRESS", help="run on the Dask cluster with this scheduler, e.g. tcp://10.0.0.1:8786; its "
-                        "workers with distributed.worker.profile.enabled: false")
+    parser.add_argument(
+        "--dask", metavar="ADDRESS", help="run on the Dask cluster with this scheduler, e.g. tcp://10.0.0.1:8786; its "
+        "workers with distributed.worker.profile.enabled: false")
 
 
 def run_sweep(arguments: argparse.Namespace) -> int:
@@ -93,8 +98,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
 
     try:
         with _connect(arguments.dask) as executor:
-            found = sweep(arguments.target, grid, inputs=arguments.input, executor=executor, workers=arguments.workers, resume=journal,
-                          retry_failed=arguments.retry_failed, progress=show)
+            found = sweep(arguments.target, grid, inputs=arguments.input, executor=executor, workers=arguments.workers,
+                          resume=journal, retry_failed=arguments.retry_failed, progress=show)
     except SweepInterrupted as stop:
         bar.clear()
         kept = "give --out to keep them" if journal is None else f"kept in {journal}; the same command goes on from there"
@@ -127,7 +132,8 @@ def _connect(address: str | None) -> Iterator[Executor | None]:
     try:
         import distributed
     except ImportError as error:
-        raise MissingExtraError(f"--dask {address}: Dask is not installed: pip install 'torch-analyzer[sweep]'") from error
+        raise MissingExtraError(
+            f"--dask {address}: Dask is not installed: pip install 'torch-analyzer[sweep]'") from error
     connect: Any = distributed.Client  # untyped
     try:
         client = connect(address)
@@ -154,8 +160,11 @@ def format_rows(result: SweepResult) -> str:
     rows = result.rows
     varying = [axis for axis in AXES if len({row.get(axis) for row in rows}) > 1]
     headers = [*varying, *(header for _, header, _ in _SHOWN)]
-    lines = [[*(_word(row.get(axis), "none") for axis in varying),
-              *(_word(row.get(name), None) if unit == "text" else format_quantity(row.get(name), unit) for name, _, unit in _SHOWN)] for row in rows]
+    lines = [[
+        *(_word(row.get(axis), "none") for axis in varying),
+        *(_word(row.get(name), None) if unit == "text" else format_quantity(row.get(name), unit)
+          for name, _, unit in _SHOWN)
+    ] for row in rows]
     if result.failed:
         headers.append("Error")
         for line, row in zip(lines, rows):

@@ -9,8 +9,8 @@ from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.zoo.input_spec import DTYPES, InputSpec, parse_inputs
 from analyzer.record.eager import find_optimizer
+from analyzer.zoo.input_spec import DTYPES, InputSpec, parse_inputs
 from analyzer.zoo.target import Target
 
 _AUTOCAST = ("bfloat16", "float16")  # what torch.autocast takes on CUDA
@@ -21,8 +21,8 @@ _SIZES = ("batch", "sequence")
 class Configuration:
     """One point of the grid. None leaves a size or dtype as the target has it, and means no optimizer or autocast.
 
-    Names are brought to one form, and what an inference step does not use is dropped, so that equal work compares equal.
-    Raises InputError or UnknownDeviceError for a value that no run could use.
+    Names are brought to one form, and what an inference step does not use is dropped, so that equal work compares
+    equal. Raises InputError or UnknownDeviceError for a value that no run could use.
 
     >>> Configuration(dtype="bf16", device="H100").dtype
     'bfloat16'
@@ -84,7 +84,8 @@ def _name_dtype(axis: str, value: Any) -> str | None:
 def expand_grid(grid: Mapping[str, Any]) -> list[Configuration]:
     """Every combination of the values in ``grid``, the last axis fastest, each once.
 
-    A value is one of an axis of `Configuration`, or a sequence of them. Raises InputError for an unknown axis, an empty one or a bad value.
+    A value is one of an axis of `Configuration`, or a sequence of them. Raises InputError for an unknown axis, an empty
+    one or a bad value.
 
     >>> [(c.batch, c.optimizer) for c in expand_grid({"batch": [1, 2], "optimizer": ["sgd", "adamw"]})]
     [(1, 'sgd'), (1, 'adamw'), (2, 'sgd'), (2, 'adamw')]
@@ -104,15 +105,18 @@ def expand_grid(grid: Mapping[str, Any]) -> list[Configuration]:
     for configuration in found:
         spec = configuration.device_spec
         if devices.setdefault(spec.name, spec) != spec:
-            raise InputError(f"sweep: two different devices of the grid are called {spec.name!r}; rows could not be told apart")
+            raise InputError(
+                f"sweep: two different devices of the grid are called {spec.name!r}; rows could not be told apart")
     return list(dict.fromkeys(found))
 
 
 def resolve_inputs(target: Target, texts: Sequence[str], configuration: Configuration) -> tuple[InputSpec, ...]:
-    """What the model is called with: ``texts`` (as `--input`), or the target's own inputs, with the sizes and dtype of ``configuration``.
+    """What the model is called with: ``texts`` (as `--input`), or the target's own inputs, with the sizes and dtype of
+    ``configuration``.
 
-    A text that holds ``{batch}`` or ``{sequence}`` says itself where that size goes; else the batch is the first dimension of every
-    input, the sequence the second of every two-dimensional one that is not floating. Raises InputError where a size has no place.
+    A text that holds ``{batch}`` or ``{sequence}`` says itself where that size goes; else the batch is the first
+    dimension of every input, the sequence the second of every two-dimensional one that is not floating. Raises
+    InputError where a size has no place.
 
     >>> from analyzer.zoo.target import load_target
     >>> [str(s) for s in resolve_inputs(load_target("gpt2"), (), Configuration(batch=2, sequence=64))]
@@ -124,17 +128,20 @@ def resolve_inputs(target: Target, texts: Sequence[str], configuration: Configur
     placed = {name for name in _SIZES if any("{%s}" % name in text for text in texts)}
     for name in placed:
         if sizes[name] is None:
-            raise InputError(f"--input {' '.join(texts)}: {{{name}}} stands for a value of the grid, which has none for {name}")
+            raise InputError(
+                f"--input {' '.join(texts)}: {{{name}}} stands for a value of the grid, which has none for {name}")
         texts = [text.replace("{%s}" % name, str(sizes[name])) for text in texts]
     specs = target.choose_inputs(parse_inputs(texts), train=False)
     if specs is None:
-        raise InputError(f"{target.name}: what it is called with is not known; say it, e.g. --input {{batch}}x3x224x224")
+        raise InputError(
+            f"{target.name}: what it is called with is not known; say it, e.g. --input {{batch}}x3x224x224")
     for name in _SIZES:
         if sizes[name] is not None and name not in placed:
             resized = tuple(_resize(spec, name, sizes[name]) for spec in specs)
             if not any(_has_size(spec, name) for spec in specs):
-                raise InputError(f"{target.name}: none of its inputs {' '.join(map(str, specs))} has a {name} dimension; "
-                                 f"say where it goes, e.g. --input x={{batch}}x{{sequence}}x64")
+                raise InputError(
+                    f"{target.name}: none of its inputs {' '.join(map(str, specs))} has a {name} dimension; "
+                    f"say where it goes, e.g. --input x={{batch}}x{{sequence}}x64")
             specs = resized
     if configuration.dtype is not None:
         dtype = DTYPES[configuration.dtype]

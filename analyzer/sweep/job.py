@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from analyzer.zoo.input_spec import DTYPES, InputSpec
 from analyzer.api.profile import ProfileOptions, build_model, profile
 from analyzer.results.build import package_version
 from analyzer.results.profile import Profile
+from analyzer.zoo.input_spec import DTYPES, InputSpec
 from analyzer.zoo.target import load_target
 
 from .checkpointing import checkpoint_blocks
@@ -61,7 +61,8 @@ def fail(job: Job, why: str) -> Row:
 
 
 _models: OrderedDict[Any, nn.Module] = OrderedDict()
-# A profile borrows its model and hooks into torch, so threads of a worker take turns; Python would let only one run anyway.
+# A profile borrows its model and hooks into torch, so threads of a worker take turns; Python would let only one run
+# anyway.
 _turn = threading.Lock()
 
 
@@ -81,11 +82,11 @@ def profile_job(job: Job) -> Profile:
     """The profile of a job, on a model that is built once for all jobs that can share it."""
     configuration = job.configuration
     model = _find_model(job).train(configuration.mode == "train")
-    return profile(
-        model, args=tuple(spec.make() for spec in job.inputs if spec.name is None),
-        kwargs={spec.name: spec.make() for spec in job.inputs if spec.name is not None},
-        mode=configuration.mode, optimizer=configuration.optimizer, device=configuration.device_spec,
-        autocast=None if configuration.autocast is None else DTYPES[configuration.autocast], options=ProfileOptions(keep_events=False))
+    return profile(model, args=tuple(spec.make() for spec in job.inputs if spec.name is None), kwargs={
+        spec.name: spec.make() for spec in job.inputs if spec.name is not None
+    }, mode=configuration.mode, optimizer=configuration.optimizer, device=configuration.device_spec,
+                   autocast=None if configuration.autocast is None else DTYPES[configuration.autocast],
+                   options=ProfileOptions(keep_events=False))
 
 
 def _find_model(job: Job) -> nn.Module:
@@ -117,8 +118,15 @@ def _build(job: Job) -> nn.Module:
 def measure(found: Profile) -> Row:
     """The figures of a row."""
     fit = found.fits()
-    same = {name: getattr(found, name) for name in COLUMNS if name in Profile.__dataclass_fields__ and name not in (*IDENTITY, "assumptions")}
-    peaks = {f"{phase}_peak_allocated_bytes": found.phases[phase].peak_allocated_bytes if phase in found.phases else None
-             for phase in ("forward", "backward", "optimizer")}
-    return {**same, **peaks, "fits": fit.fits, "free_bytes": fit.free_bytes, "uncounted_calls": sum(u.calls for u in found.uncounted),
-            "assumptions": "; ".join(found.assumptions) or None}
+    same = {
+        name: getattr(found, name) for name in COLUMNS
+        if name in Profile.__dataclass_fields__ and name not in (*IDENTITY, "assumptions")
+    }
+    peaks = {
+        f"{phase}_peak_allocated_bytes": found.phases[phase].peak_allocated_bytes if phase in found.phases else None
+        for phase in ("forward", "backward", "optimizer")
+    }
+    return {
+        **same, **peaks, "fits": fit.fits, "free_bytes": fit.free_bytes,
+        "uncounted_calls": sum(u.calls for u in found.uncounted), "assumptions": "; ".join(found.assumptions) or None
+    }

@@ -31,7 +31,8 @@ class Journal:
         self._file.truncate(whole)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         self._file.close()
 
     def append(self, row: Row) -> None:

@@ -20,19 +20,45 @@ Row = dict[str, Any]
 
 #: What a row holds, in order. All but those of the configuration are None where it failed; None is unknown.
 COLUMNS: dict[str, type] = {
-    "target": str, "batch": int, "sequence": int, "dtype": str, "optimizer": str, "autocast": str, "checkpointing": bool,
-    "device": str, "mode": str, "inputs": str,
-    "error": str,                          # why there are no figures
-    "fits": bool, "free_bytes": int,       # as `Profile.fits` says
-    "peak_allocated_bytes": int, "peak_reserved_bytes": int,
-    "forward_peak_allocated_bytes": int, "backward_peak_allocated_bytes": int, "optimizer_peak_allocated_bytes": int,  # steady state
-    "params": int, "param_bytes": int, "buffer_bytes": int, "optimizer_bytes": int,
-    "fwd_flops": int, "bwd_flops": int, "recompute_flops": int, "optimizer_flops": int, "fwd_macs": int, "bwd_macs": int,
-    "fwd_seconds": float, "bwd_seconds": float, "optimizer_seconds": float, "step_seconds": float, "seconds_method": str,
-    "uncounted_calls": int,                # of operators without a FLOP formula
-    "assumptions": str,                    # joined by "; "
-    "profile_seconds": float,              # what this row itself took
-    "torch_version": str, "analyzer_version": str,
+    "target": str,
+    "batch": int,
+    "sequence": int,
+    "dtype": str,
+    "optimizer": str,
+    "autocast": str,
+    "checkpointing": bool,
+    "device": str,
+    "mode": str,
+    "inputs": str,
+    "error": str,  # why there are no figures
+    "fits": bool,
+    "free_bytes": int,  # as `Profile.fits` says
+    "peak_allocated_bytes": int,
+    "peak_reserved_bytes": int,
+    # steady state
+    "forward_peak_allocated_bytes": int,
+    "backward_peak_allocated_bytes": int,
+    "optimizer_peak_allocated_bytes": int,
+    "params": int,
+    "param_bytes": int,
+    "buffer_bytes": int,
+    "optimizer_bytes": int,
+    "fwd_flops": int,
+    "bwd_flops": int,
+    "recompute_flops": int,
+    "optimizer_flops": int,
+    "fwd_macs": int,
+    "bwd_macs": int,
+    "fwd_seconds": float,
+    "bwd_seconds": float,
+    "optimizer_seconds": float,
+    "step_seconds": float,
+    "seconds_method": str,
+    "uncounted_calls": int,  # of operators without a FLOP formula
+    "assumptions": str,  # joined by "; "
+    "profile_seconds": float,  # what this row itself took
+    "torch_version": str,
+    "analyzer_version": str,
 }
 #: The columns that tell two rows apart; versions among them, so that another torch does not go on with an old file.
 IDENTITY = ("target", *AXES, "inputs", "torch_version", "analyzer_version")
@@ -62,7 +88,8 @@ class SweepResult:
         try:
             import pandas
         except ImportError as error:
-            raise MissingExtraError("to_dataframe() needs pandas, which is not installed: pip install 'torch-analyzer[report]'") from error
+            raise MissingExtraError(
+                "to_dataframe() needs pandas, which is not installed: pip install 'torch-analyzer[report]'") from error
         return pandas.DataFrame({name: pandas.Series([row.get(name) for row in self.rows], dtype=_PANDAS[kind])
                                  for name, kind in COLUMNS.items()})
 
@@ -88,7 +115,9 @@ class SweepResult:
 
 
 def check_output(path: str | Path) -> Path:
-    """``path``, if rows can be written there. Raises InputError or MissingExtraError, before the work is done and not after."""
+    """``path``, if rows can be written there. Raises InputError or MissingExtraError, before the work is done and not
+    after.
+    """
     path = Path(path)
     if path.suffix not in FORMATS:
         raise InputError(f"{path}: must end in {', '.join(FORMATS)}")
@@ -103,7 +132,8 @@ def _import_pyarrow(path: Path) -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise MissingExtraError(f"{path}: needs pyarrow, which is not installed: pip install 'torch-analyzer[sweep]'") from error
+        raise MissingExtraError(
+            f"{path}: needs pyarrow, which is not installed: pip install 'torch-analyzer[sweep]'") from error
     return pyarrow
 
 

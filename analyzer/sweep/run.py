@@ -34,17 +34,19 @@ def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] 
           progress: Watcher | None = None) -> SweepResult:
     """Profile ``target`` in every combination of the values in ``grid``: one row each, in the order of the grid.
 
-    ``target`` is a TARGET text as on the command line, or a callable of no arguments that builds a module. ``grid`` maps axes of
-    `Configuration` (batch sequence dtype optimizer autocast checkpointing device mode) to values. ``inputs`` are texts as `--input`,
-    in which ``{batch}`` and ``{sequence}`` may stand for sizes; by default what the target is called with.
+    ``target`` is a TARGET text as on the command line, or a callable of no arguments that builds a module. ``grid``
+    maps axes of `Configuration` (batch sequence dtype optimizer autocast checkpointing device mode) to values.
+    ``inputs`` are texts as `--input`, in which ``{batch}`` and ``{sequence}`` may stand for sizes; by default what the
+    target is called with.
 
-    Jobs run on ``executor`` (any of `concurrent.futures`; a Dask cluster's is ``distributed.Client.get_executor()``), else on
-    ``workers`` processes (by default one a core; 0 stays in this process). A worker builds a model once for all jobs that can
-    share it. A configuration that fails is a row with its ``error``, also one that kills its process.
-    Workers of Dask must run with ``distributed.worker.profile.enabled: false``: its sampling profiler holds frames, and with them tensors that would
-    be free, so that a step could be found to take a copy more.
-    With ``resume``, rows are appended to that JSONL file as they come, and those it holds are not run again
-    (failed ones are with ``retry_failed``).
+    Jobs run on ``executor`` (any of `concurrent.futures`; a Dask cluster's is ``distributed.Client.get_executor()``),
+    else on
+    ``workers`` processes (by default one a core; 0 stays in this process). A worker builds a model once for all jobs
+    that can share it. A configuration that fails is a row with its ``error``, also one that kills its process. Workers
+    of Dask must run with ``distributed.worker.profile.enabled: false``: its sampling profiler holds frames, and with
+    them tensors that would be free, so that a step could be found to take a copy more. With ``resume``, rows are
+    appended to that JSONL file as they come, and those it holds are not run again (failed ones are with
+    ``retry_failed``).
 
     Raises InputError, TargetError, UnknownDeviceError or MissingExtraError before any work, SweepInterrupted on Ctrl-C.
 
@@ -58,7 +60,10 @@ def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] 
     with contextlib.ExitStack() as stack:
         journal = None if resume is None else stack.enter_context(Journal(resume))
         known = {} if journal is None else journal.rows
-        rows = {job: known[job.key] for job in jobs if job.key in known and not (retry_failed and known[job.key].get("error") is not None)}
+        rows = {
+            job: known[job.key] for job in jobs
+            if job.key in known and not (retry_failed and known[job.key].get("error") is not None)
+        }
         left = sorted((job for job in jobs if job not in rows), key=lambda job: str(job.model_key[1:]))
         done = stack.enter_context(contextlib.closing(_run(left, executor, workers)))
         try:
@@ -78,10 +83,15 @@ def list_jobs(target: TargetLike, grid: Mapping[str, Any], inputs: Sequence[str]
     if isinstance(target, str):
         found = load_target(target)
     elif callable(target):
-        found = Target(f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', type(target).__name__)}", target)
+        found = Target(f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', type(target).__name__)}",
+                       target)
     else:
-        raise InputError(f"sweep(target={target!r}): must be a TARGET text, or a callable of no arguments that builds a model")
-    return [Job(target, found.name, configuration, resolve_inputs(found, inputs, configuration)) for configuration in expand_grid(grid)]
+        raise InputError(
+            f"sweep(target={target!r}): must be a TARGET text, or a callable of no arguments that builds a model")
+    return [
+        Job(target, found.name, configuration, resolve_inputs(found, inputs, configuration))
+        for configuration in expand_grid(grid)
+    ]
 
 
 def _run(jobs: Sequence[Job], executor: Executor | None, workers: int | None) -> Generator[Done, None, None]:

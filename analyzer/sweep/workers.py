@@ -7,7 +7,15 @@ import pickle
 import signal
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ProcessPoolExecutor, as_completed, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    as_completed,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -43,12 +51,15 @@ def _take(future: Future[Row], job: Job) -> Row:
 
 
 def run_in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
-    """Rows as they come, from fresh processes. Jobs that ran when a process died run again one by one; one that dies alone has failed."""
+    """Rows as they come, from fresh processes. Jobs that ran when a process died run again one by one; one that dies
+    alone has failed.
+    """
     try:
         pickle.dumps(jobs)
     except Exception as error:  # pickle raises many kinds
-        raise InputError(f"sweep: {jobs[0].name} cannot be sent to another process ({error}); give a TARGET text or a function at the top level "
-                         f"of a module, or pass an executor, or workers=0 to stay in this process") from error
+        raise InputError(
+            f"sweep: {jobs[0].name} cannot be sent to another process ({error}); give a TARGET text or a function at the top level "
+            f"of a module, or pass an executor, or workers=0 to stay in this process") from error
     queue = deque(jobs)
     while queue:
         suspects = yield from _run_until_death(queue, workers)
@@ -59,8 +70,9 @@ def run_in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
 
 
 def _run_until_death(queue: deque[Job], workers: int) -> Generator[Done, None, list[Job]]:
-    """Work ``queue`` off; the result is the jobs that ran when a process died. No more jobs are handed out than there are
-    processes, so that those are all the suspects."""
+    """Work ``queue`` off; the result is the jobs that ran when a process died. No more jobs are handed out than there
+    are processes, so that those are all the suspects.
+    """
     # spawn: a fork would copy the threads' locks of torch and of the caller
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker)
     running: dict[Future[Row], Job] = {}
@@ -90,4 +102,5 @@ def _start_worker() -> None:
 
 
 def _leave(*_: Any) -> None:
-    os._exit(130)  # Ctrl-C reaches every process of the terminal: the caller keeps the rows, a worker has nothing to say
+    # Ctrl-C reaches every process of the terminal: the caller keeps the rows, a worker has nothing to say
+    os._exit(130)

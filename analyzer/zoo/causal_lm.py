@@ -78,9 +78,12 @@ class KeyValueCache:
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, dropout: float = 0.0, grouped: bool = False) -> Tensor:
-    """Causal attention of the last tokens to all: (batch, heads, tokens, channels) of each; ``grouped`` where keys have fewer heads."""
+    """Causal attention of the last tokens to all: (batch, heads, tokens, channels) of each; ``grouped`` where keys have
+    fewer heads.
+    """
     last, tokens = query.shape[2], keys.shape[2]
     mask = None
     if 1 < last < tokens:
         mask = torch.ones(last, tokens, dtype=torch.bool, device=query.device).tril(tokens - last)
-    return F.scaled_dot_product_attention(query, keys, values, mask, dropout, is_causal=last == tokens and last > 1, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(query, keys, values, mask, dropout, is_causal=last == tokens and last > 1,
+                                          enable_gqa=grouped)

@@ -21,9 +21,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
         batch, tokens, hidden = x.shape
-        q, k, v = (
-            part.view(batch, tokens, self.heads, hidden // self.heads).transpose(1, 2) for part in self.c_attn(x).split(hidden, dim=2)
-        )
+        q, k, v = (part.view(batch, tokens, self.heads, hidden // self.heads).transpose(1, 2)
+                   for part in self.c_attn(x).split(hidden, dim=2))
         dropout = self.attn_dropout if self.training else 0.0
         if cache is not None:
             k, v = cache.extend(k, v)
@@ -88,14 +87,21 @@ class GPT2(nn.Module):
     """
 
     def __init__(
-        self, vocabulary: int = 50257, positions: int = 1024, hidden: int = 768, layers: int = 12, heads: int = 12, dropout: float = 0.1,
+        self,
+        vocabulary: int = 50257,
+        positions: int = 1024,
+        hidden: int = 768,
+        layers: int = 12,
+        heads: int = 12,
+        dropout: float = 0.1,
     ) -> None:
         super().__init__()
         self.transformer = Transformer(vocabulary, positions, hidden, layers, heads, dropout)
         self.lm_head = nn.Linear(hidden, vocabulary, bias=False)
         self.lm_head.weight = self.transformer.wte.weight
 
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor | CausalLMOutput:
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None,
+                cache: KeyValueCache | None = None) -> Tensor | CausalLMOutput:
         logits: Tensor = self.lm_head(self.transformer(input_ids, cache))
         return logits if labels is None else CausalLMOutput(causal_lm_loss(logits, labels), logits)
 

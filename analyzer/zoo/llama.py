@@ -42,7 +42,9 @@ class RMSNorm(nn.Module):
 
 
 def rotary_angles(tokens: int, head_dim: int, theta: float, device: torch.device, start: int = 0) -> Tensor:
-    """Angle of each position from ``start`` on and channel, (tokens, head_dim) float32; both halves of the channels turn alike."""
+    """Angle of each position from ``start`` on and channel, (tokens, head_dim) float32; both halves of the channels
+    turn alike.
+    """
     inverse_frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
     angles = torch.outer(torch.arange(start, start + tokens, dtype=torch.float32, device=device), inverse_frequency)
     return torch.cat((angles, angles), dim=-1)
@@ -66,9 +68,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None = None) -> Tensor:
         batch, tokens, _ = x.shape
-        q, k, v = (
-            project(x).view(batch, tokens, -1, self.head_dim).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = (project(x).view(batch, tokens, -1, self.head_dim).transpose(1, 2)
+                   for project in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if cache is not None:
             k, v = cache.extend(k, v)
@@ -111,7 +112,8 @@ class Decoder(nn.Module):
     def forward(self, input_ids: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         x = self.embed_tokens(input_ids)
         head_dim = self.config.hidden_size // self.config.num_attention_heads
-        angles = rotary_angles(input_ids.shape[1], head_dim, self.config.rope_theta, x.device, 0 if cache is None else cache.tokens)
+        angles = rotary_angles(input_ids.shape[1], head_dim, self.config.rope_theta, x.device,
+                               0 if cache is None else cache.tokens)
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         for i, layer in enumerate(self.layers):
             x = layer(x, cos, sin, None if cache is None else cache.layer(i))
@@ -138,7 +140,8 @@ class Llama(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor | CausalLMOutput:
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None,
+                cache: KeyValueCache | None = None) -> Tensor | CausalLMOutput:
         logits: Tensor = self.lm_head(self.model(input_ids, cache))
         return logits if labels is None else CausalLMOutput(causal_lm_loss(logits, labels), logits)
 
@@ -150,7 +153,12 @@ def llama_1b() -> Llama:
 
 def llama_405b() -> Llama:
     """Llama-3.1-405B (table 3 of the paper): 405,853,388,800 parameters. Build it where tensors hold no data."""
-    return Llama(LlamaConfig(
-        hidden_size=16384, intermediate_size=53248, num_hidden_layers=126, num_attention_heads=128, num_key_value_heads=8,
-        tie_word_embeddings=False,
-    ))
+    return Llama(
+        LlamaConfig(
+            hidden_size=16384,
+            intermediate_size=53248,
+            num_hidden_layers=126,
+            num_attention_heads=128,
+            num_key_value_heads=8,
+            tie_word_embeddings=False,
+        ))

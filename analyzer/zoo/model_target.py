@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from analyzer.errors import MissingExtraError
+
 from .input_spec import InputSpec
 from .torchvision_ops import define_torchvision_ops
 
@@ -27,11 +28,14 @@ class LabelRule:
     dims: tuple[int, ...] | None = None
 
     def apply(self, inputs: Sequence[InputSpec]) -> InputSpec | None:
-        """The label's spec, int64, or None where `like` is not among the inputs (the first positional one stands for it)."""
+        """The label's spec, int64, or None where `like` is not among the inputs (the first positional one stands for
+        it).
+        """
         source = next((spec for spec in inputs if spec.name in (self.like, None)), None)
         if source is None:
             return None
-        shape = source.shape if self.dims is None else tuple(source.shape[d] for d in self.dims if d < len(source.shape))
+        shape = source.shape if self.dims is None else tuple(
+            source.shape[d] for d in self.dims if d < len(source.shape))
         return InputSpec(self.name, torch.int64, shape)
 
 
@@ -58,13 +62,17 @@ class Target:
         if not chosen:
             return None
         names = {spec.name for spec in chosen if spec.name is not None}
-        main = next((spec for spec in given if self.inputs and spec.name is not None and spec.name == self.inputs[0].name), None)
+        main = next(
+            (spec for spec in given if self.inputs and spec.name is not None and spec.name == self.inputs[0].name),
+            None)
         if main is not None and main.shape:
             for spec in (self.inputs or ())[1:]:
                 if spec.name not in names:
                     chosen.append(replace(spec, shape=(main.shape[0], *spec.shape[1:])))
         if train:
-            chosen += [label for rule in self.labels if rule.name not in names and (label := rule.apply(chosen)) is not None]
+            chosen += [
+                label for rule in self.labels if rule.name not in names and (label := rule.apply(chosen)) is not None
+            ]
         return tuple(chosen)
 
 

@@ -57,7 +57,8 @@ class Bottleneck(nn.Module):
         return self.relu(out)
 
 
-def stack_blocks(block: type[BasicBlock | Bottleneck], in_planes: int, planes: int, count: int, stride: int) -> nn.Sequential:
+def stack_blocks(block: type[BasicBlock | Bottleneck], in_planes: int, planes: int, count: int,
+                 stride: int) -> nn.Sequential:
     out_planes = planes * block.expansion
     downsample = None
     if stride != 1 or in_planes != out_planes:
@@ -69,7 +70,8 @@ def stack_blocks(block: type[BasicBlock | Bottleneck], in_planes: int, planes: i
 class ResNet(nn.Module):
     """Images (batch, 3, height, width) to logits (batch, num_classes)."""
 
-    def __init__(self, block: type[BasicBlock | Bottleneck], counts: tuple[int, int, int, int], num_classes: int = 1000) -> None:
+    def __init__(self, block: type[BasicBlock | Bottleneck], counts: tuple[int, int, int, int],
+                 num_classes: int = 1000) -> None:
         super().__init__()
         wide = block.expansion
         self.conv1 = nn.Conv2d(3, 64, kernel_size=7, stride=2, padding=3, bias=False)

@@ -23,8 +23,9 @@ from typing import Any
 from torch import nn
 
 from analyzer.errors import TargetError
-from .input_spec import parse_input
 from analyzer.zoo import MODELS
+
+from .input_spec import parse_input
 from .model_target import LabelRule, Target, find_close
 from .timm_models import find_timm_model
 from .torchvision_models import find_torchvision_model
@@ -39,15 +40,15 @@ LIBRARIES = {"torchvision": find_torchvision_model, "timm": find_timm_model, "hf
 def load_target(text: str) -> Target:
     """Find the model that `text` names; nothing is built until its `build()` is called.
 
-    Raises TargetError if it names none (with the names that resemble it), MissingExtraError if the library it comes from
-    is not installed.
+    Raises TargetError if it names none (with the names that resemble it), MissingExtraError if the library it comes
+    from is not installed.
 
     >>> target = load_target("vit_b_16")
     >>> [str(spec) for spec in target.choose_inputs(train=True)]
     ['float32:8x3x224x224']
     >>> load_target("vit_b_61")
     Traceback (most recent call last):
-    analyzer.errors.TargetError: vit_b_61: no model of that name ships with analyzer; TARGET is one of ...; did you mean vit_b_16?
+    analyzer.errors.TargetError: vit_b_61: no model of that name ships with analyzer; ...; did you mean vit_b_16?
     """
     scheme, colon, rest = text.partition(":")
     if not colon:
@@ -72,7 +73,8 @@ def _find_shipped_model(name: str) -> Target:
 
 def _find_factory(module_name: str, factory_name: str, text: str) -> Target:
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise TargetError(f"{text}: {module_name!r} is no module name; TARGET is one of {FORMS}{find_close(module_name, LIBRARIES)}")
+        raise TargetError(
+            f"{text}: {module_name!r} is no module name; TARGET is one of {FORMS}{find_close(module_name, LIBRARIES)}")
     module = _import_module(module_name, text)
     factory: Any = module
     for part in factory_name.split("."):
@@ -82,15 +84,19 @@ def _find_factory(module_name: str, factory_name: str, text: str) -> Target:
         factory = getattr(factory, part)
     if not callable(factory) or isinstance(factory, nn.Module):
         kind = "a model already built" if isinstance(factory, nn.Module) else f"of type {type(factory).__name__}"
-        raise TargetError(f"{text}: {factory_name} is {kind}; give a callable of no arguments that returns an nn.Module")
+        raise TargetError(
+            f"{text}: {factory_name} is {kind}; give a callable of no arguments that returns an nn.Module")
     needed = _list_required_parameters(factory)
     if needed:
-        raise TargetError(f"{text}: {factory_name} needs {', '.join(needed)}; give a callable of no arguments that returns an nn.Module")
+        raise TargetError(
+            f"{text}: {factory_name} needs {', '.join(needed)}; give a callable of no arguments that returns an nn.Module"
+        )
 
     def build() -> nn.Module:
         model = factory()
         if not isinstance(model, nn.Module):
-            raise TargetError(f"{text}: {factory_name}() returned a value of type {type(model).__name__}, not an nn.Module")
+            raise TargetError(
+                f"{text}: {factory_name}() returned a value of type {type(model).__name__}, not an nn.Module")
         return model
 
     return Target(text, build)
@@ -105,7 +111,9 @@ def _import_module(name: str, text: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             close = find_close(name, LIBRARIES)
-            raise TargetError(f"{text}: no module {error.name!r} on the path or in {here}; TARGET is one of {FORMS}{close}") from error
+            raise TargetError(
+                f"{text}: no module {error.name!r} on the path or in {here}; TARGET is one of {FORMS}{close}"
+            ) from error
         raise TargetError(f"{text}: {name} itself imports {error.name!r}, which is not installed") from error
     except Exception as error:  # whatever a user's module does while it is imported
         raise TargetError(f"{text}: importing {name} failed: {type(error).__name__}: {error}") from error

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from analyzer.errors import TargetError
+
 from .input_spec import InputSpec
 from .model_target import DEFAULT_BATCH, Target, find_close, import_extra
 
@@ -27,4 +28,5 @@ def find_timm_model(name: str, target: str) -> Target:
         tagged = timm.list_models(f"{architecture}.*", include_tags=True)
         raise TargetError(f"{target}: timm's {architecture} has no tag {tag!r}{find_close(name, tagged)}") from error
     size = tuple(config.input_size) if config is not None else IMAGENET_SIZE
-    return Target(target, partial(timm.create_model, name, pretrained=False), (InputSpec(None, torch.float32, (DEFAULT_BATCH, *size)),))
+    return Target(target, partial(timm.create_model, name, pretrained=False),
+                  (InputSpec(None, torch.float32, (DEFAULT_BATCH, *size)), ))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from analyzer.errors import TargetError
+
 from .input_spec import InputSpec
 from .model_target import DEFAULT_BATCH, Target, find_close, import_extra
 
@@ -20,7 +21,8 @@ def find_torchvision_model(name: str, target: str) -> Target:
     """The model `name` of torchvision.models: classification, segmentation, detection, video or optical flow.
 
     Detection models are called with a batch of images, which they iterate over as over a list; their training targets
-    are dictionaries, which no default stands for. Raises TargetError for an unknown name, MissingExtraError without torchvision.
+    are dictionaries, which no default stands for. Raises TargetError for an unknown name, MissingExtraError without
+    torchvision.
     """
     models = import_extra("torchvision", target).models
     if name not in models.list_models():
@@ -43,7 +45,8 @@ def _choose_shapes(models: Any, name: str) -> list[tuple[int, ...]]:
     if family == "optical_flow":
         return [(2, 3, *FLOW_SIZE)] * 2  # a pair of frames
     if family == "vision_transformer":
-        # Some of its weights are for larger images, but without weights the builder makes a model for 224 (torchvision's default).
+        # Some of its weights are for larger images, but without weights the builder makes a model for 224
+        # (torchvision's default).
         return [(DEFAULT_BATCH, 3, 224, 224)]
     weights = models.get_model_weights(name).DEFAULT
     preset = weights.transforms.keywords  # the preprocessing the weights were published with

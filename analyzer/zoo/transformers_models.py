@@ -1,4 +1,6 @@
-"""`hf:CONFIG.json`, `hf:ConfigClass` and either with `:ModelClass`: models of transformers from a config, without weights."""
+"""`hf:CONFIG.json`, `hf:ConfigClass` and either with `:ModelClass`: models of transformers from a config, without
+weights.
+"""
 from __future__ import annotations
 
 import copy
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 
 from analyzer.errors import TargetError
+
 from .input_spec import InputSpec
 from .model_target import DEFAULT_BATCH, LabelRule, Target, find_close, import_extra
 
@@ -18,8 +21,15 @@ from .model_target import DEFAULT_BATCH, LabelRule, Target, find_close, import_e
 # taken as that (BERT, though it has a causal head too), one that only continues text as that (GPT-2, Llama).
 ENCODER_DECODER_HEADS = ("SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM")
 HEADS = (
-    "MASKED_LM", "CAUSAL_LM", "CTC", "IMAGE_CLASSIFICATION", "VIDEO_CLASSIFICATION", "SEMANTIC_SEGMENTATION", "OBJECT_DETECTION",
-    "IMAGE_TEXT_TO_TEXT", "AUDIO_CLASSIFICATION",
+    "MASKED_LM",
+    "CAUSAL_LM",
+    "CTC",
+    "IMAGE_CLASSIFICATION",
+    "VIDEO_CLASSIFICATION",
+    "SEMANTIC_SEGMENTATION",
+    "OBJECT_DETECTION",
+    "IMAGE_TEXT_TO_TEXT",
+    "AUDIO_CLASSIFICATION",
 )
 
 DEFAULT_TOKENS = 128  # the length at which BERT's published costs are given; fewer where a model has fewer positions
@@ -28,7 +38,8 @@ SECOND_OF_SAMPLES = 16_000  # speech models are trained on 16 kHz audio (wav2vec
 
 
 def find_transformers_model(spec: str, target: str) -> Target:
-    """The model of `CONFIG.json`, of a directory that holds a config.json, or of `ConfigClass`, all optionally `:ModelClass`.
+    """The model of `CONFIG.json`, of a directory that holds a config.json, or of `ConfigClass`, all optionally
+    `:ModelClass`.
 
     The model class is the one given, else the first of the config's "architectures", else the first task head that
     transformers has for the config (see `HEADS`), else its base model. The parameters have the dtype that the config
@@ -40,7 +51,8 @@ def find_transformers_model(spec: str, target: str) -> Target:
     transformers = import_extra("transformers", target)
     source, model_name = (spec, "") if _is_path(spec) or ":" not in spec else spec.rsplit(":", 1)
     if _is_path(source):
-        config = _read_config(transformers, Path(source, "config.json") if Path(source).is_dir() else Path(source), target)
+        config = _read_config(transformers,
+                              Path(source, "config.json") if Path(source).is_dir() else Path(source), target)
     else:
         config = _make_default_config(_find_config_class(transformers, source, target), target)
     model_class = _choose_model_class(transformers, config, model_name, target)
@@ -62,21 +74,26 @@ def _read_config(transformers: Any, path: Path, target: str) -> Any:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise TargetError(f"{target}: cannot read {path}: {error.strerror}; give the path of a model's config.json") from error
+        raise TargetError(
+            f"{target}: cannot read {path}: {error.strerror}; give the path of a model's config.json") from error
     except json.JSONDecodeError as error:
-        raise TargetError(f"{target}: {path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
+        raise TargetError(
+            f"{target}: {path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
     except UnicodeDecodeError as error:
         raise TargetError(f"{target}: {path} is not a text file in UTF-8, so no config.json") from error
     if not isinstance(fields, dict):
-        raise TargetError(f"{target}: {path} holds a JSON {type(fields).__name__}, not an object with a model's settings")
+        raise TargetError(
+            f"{target}: {path} holds a JSON {type(fields).__name__}, not an object with a model's settings")
     model_type, architectures = fields.get("model_type"), fields.get("architectures")
     known = transformers.CONFIG_MAPPING
     if isinstance(model_type, str) and model_type in known:
         config_class = known[model_type]
     elif isinstance(architectures, list) and architectures:
-        config_class = _find_class(transformers, str(architectures[0]), target, f"{path} has the architecture").config_class
+        config_class = _find_class(transformers, str(architectures[0]), target,
+                                   f"{path} has the architecture").config_class
     elif model_type is None:
-        raise TargetError(f'{target}: {path} has neither "model_type" nor "architectures", so it names no model of transformers')
+        raise TargetError(
+            f'{target}: {path} has neither "model_type" nor "architectures", so it names no model of transformers')
     else:
         unknown = f"unknown to transformers {transformers.__version__}{find_close(str(model_type), known.keys())}"
         raise TargetError(f'{target}: {path} has the "model_type" {model_type!r}, {unknown}')
@@ -92,14 +109,16 @@ def _find_config_class(transformers: Any, name: str, target: str) -> Any:
         return getattr(transformers, name)
     by_type = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES.get(name)
     close = f"; did you mean {by_type}?" if by_type else find_close(name, names)
-    raise TargetError(f"{target}: {name!r} is neither a config class of transformers nor a path that ends in .json{close}")
+    raise TargetError(
+        f"{target}: {name!r} is neither a config class of transformers nor a path that ends in .json{close}")
 
 
 def _make_default_config(config_class: Any, target: str) -> Any:
     try:
         return config_class()
     except Exception as error:  # a config made of others, which have no default
-        raise TargetError(f"{target}: {config_class.__name__} has no default sizes: {error}; give a config.json") from error
+        raise TargetError(
+            f"{target}: {config_class.__name__} has no default sizes: {error}; give a config.json") from error
 
 
 def _find_class(transformers: Any, name: str, target: str, what: str) -> Any:
@@ -117,7 +136,9 @@ def _choose_model_class(transformers: Any, config: Any, name: str, target: str) 
     if config.architectures:
         return _find_class(transformers, config.architectures[0], target, "its config has the architecture")
     heads = (*ENCODER_DECODER_HEADS, *HEADS) if config.is_encoder_decoder else HEADS
-    for mapping in [*(getattr(transformers, f"MODEL_FOR_{head}_MAPPING") for head in heads), transformers.MODEL_MAPPING]:
+    for mapping in [
+            *(getattr(transformers, f"MODEL_FOR_{head}_MAPPING") for head in heads), transformers.MODEL_MAPPING
+    ]:
         if type(config) in mapping:
             found = mapping[type(config)]
             return found[0] if isinstance(found, tuple) else found  # a few configs have several base models
@@ -146,7 +167,8 @@ def _derive_inputs(model_class: Any, config: Any) -> tuple[InputSpec, ...] | Non
     if main == "input_ids":
         inputs = [text]
         if "pixel_values" in parameters and hasattr(config, "vision_config") and not model_class.can_generate():
-            inputs.append(InputSpec("pixel_values", torch.float32, _image_shape(config)))  # a pair of encoders, like CLIP
+            # a pair of encoders, like CLIP
+            inputs.append(InputSpec("pixel_values", torch.float32, _image_shape(config)))
     elif shape is not None and (sizes := shape(config)) is not None:
         inputs = [InputSpec(main, torch.float32, sizes)]
         if "input_ids" in parameters and hasattr(config, "text_config"):
@@ -174,7 +196,8 @@ def _audio_shape(config: Any) -> tuple[int, ...]:
 
 def _spectrogram_shape(config: Any) -> tuple[int, ...] | None:
     if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
-        return (DEFAULT_BATCH, config.num_mel_bins, 2 * config.max_source_positions)  # Whisper: a convolution halves the length
+        # Whisper: a convolution halves the length
+        return (DEFAULT_BATCH, config.num_mel_bins, 2 * config.max_source_positions)
     return None
 
 
@@ -186,13 +209,16 @@ def _derive_labels(model_class: Any, config: Any, inputs: tuple[InputSpec, ...])
         return LabelRule("start_positions", main, (0,)), LabelRule("end_positions", main, (0,))
     if "labels" not in parameters:
         return ()
-    if name.endswith(("ForSequenceClassification", "ForImageClassification", "ForVideoClassification", "ForAudioClassification")):
+    if name.endswith(
+        ("ForSequenceClassification", "ForImageClassification", "ForVideoClassification", "ForAudioClassification")):
         # One class, or several at once, are trained with floating labels.
-        one_of_many = config.num_labels > 1 and getattr(config, "problem_type", None) in (None, "single_label_classification")
+        one_of_many = config.num_labels > 1 and getattr(config, "problem_type",
+                                                        None) in (None, "single_label_classification")
         return (LabelRule("labels", main, (0,)),) if one_of_many else ()
     if name.endswith("ForSemanticSegmentation"):
         return (LabelRule("labels", main, (0, 2, 3)),)
-    if name.endswith(("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")):
+    if name.endswith(
+        ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")):
         tokens = "decoder_input_ids" if "decoder_input_ids" in names else "input_ids"
         return (LabelRule("labels", tokens),) if tokens in names else ()
     return ()

@@ -35,13 +35,14 @@ class EncoderBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    def __init__(self, seq_length: int, num_layers: int, num_heads: int, hidden_dim: int, mlp_dim: int, dropout: float) -> None:
+    def __init__(self, seq_length: int, num_layers: int, num_heads: int, hidden_dim: int, mlp_dim: int,
+                 dropout: float) -> None:
         super().__init__()
         self.pos_embedding = nn.Parameter(torch.empty(1, seq_length, hidden_dim).normal_(std=0.02))
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.Sequential(
-            OrderedDict((f"encoder_layer_{i}", EncoderBlock(num_heads, hidden_dim, mlp_dim, dropout)) for i in range(num_layers))
-        )
+            OrderedDict((f"encoder_layer_{i}", EncoderBlock(num_heads, hidden_dim, mlp_dim, dropout))
+                        for i in range(num_layers)))
         self.ln = nn.LayerNorm(hidden_dim, eps=1e-6)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -53,8 +54,15 @@ class VisionTransformer(nn.Module):
     """Images (batch, 3, image_size, image_size) to logits (batch, num_classes)."""
 
     def __init__(
-        self, image_size: int = 224, patch_size: int = 16, num_layers: int = 12, num_heads: int = 12, hidden_dim: int = 768,
-        mlp_dim: int = 3072, dropout: float = 0.0, num_classes: int = 1000,
+        self,
+        image_size: int = 224,
+        patch_size: int = 16,
+        num_layers: int = 12,
+        num_heads: int = 12,
+        hidden_dim: int = 768,
+        mlp_dim: int = 3072,
+        dropout: float = 0.0,
+        num_classes: int = 1000,
     ) -> None:
         super().__init__()
         self.hidden_dim = hidden_dim

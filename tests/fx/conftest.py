@@ -11,21 +11,24 @@ import pytest
 import torch
 from torch import fx, nn
 
-from analyzer.fx.trace import block_copy
 from analyzer.fx.graph.graph_module import GraphModule
+from analyzer.fx.trace import block_copy
 from analyzer.fx.trace.structure import tensors_of
 from analyzer.fx.trace.tracer import trace
 
 
 def run(called: nn.Module, owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Outputs, gradients and buffers after one forward and backward pass of ``called``, which shares its tensors with ``owner``."""
+    """Outputs, gradients and buffers after one forward and backward pass of ``called``, which shares its tensors with
+    ``owner``.
+    """
     before = {name: (buffer, buffer.clone()) for name, buffer in owner.named_buffers()}
     args, kwargs = copy.deepcopy((args, kwargs))
     owner.zero_grad()
     torch.manual_seed(0)
     output = called(*args, **kwargs)
     outputs = list(tensors_of(output))
-    loss = sum((o * torch.linspace(0.5, 1.5, o.numel(), dtype=o.dtype).reshape(o.shape)).sum() for o in outputs if o.requires_grad)
+    loss = sum((o * torch.linspace(0.5, 1.5, o.numel(), dtype=o.dtype).reshape(o.shape)).sum() for o in outputs
+               if o.requires_grad)
     if isinstance(loss, torch.Tensor):
         loss.backward()
     result = {
@@ -57,7 +60,9 @@ def assert_equal(got: Any, expected: Any, place: str) -> None:
         assert len(got) == len(expected), place
         for i, (g, e) in enumerate(zip(got, expected)):
             assert_equal(g, e, f"{place}[{i}]")
-    elif hasattr(expected, "__dict__") and not isinstance(expected, (type, nn.Module)) and type(expected).__module__ != "builtins":
+    elif hasattr(expected,
+                 "__dict__") and not isinstance(expected,
+                                                (type, nn.Module)) and type(expected).__module__ != "builtins":
         assert_equal(vars(got), vars(expected), f"{place}.__dict__")
     else:
         assert got == expected or got is expected, place
@@ -93,7 +98,8 @@ def assert_same_graph(got: GraphModule, expected: GraphModule) -> None:
         assert [n.name for n in one.users] == [n.name for n in other.users], one.name
     assert got.meta == expected.meta
     tensors = [dict(gm.named_parameters()) | dict(gm.named_buffers()) for gm in (got, expected)]
-    assert tensors[0].keys() == tensors[1].keys() and all(t is tensors[1][n] or n.startswith("_tensor_constant") for n, t in tensors[0].items())
+    assert tensors[0].keys() == tensors[1].keys() and all(t is tensors[1][n] or n.startswith("_tensor_constant")
+                                                          for n, t in tensors[0].items())
     assert [n for n, _ in got.named_modules()] == [n for n, _ in expected.named_modules()]
 
 
@@ -110,12 +116,14 @@ def every_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def traced_like(every_block: None) -> Callable[..., GraphModule]:
-    """Trace a module; the graph module gives the same outputs, gradients and buffers, also on other data of the same shapes.
+    """Trace a module; the graph module gives the same outputs, gradients and buffers, also on other data of the same
+    shapes.
 
     Its graph is the one that running every block gives.
     """
 
-    def check(model: nn.Module, meta_args: dict[str, Any], *, call: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    def check(model: nn.Module, meta_args: dict[str,
+                                                Any], *, call: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
               other: dict[str, Any] | None = None, **options: Any) -> GraphModule:
         gm, whole = trace_both(model, meta_args, **options)
         assert_same_graph(gm, whole)

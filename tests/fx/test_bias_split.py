@@ -23,7 +23,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Any]] = {
     "conv2d circular": (lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"), (2, 4, 5, 5), torch.conv2d),
     "conv3d": (lambda: nn.Conv3d(2, 3, 2), (1, 2, 3, 3, 3), torch.conv3d),
     "conv_transpose1d": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2), (2, 4, 5), torch.conv_transpose1d),
-    "conv_transpose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1), (2, 4, 3, 3), torch.conv_transpose2d),
+    "conv_transpose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1), (2, 4, 3, 3),
+                         torch.conv_transpose2d),
     "conv_transpose3d": (lambda: nn.ConvTranspose3d(2, 3, 2), (1, 2, 3, 3, 3), torch.conv_transpose3d),
 }
 
@@ -55,9 +56,11 @@ SUMS: dict[str, tuple[Callable[..., Tensor], list[str]]] = {
     "addmm method": (lambda x, a, b: x.addmm(a, b), ["mm", "add"]),
     "addmm alpha beta": (lambda x, a, b: torch.addmm(x, a, b, beta=2, alpha=0.5), ["mm", "mul", "mul", "add"]),
     "addmm beta 0": (lambda x, a, b: torch.addmm(x * float("nan"), a, b, beta=0), ["mul", "mm"]),
-    "baddbmm": (lambda x, a, b: torch.baddbmm(x, a[None], b[None], beta=3), ["__getitem__", "__getitem__", "bmm", "mul", "add"]),
-    "out": (lambda x, a, b: torch.addmm(x.detach(), a.detach(), b.detach(), out=torch.empty_like(x)) + (a @ b) * x,
-            ["detach", "detach", "detach", "empty_like", "addmm", "matmul", "mul", "add"]),
+    "baddbmm": (lambda x, a, b: torch.baddbmm(x, a[None], b[None], beta=3), [
+        "__getitem__", "__getitem__", "bmm", "mul", "add"
+    ]),
+    "out": (lambda x, a, b: torch.addmm(x.detach(), a.detach(), b.detach(), out=torch.empty_like(x)) +
+            (a @ b) * x, ["detach", "detach", "detach", "empty_like", "addmm", "matmul", "mul", "add"]),
     "functional": (lambda x, a, b: F.linear(a, b.T, x[0]), [".T", "__getitem__", "linear", "add"]),
 }
 
@@ -67,7 +70,9 @@ def test_functional_forms(name: str) -> None:
     function, expected = SUMS[name]
     x = torch.linspace(1, 2, 15).reshape(3, 5).double()
     gm = symbolic_trace(lambda x, a, b: function(x, a, b), meta_args={"x": x, "a": A, "b": B}, bias_addition_split=True)
-    names = [n.target if isinstance(n.target, str) else n.target.__name__ for n in gm.graph.nodes if n.op.startswith("call")]
+    names = [
+        n.target if isinstance(n.target, str) else n.target.__name__ for n in gm.graph.nodes if n.op.startswith("call")
+    ]
     assert names == [{"__getitem__": "getitem", ".T": "getattr"}.get(e, e) for e in expected]
     inputs = [t.clone().requires_grad_() for t in (x, A, B)]
     others = [t.clone().requires_grad_() for t in (x, A, B)]
@@ -105,7 +110,8 @@ def test_more_functions_by_registration() -> None:
     with register_bias_split.scope():
         register_bias_split(F.bilinear, bilinear)
         w, b = torch.rand(2, 4, 4).double(), torch.rand(2).double()
-        gm = symbolic_trace(lambda x, w, b: F.bilinear(x, x, w, b), meta_args={"x": A, "w": w, "b": b}, bias_addition_split=True)
+        gm = symbolic_trace(lambda x, w, b: F.bilinear(x, x, w, b), meta_args={"x": A, "w": w, "b": b},
+                            bias_addition_split=True)
     assert [n.name for n in gm.graph.nodes if n.op.startswith("call")] == ["bilinear", "add"]
     torch.testing.assert_close(gm(A, w, b), F.bilinear(A, A, w, b))
 

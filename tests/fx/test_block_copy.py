@@ -1,4 +1,6 @@
-"""Blocks that are alike are traced once; the graph is that of a trace which runs them all, and gives the model's results."""
+"""Blocks that are alike are traced once; the graph is that of a trace which runs them all, and gives the model's
+results.
+"""
 from __future__ import annotations
 
 import random
@@ -595,7 +597,8 @@ def test_other_blocks_are_run(every_block: None, blocks: list[BlockCopies], name
             for owner in WritesSharedState, WritesSharedList, ReadsSharedState:
                 owner.state.step, owner.state.seen = 0, []
             expected = run(model, model, (), inputs)
-            if name not in ("counts its calls", "writes shared state", "writes a shared list"):  # whose runs differ from each other
+            # whose runs differ from each other
+            if name not in ("counts its calls", "writes shared state", "writes a shared list"):
                 for part in expected:
                     assert_equal(got[part], expected[part], f"{name} {part}")
 
@@ -638,8 +641,9 @@ def test_few_small_blocks_are_not_tried(blocks: list[BlockCopies]) -> None:
 
 # -- models ------------------------------------------------------------------------------------------------------------
 
-SMALL: dict[str, Any] = dict(vocab_size=60, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, intermediate_size=32,
-                             max_position_embeddings=32, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+SMALL: dict[str,
+            Any] = dict(vocab_size=60, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, intermediate_size=32,
+                        max_position_embeddings=32, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 HEADS: dict[str, Any] = dict(num_key_value_heads=1)
 
 
@@ -662,7 +666,8 @@ def checkpointing(build: Callable[[], nn.Module], reentrant: bool) -> Callable[[
     return make
 
 
-OPT: dict[str, Any] = dict(vocab_size=60, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, ffn_dim=32, max_position_embeddings=32)
+OPT: dict[str, Any] = dict(vocab_size=60, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, ffn_dim=32,
+                           max_position_embeddings=32)
 LLAMA = text("LlamaForCausalLM", **SMALL, **HEADS, use_cache=False)
 #: model, how many blocks are copied in training mode
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
@@ -672,22 +677,27 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "opt": (text("OPTForCausalLM", **OPT, use_cache=False), 3),
     "opt with layer drop": (text("OPTForCausalLM", **OPT, use_cache=False, layerdrop=0.5), 2),
     "bloom": (text("BloomForCausalLM", vocab_size=60, hidden_size=16, n_layer=4, n_head=2, use_cache=False), 3),
-    "gpt2": (text("GPT2LMHeadModel", vocab_size=60, n_embd=16, n_layer=4, n_head=2, n_positions=32, use_cache=False), 3),
+    "gpt2": (text("GPT2LMHeadModel", vocab_size=60, n_embd=16, n_layer=4, n_head=2, n_positions=32,
+                  use_cache=False), 3),
     "gpt2 with a cache": (text("GPT2LMHeadModel", vocab_size=60, n_embd=16, n_layer=4, n_head=2, n_positions=32), 3),
     "llama": (LLAMA, 3),
     "llama with a cache": (text("LlamaForCausalLM", **SMALL, **HEADS), 3),
-    "llama with hidden states": (text("LlamaForCausalLM", **SMALL, **HEADS, use_cache=False, output_hidden_states=True), 1),
+    "llama with hidden states": (text("LlamaForCausalLM", **SMALL, **HEADS, use_cache=False,
+                                      output_hidden_states=True), 1),
     "llama, checkpointed": (checkpointing(LLAMA, False), 3),
     "llama, checkpointed reentrantly": (checkpointing(LLAMA, True), 3),
     "mixtral": (text("MixtralForCausalLM", **SMALL, **HEADS, num_local_experts=4, use_cache=False), 3),
     "gemma3": (text("Gemma3ForCausalLM", **SMALL, **HEADS, head_dim=8, use_cache=False), 3),
-    "t5": (text("T5ForConditionalGeneration", vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=4, num_heads=2, decoder_start_token_id=0,
-                use_cache=False), 8),
-    "mamba": (text("MambaForCausalLM", vocab_size=60, hidden_size=16, num_hidden_layers=4, state_size=4, use_cache=False), 3),
+    "t5": (text("T5ForConditionalGeneration", vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=4, num_heads=2,
+                decoder_start_token_id=0, use_cache=False), 8),
+    "mamba": (text("MambaForCausalLM", vocab_size=60, hidden_size=16, num_hidden_layers=4, state_size=4,
+                   use_cache=False), 3),
     "resnet": (lambda: torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [1, 4, 1, 1], num_classes=5), 2),
     "densenet": (lambda: torchvision.models.DenseNet(4, (2, 2), 8, num_classes=5), 0),
     "vit": (lambda: torchvision.models.VisionTransformer(32, 8, 4, 2, 16, 32, num_classes=5), 2),
-    "swin": (lambda: torchvision.models.swin_transformer.SwinTransformer([4, 4], 8, [2, 6], [2, 2], [4, 4], num_classes=5), 10),
+    "swin": (
+        lambda: torchvision.models.swin_transformer.SwinTransformer([4, 4], 8, [2, 6], [2, 2], [4, 4], num_classes=5),
+        10),
     "efficientnet": (lambda: torchvision.models.efficientnet_b0(num_classes=5), 6),
 }
 

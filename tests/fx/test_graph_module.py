@@ -68,11 +68,13 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "dtype": ("x", X.double(), f"x: got float64[3, 4], {TRACED}{AGAIN}"),
     "no tensor": ("x", 3, f"x: got 3, {TRACED}"),
     "nested": ("batch", {"items": [torch.ones(1)]}, f"batch['items'][0]: got float32[1], {TRACED}{AGAIN}"),
-    "missing item": ("batch", {"items": []}, "batch['items'][0]: missing; the graph was traced with float32[3, 4] there"),
-    "variable": ("rest", (torch.ones(1),), f"rest[0]: got float32[1], {TRACED}{AGAIN}"),
+    "missing item": ("batch", {"items": []},
+                     "batch['items'][0]: missing; the graph was traced with float32[3, 4] there"),
+    "variable": ("rest", (torch.ones(1), ), f"rest[0]: got float32[1], {TRACED}{AGAIN}"),
     "too many": ("rest", (X, X), "*rest: got 2 values, but the graph was traced with 1"),
-    "constant": ("kwargs", {"factor": 3.0},
-                 "factor: got 3.0, but the graph was traced with the constant 2.0; trace again with the value that you want"),
+    "constant": ("kwargs", {
+        "factor": 3.0
+    }, "factor: got 3.0, but the graph was traced with the constant 2.0; trace again with the value that you want"),
     "unknown name": ("kwargs", {"mask": X}, "mask: not given when the graph was traced; put it into meta_args"),
 }
 
@@ -101,7 +103,9 @@ def test_missing_default_is_a_constant() -> None:
     gm = symbolic_trace(Model(), meta_args={"x": X})
     with pytest.raises(InputError) as caught:
         gm(X, X)
-    assert str(caught.value) == "batch: got float32[3, 4], but the graph was traced with the constant None; trace again with the value that you want"
+    assert str(
+        caught.value
+    ) == "batch: got float32[3, 4], but the graph was traced with the constant None; trace again with the value that you want"
 
 
 def test_holds_only_what_the_graph_uses(gm: GraphModule) -> None:
@@ -116,8 +120,8 @@ def test_copies(gm: GraphModule, duplicate: Callable[[GraphModule], GraphModule]
     node.meta["info"] = {"fwd_flops": 7}
     again = duplicate(gm)
     assert type(again).__mro__[1] is GraphModule and again.code == gm.code and again.meta == gm.meta
-    assert [(n.op, n.name, str(n.args), str(n.kwargs)) for n in again.graph.nodes] == [(n.op, n.name, str(n.args), str(n.kwargs))
-                                                                                      for n in gm.graph.nodes]
+    assert [(n.op, n.name, str(n.args), str(n.kwargs))
+            for n in again.graph.nodes] == [(n.op, n.name, str(n.args), str(n.kwargs)) for n in gm.graph.nodes]
     twin = next(n for n in again.graph.nodes if n.name == node.name)
     assert twin.meta["info"] == {"fwd_flops": 7} and twin.meta["source"] == node.meta["source"]
     twin.meta["region"] = ("changed",)

@@ -53,9 +53,11 @@ def test_lists_what_stands_for_what() -> None:
     with MetaTensorMode(), borrow_module(model, CUDA) as borrowed:
         assert (names(borrowed.parameters), names(borrowed.buffers)) == named
         for path, stand_in, original in borrowed.parameters:
-            assert original is originals[path] and borrowed.stand_in_of(original) is stand_in and borrowed.original_of(stand_in) is original
+            assert original is originals[path] and borrowed.stand_in_of(original) is stand_in and borrowed.original_of(
+                stand_in) is original
             assert type(stand_in) is MetaTensor and isinstance(stand_in, nn.Parameter) and stand_in.requires_grad
-            assert (stand_in.shape, stand_in.stride(), stand_in.dtype) == (original.shape, original.stride(), original.dtype)
+            assert (stand_in.shape, stand_in.stride(), stand_in.dtype) == (original.shape, original.stride(),
+                                                                           original.dtype)
         assert dict(model.named_parameters())["weight"] is borrowed.parameters[0][1]
         assert borrowed.modules[id(model.child[0])] == "child.0" and borrowed.root is model
         assert all(t.device == torch.device("cuda", 0) for t in (*model.parameters(), *model.buffers()))
@@ -72,12 +74,15 @@ def test_tied_and_shared_stay_so() -> None:
 def test_reaches_containers_objects_and_unregistered_modules() -> None:
     model = Holder()
     with MetaTensorMode(), borrow_module(model, CUDA):
-        held = [model.plain, model.items[0], model.items[1][1], model.items[2][0], model.queue[0], model.table["a"], model.hidden[0].weight,
-                model.config.table]
+        held = [
+            model.plain, model.items[0], model.items[1][1], model.items[2][0], model.queue[0], model.table["a"],
+            model.hidden[0].weight, model.config.table
+        ]
         assert [type(t) for t in held] == [MetaTensor] * len(held)
         assert model.plain.requires_grad and model.items[2][1] == 5 and model.config.size == 4
-    assert not any(isinstance(t, MetaTensor) for t in (model.plain, model.items[0], model.items[2][0], model.queue[0], model.config.table,
-                                                       model.hidden[0].weight, model.reference()))
+    assert not any(
+        isinstance(t, MetaTensor) for t in (model.plain, model.items[0], model.items[2][0], model.queue[0],
+                                            model.config.table, model.hidden[0].weight, model.reference()))
 
 
 def test_reads_no_contents_but_of_small_integers() -> None:
@@ -129,7 +134,8 @@ def test_lazy_modules_stay_lazy() -> None:
         model.__class__, model.in_features = nn.Linear, 5  # as its first forward does
         del model.weight
     assert model.weight is parameter
-    assert type(model) is nn.LazyLinear and isinstance(model.weight, nn.UninitializedParameter) and model.in_features == 0
+    assert type(model) is nn.LazyLinear and isinstance(model.weight,
+                                                       nn.UninitializedParameter) and model.in_features == 0
     assert len(model._forward_pre_hooks) == 1
 
 

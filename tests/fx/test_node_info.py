@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from analyzer import symbolic_profile, symbolic_trace
-from analyzer.results.node_info import NodeInfo
 from analyzer.fx.graph.region_edit import set_region
 from analyzer.fx.graph.saved_edit import set_saved
+from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 
 TEXT = (Path(__file__).parents[2] / "docs" / "node_info.md").read_text()
@@ -35,5 +35,6 @@ def test_choices_and_recomputation_are_in_it() -> None:
     assert info["matmul"].recompute_seconds == info["matmul"].fwd_seconds < info["matmul"].bwd_seconds
     assert info["sin"].recompute_seconds == 0 and info["sin"].fwd_seconds > 0
     graph = Profile.from_json(profile.to_json()).to_networkx()
-    assert graph.graph["schema_version"] == 1 and graph.nodes["sin"]["saved"] == "keep" and graph.nodes["exp"]["sharding"] == ("Shard(0)",)
+    assert graph.graph["schema_version"] == 1 and graph.nodes["sin"]["saved"] == "keep" and graph.nodes["exp"][
+        "sharding"] == ("Shard(0)", )
     assert graph.nodes["sin"]["region"][0]["kind"] == "checkpoint"

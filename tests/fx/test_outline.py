@@ -1,4 +1,6 @@
-"""Code whose behaviour depends on data is one node: the graph gives the model's results for data that takes other sizes."""
+"""Code whose behaviour depends on data is one node: the graph gives the model's results for data that takes other
+sizes.
+"""
 from __future__ import annotations
 
 import copy
@@ -299,8 +301,14 @@ def best_and_positions(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[int(x.detach().sum(1).argmax())], torch.arange(3)
 
 
-READ_VALUES = [CallsFromTable, MakesModule, MakesModuleWithTensors, MakesClass, ReadsResult, ReadsWritten, ReadsKnownResult, ReadsValue]
-MODELS = [*READ_VALUES, FillsObject, Stretches, ReadsShape, ReadsInModule, ReadsInMethod, ReadsInObject, ReturnsNumber, ReturnsList, FillsArgument]
+READ_VALUES = [
+    CallsFromTable, MakesModule, MakesModuleWithTensors, MakesClass, ReadsResult, ReadsWritten, ReadsKnownResult,
+    ReadsValue
+]
+MODELS = [
+    *READ_VALUES, FillsObject, Stretches, ReadsShape, ReadsInModule, ReadsInMethod, ReadsInObject, ReturnsNumber,
+    ReturnsList, FillsArgument
+]
 
 
 def inputs(seed: int, shift: float = 0.0) -> Tensor:
@@ -338,7 +346,8 @@ def test_copies_and_pickles_stand_on_their_own(kind: type[Model]) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_graph_can_be_profiled(kind: type[Model]) -> None:
     if kind in READ_VALUES:  # what it does depends on a value that nothing is known of
-        with pytest.raises(DataDependentError, match="in module 'gate'" if kind is ReadsValue else "needs the contents"):
+        with pytest.raises(DataDependentError,
+                           match="in module 'gate'" if kind is ReadsValue else "needs the contents"):
             symbolic_profile(trace(kind()), torch.empty(5, WIDTH), mode="infer")
         return
     graph = symbolic_profile(trace(kind()), torch.empty(5, WIDTH), mode="infer")
@@ -403,10 +412,14 @@ def test_what_the_root_reads_is_checked_when_the_graph_runs() -> None:
     model = ReadsInRoot()
     graph = trace(model)
     line = ReadsInRoot.forward.__code__.co_firstlineno + 2
-    assert any("is a constant of the graph, which raises" in a and a.endswith(f"{__file__}:{line}") for a in graph.meta["assumptions"])
+    assert any("is a constant of the graph, which raises" in a and a.endswith(f"{__file__}:{line}")
+               for a in graph.meta["assumptions"])
     everything = inputs(0).abs()  # as many as were taken while tracing: all
     assert torch.equal(graph(everything), model(everything))
-    with pytest.raises(InputError, match=rf"(?s)dimension 0, which depends on data.*{line} was traced with 5.*Put it into a submodule or a function"):
+    with pytest.raises(
+            InputError, match=
+            rf"(?s)dimension 0, which depends on data.*{line} was traced with 5.*Put it into a submodule or a function"
+    ):
         graph(-everything)
 
 
@@ -474,7 +487,8 @@ def test_contents_that_a_policy_expects_are_no_constants() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(size=st.integers(1, 40), bound=st.integers(0, 60), factor=st.integers(1, 3), offset=st.integers(0, 5))
-def test_sizes_computed_from_a_size_that_depends_on_data_do_too(size: int, bound: int, factor: int, offset: int) -> None:
+def test_sizes_computed_from_a_size_that_depends_on_data_do_too(size: int, bound: int, factor: int,
+                                                                offset: int) -> None:
     with MetaTensorMode(MetaOptions(unknown_size="worst")) as mode:
         watch = SizeWatch(mode.state)
         x = torch.rand(size, 3)
@@ -504,15 +518,18 @@ def test_boxes_are_found_kept_and_cut_out_of_features() -> None:
     backbone: Any = nn.Sequential(nn.Conv2d(3, 8, 3, stride=8, padding=1), nn.ReLU())
     backbone.out_channels = 8
     model = FasterRCNN(backbone, min_size=64, max_size=64, box_detections_per_img=5, box_score_thresh=0.2,
-                       rpn_anchor_generator=AnchorGenerator(((16, 32),), ((0.5, 1.0, 2.0),)), box_roi_pool=MultiScaleRoIAlign(["0"], 3, 2),
-                       box_head=nn.Sequential(nn.Flatten(), nn.Linear(8 * 9, 16)), box_predictor=TwoHeads(16, 3),
-                       rpn_pre_nms_top_n_train=20, rpn_pre_nms_top_n_test=20, rpn_post_nms_top_n_train=8, rpn_post_nms_top_n_test=8)
+                       rpn_anchor_generator=AnchorGenerator(((16, 32), ), ((0.5, 1.0, 2.0), )),
+                       box_roi_pool=MultiScaleRoIAlign(["0"], 3, 2), box_head=nn.Sequential(
+                           nn.Flatten(), nn.Linear(8 * 9, 16)), box_predictor=TwoHeads(16,
+                                                                                       3), rpn_pre_nms_top_n_train=20,
+                       rpn_pre_nms_top_n_test=20, rpn_post_nms_top_n_train=8, rpn_post_nms_top_n_test=8)
     images = [torch.rand(3, 64, 64) for _ in range(2)]
     targets = [{"boxes": torch.tensor([[4.0, 4.0, 40.0, 50.0]]), "labels": torch.tensor([1])} for _ in images]
     graph = symbolic_trace(model.train(), meta_args={"images": images, "targets": targets})
     for images in (images, [torch.rand(3, 64, 64) * i for i in range(2)]):
         assert_equal(run(graph, model, (images, targets), {}), run(model, model, (images, targets), {}), "in training")
-    assert {"roi_heads_box_head_0", "roi_heads_box_head_1", "rpn_head_conv_0_0"} <= set(names(graph))  # layers are nodes of their own
+    # layers are nodes of their own
+    assert {"roi_heads_box_head_0", "roi_heads_box_head_1", "rpn_head_conv_0_0"} <= set(names(graph))
     graph = symbolic_trace(model.eval(), meta_args={"images": images})
     with torch.no_grad():
         for images in (images, [torch.rand(3, 64, 64) * 3 for _ in range(2)]):

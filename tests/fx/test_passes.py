@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from analyzer import symbolic_profile, symbolic_trace
+from analyzer.api.reprofile import run_passes
 from analyzer.errors import InputError
+from analyzer.fx.graph.region import CheckpointRegion
+from analyzer.fx.graph.region_edit import nodes_in, set_region
 from analyzer.fx.passes.checkpoint_module import checkpoint_modules
 from analyzer.fx.passes.dead_code import eliminate_dead_code
 from analyzer.fx.passes.split_bias import split_biases
-from analyzer.fx.graph.region import CheckpointRegion
-from analyzer.fx.graph.region_edit import nodes_in, set_region
-from analyzer.api.reprofile import run_passes
 
 X = torch.linspace(-1, 1, 2 * 4 * 8 * 8).reshape(2, 4, 8, 8)
 
@@ -26,7 +26,8 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.conv, self.up, self.norm = nn.Conv2d(4, 6, 3, padding=1), nn.ConvTranspose2d(6, 4, 2, stride=2), nn.BatchNorm2d(4)
+        self.conv, self.up, self.norm = nn.Conv2d(4, 6, 3, padding=1), nn.ConvTranspose2d(6, 4, 2,
+                                                                                          stride=2), nn.BatchNorm2d(4)
         self.plain, self.fc, self.drop = nn.Linear(16, 16, bias=False), nn.Linear(16, 8), nn.Dropout(0.5)
         self.weight, self.bias = nn.Parameter(torch.ones(8, 8)), nn.Parameter(torch.ones(8))
 
@@ -47,8 +48,10 @@ def step(module: nn.Module) -> dict[str, Any]:
     torch.manual_seed(0)
     output = module(X)
     output.square().sum().backward()
-    found = {"output": output.detach(), **{n: p.grad.clone() for n, p in module.named_parameters()}, "random": torch.rand(1),
-             **{n: b.clone() for n, b in module.named_buffers()}}
+    found = {
+        "output": output.detach(), **{n: p.grad.clone() for n, p in module.named_parameters()}, "random": torch.rand(1),
+        **{n: b.clone() for n, b in module.named_buffers()}
+    }
     for name, b in module.named_buffers():
         b.copy_(buffers[name])
     return found
@@ -72,7 +75,8 @@ def test_dead_code_is_what_has_no_effect() -> None:
     dead = {"exp", "sum_1"}
     before = names(gm)
     eliminate_dead_code(gm)
-    assert names(gm) == [n for n in before if n not in dead], "the second normalisation updates its buffers, dropout draws random numbers"
+    assert names(gm) == [n for n in before
+                         if n not in dead], "the second normalisation updates its buffers, dropout draws random numbers"
     assert [n.name for n in nodes_in(gm, region)] == ["norm_1"]
     gm = symbolic_trace(model, meta_args={"x": X})
     eliminate_dead_code(gm)
@@ -123,7 +127,10 @@ def test_biases_are_split_as_in_a_trace() -> None:
     traced = symbolic_trace(model, meta_args={"x": X}, bias_addition_split=True)
 
     def kinds(gm: Any) -> list[str]:
-        return [n.target if isinstance(n.target, str) else n.target.__name__ for n in gm.graph.nodes if n.op.startswith("call")]
+        return [
+            n.target if isinstance(n.target, str) else n.target.__name__ for n in gm.graph.nodes
+            if n.op.startswith("call")
+        ]
 
     assert kinds(gm) == kinds(traced)
     assert_same(gm, step(traced), rtol=0, atol=0)
@@ -132,7 +139,8 @@ def test_biases_are_split_as_in_a_trace() -> None:
     whole = symbolic_profile(traced, X)
     assert [n.meta["info"].incremental_bytes for n in gm.graph.nodes if n.op.startswith("call")] == [
         n.meta["info"].incremental_bytes for n in whole.graph.nodes if n.op.startswith("call")]
-    with pytest.raises(InputError, match=r"split_biases\(\): nothing is known of x, which conv reads; call symbolic_profile first"):
+    with pytest.raises(InputError,
+                       match=r"split_biases\(\): nothing is known of x, which conv reads; call symbolic_profile first"):
         split_biases(symbolic_trace(model, meta_args={"x": X}))
 
 
@@ -149,5 +157,6 @@ def test_modules_are_checkpointed_at_each_call() -> None:
     run_passes(gm, checkpoint_modules("block", preserve_rng_state=False))
     assert gm.code.count("checkpoint.checkpoint(") == gm.code.count("preserve_rng_state = False") == 2
     assert gm.meta["profile"].recompute_flops > 0
-    with pytest.raises(InputError, match=r"checkpoint_modules\('blok'\): no node runs in that module; nodes run in block"):
+    with pytest.raises(InputError,
+                       match=r"checkpoint_modules\('blok'\): no node runs in that module; nodes run in block"):
         checkpoint_modules("blok")(gm)

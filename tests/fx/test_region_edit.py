@@ -14,10 +14,10 @@ from analyzer import symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.fx.graph.alias import makers, may_share, written_by
 from analyzer.fx.graph.graph_module import GraphModule
-from analyzer.fx.passes.dead_code import eliminate_dead_code
 from analyzer.fx.graph.region import AutocastRegion, CheckpointRegion, GradRegion
 from analyzer.fx.graph.region_edit import clear_region, nodes_in, set_region
 from analyzer.fx.graph.saved_edit import set_saved
+from analyzer.fx.passes.dead_code import eliminate_dead_code
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
 
@@ -32,7 +32,9 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Two blocks, the second in an autocast block, a weight read in both and after; dropout everywhere; a keyword-only argument."""
+    """Two blocks, the second in an autocast block, a weight read in both and after; dropout everywhere; a keyword-only
+    argument.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +85,8 @@ def between(gm: GraphModule, first: str, last: str) -> list[str]:
     return names[names.index(first):names.index(last) + 1]
 
 
-# name: the nodes of each region in the order of setting it, and how many linear layers run in a step (5 without regions)
+# name: the nodes of each region in the order of setting it, and how many linear layers run in a step (5 without
+# regions)
 EDITS: dict[str, tuple[Callable[[GraphModule], list[list[str]]], int]] = {
     "one block": (lambda gm: [in_module(gm, "first")], 7),
     "in autocast": (lambda gm: [in_module(gm, "second")], 7),
@@ -105,7 +108,8 @@ def test_results_stay_and_nodes_run_again(name: str, reentrant: bool) -> None:
     assert plain == 5
     for nodes in choose(gm):
         region = set_region(gm, nodes, CheckpointRegion(0, use_reentrant=reentrant, early_stop=False))
-        assert {n.name for n in nodes_in(gm, region) if n.op != "get_attr"} == {n for n in nodes if not n.startswith("scale")}
+        assert {n.name for n in nodes_in(gm, region)
+                if n.op != "get_attr"} == {n for n in nodes if not n.startswith("scale")}
     gm.graph.lint()
     got, found, again = step(gm)
     torch.testing.assert_close(got, want, rtol=0, atol=0)
@@ -164,7 +168,10 @@ def test_a_profile_sees_the_edit() -> None:
     assert after.recompute_macs == 3 * 4 * 8 * 2, "both linear layers"
     assert after.nodes[-1].accumulate_bytes < before.nodes[-1].accumulate_bytes
     up = next(n for n in gm.graph.nodes if n.name == "first_up").meta["info"]
-    assert up.region == ({"kind": "checkpoint", "id": 0, "use_reentrant": False, "preserve_rng_state": True, "selective": False, "replay": True},)
+    assert up.region == ({
+        "kind": "checkpoint", "id": 0, "use_reentrant": False, "preserve_rng_state": True, "selective": False,
+        "replay": True
+    }, )
     assert up.recompute_flops == 2 * 3 * 4 * 8
 
 
@@ -192,7 +199,8 @@ def test_traced_regions_can_be_cleared_and_notes_are_no_obstacle() -> None:
     gm = symbolic_trace(Twice(), meta_args={"x": X})
     assert set_region(gm, ["sin", "block_up"]).id == 1, "region 0 is a note, which code may cut"
     regions = {n.name: [(r.id, r.replay) for r in n.meta["region"]] for n in gm.graph.nodes}
-    assert regions["sin"] == [(1, True)] and regions["block_up"] == [(1, True), (0, False)] and regions["relu"] == [(0, False)]
+    assert regions["sin"] == [(1, True)] and regions["block_up"] == [(1, True),
+                                                                     (0, False)] and regions["relu"] == [(0, False)]
     gm = symbolic_trace(Twice(), meta_args={"x": X}, trace_act_ckpt=True)
     clear_region(gm, CheckpointRegion(0, restores_buffers=False))
     assert "checkpoint" not in gm.code
@@ -220,15 +228,22 @@ def nan(x: Tensor) -> Tensor:
 
 
 WRONG: dict[str, tuple[Any, Any, str]] = {
-    "empty": (nan, [], "set_region(..., CheckpointRegion(id=0, use_reentrant=False, preserve_rng_state=True, context_fn=None, "
-              "determinism_check='default', debug=False, early_stop=True, replay=True, restores_buffers=True)): no nodes given"),
+    "empty": (
+        nan, [],
+        "set_region(..., CheckpointRegion(id=0, use_reentrant=False, preserve_rng_state=True, context_fn=None, "
+        "determinism_check='default', debug=False, early_stop=True, replay=True, restores_buffers=True)): no nodes given"
+    ),
     "unknown": (nan, ["sin", "cos"], "cos is no node of this graph; take one of gm.graph.nodes, or its name"),
     "input": (nan, ["x", "sin"], "x is the graph's placeholder; a region holds nodes between inputs and output"),
-    "hole": (nan, ["exp", "sin", "view"], "the nodes must follow each other in the graph; setitem lies between sin and exp: name it too, "
+    "hole": (nan, ["exp", "sin", "view"],
+             "the nodes must follow each other in the graph; setitem lies between sin and exp: name it too, "
              "or make two regions"),
-    "writes": (nan, ["setitem", "view"], "a checkpoint cannot hold setitem without sin: setitem writes in place to what sin made, and would write "
+    "writes": (nan, [
+        "setitem", "view"
+    ], "a checkpoint cannot hold setitem without sin: setitem writes in place to what sin made, and would write "
                "again when it is run again; take both in or leave both out"),
-    "writes through a view": (nan, ["view_1", "mul_"], "a checkpoint cannot hold mul_ without exp: mul_ writes in place to what exp made"),
+    "writes through a view": (nan, ["view_1", "mul_"],
+                              "a checkpoint cannot hold mul_ without exp: mul_ writes in place to what exp made"),
 }
 
 
@@ -252,11 +267,14 @@ def test_a_reentrant_checkpoint_has_no_containers_at_its_edges(nodes: list[str],
 
     gm = symbolic_trace(f, meta_args={"x": X})
     nodes = between(gm, *nodes)
-    with pytest.raises(InputError, match=re.escape(f"use_reentrant=True cannot hold {inside} without {outside}: chunk is no tensor but holds some, whose "
-                                                   f"gradients would go past it; take both in, leave both out, or set use_reentrant=False")):
+    with pytest.raises(
+            InputError, match=re.escape(
+                f"use_reentrant=True cannot hold {inside} without {outside}: chunk is no tensor but holds some, whose "
+                f"gradients would go past it; take both in, leave both out, or set use_reentrant=False")):
         set_region(gm, nodes, CheckpointRegion(0, use_reentrant=True))
     want, = torch.autograd.grad(gm(X), X)
-    for region, chosen in ((CheckpointRegion(0), nodes), (CheckpointRegion(0, use_reentrant=True), ["sin", "chunk", "getitem", "getitem_1", "exp"])):
+    for region, chosen in ((CheckpointRegion(0), nodes), (CheckpointRegion(
+            0, use_reentrant=True), ["sin", "chunk", "getitem", "getitem_1", "exp"])):
         set_region(gm, chosen, region)
         x = X.detach().clone().requires_grad_()
         gm(x).backward()
@@ -274,7 +292,10 @@ def test_regions_keep_to_what_was_chosen_for_single_nodes() -> None:
     gm = symbolic_trace(f, meta_args={"x": X})
     set_saved(gm, ["sin"], "offload")
     code, regions = gm.code, {n.name: n.meta["region"] for n in gm.graph.nodes}
-    with pytest.raises(InputError, match="sin cannot be kept: mul_ writes to it in place after add, which would run again, has read it; keep add as well"):
+    with pytest.raises(
+            InputError, match=
+            "sin cannot be kept: mul_ writes to it in place after add, which would run again, has read it; keep add as well"
+    ):
         set_region(gm, between(gm, "sin", "mul_"))
     with pytest.raises(InputError, match="offload sin: checkpoint 0, which it is in, has use_reentrant=True"):
         set_region(gm, between(gm, "sin", "mul_"), CheckpointRegion(0, use_reentrant=True))
@@ -294,11 +315,18 @@ def test_regions_keep_to_what_was_chosen_for_single_nodes() -> None:
 def test_regions_cannot_cross() -> None:
     gm = trace()
     region = set_region(gm, ["first_up", "relu"])
-    for nodes, inside, outside, cut in ((["relu", "first_drop"], "relu", "first_up", repr(region)), (["add_2", "float_1"], "add_2", "mul_3", "Autocast")):
-        with pytest.raises(InputError, match=f"{inside} and {outside} are both in .*, which would be cut in two; take all of its nodes or none") as e:
+    for nodes, inside, outside, cut in ((["relu", "first_drop"], "relu", "first_up", repr(region)), ([
+            "add_2", "float_1"
+    ], "add_2", "mul_3", "Autocast")):
+        with pytest.raises(
+                InputError,
+                match=f"{inside} and {outside} are both in .*, which would be cut in two; take all of its nodes or none"
+        ) as e:
             set_region(gm, nodes)
         assert cut in str(e.value)
-    with pytest.raises(InputError, match=r"clear_region\(GradRegion\(.*no node of the graph is in it; its regions are \[CheckpointRegion"):
+    with pytest.raises(
+            InputError,
+            match=r"clear_region\(GradRegion\(.*no node of the graph is in it; its regions are \[CheckpointRegion"):
         clear_region(gm, GradRegion(False))
 
 
@@ -313,7 +341,9 @@ def test_a_buffer_written_in_the_region() -> None:
             return x.sin()
 
     gm = symbolic_trace(Counts(), meta_args={"x": X})
-    with pytest.raises(InputError, match="cannot hold add_: it writes in place to count, and would write again when it is run again; leave it out"):
+    with pytest.raises(
+            InputError, match=
+            "cannot hold add_: it writes in place to count, and would write again when it is run again; leave it out"):
         set_region(gm, ["add_", "sin"])
 
 
@@ -330,7 +360,9 @@ def test_running_statistics_that_a_function_updates() -> None:
             return y.exp()
 
     gm = symbolic_trace(Norm(), meta_args={"x": X})
-    with pytest.raises(InputError, match="cannot hold batch_norm: it writes in place to mean, and would write again when it is run again"):
+    with pytest.raises(
+            InputError,
+            match="cannot hold batch_norm: it writes in place to mean, and would write again when it is run again"):
         set_region(gm, ["batch_norm", "exp"])
     eliminate_dead_code(gm)
     assert "instance_norm" in gm.code, "which updates them too"
@@ -341,7 +373,8 @@ def test_running_statistics_that_a_function_updates() -> None:
 class Aliases(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.bn, self.relu, self.flat, self.drop, self.even = nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Dropout(), nn.Dropout().eval()
+        self.bn, self.relu, self.flat, self.drop, self.even = nn.BatchNorm1d(4), nn.ReLU(
+            inplace=True), nn.Flatten(), nn.Dropout(), nn.Dropout().eval()
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn(x)
@@ -356,11 +389,16 @@ class Aliases(nn.Module):
 
 def test_what_nodes_write_to_and_share() -> None:
     gm = symbolic_trace(Aliases(), meta_args={"x": X})
-    assert {n.name: (str(written_by(n)), str(may_share(n))) for n in gm.graph.nodes if n.op.startswith("call") and (written_by(n) or may_share(n))} == {
-        "add_": ("[bn]", "[bn]"), "relu": ("[add_]", "[add_]"), "flat": ("[]", "[relu]"), "even": ("[]", "[drop]"), "reshape": ("[]", "[even]"),
-        "float_1": ("[]", "[reshape]"), "getitem": ("[]", "[float_1]"), "getitem_1": ("[]", "[float_1]"),
-        "relu_": ("[getitem_1]", "[getitem_1]"), "detach": ("[]", "[getitem]"), "detach_1": ("[]", "[add]"),
-        "mul": ("[detach_1]", "[detach_1]"), "contiguous": ("[]", "[add]"), "getattr_1": ("[]", "[contiguous]")}
+    assert {
+        n.name: (str(written_by(n)), str(may_share(n))) for n in gm.graph.nodes
+        if n.op.startswith("call") and (written_by(n) or may_share(n))
+    } == {
+        "add_": ("[bn]", "[bn]"), "relu": ("[add_]", "[add_]"), "flat": ("[]", "[relu]"), "even": ("[]", "[drop]"),
+        "reshape": ("[]", "[even]"), "float_1": ("[]", "[reshape]"), "getitem": ("[]", "[float_1]"),
+        "getitem_1": ("[]", "[float_1]"), "relu_": ("[getitem_1]", "[getitem_1]"), "detach": ("[]", "[getitem]"),
+        "detach_1": ("[]", "[add]"), "mul": ("[detach_1]", "[detach_1]"), "contiguous": ("[]", "[add]"),
+        "getattr_1": ("[]", "[contiguous]")
+    }
     by_name = {n.name: n for n in gm.graph.nodes}
     assert {n.name for n in makers(by_name["getitem"])} == {"getitem", "float_1", "reshape", "even", "drop"}
 
@@ -368,7 +406,8 @@ def test_what_nodes_write_to_and_share() -> None:
 @pytest.mark.parametrize("restores", [True, False])
 def test_running_statistics_are_updated_once(restores: bool) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.BatchNorm1d(4, momentum=None),
+                          nn.Linear(4, 4))
     expected = copy.deepcopy(model)
     expected(X).sum().backward()
     gm = symbolic_trace(model, meta_args={"input": X})

@@ -40,7 +40,8 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def step(module: nn.Module, x: Tensor = X, retain: bool = False) -> tuple[dict[str, Tensor | None], Counter[str], Counter[str]]:
+def step(module: nn.Module, x: Tensor = X,
+         retain: bool = False) -> tuple[dict[str, Tensor | None], Counter[str], Counter[str]]:
     """Outputs, gradients and buffers of a step from one random state; the operators of its forward and backward pass."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     x = x.detach().clone().requires_grad_(x.is_floating_point())
@@ -52,8 +53,11 @@ def step(module: nn.Module, x: Tensor = X, retain: bool = False) -> tuple[dict[s
         (output * torch.linspace(1, 2, output.numel()).reshape(output.shape)).sum().backward(retain_graph=retain)
     if retain:
         output.sum().backward()
-    found = {"output": output, "x": x.grad, **{n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()},
-             "random": torch.rand(1), **{n: b.clone() for n, b in module.named_buffers()}}
+    found = {
+        "output": output, "x": x.grad, **{
+            n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()
+        }, "random": torch.rand(1), **{n: b.clone() for n, b in module.named_buffers()}
+    }
     for name, buffer in module.named_buffers():
         with torch.no_grad():
             buffer.copy_(buffers[name])
@@ -89,7 +93,9 @@ class InPlace(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.conv, self.norm, self.relu, self.after = nn.Conv1d(4, 4, 1), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Conv1d(4, 4, 1)
+        self.conv, self.norm, self.relu, self.after = nn.Conv1d(4, 4,
+                                                                1), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Conv1d(
+                                                                    4, 4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x[None].transpose(1, 2).sin()
@@ -101,7 +107,9 @@ class InPlace(nn.Module):
 
 
 class Casts(nn.Module):
-    """One autocast block: the first region finds the weight's cast in the cache that the second run of it does not have."""
+    """One autocast block: the first region finds the weight's cast in the cache that the second run of it does not
+    have.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +177,8 @@ def test_any_choice_gives_the_same_results(make: Callable[[], nn.Module], data: 
         made += 1
     for name in data.draw(st.lists(st.sampled_from(names), unique=True), label="chosen"):
         try:
-            set_saved(gm, [name], data.draw(st.sampled_from(["keep", "offload", "recompute"]), label=name), recompile=False)
+            set_saved(gm, [name], data.draw(st.sampled_from(["keep", "offload", "recompute"]), label=name),
+                      recompile=False)
         except InputError:
             continue
     gm.recompile()
@@ -185,7 +194,8 @@ def test_kept_nodes_do_not_run_again_and_random_numbers_stay_in_step() -> None:
     set_region(gm, calls_in(gm), CheckpointRegion(0, early_stop=False))
     found, again, recomputed = step(gm)
     assert_same(found, expected)
-    assert again - Counter(detach=9) == forward - Counter(detach=9) and recomputed["addmm"] == 3 and recomputed["bernoulli_"] == 3 and recomputed["tanh"] == 3
+    assert again - Counter(detach=9) == forward - Counter(
+        detach=9) and recomputed["addmm"] == 3 and recomputed["bernoulli_"] == 3 and recomputed["tanh"] == 3
     set_saved(gm, ["a", "drop", "tanh_1"], "keep")
     found, again, recomputed = step(gm)
     assert_same(found, expected)
@@ -207,7 +217,8 @@ def test_what_is_written_in_place_is_chosen_together() -> None:
     assert [n.name for n in set_saved(gm, ["after"], "keep")] == ["after", "flatten", "relu_1"]
     found, _, recomputed = step(gm)
     assert_same(found, expected)  # the buffers of the normalisation too, as it runs once
-    assert recomputed["convolution"] == 1 and recomputed["native_batch_norm"] == recomputed["relu_"] == recomputed["add_"] == 0
+    assert recomputed[
+        "convolution"] == 1 and recomputed["native_batch_norm"] == recomputed["relu_"] == recomputed["add_"] == 0
     set_saved(gm, ["conv"], "keep")
     found, _, recomputed = step(gm)
     assert_same(found, expected)
@@ -223,7 +234,8 @@ def test_a_cast_that_is_a_node_is_kept_and_casts_of_autocast_are_not() -> None:
     set_region(gm, names[names.index("fc_1"):names.index("softmax") + 1], CheckpointRegion(0, early_stop=False))
     set_saved(gm, ["fc_1", "float_1"], "keep")
     _, forward, backward = step(gm)
-    assert forward["_to_copy"] == 4 and forward["addmm"] == 2, "x, weight and bias; float; the second layer finds its casts"
+    assert forward["_to_copy"] == 4 and forward[
+        "addmm"] == 2, "x, weight and bias; float; the second layer finds its casts"
     assert backward["addmm"] == 0
     plain = step(Casts())[2]["_to_copy"]
     assert backward["_to_copy"] == plain + 2, "weight and bias again, as the cache is gone; float is not"
@@ -288,7 +300,8 @@ def test_keywords_and_inputs() -> None:
         assert gm(x, scale=scale).equal(f(x, scale=scale))
 
 
-# nodes of a region, choices, and: what the step keeps on the device of exp (saved by itself and sin), sin, cos; FLOPs that run again
+# nodes of a region, choices, and: what the step keeps on the device of exp (saved by itself and sin), sin, cos; FLOPs
+# that run again
 PLANS: dict[str, tuple[list[str], dict[str, str], dict[str, int], int]] = {
     "as it is": ([], {}, {"exp": 4096, "sin": 4096, "cos": 4096}, 0),
     "offload": ([], {"exp": "offload", "cos": "offload"}, {"exp": 0, "sin": 4096, "cos": 0}, 0),
@@ -347,14 +360,18 @@ def wrong(x: Tensor) -> Tensor:
 
 WRONG: dict[str, tuple[dict[str, Any], list[str], str, str]] = {
     "choice": ({}, ["exp"], "drop", "set_saved(..., 'drop'): choose one of keep, recompute, offload"),
-    "no node": ({}, ["cos"], "keep", "set_saved(..., 'keep'): cos is no node of this graph; take one of gm.graph.nodes, or its name"),
+    "no node": ({}, ["cos"], "keep",
+                "set_saved(..., 'keep'): cos is no node of this graph; take one of gm.graph.nodes, or its name"),
     "output": ({}, ["output"], "keep", "set_saved(..., 'keep'): output is the output, which is held anyway"),
-    "no region": ({}, ["sin"], "recompute", "set_saved(..., 'recompute'): sin is in no checkpoint region, so nothing would run it again; "
+    "no region": ({}, ["sin"], "recompute",
+                  "set_saved(..., 'recompute'): sin is in no checkpoint region, so nothing would run it again; "
                   "set_region first"),
-    "reentrant": ({"use_reentrant": True}, ["sin"], "keep", "keep sin: checkpoint 0, which it is in, has use_reentrant=True; results of single nodes "
+    "reentrant": ({"use_reentrant": True}, ["sin"], "keep",
+                  "keep sin: checkpoint 0, which it is in, has use_reentrant=True; results of single nodes "
                   "can be kept in a checkpoint with use_reentrant=False, no context_fn and no debug"),
     "debug": ({"debug": True}, ["sin"], "offload", "offload sin: checkpoint 0, which it is in, has debug=True; "),
-    "read before": ({"use_reentrant": False}, ["exp"], "keep", "exp cannot be kept: mul_ writes to it in place after sin, which would run again, has "
+    "read before": ({"use_reentrant": False}, ["exp"], "keep",
+                    "exp cannot be kept: mul_ writes to it in place after sin, which would run again, has "
                     "read it; keep sin as well, or recompute exp"),
 }
 
@@ -382,7 +399,8 @@ def test_a_kept_result_that_the_caller_changes() -> None:
         return y.reshape(-1)
 
     x = torch.ones(2, requires_grad=True)
-    y = checkpoint(lambda t: f(t).cos().sum() + f(t).mul(2).sum(), x, use_reentrant=False, context_fn=KeptResults().contexts)
+    y = checkpoint(lambda t: f(t).cos().sum() + f(t).mul(2).sum(), x, use_reentrant=False,
+                   context_fn=KeptResults().contexts)
     y.backward()  # kept without its contexts does nothing
     kept = KeptResults()
     held: list[Tensor] = []
@@ -396,7 +414,8 @@ def test_a_kept_result_that_the_caller_changes() -> None:
     out = checkpoint(g, x, use_reentrant=False, context_fn=kept.contexts)
     with torch.no_grad():
         held[0].mul_(2)
-    with pytest.raises(RuntimeError, match=r"a result of shape \(2,\) that a checkpoint keeps was changed in place after"):
+    with pytest.raises(RuntimeError,
+                       match=r"a result of shape \(2,\) that a checkpoint keeps was changed in place after"):
         out.sum().backward()
 
 

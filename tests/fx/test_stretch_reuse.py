@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from analyzer import symbolic_profile, symbolic_trace
+from analyzer.api.reprofile import reprofile
+from analyzer.api.symbolic_profile import last_runs
 from analyzer.fx.graph.region_edit import set_region
 from analyzer.fx.graph.stretch import find_stretches
 from analyzer.fx.graph.stretch_reuse import StretchReuse
-from analyzer.api.reprofile import reprofile
-from analyzer.api.symbolic_profile import last_runs
 from analyzer.zoo import MODELS
 from analyzer.zoo.llama import llama_1b
 from tests.record.block_model import Block, PostNorm, Stack, Sums, X
@@ -43,11 +43,15 @@ def say_all(gm):
     """What a run left: the profile, the record of each node, and what an edit's run would start from."""
     record = last_runs[gm].record
     record.complete()
-    values = {name: [dataclasses.replace(v, storage=0, known=v.known is None) for v in record.tensors(name)] for name in record.values}
+    values = {
+        name: [dataclasses.replace(v, storage=0, known=v.known is None) for v in record.tensors(name)]
+        for name in record.values
+    }
     order: dict[int, int] = {}
     places = {n.name: [order.setdefault(v.storage, len(order)) for v in record.tensors(n.name)] for n in gm.graph.nodes}
     gradients = {name: {i: (spec, spec.stride) for i, spec in row.items()} for name, row in record.gradients.items()}
-    return gm.meta["profile"], [n.meta["info"] for n in gm.graph.nodes], values, places, gradients, record.differentiable, record.held
+    return gm.meta["profile"], [n.meta["info"]
+                                for n in gm.graph.nodes], values, places, gradients, record.differentiable, record.held
 
 
 def assert_same(model, played, *args, trace=None, blocks, **options):
@@ -63,12 +67,14 @@ def assert_same(model, played, *args, trace=None, blocks, **options):
 
 def small(model, config, **settings):
     with torch.device("meta"):
-        return getattr(transformers, model)._from_config(getattr(transformers, config)(num_hidden_layers=5, **settings)).train()
+        return getattr(transformers, model)._from_config(
+            getattr(transformers, config)(num_hidden_layers=5, **settings)).train()
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize(("build", "inputs", "blocks"), [
-    (MODELS["resnet50"].factory, {"x": torch.empty(2, 3, 64, 64, device="meta")}, 8),  # 3+5 of layer2 and layer3; fewer are alike elsewhere
+    # 3+5 of layer2 and layer3; fewer are alike elsewhere
+    (MODELS["resnet50"].factory, {"x": torch.empty(2, 3, 64, 64, device="meta")}, 8),
     (MODELS["vit_b_16"].factory, {"x": torch.empty(1, 3, 224, 224, device="meta")}, 12),
     (lambda: small("BertForMaskedLM", "BertConfig"), {"input_ids": IDS, "labels": IDS}, 5),
     (lambda: small("OPTForCausalLM", "OPTConfig", hidden_size=64, ffn_dim=128, num_attention_heads=4, do_layer_norm_before=False),
@@ -79,7 +85,8 @@ def test_models_of_equal_blocks(build, inputs, blocks, mode, played):
     with torch.device("meta"):
         model = build()
     # Without gradients a block's input dies in the middle of it, and only what is inside of some is played.
-    assert_same(model, played, trace=inputs, blocks=blocks if mode == "train" else None, kwargs=inputs, mode=mode, device="h100")
+    assert_same(model, played, trace=inputs, blocks=blocks if mode == "train" else None, kwargs=inputs, mode=mode,
+                device="h100")
 
 
 def test_blocks_are_found_by_what_their_nodes_do():

@@ -64,8 +64,11 @@ class Tags(dict):  # type: ignore[type-arg]
 class Outputs(Layers):
     def forward(self, x: Tensor) -> Any:
         y = self.fc(x)
-        return {"dataclass": Result(y, [y + 1, y.sum()]), "tuple": (y, None, 3), "pair": Pair(y, x), "cache": Cache(y.exp()), "tags": Tags(y=y),
-                "ordered": collections.OrderedDict(a=y), "largest": torch.max(y, 1), "text": "t"}
+        return {
+            "dataclass": Result(y, [y + 1, y.sum()]), "tuple": (y, None, 3), "pair": Pair(y, x),
+            "cache": Cache(y.exp()), "tags": Tags(y=y), "ordered": collections.OrderedDict(a=y), "largest": torch.max(
+                y, 1), "text": "t"
+        }
 
 
 class Inputs(Layers):
@@ -112,7 +115,8 @@ class Shapes(Layers):
         mask = torch.ones(b, n, dtype=torch.bool).tril()
         if mask.all():  # known: it follows from shapes
             x = x * 100
-        x = x.masked_fill(~mask, 0.0) + positions.to(x.dtype) + torch.tensor([1.0, 2.0, 3.0, 4.0]) + torch.full((), x.dim(), dtype=x.dtype)
+        x = x.masked_fill(~mask, 0.0) + positions.to(x.dtype) + torch.tensor([1.0, 2.0, 3.0, 4.0]) + torch.full(
+            (), x.dim(), dtype=x.dtype)
         for row in x:
             x = x + row.sum() * len(x) * int(positions[-1])
         return self.fc(x).reshape(x.size(0), -1, 2).unbind(1)[0]
@@ -128,7 +132,8 @@ class Constants(Layers):
         self.array = numpy.full(4, 8.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x) + self.plain + self.learned[0] + self.table + torch.from_numpy(self.array) + torch.Tensor([1, 2, 3, 4])
+        return self.fc(x) + self.plain + self.learned[0] + self.table + torch.from_numpy(self.array) + torch.Tensor(
+            [1, 2, 3, 4])
 
 
 class Tied(nn.Module):
@@ -153,8 +158,10 @@ class Functional(Layers):
     def forward(self, x: Tensor) -> Tensor:
         q = self.fc(x).reshape(1, 1, 3, 4)
         a = F.scaled_dot_product_attention(q, q, q, is_causal=True)
-        a = F.layer_norm(F.gelu(a), (4,)) + F.softmax(F.pad(a, (0, 1)), -1)[..., 1:] + torch.einsum("abij,abij->abij", a, a)
-        return a + F.max_pool1d(a[0], 3, 1, 1) + F.interpolate(a, scale_factor=2.0)[..., ::2, ::2] + F.normalize(a) + torch.fft.rfft(a).real.sum()
+        a = F.layer_norm(F.gelu(a),
+                         (4, )) + F.softmax(F.pad(a, (0, 1)), -1)[..., 1:] + torch.einsum("abij,abij->abij", a, a)
+        return a + F.max_pool1d(a[0], 3, 1, 1) + F.interpolate(
+            a, scale_factor=2.0)[..., ::2, ::2] + F.normalize(a) + torch.fft.rfft(a).real.sum()
 
 
 class Square(torch.autograd.Function):
@@ -233,8 +240,10 @@ class Recurrent(nn.Module):
         return output.sum(0), hidden, cell
 
 
-MODELS = [Outputs, InPlace, Buffers, Properties, Shapes, Constants, Dropping, Functional, CustomGradient, ForceField, Below, Hooked,
-          Unregistered, Nested, Recurrent]
+MODELS = [
+    Outputs, InPlace, Buffers, Properties, Shapes, Constants, Dropping, Functional, CustomGradient, ForceField, Below,
+    Hooked, Unregistered, Nested, Recurrent
+]
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -355,7 +364,8 @@ def test_torch_functions_keep_their_kind() -> None:
             return torch.relu(self.fc(x)).sum(0) + x.shape[0]
 
     nodes = list(symbolic_trace(Model(), meta_args={"x": X}).graph.nodes)
-    assert [(n.op, n.target) for n in nodes] == [("placeholder", "x"), ("call_module", "fc"), ("call_function", torch.relu), ("call_method", "sum"),
+    assert [(n.op, n.target) for n in nodes] == [("placeholder", "x"), ("call_module", "fc"),
+                                                 ("call_function", torch.relu), ("call_method", "sum"),
                                                  ("call_method", "add"), ("output", "output")]
     assert nodes[4].args[1] == 3, "a size is a constant"
 
@@ -387,7 +397,8 @@ def test_values_that_leave_the_graph() -> None:
     gm = symbolic_trace(Model(), meta_args={"x": X, "lengths": torch.tensor([1, 2])})
     assert gm(X, torch.tensor([1, 1])).shape == (2, 4)
     (note,) = gm.meta["assumptions"]
-    assert note.startswith("item of max_1 was 2 when traced and is a constant of the graph at ") and "test_symbolic_trace.py:" in note
+    assert note.startswith(
+        "item of max_1 was 2 when traced and is a constant of the graph at ") and "test_symbolic_trace.py:" in note
 
 
 def test_meta_and_claimed_models() -> None:

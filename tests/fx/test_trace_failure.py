@@ -32,7 +32,9 @@ class Model(nn.Module):
         self.norm = nn.BatchNorm1d(4)
         self.sub = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-        self.plain, self.items, self.table = torch.ones(4), [torch.ones(4)], {"a": torch.ones(4), "b": (torch.ones(4), 1)}
+        self.plain, self.items, self.table = torch.ones(4), [torch.ones(4)], {
+            "a": torch.ones(4), "b": (torch.ones(4), 1)
+        }
         self.cache: dict[str, Any] = {}
         self.action = action
 
@@ -63,18 +65,30 @@ def describe(model: nn.Module) -> list[Any]:
             if isinstance(value, (list, set)):
                 state.append((path, name, [id(v) for v in value]))
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        state.append((name, id(tensor), tensor._version, tensor.data_ptr(), tensor.requires_grad, tensor.device, tensor.tolist(), id(tensor.grad)))
+        state.append((name, id(tensor), tensor._version, tensor.data_ptr(), tensor.requires_grad, tensor.device,
+                      tensor.tolist(), id(tensor.grad)))
     return state
 
 
 def describe_torch() -> list[Any]:
     function = torch.autograd.Function
     return [
-        nn.Module.__dict__["__call__"], function.__dict__["apply"], "apply" in checkpointing.CheckpointFunction.__dict__,
-        checkpointing._checkpoint_without_reentrant_generator, autocast_mode.autocast.__enter__, autocast_mode.autocast.__exit__,
-        torch.jit.ScriptFunction.__dict__["__call__"], torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_default_dtype(),
-        torch.random.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist(), torch.cuda.is_available(),
-        torch.overrides._get_current_function_mode_stack(), torch.utils._python_dispatch._len_torch_dispatch_stack(),
+        nn.Module.__dict__["__call__"],
+        function.__dict__["apply"],
+        "apply" in checkpointing.CheckpointFunction.__dict__,
+        checkpointing._checkpoint_without_reentrant_generator,
+        autocast_mode.autocast.__enter__,
+        autocast_mode.autocast.__exit__,
+        torch.jit.ScriptFunction.__dict__["__call__"],
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_default_dtype(),
+        torch.random.get_rng_state().tolist(),
+        random.getstate(),
+        numpy.random.get_state()[1].tolist(),
+        torch.cuda.is_available(),
+        torch.overrides._get_current_function_mode_stack(),
+        torch.utils._python_dispatch._len_torch_dispatch_stack(),
     ]
 
 
@@ -137,11 +151,13 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
                      "meta_args['mas']: forward takes no such argument; did you mean 'mask'? It takes x, mask, flag"),
     "unknown constant": ({"meta_args": {"x": X}, "concrete_args": {"zzz": 1}},
                          "concrete_args['zzz']: forward takes no such argument. It takes x, mask, flag"),
-    "missing": ({"meta_args": {"mask": X}},
-                "no value for 'x'; forward takes x, mask, flag. Put tensors into meta_args and constants into concrete_args"),
-    "twice": ({"meta_args": {"x": X}, "concrete_args": {"x": None}}, "'x' is in meta_args and in concrete_args; give it once"),
+    "missing": ({
+        "meta_args": {"mask": X}
+    }, "no value for 'x'; forward takes x, mask, flag. Put tensors into meta_args and constants into concrete_args"),
+    "twice": ({"meta_args": {"x": X},
+               "concrete_args": {"x": None}}, "'x' is in meta_args and in concrete_args; give it once"),
     "no tensor": ({"meta_args": {"x": (3, 4)}}, "meta_args['x'] = (3, 4) holds no tensor; give one, for instance "
-                                                "torch.empty(..., device='meta'), or pass a constant in concrete_args"),
+                  "torch.empty(..., device='meta'), or pass a constant in concrete_args"),
     "no dict": ({"meta_args": [X]}, "meta_args must be a dict from argument names to values, got list"),
 }
 
@@ -156,7 +172,8 @@ def test_variable_arguments_need_a_tuple() -> None:
     def f(*tensors: Tensor) -> Tensor:
         return tensors[0]
 
-    assert errors(lambda: symbolic_trace(f, meta_args={"tensors": X})) == "meta_args['tensors']: forward takes *tensors, so give a tuple, got Tensor"
+    assert errors(lambda: symbolic_trace(f, meta_args={"tensors": X})
+                  ) == "meta_args['tensors']: forward takes *tensors, so give a tuple, got Tensor"
 
 
 def test_lazy_modules() -> None:
@@ -165,7 +182,8 @@ def test_lazy_modules() -> None:
 
 
 def test_root_must_be_callable() -> None:
-    assert errors(lambda: symbolic_trace(3, meta_args={})) == "root must be a module or a function, got 3"  # type: ignore[arg-type]
+    assert errors(lambda: symbolic_trace(3, meta_args={})
+                  ) == "root must be a module or a function, got 3"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("x, message", [
@@ -177,12 +195,14 @@ def test_wrong_inputs_name_module_and_line(x: Tensor, message: str) -> None:
     text = errors(lambda: symbolic_trace(Model(), meta_args={"x": x}))
     line = Model.forward.__code__.co_firstlineno + 1
     given = f"{str(x.dtype)[6:]}{list(x.shape)}"
-    assert text.startswith(f"forward failed in module 'fc' (Linear) at {__file__}:{line}, traced with x={given}: RuntimeError: "), text
+    assert text.startswith(
+        f"forward failed in module 'fc' (Linear) at {__file__}:{line}, traced with x={given}: RuntimeError: "), text
     assert re.search(message, text), text
 
 
 def test_data_is_asked_for() -> None:
-    text = errors(lambda: symbolic_trace(Model(lambda model, x: x if x.sum() > 0 else -x), meta_args={"x": META}), DataDependentError)
+    text = errors(lambda: symbolic_trace(Model(lambda model, x: x
+                                               if x.sum() > 0 else -x), meta_args={"x": META}), DataDependentError)
     assert HERE in text and "Way out" in text and "While tracing with x=float32[3, 4], in the root module at" in text
 
 
@@ -205,7 +225,8 @@ def test_unregistered_operator() -> None:
     library = torch.library.Library("analyzer_test_trace", "DEF")
     library.define("shapeless(Tensor x) -> Tensor")
     library.impl("shapeless", lambda x: x + 1, "CPU")
-    text = errors(lambda: symbolic_trace(lambda x: torch.ops.analyzer_test_trace.shapeless(x), meta_args={"x": X}), UnsupportedOperatorError)
+    text = errors(lambda: symbolic_trace(lambda x: torch.ops.analyzer_test_trace.shapeless(x), meta_args={"x": X}),
+                  UnsupportedOperatorError)
     assert "register_shape_impl" in text and "analyzer_test_trace" in text
 
 

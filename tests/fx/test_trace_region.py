@@ -87,12 +87,14 @@ def count_calls(module: nn.Module, x: Tensor) -> int:
 @pytest.mark.parametrize("replayed", [True, False])
 def test_same_results(traced_like: Any, variant: str, replayed: bool) -> None:
     if variant == "no rng":
-        model = Checkpointed(**VARIANTS[variant]).eval()  # without it, dropout draws anew when recomputing, in the model as well
+        # without it, dropout draws anew when recomputing, in the model as well
+        model = Checkpointed(**VARIANTS[variant]).eval()
     else:
         model = Checkpointed(**VARIANTS[variant])
     gm = traced_like(model, {"x": X}, other={"x": (X * 2).detach().requires_grad_()}, trace_act_ckpt=replayed)
     assert gm.code.count("checkpoint.checkpoint(") == (3 if replayed else 0)
-    # 2 layers, run again per checkpoint around them: block once, inner once by its own and, for its outputs, once more by the outer one
+    # 2 layers, run again per checkpoint around them: block once, inner once by its own and, for its outputs, once more
+    # by the outer one
     assert count_calls(gm, X) == (count_calls(model, X) if replayed else 2)
     assert count_calls(model, X) > 2
 
@@ -131,13 +133,15 @@ def test_containers_that_a_reentrant_checkpoint_returns(traced_like: Any, return
 def test_a_reentrant_checkpoint_of_inputs_without_gradients(traced_like: Any, replayed: bool) -> None:
     class Model(Block):
         def forward(self, x: Tensor, factor: float = 1.0) -> Tensor:
-            return checkpoint(self.up, x, use_reentrant=True).relu() + self.down(checkpoint(self.up, x, use_reentrant=True)).sum()
+            return checkpoint(self.up, x, use_reentrant=True).relu() + self.down(
+                checkpoint(self.up, x, use_reentrant=True)).sum()
 
     traced_like(Model(), {"x": X.detach()}, trace_act_ckpt=replayed)
 
 
 def test_generated_code() -> None:
-    gm = symbolic_trace(Checkpointed(use_reentrant=False, context_fn=selective), meta_args={"x": X}, trace_act_ckpt=True)
+    gm = symbolic_trace(Checkpointed(use_reentrant=False, context_fn=selective), meta_args={"x": X},
+                        trace_act_ckpt=True)
     body = gm.code[gm.code.index("def forward"):]
     assert body.rstrip() == """
 def forward(self, x):
@@ -174,11 +178,14 @@ def forward(self, x):
 def test_annotations() -> None:
     gm = symbolic_trace(Checkpointed(use_reentrant=False, preserve_rng_state=False), meta_args={"x": X})
     regions = {n.name: n.meta["region"] for n in gm.graph.nodes}
-    first, outer, inner = (CheckpointRegion(i, use_reentrant=False, preserve_rng_state=False, replay=False, restores_buffers=False) for i in range(3))
+    first, outer, inner = (CheckpointRegion(i, use_reentrant=False, preserve_rng_state=False, replay=False,
+                                            restores_buffers=False) for i in range(3))
     assert regions["relu"] == (first,) and regions["contiguous"] == (outer,) and regions["relu_1"] == (outer, inner)
     assert regions["mul_2"] == () and regions["output"] == ()
-    assert inner.describe() == {"kind": "checkpoint", "id": 2, "use_reentrant": False, "preserve_rng_state": False, "selective": False,
-                                "replay": False}
+    assert inner.describe() == {
+        "kind": "checkpoint", "id": 2, "use_reentrant": False, "preserve_rng_state": False, "selective": False,
+        "replay": False
+    }
 
 
 def test_a_region_can_be_added_and_removed() -> None:
@@ -287,9 +294,11 @@ def forward(self, x):
     add_2 = sub.add(clone)
     return add_2""".strip("\n")
     regions = {n.name: n.meta["region"] for n in gm.graph.nodes}
-    outer, second = AutocastRegion(0, "cpu", torch.bfloat16, True, True), AutocastRegion(2, "cpu", torch.bfloat16, True, True)
+    outer, second = AutocastRegion(0, "cpu", torch.bfloat16, True, True), AutocastRegion(
+        2, "cpu", torch.bfloat16, True, True)
     assert regions["fc_2"] == (outer, AutocastRegion(1, "cpu", torch.bfloat16, False, True))
-    assert regions["fc_3"] == (second, GradRegion(False)) and regions["sin"] == (GradRegion(False),) and regions["fc"] == ()
+    assert regions["fc_3"] == (second,
+                               GradRegion(False)) and regions["sin"] == (GradRegion(False), ) and regions["fc"] == ()
     assert regions["sum_2"] == (GradRegion(False, inference=True),)
 
 
@@ -300,7 +309,8 @@ def test_traced_under_no_grad() -> None:
 
 
 def test_copies_keep_regions(duplicate: Callable[[GraphModule], GraphModule]) -> None:
-    gm = symbolic_trace(Checkpointed(use_reentrant=False, context_fn=selective), meta_args={"x": X}, trace_act_ckpt=True)
+    gm = symbolic_trace(Checkpointed(use_reentrant=False, context_fn=selective), meta_args={"x": X},
+                        trace_act_ckpt=True)
     again = duplicate(gm)
     assert again.code == gm.code and type(again).__name__ == "Checkpointed"
     ids = [[r.id for r in n.meta["region"]] for n in gm.graph.nodes]
@@ -327,13 +337,17 @@ def test_checkpoint_sequential(traced_like: Any, reentrant: bool) -> None:
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
-            self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh()) for _ in range(5)]).double()
+            self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh())
+                                          for _ in range(5)]).double()
 
         def forward(self, x: Tensor) -> Tensor:
             return checkpointing.checkpoint_sequential(self.layers, 2, x, use_reentrant=reentrant)
 
     gm = traced_like(Stack(), {"x": X}, trace_act_ckpt=True)
-    regions = {n.meta["module_path"].rpartition(".")[0]: [r.id for r in n.meta["region"]] for n in gm.graph.nodes if n.op == "call_module"}
+    regions = {
+        n.meta["module_path"].rpartition(".")[0]: [r.id for r in n.meta["region"]] for n in gm.graph.nodes
+        if n.op == "call_module"
+    }
     # torch puts len // segments modules into each segment but the last, which is not checkpointed
     assert regions == {"layers.0": [0], "layers.1": [0], "layers.2": [], "layers.3": [], "layers.4": []}
     assert gm.code.count("checkpoint.checkpoint(") == 1 and f"use_reentrant = {reentrant}" in gm.code

@@ -10,8 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from analyzer import (register_leaf_module, register_leaf_module_impl, register_non_leaf_module, register_shape_impl, register_tracer_impl,
-                      symbolic_trace)
+from analyzer import (
+    register_leaf_module,
+    register_leaf_module_impl,
+    register_non_leaf_module,
+    register_shape_impl,
+    register_tracer_impl,
+    symbolic_trace,
+)
 from analyzer.errors import DuplicateRegistrationError
 from analyzer.fx.trace.call_target import CallTarget
 from analyzer.fx.trace.tracer_impl import register_leaf_function

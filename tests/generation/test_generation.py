@@ -1,4 +1,6 @@
-"""Predicted generation: the cache's growth to the byte, passes between those that were run, real runs on the CPU, errors."""
+"""Predicted generation: the cache's growth to the byte, passes between those that were run, real runs on the CPU,
+errors.
+"""
 from __future__ import annotations
 
 import json
@@ -16,7 +18,10 @@ from analyzer.zoo.causal_lm import KeyValueCache
 from analyzer.zoo.gpt2 import GPT2
 from analyzer.zoo.llama import Llama, LlamaConfig
 
-SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 100
+}
 
 
 def gpt2():
@@ -30,7 +35,8 @@ def llama():
 def transformers_model(name, **options):
     transformers = pytest.importorskip("transformers")
     config, _, head = name.partition(":")
-    return lambda: getattr(transformers, head or f"{config}ForCausalLM")(getattr(transformers, f"{config}Config")(**options))
+    return lambda: getattr(transformers, head or f"{config}ForCausalLM")(getattr(transformers, f"{config}Config")
+                                                                         (**options))
 
 
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 100}
@@ -43,7 +49,9 @@ def kept_bytes(channels, tokens, layers=2, width=4, batch=2):
 @pytest.mark.parametrize(("build", "channels"), [(gpt2, 32), (llama, 16), ("Llama", 16), ("GPT2", 32)], ids=["gpt2", "llama", "hf llama", "hf gpt2"])
 def test_cache_grows_by_keys_and_values_of_a_token(build, channels):
     if isinstance(build, str):
-        options = SMALL if build == "Llama" else {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 100, "bos_token_id": 1, "eos_token_id": 2}
+        options = SMALL if build == "Llama" else {
+            "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 100, "bos_token_id": 1, "eos_token_id": 2
+        }
         build = transformers_model(build + ("" if build == "Llama" else ":GPT2LMHeadModel"), **options)
     p = profile_generate(build, 7, 5, batch_size=2, samples=None)
     assert [(s.index, s.tokens, s.context_tokens, s.cache_bytes) for s in p.steps] == [
@@ -65,7 +73,8 @@ def test_prefill_is_a_forward_pass_without_gradients():
     p = profile_generate(gpt2, 16, 1)
     plain = profile(gpt2, args=(torch.ones(1, 16, dtype=torch.int64),), mode="infer")
     assert (p.decode, len(p.steps)) == (None, 1)
-    assert p.steps[0].macs == plain.fwd_macs and p.steps[0].flops - plain.fwd_flops < 100 * 16 * 3  # the choice of the next token
+    # the choice of the next token
+    assert p.steps[0].macs == plain.fwd_macs and p.steps[0].flops - plain.fwd_flops < 100 * 16 * 3
 
 
 def test_straight_lines_meet_what_is_run():
@@ -83,7 +92,8 @@ def test_straight_lines_meet_what_is_run():
 def test_lines_bend_where_a_window_is_full(cache):
     build = transformers_model("Mistral", sliding_window=12, **SMALL)
     some, every = (profile_generate(build, 8, 20, cache=cache, samples=samples) for samples in (2, None))
-    assert [(s.flops, s.cache_bytes, s.read_bytes) for s in some.steps] == [(s.flops, s.cache_bytes, s.read_bytes) for s in every.steps]
+    assert [(s.flops, s.cache_bytes, s.read_bytes) for s in some.steps] == [(s.flops, s.cache_bytes, s.read_bytes)
+                                                                            for s in every.steps]
     assert any(s.interpolated for s in some.steps)
 
 
@@ -93,19 +103,22 @@ def test_other_kinds_of_models(name, options):
     p = profile_generate(transformers_model(name, **options), 9, 4, samples=None)
     assert p.seconds and p.flops and all(s.cache_bytes for s in p.steps)
     grown = [b.cache_bytes - a.cache_bytes for a, b in zip(p.steps[1:], p.steps[2:])]
-    assert set(grown) == ({0} if name == "Mamba" else {kept_bytes(32, 1, batch=1)})  # a state of one size; the decoder's own attention
+    # a state of one size; the decoder's own attention
+    assert set(grown) == ({0} if name == "Mamba" else {kept_bytes(32, 1, batch=1)})
 
 
 def test_speech_is_read_by_the_encoder():
-    build = transformers_model("Whisper:WhisperForConditionalGeneration", d_model=32, encoder_layers=2, decoder_layers=2, vocab_size=100,
-                               encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=8,
-                               max_source_positions=50, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3)
+    build = transformers_model("Whisper:WhisperForConditionalGeneration", d_model=32, encoder_layers=2,
+                               decoder_layers=2, vocab_size=100, encoder_attention_heads=4, decoder_attention_heads=4,
+                               encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=8, max_source_positions=50,
+                               pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3)
     dynamic, static = (profile_generate(build, new_tokens=5, prompt=torch.zeros(1, 8, 100), cache=cache, samples=None)
                        for cache in ("dynamic", "static"))
     assert dynamic.prompt_tokens == 100
     crossed = kept_bytes(32, 50, batch=1)  # a convolution halves the 100 frames
     assert [s.cache_bytes - crossed for s in dynamic.steps] == [kept_bytes(32, 1 + i, batch=1) for i in range(5)]
-    assert {s.cache_bytes - crossed for s in static.steps} == {kept_bytes(32, 6, batch=1) + 2 * 8}  # and how much of it is filled
+    # and how much of it is filled
+    assert {s.cache_bytes - crossed for s in static.steps} == {kept_bytes(32, 6, batch=1) + 2 * 8}
 
 
 @pytest.mark.parametrize(("name", "options"), [
@@ -148,7 +161,9 @@ def test_model_is_as_it_was():
     model = gpt2().train()
     before = {name: value.data_ptr() for name, value in model.named_parameters()}
     profile_generate(model, 4, 2)
-    assert all(m.training for m in model.modules()) and before == {name: value.data_ptr() for name, value in model.named_parameters()}
+    assert all(
+        m.training
+        for m in model.modules()) and before == {name: value.data_ptr() for name, value in model.named_parameters()}
     with pytest.raises(InputError):
         profile_generate(model, 4, 2, cache="none")
     assert all(m.training for m in model.modules())
@@ -175,7 +190,8 @@ def test_saved_and_read(tmp_path):
 def test_figures_are_those_of_the_steps():
     p = profile_generate(gpt2, 4, 3, batch_size=2)
     seconds = [s.seconds for s in p.steps]
-    assert (p.prefill_seconds, p.decode_seconds, p.seconds) == (seconds[0], sum(seconds[1:]), pytest.approx(sum(seconds)))
+    assert (p.prefill_seconds, p.decode_seconds, p.seconds) == (seconds[0], sum(seconds[1:]), pytest.approx(
+        sum(seconds)))
     assert p.tokens_per_second == 2 * 3 / p.seconds and p.flops == sum(s.flops for s in p.steps)
     assert p.peak_allocated_bytes == max(s.peak_allocated_bytes for s in p.steps)
     unknown = replace(p, steps=(replace(p.steps[0], seconds=None), *p.steps[1:]))
@@ -196,7 +212,9 @@ def test_errors(options, words):
 
 def test_models_that_do_not_generate():
     with pytest.raises(InputError, match="BertModel cannot generate"):
-        profile_generate(transformers_model("Bert:BertModel", hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32), 4, 2)
+        profile_generate(
+            transformers_model("Bert:BertModel", hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+                               intermediate_size=32), 4, 2)
     with pytest.raises(InputError, match="Tensor, in which there are no logits"):
         profile_generate(lambda: nn.Flatten(), 4, 2)
     with pytest.raises(InputError, match=r"prompt of shape \(4,\)"):
@@ -205,11 +223,15 @@ def test_models_that_do_not_generate():
 
 def test_command_line(capsys, tmp_path):
     path = tmp_path / "g.json"
-    assert main(["generate", "gpt2", "--prompt", "8", "--new-tokens", "4", "--dtype", "bf16", "--samples", "2", "--json", str(path)]) == 0
+    assert main([
+        "generate", "gpt2", "--prompt", "8", "--new-tokens", "4", "--dtype", "bf16", "--samples", "2", "--json",
+        str(path)
+    ]) == 0
     out = capsys.readouterr().out
     assert "8 + 4 tokens of 1 sequences, dynamic cache, on h200" in out and "token 3 ~" in out
     read = GenerationProfile.from_json(path)
-    assert read.cache_bytes == 2 * 12 * 768 * 2 * 11  # 12 layers of 768 channels in bfloat16; the last token is not read
+    # 12 layers of 768 channels in bfloat16; the last token is not read
+    assert read.cache_bytes == 2 * 12 * 768 * 2 * 11
     assert main(["generate", "gpt2", "--prompt", "8", "--new-tokens", "2", "--report", "tree", "--depth", "0"]) == 0
     assert capsys.readouterr().out.count("GPT2") == 4  # name and class, of the prefill and of the token
     for words in (["--dtype", "int64"], ["--report", "tids", "--raw"], ["--prompt", "0"]):
@@ -222,15 +244,18 @@ def test_memory_that_runs_out_is_told_with_the_pass():
         return GPT2(vocabulary=100, positions=64, hidden=256, layers=2, heads=4)
 
     def run(capacity_bytes=None):
-        return profile_generate(build, 1, 12, batch_size=256, samples=None, options=ProfileOptions(capacity_bytes=capacity_bytes))
+        return profile_generate(build, 1, 12, batch_size=256, samples=None,
+                                options=ProfileOptions(capacity_bytes=capacity_bytes))
 
     enough = run()
     assert enough.out_of_memory is None
     p = run(enough.peak_allocated_bytes - 1)
     assert p.out_of_memory is not None and p.out_of_memory.step == len(p.steps) > 1
-    assert [s.cache_bytes for s in p.steps] == [s.cache_bytes for s in enough.steps[:len(p.steps)]] and p.decode is not None
+    assert [s.cache_bytes for s in p.steps] == [s.cache_bytes
+                                                for s in enough.steps[:len(p.steps)]] and p.decode is not None
     assert (p.seconds, p.flops, p.prefill_seconds) == (None, None, enough.prefill_seconds)
-    assert f"OUT OF MEMORY at token {len(p.steps) + 1}: aten." in p.summary() and GenerationProfile.from_json(p.to_json()) == p
+    assert f"OUT OF MEMORY at token {len(p.steps) + 1}: aten." in p.summary() and GenerationProfile.from_json(
+        p.to_json()) == p
     first = run(enough.prefill.param_bytes + 2**22)
     assert (first.steps, first.decode, first.out_of_memory.step, first.cache_bytes) == ((), None, 0, None)
     none = run(2**20)

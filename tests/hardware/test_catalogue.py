@@ -160,8 +160,7 @@ def test_a_taken_name_is_refused_in_any_spelling() -> None:
         register_device(DeviceSpec("RTX-4090"))
     assert str(error.value) == (
         "register_device('rtx_4090'): already registered as DeviceSpec('rtx_4090', cuda, 23.65 GiB); pass override=True, "
-        "or register inside `with register_device.scope():` to replace it for a while"
-    )
+        "or register inside `with register_device.scope():` to replace it for a while")
     assert find_device("rtx_4090").vendor == "NVIDIA"
 
 
@@ -170,7 +169,8 @@ def test_another_device_s_alias_is_refused_even_in_a_scope(spec: DeviceSpec) -> 
     for override in (False, True):
         with register_device.scope(), pytest.raises(DuplicateRegistrationError) as error:
             register_device(spec, override=override)
-        assert "already stands for DeviceSpec('h100_sxm', cuda, 79.19 GiB); give this device another name or alias" in str(error.value)
+        assert "already stands for DeviceSpec('h100_sxm', cuda, 79.19 GiB); give this device another name or alias" in str(
+            error.value)
     assert find_device("h100").name == "h100_sxm"
 
 

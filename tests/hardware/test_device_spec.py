@@ -17,8 +17,7 @@ from analyzer.hardware import DeviceSpec, PeakRates
 _FIGURES = (
     "memory_bytes, memory_bandwidth, flops_per_second.fp64, flops_per_second.fp64_tensor, flops_per_second.fp32, flops_per_second.tf32, "
     "flops_per_second.bf16, flops_per_second.fp16, flops_per_second.fp8, flops_per_second.int8, multiprocessors, l2_bytes, "
-    "nvlink_bandwidth, pcie_bandwidth, launch_seconds"
-)
+    "nvlink_bandwidth, pcie_bandwidth, launch_seconds")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,9 @@ def test_figures_give_each_value_with_the_nearest_source() -> None:
         "x",
         memory_bytes=10,
         flops_per_second=PeakRates(fp32=1e12, bf16=2e12),
-        sources={"flops_per_second": "sheet", "flops_per_second.bf16": "half of the sheet", "nvlink_bandwidth": "has none"},
+        sources={
+            "flops_per_second": "sheet", "flops_per_second.bf16": "half of the sheet", "nvlink_bandwidth": "has none"
+        },
     )
     figures = {f.name: f[1:] for f in spec.figures()}
     assert ", ".join(figures) == _FIGURES

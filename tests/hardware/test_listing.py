@@ -58,6 +58,7 @@ def test_device_gives_each_figure_and_each_document_once() -> None:
 
 
 def test_device_takes_any_name_of_the_catalogue() -> None:
-    assert format_device("H100").startswith("h100_sxm (cuda, NVIDIA, Hopper, compute capability 9.0), also known as h100, ")
+    assert format_device("H100").startswith(
+        "h100_sxm (cuda, NVIDIA, Hopper, compute capability 9.0), also known as h100, ")
     with pytest.raises(UnknownDeviceError, match=r"^unknown device 'h1000'"):
         format_device("h1000")

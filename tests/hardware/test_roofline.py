@@ -44,13 +44,16 @@ TF32 = True
         ("cpu", torch.float32, VECTOR, False, None),
     ],
 )
-def test_find_peak(device: str, dtype: object, uses_tensor_cores: bool, allow_tf32: bool, teraflops: float | None) -> None:
+def test_find_peak(device: str, dtype: object, uses_tensor_cores: bool, allow_tf32: bool,
+                   teraflops: float | None) -> None:
     peak = find_peak(dtype, find_device(device), uses_tensor_cores, allow_tf32)
     assert peak == (None if teraflops is None else pytest.approx(teraflops * 1e12, rel=1e-12))
 
 
 def test_a_gpu_that_does_not_give_a_tensor_figure_has_an_unknown_peak() -> None:
-    """Its CUDA cores would be a wrong answer; a CPU without the figure has no matrix units, so there they are the right one."""
+    """Its CUDA cores would be a wrong answer; a CPU without the figure has no matrix units, so there they are the right
+    one.
+    """
     rates = PeakRates(fp32=1e12)
     for capability, expected in ((None, None), ((9, 0), None), ((6, 1), 1e12)):
         gpu = DeviceSpec("gpu", compute_capability=capability, flops_per_second=rates)
@@ -58,14 +61,16 @@ def test_a_gpu_that_does_not_give_a_tensor_figure_has_an_unknown_peak() -> None:
         assert find_peak(torch.float32, gpu, TENSOR, allow_tf32=True) == expected
     cpu = DeviceSpec("host", kind="cpu", flops_per_second=rates)
     assert find_peak(torch.bfloat16, cpu, TENSOR) == 1e12
-    assert find_peak(torch.bfloat16, DeviceSpec("amx", kind="cpu", flops_per_second=PeakRates(fp32=1e12, bf16=8e12)), TENSOR) == 8e12
+    assert find_peak(torch.bfloat16, DeviceSpec("amx", kind="cpu", flops_per_second=PeakRates(fp32=1e12, bf16=8e12)),
+                     TENSOR) == 8e12
 
 
 @pytest.mark.parametrize("dtype", ["flaot32", "", 32, None])
 def test_find_peak_refuses_what_is_no_dtype(dtype: object) -> None:
     with pytest.raises(InputError) as error:
         find_peak(dtype, find_device("h200"), TENSOR)
-    assert str(error.value).startswith(f"find_peak({dtype!r}): not a dtype; those with a peak are float64, float32, bfloat16")
+    assert str(
+        error.value).startswith(f"find_peak({dtype!r}): not a dtype; those with a peak are float64, float32, bfloat16")
 
 
 # 1e12 FLOP/s and 1e9 B/s: a thousand FLOPs per byte balance
@@ -89,7 +94,9 @@ def test_roofline_by_hand(flops: int | None, bytes_moved: int | None, seconds: f
 
 
 def test_roofline_of_a_linear_layer_in_bfloat16() -> None:
-    """4096 tokens, 4096 x 16384: 2 * 4096 * 4096 * 16384 FLOPs over 989.5e12/s; 2 bytes each of input, weight and output."""
+    """4096 tokens, 4096 x 16384: 2 * 4096 * 4096 * 16384 FLOPs over 989.5e12/s; 2 bytes each of input, weight and
+    output.
+    """
     flops = 2 * 4096 * 4096 * 16384  # 549755813888
     bytes_moved = 2 * (4096 * 4096 + 4096 * 16384 + 4096 * 16384)  # 301989888, 62.9 us at 4.8 TB/s
     seconds = roofline_seconds(flops, bytes_moved, torch.bfloat16, find_device("h200"), TENSOR)
@@ -152,7 +159,10 @@ def test_collectives_by_hand(kind: str, device: str, world_size: int, seconds: f
 
 @given(st.integers(min_value=0, max_value=2**40), st.integers(min_value=1, max_value=4096))
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(nbytes: int, world_size: int) -> None:
-    times = [collective_seconds(kind, nbytes, world_size, find_device("h100")) for kind in ("all_reduce", "reduce_scatter", "all_gather")]
+    times = [
+        collective_seconds(kind, nbytes, world_size, find_device("h100"))
+        for kind in ("all_reduce", "reduce_scatter", "all_gather")
+    ]
     whole, scatter, gather = (t for t in times if t is not None)
     assert math.isclose(whole, scatter + gather, rel_tol=1e-12)
 

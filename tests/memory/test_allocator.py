@@ -43,7 +43,8 @@ def test_first_allocation(nbytes: int, allocated: int, reserved: int) -> None:
     allocator = CachingAllocator()
     block = allocator.allocate(nbytes)
     assert (block.requested_bytes, block.bytes, block.stream) == (nbytes, allocated, 0)
-    assert (allocator.requested_bytes, allocator.allocated_bytes, allocator.reserved_bytes) == (nbytes, allocated, reserved)
+    assert (allocator.requested_bytes, allocator.allocated_bytes, allocator.reserved_bytes) == (nbytes, allocated,
+                                                                                                reserved)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,8 @@ def test_first_allocation_in_expandable_segment(nbytes: int, allocated: int, res
         ("roundup_power2_divisions:4", 5 * MIB + 1, 6 * MIB),
         ("roundup_power2_divisions:4", 7 * MIB + 1, 8 * MIB),
         ("roundup_power2_divisions:1", 5 * MIB + 1, 5 * MIB + 512),
-        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 100 * MIB + 1, 100 * MIB + 512),  # below the first: as the first
+        # below the first: as the first
+        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 100 * MIB + 1, 100 * MIB + 512),
         ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 512 * MIB + 1, 768 * MIB),
         ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", GIB + 1, GIB + 256 * MIB),
         ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 2 * GIB + 1, 2 * GIB + 256 * MIB),
@@ -142,8 +144,8 @@ def test_segments_go_downwards_in_ranges_of_32_mib() -> None:
     top = 1 << 40
     allocator = CachingAllocator(top_address=top)
     places = [(top - allocator.allocate(n * MIB).address) // MIB for n in (20, 512, 40, 1, 12, 10, 12)]
-    # a range each for 20, 512 and 40 MiB; 2 MiB (of the small pool), 12 and 10 fill the lowest gap, the 24 MiB behind 40; the last finds the
-    # 12 MiB behind the first
+    # a range each for 20, 512 and 40 MiB; 2 MiB (of the small pool), 12 and 10 fill the lowest gap, the 24 MiB behind
+    # 40; the last finds the 12 MiB behind the first
     assert places == [32, 32 + 512, 32 + 512 + 64, 32 + 512 + 24, 32 + 512 + 22, 32 + 512 + 10, 12]
 
 
@@ -177,7 +179,10 @@ def test_neighbours_merge_in_any_order(order: tuple[int, ...], options: Allocato
         allocator.free(blocks[index])
         live[index] = False
         # live blocks stay apart, each run of free ones is one
-        expected = [size for is_live, run in itertools.groupby(live) for size in ([1] * len(list(run)) if is_live else [len(list(run))])]
+        expected = [
+            size for is_live, run in itertools.groupby(live)
+            for size in ([1] * len(list(run)) if is_live else [len(list(run))])
+        ]
         assert [b["size"] // (512 * KIB) for b in allocator.snapshot()[0]["blocks"]] == expected
     assert states(allocator) == [[("inactive", 2)]]
 
@@ -185,7 +190,8 @@ def test_neighbours_merge_in_any_order(order: tuple[int, ...], options: Allocato
 def test_merge_restores_the_segment_for_a_large_request() -> None:
     allocator = CachingAllocator()
     blocks = [allocator.allocate(n * MIB) for n in (5, 6, 7)]  # 18 of 20 MiB
-    assert states(allocator) == [[("active_allocated", 5), ("active_allocated", 6), ("active_allocated", 7), ("inactive", 2)]]
+    assert states(allocator) == [[("active_allocated", 5), ("active_allocated", 6), ("active_allocated", 7),
+                                  ("inactive", 2)]]
     allocator.free(blocks[1])
     assert (allocator.fragmented_bytes, allocator.fragmentation) == (8 * MIB, 0.4)
     allocator.free(blocks[2])
@@ -206,10 +212,12 @@ def test_empty_cache_keeps_segments_in_use() -> None:
     assert allocator.reserved_bytes == 32 * MIB
     allocator.free(kept)
     allocator.free(split)
-    assert (allocator.allocated_bytes, allocator.reserved_bytes, allocator.peak_reserved_bytes) == (0, 32 * MIB, 62 * MIB)
+    assert (allocator.allocated_bytes, allocator.reserved_bytes, allocator.peak_reserved_bytes) == (0, 32 * MIB,
+                                                                                                    62 * MIB)
     allocator.empty_cache()
     assert (allocator.reserved_bytes, allocator.snapshot()) == (0, [])
-    assert allocator.allocate(30 * MIB).address not in {b.address for b in (idle, kept, split)}  # no stale address comes back
+    # no stale address comes back
+    assert allocator.allocate(30 * MIB).address not in {b.address for b in (idle, kept, split)}
 
 
 def test_peaks() -> None:
@@ -260,8 +268,7 @@ def test_out_of_memory() -> None:
     assert (error.allocated_bytes, error.reserved_bytes, error.capacity_bytes) == (12 * MIB, 12 * MIB, 30 * MIB)
     assert str(error) == (
         "CUDA out of memory. Tried to allocate 19,922,944 bytes, 2,097,152 bytes short; of 31,457,280 bytes 12,582,912 are allocated "
-        "and 0 reserved but unused. Try a smaller batch, activation checkpointing or a device with more memory"
-    )
+        "and 0 reserved but unused. Try a smaller batch, activation checkpointing or a device with more memory")
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.short_bytes) == (str(error), error.short_bytes)
     # nothing is lost
@@ -275,7 +282,8 @@ def test_out_of_memory_by_fragmentation() -> None:
     blocks = [allocator.allocate(n * MIB) for n in (9, 9, 9, 9)]
     allocator.free(blocks[0])
     allocator.free(blocks[2])
-    with pytest.raises(DeviceOutOfMemoryError, match="10,485,760 bytes short.*Fragmentation is the cause; expandable_segments:True"):
+    with pytest.raises(DeviceOutOfMemoryError,
+                       match="10,485,760 bytes short.*Fragmentation is the cause; expandable_segments:True"):
         allocator.allocate(10 * MIB)  # 22 MiB are free, in pieces of 9 and 2 and 9 and 2
 
 
@@ -286,13 +294,15 @@ def test_memory_fraction() -> None:
     with pytest.raises(DeviceOutOfMemoryError) as caught:
         allocator.allocate(1)
     assert (caught.value.short_bytes, caught.value.capacity_bytes) == (2 * MIB, 40 * MIB)
-    with pytest.raises(InputError, match="per_process_memory_fraction=0.5: a share of no known size; give capacity_bytes"):
+    with pytest.raises(InputError,
+                       match="per_process_memory_fraction=0.5: a share of no known size; give capacity_bytes"):
         CachingAllocator(options=options)
 
 
 @pytest.mark.parametrize(("throws", "reserved_mib"), [(False, 0), (True, 30)])
 def test_throw_on_cudamalloc_oom_keeps_the_cache(throws: bool, reserved_mib: int) -> None:
-    allocator = CachingAllocator(80 * MIB, AllocatorOptions(per_process_memory_fraction=0.5, throw_on_cudamalloc_oom=throws))
+    allocator = CachingAllocator(80 * MIB,
+                                 AllocatorOptions(per_process_memory_fraction=0.5, throw_on_cudamalloc_oom=throws))
     allocator.free(allocator.allocate(30 * MIB))
     with pytest.raises(DeviceOutOfMemoryError):
         allocator.allocate(50 * MIB)
@@ -321,7 +331,8 @@ def test_max_split_size(cached_mib: int, request_mib: int, taken_mib: int | None
         assert block.address != cached.address
         assert allocator.reserved_bytes == (cached_mib + request_mib) * MIB
     else:
-        assert (block.address, block.bytes, allocator.reserved_bytes) == (cached.address, taken_mib * MIB, cached_mib * MIB)
+        assert (block.address, block.bytes, allocator.reserved_bytes) == (cached.address, taken_mib * MIB,
+                                                                          cached_mib * MIB)
 
 
 def test_max_non_split_rounding() -> None:
@@ -453,8 +464,17 @@ def test_snapshot_has_pytorchs_form() -> None:
     allocator = CachingAllocator(top_address=0x1000 + 32 * MIB)
     allocator.allocate(1000, stream=3)
     assert allocator.snapshot(device=2) == [{
-        "device": 2, "address": 0x1000, "total_size": 2 * MIB, "allocated_size": 1024, "active_size": 1024, "requested_size": 1000,
-        "stream": 3, "segment_type": "small", "segment_pool_id": (0, 0), "is_expandable": False, "frames": [],
+        "device": 2,
+        "address": 0x1000,
+        "total_size": 2 * MIB,
+        "allocated_size": 1024,
+        "active_size": 1024,
+        "requested_size": 1000,
+        "stream": 3,
+        "segment_type": "small",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
         "blocks": [
             {"address": 0x1000, "size": 1024, "requested_size": 1000, "state": "active_allocated", "frames": []},
             {"address": 0x1400, "size": 2 * MIB - 1024, "requested_size": 0, "state": "inactive", "frames": []},
@@ -547,11 +567,14 @@ REFUSED = [
     ("max_split_size_mb:19", "max_split_size_mb=19: must be None or at least large_segment_size_mb, 20"),
     ("max_non_split_rounding_mb:3", "max_non_split_rounding_mb=3: must be None or at least large_segment_size_mb, 20"),
     ("large_segment_size_mb:10", "large_segment_size_mb=10: must be above 10"),
-    ("garbage_collection_threshold:1.0", "garbage_collection_threshold=1.0: must lie between 0 and 1; 0 switches it off"),
+    ("garbage_collection_threshold:1.0",
+     "garbage_collection_threshold=1.0: must lie between 0 and 1; 0 switches it off"),
     ("roundup_power2_divisions:3", "roundup_power2_divisions=3: must be a power of two"),
     ("roundup_power2_divisions:0", "roundup_power2_divisions=0: must be a power of two"),
-    ("roundup_power2_divisions:[256:3]", "roundup_power2_divisions={256: 3}: the divisions 3 must be 0 or a power of two"),
-    ("roundup_power2_divisions:[3:2]", "roundup_power2_divisions={3: 2}: the boundary 3 must be '>' or a power of two, in MiB"),
+    ("roundup_power2_divisions:[256:3]",
+     "roundup_power2_divisions={256: 3}: the divisions 3 must be 0 or a power of two"),
+    ("roundup_power2_divisions:[3:2]",
+     "roundup_power2_divisions={3: 2}: the boundary 3 must be '>' or a power of two, in MiB"),
     ("expandable_segments:true", "expandable_segments:true: must be True or False"),
     ("max_split_size_mb", "'max_split_size_mb' is not of the form key:value"),
     ("max_split_size_mb:many", "max_split_size_mb:many: invalid literal for int() with base 10: 'many'"),
@@ -585,7 +608,8 @@ def test_pytorch_refuses_and_accepts_the_same_settings() -> None:
         for text, _ in REFUSED:
             with pytest.raises((ValueError, RuntimeError)):
                 parse(text)
-        for text in ("max_split_size_mb:20,", "max_split_size_mb:12,large_segment_size_mb:12", "roundup_power2_divisions:[256:0,>:8]"):
+        for text in ("max_split_size_mb:20,", "max_split_size_mb:12,large_segment_size_mb:12",
+                     "roundup_power2_divisions:[256:0,>:8]"):
             parse(text)
             AllocatorOptions.from_string(text)
     finally:
@@ -599,14 +623,16 @@ SIZES = st.one_of(
     st.integers(1, 4 * KIB),
     st.integers(1, MIB),
     st.integers(1, 40 * MIB),
-    st.sampled_from([512, 513, MIB, MIB + 1, 2 * MIB, 10 * MIB - 512, 10 * MIB, 11 * MIB, 20 * MIB, 24 * MIB, 45 * MIB]),
+    st.sampled_from([512, 513, MIB, MIB + 1, 2 * MIB, 10 * MIB - 512, 10 * MIB, 11 * MIB, 20 * MIB, 24 * MIB,
+                     45 * MIB]),
 )
 STEP = st.one_of(
     st.tuples(st.just("allocate"), SIZES, st.sampled_from([0, 0, 0, 1])),
     st.tuples(st.just("free"), st.integers(0, 1000), st.just(0)),
     st.tuples(st.sampled_from(["empty_cache", "allocate"]), st.just(0), st.just(0)),
 )
-STEPS = st.lists(STEP, min_size=30, max_size=100) | st.lists(STEP, max_size=30)  # long ones too, which lists() alone seldom makes
+# long ones too, which lists() alone seldom makes
+STEPS = st.lists(STEP, min_size=30, max_size=100) | st.lists(STEP, max_size=30)
 OPTIONS = st.builds(
     AllocatorOptions,
     expandable_segments=st.booleans(),
@@ -633,9 +659,8 @@ def check_books(allocator: CachingAllocator, live: list[Block]) -> None:
             was_free = is_free
         assert segment["total_size"] == end_of_last - segment["address"]
     held = sorted((b.address, b.bytes, b.requested_bytes) for b in live if b.bytes)
-    assert held == sorted(
-        (b["address"], b["size"], b["requested_size"]) for s in snapshot for b in s["blocks"] if b["state"] == "active_allocated"
-    )
+    assert held == sorted((b["address"], b["size"], b["requested_size"]) for s in snapshot for b in s["blocks"]
+                          if b["state"] == "active_allocated")
     assert all(b.bytes >= b.requested_bytes and b.bytes % 512 == 0 and b.address % 512 == 0 for b in live)
     assert len({b.address for b in live}) == len(live)
     assert allocator.reserved_bytes == sum(s["total_size"] for s in snapshot)
@@ -682,7 +707,8 @@ def test_books_balance(steps: list[tuple[str, int, int]], options: AllocatorOpti
 
 @settings(deadline=None, max_examples=50)
 @given(steps=STEPS, options=OPTIONS)
-def test_released_memory_serves_the_same_requests_again(steps: list[tuple[str, int, int]], options: AllocatorOptions) -> None:
+def test_released_memory_serves_the_same_requests_again(steps: list[tuple[str, int, int]],
+                                                        options: AllocatorOptions) -> None:
     """From an empty cache the same calls take the same sizes at the same distances, whatever came before."""
     def run(allocator: CachingAllocator) -> list[tuple[int, int]]:
         live: list[Block] = []

@@ -9,10 +9,16 @@ from analyzer.memory.allocator_play import Held, Takings
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = st.sampled_from([1, 512, 513, 4 * KIB, 300 * KIB, MIB, MIB + 1, 3 * MIB, 9 * MIB, 10 * MIB, 21 * MIB, 64 * MIB])
-STEP = st.one_of(st.tuples(st.just("alloc"), SIZES), st.tuples(st.just("free"), st.integers(0, 99)), st.tuples(st.just("temporary"), SIZES),
-                 st.tuples(st.just("held"), st.lists(SIZES, min_size=1, max_size=3).map(tuple)))
-OPTIONS = st.sampled_from([AllocatorOptions(), AllocatorOptions(expandable_segments=True), AllocatorOptions(max_split_size_mb=20),
-                           AllocatorOptions(roundup_power2_divisions=4)])
+STEP = st.one_of(st.tuples(st.just("alloc"), SIZES), st.tuples(st.just("free"), st.integers(0, 99)),
+                 st.tuples(st.just("temporary"), SIZES),
+                 st.tuples(st.just("held"),
+                           st.lists(SIZES, min_size=1, max_size=3).map(tuple)))
+OPTIONS = st.sampled_from([
+    AllocatorOptions(),
+    AllocatorOptions(expandable_segments=True),
+    AllocatorOptions(max_split_size_mb=20),
+    AllocatorOptions(roundup_power2_divisions=4)
+])
 
 
 def compile_steps(steps, allocator):
@@ -53,8 +59,9 @@ def run_one_by_one(acts, allocator, top):
 
 
 def books(allocator):
-    return (allocator.allocated_bytes, allocator.requested_bytes, allocator.reserved_bytes, allocator.peak_allocated_bytes,
-            allocator.peak_requested_bytes, allocator.peak_reserved_bytes, allocator.snapshot())
+    return (allocator.allocated_bytes, allocator.requested_bytes, allocator.reserved_bytes,
+            allocator.peak_allocated_bytes, allocator.peak_requested_bytes, allocator.peak_reserved_bytes,
+            allocator.snapshot())
 
 
 @settings(max_examples=150, deadline=None)
@@ -77,7 +84,8 @@ def test_playing_is_allocating_and_freeing(before, steps, options):
     assert books(one) == books(other)
     for slot, block in left.items():
         played = other.block_of(places[slot])
-        assert (played.address, played.bytes, played.requested_bytes) == (block.address, block.bytes, block.requested_bytes)
+        assert (played.address, played.bytes, played.requested_bytes) == (block.address, block.bytes,
+                                                                          block.requested_bytes)
         other.free(played)
     for block in left.values():
         one.free(block)

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from analyzer import ProfileOptions, profile
 from analyzer.errors import InputError
 from analyzer.memory.allocator import AllocatorOptions, CachingAllocator
-from analyzer.results.timeline import change_pages
 from analyzer.meta.address_space import HostMemory
+from analyzer.results.timeline import change_pages
 
 MIB = 2**20
 
@@ -40,7 +40,8 @@ def replay(events):
 class Checkpointed(nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(3))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(3))
 
     def forward(self, x):
         for block in self.blocks:
@@ -59,7 +60,9 @@ CASES = {
     "autocast": (convolutions, (8, 3, 64, 64), {"autocast": torch.bfloat16}),
     "inference": (convolutions, (8, 3, 64, 64), {"mode": "infer"}),
     "one step": (convolutions, (8, 3, 64, 64), {"options": ProfileOptions(steps=1)}),
-    "expandable": (convolutions, (8, 3, 64, 64), {"options": ProfileOptions(allocator=AllocatorOptions(expandable_segments=True))}),
+    "expandable": (convolutions, (8, 3, 64, 64), {
+        "options": ProfileOptions(allocator=AllocatorOptions(expandable_segments=True))
+    }),
     "on the host": (convolutions, (8, 3, 64, 64), {"device": "cpu"}),
     "run, not replayed": (convolutions, (8, 3, 64, 64), {"reuse": False}),
     "short of memory": (Checkpointed, (1024, 512), {"options": ProfileOptions(capacity_bytes=140 * MIB)}),
@@ -96,25 +99,31 @@ def test_every_view_shows_them():
     assert sum(s["allocated_size"] for s in snapshot["segments"]) == p.phases["zero_grad"].allocated_bytes
     assert len(snapshot["device_traces"][0]) > len(p.memory_events)
     assert "no memory timeline" not in p.to_html()
-    assert any(e["ph"] == "C" and e["args"]["allocated"] == p.peak_allocated_bytes for e in p.to_chrome_trace()["traceEvents"])
+    assert any(
+        e["ph"] == "C" and e["args"]["allocated"] == p.peak_allocated_bytes for e in p.to_chrome_trace()["traceEvents"])
     assert type(p).from_json(p.to_json()) == p
 
 
 def test_segments_of_expandable_pages_are_said_to_be():
-    p = profile(convolutions, args=(torch.empty(8, 3, 64, 64),), options=ProfileOptions(allocator=AllocatorOptions(expandable_segments=True)))
+    p = profile(convolutions, args=(torch.empty(8, 3, 64, 64), ),
+                options=ProfileOptions(allocator=AllocatorOptions(expandable_segments=True)))
     segments = p.to_memory_snapshot()["segments"]
     assert all(s["is_expandable"] for s in segments)
     assert sum(s["total_size"] for s in segments) == p.phases["zero_grad"].reserved_bytes
 
 
 def test_who_asked_and_for_what():
-    p = profile(lambda: nn.Sequential(nn.Linear(512, 2048, bias=False), nn.ReLU()), args=(torch.empty(256, 512),), optimizer="adam")
+    p = profile(lambda: nn.Sequential(nn.Linear(512, 2048, bias=False), nn.ReLU()), args=(torch.empty(256, 512), ),
+                optimizer="adam")
     blocks = {(e.label, e.category, e.bytes) for e in p.memory_events if e.action == "alloc"}
     weight, hidden = 4 * 512 * 2048, 4 * 256 * 2048
     # what was there before the last step, then what that step made: ReLU's output is saved, its input is not
-    assert {("0.weight", "parameter", weight), ("input", "input", 4 * 256 * 512), ("_1", "activation", hidden), ("_0", "temporary", hidden),
-            ("cublas workspace, forward thread", "workspace", 32 * MIB), ("loss", "loss", 512)} <= blocks
-    categories = {category: sum(b for _, c, b in blocks if c == category) for category in ("gradient", "optimizer state")}
+    assert {("0.weight", "parameter", weight), ("input", "input", 4 * 256 * 512), ("_1", "activation", hidden),
+            ("_0", "temporary", hidden), ("cublas workspace, forward thread", "workspace", 32 * MIB),
+            ("loss", "loss", 512)} <= blocks
+    categories = {
+        category: sum(b for _, c, b in blocks if c == category) for category in ("gradient", "optimizer state")
+    }
     assert categories["gradient"] == weight
     assert {e.category for e in p.memory_events if e.action.startswith("segment")} == {""}
 

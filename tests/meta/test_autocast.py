@@ -20,7 +20,10 @@ def lists_of_the_header():
     text = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
     found = {}
     for name, body in re.findall(r"#define AT_FORALL_(\w+)\(_\)\s*\\\n((?:.*\\\n)*.*)", text):
-        found[name] = {".".join(filter(None, map(str.strip, entry.split(",")))) for entry in re.findall(r"_\((\w+(?:,\s*\w+)?)\)", body)}
+        found[name] = {
+            ".".join(filter(None, map(str.strip, entry.split(","))))
+            for entry in re.findall(r"_\((\w+(?:,\s*\w+)?)\)", body)
+        }
     return found
 
 
@@ -29,15 +32,20 @@ def test_the_lists_are_those_of_torchs_header():
     named = {policy: {n for n, p in cuda.items() if p == policy} for policy in set(cuda.values())}
     # autocast_mode.cpp adds two convolutions and the loss that it refuses
     assert named[LOWER] - {"cudnn_convolution", "cudnn_convolution_transpose"} == header["LOWER_PRECISION_FP"]
-    assert (named[FLOAT], named[FLOAT_IF_UNSET], named[WIDEST]) == (header["FP32"], header["FP32_SET_OPT_DTYPE"], header["PROMOTE"])
+    assert (named[FLOAT], named[FLOAT_IF_UNSET], named[WIDEST]) == (header["FP32"], header["FP32_SET_OPT_DTYPE"],
+                                                                    header["PROMOTE"])
     assert (named[FLOAT_APPENDED], named[BANNED]) == ({"norm.Scalar", "norm.ScalarOpt_dim"}, {"binary_cross_entropy"})
 
 
 @pytest.mark.parametrize(("device_type", "key"), [("cuda", "AutocastCUDA"), ("cpu", "AutocastCPU")])
 def test_every_operator_that_the_dispatcher_casts_has_a_policy(device_type, key):
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    registered = {n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::") and has(n, key)}
-    # cuDNN's recurrent networks cast what they are given themselves, in builds with CUDA (aten/src/ATen/cudnn/AutocastRNN.cpp)
+    registered = {
+        n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names()
+        if n.startswith("aten::") and has(n, key)
+    }
+    # cuDNN's recurrent networks cast what they are given themselves, in builds with CUDA
+    # (aten/src/ATen/cudnn/AutocastRNN.cpp)
     assert set(read_policies()[device_type]) == registered - {"_cudnn_rnn"}
 
 
@@ -45,30 +53,64 @@ def rand(*shape, dtype=FP32, device="cuda", grad=False):
     return torch.rand(*shape, device=device).to(dtype).requires_grad_(grad)
 
 
-# What a region of bfloat16 makes of float32 (f) and bfloat16 (b) matrices; the rows name each entry point of an operator once.
+# What a region of bfloat16 makes of float32 (f) and bfloat16 (b) matrices; the rows name each entry point of an
+# operator once.
 LOWER_CASES = [
-    lambda f, b: f @ f, lambda f, b: f.matmul(b), lambda f, b: torch.mm(f, f), lambda f, b: f.__rmatmul__(f), lambda f, b: F.linear(f, b),
-    lambda f, b: nn.Linear(4, 3).cuda()(f), lambda f, b: torch.einsum("ij,jk->ik", f, f), lambda f, b: F.conv1d(f[None], f[:, :, None]),
-    lambda f, b: nn.Conv2d(4, 4, 1, padding="same").cuda()(f[None, :, :, None]), lambda f, b: torch.ops.aten.addmm(f, f, f),
-    lambda f, b: torch.bmm(f[None], f[None]), lambda f, b: F.prelu(f, f[0, :1]), lambda f, b: nn.LSTM(4, 4).cuda()(f[None])[0],
-    lambda f, b: F.scaled_dot_product_attention(f[None, None], f[None, None], f[None, None]), lambda f, b: nn.GRUCell(4, 4).cuda()(f),
+    lambda f, b: f @ f,
+    lambda f, b: f.matmul(b),
+    lambda f, b: torch.mm(f, f),
+    lambda f, b: f.__rmatmul__(f),
+    lambda f, b: F.linear(f, b),
+    lambda f, b: nn.Linear(4, 3).cuda()(f),
+    lambda f, b: torch.einsum("ij,jk->ik", f, f),
+    lambda f, b: F.conv1d(f[None], f[:, :, None]),
+    lambda f, b: nn.Conv2d(4, 4, 1, padding="same").cuda()(f[None, :, :, None]),
+    lambda f, b: torch.ops.aten.addmm(f, f, f),
+    lambda f, b: torch.bmm(f[None], f[None]),
+    lambda f, b: F.prelu(f, f[0, :1]),
+    lambda f, b: nn.LSTM(4, 4).cuda()(f[None])[0],
+    lambda f, b: F.scaled_dot_product_attention(f[None, None], f[None, None], f[None, None]),
+    lambda f, b: nn.GRUCell(4, 4).cuda()(f),
     lambda f, b: nn.MultiheadAttention(4, 1).cuda()(f, f, f)[0],
 ]
 FLOAT_CASES = [
-    lambda f, b: torch.exp(b), lambda f, b: b.log(), lambda f, b: b**2, lambda f, b: 2**b, lambda f, b: F.layer_norm(b, (4,)),
-    lambda f, b: F.group_norm(b, 2), lambda f, b: F.rms_norm(b, (4,)), lambda f, b: F.mse_loss(b, b), lambda f, b: torch.cdist(b, b),
-    lambda f, b: F.interpolate(b[None, None], scale_factor=2), lambda f, b: F.cosine_similarity(b, b), lambda f, b: F.softplus(b),
-    lambda f, b: torch.softmax(b, -1), lambda f, b: b.sum(), lambda f, b: b.sum(0), lambda f, b: b.cumsum(0), lambda f, b: b.prod(),
-    lambda f, b: b.norm(), lambda f, b: b.norm(dim=0), lambda f, b: torch.linalg.vector_norm(b),
+    lambda f, b: torch.exp(b),
+    lambda f, b: b.log(),
+    lambda f, b: b**2,
+    lambda f, b: 2**b,
+    lambda f, b: F.layer_norm(b, (4, )),
+    lambda f, b: F.group_norm(b, 2),
+    lambda f, b: F.rms_norm(b, (4, )),
+    lambda f, b: F.mse_loss(b, b),
+    lambda f, b: torch.cdist(b, b),
+    lambda f, b: F.interpolate(b[None, None], scale_factor=2),
+    lambda f, b: F.cosine_similarity(b, b),
+    lambda f, b: F.softplus(b),
+    lambda f, b: torch.softmax(b, -1),
+    lambda f, b: b.sum(),
+    lambda f, b: b.sum(0),
+    lambda f, b: b.cumsum(0),
+    lambda f, b: b.prod(),
+    lambda f, b: b.norm(),
+    lambda f, b: b.norm(dim=0),
+    lambda f, b: torch.linalg.vector_norm(b),
     lambda f, b: F.cross_entropy(b, torch.zeros(4, dtype=torch.int64, device="cuda")),  # by the nll_loss inside
-    lambda f, b: torch.atan2(f, b), lambda f, b: torch.addcmul(b, b, f), lambda f, b: torch.dot(b[0], f[0]),
-    lambda f, b: f + b, lambda f, b: torch.cat([b, f]), lambda f, b: F.gelu(f),  # on no list: torch's own promotion
+    lambda f, b: torch.atan2(f, b),
+    lambda f, b: torch.addcmul(b, b, f),
+    lambda f, b: torch.dot(b[0], f[0]),
+    lambda f, b: f + b,
+    lambda f, b: torch.cat([b, f]),
+    lambda f, b: F.gelu(f),  # on no list: torch's own promotion
 ]
 OTHER_CASES = [
-    (lambda f, b: torch.softmax(b, -1, dtype=BF16), BF16), (lambda f, b: b.sum(dtype=FP64), FP64),  # the caller said
+    (lambda f, b: torch.softmax(b, -1, dtype=BF16), BF16),
+    (lambda f, b: b.sum(dtype=FP64), FP64),  # the caller said
     (lambda f, b: torch.ones(3, dtype=torch.int64, device="cuda").sum(), torch.int64),
-    (lambda f, b: torch.atan2(b, b), BF16), (lambda f, b: torch.tensordot(b, b, 1), BF16), (lambda f, b: F.relu(b), BF16),
-    (lambda f, b: b.mean(), BF16), (lambda f, b: F.batch_norm(b, f[0], f[0]), BF16),
+    (lambda f, b: torch.atan2(b, b), BF16),
+    (lambda f, b: torch.tensordot(b, b, 1), BF16),
+    (lambda f, b: F.relu(b), BF16),
+    (lambda f, b: b.mean(), BF16),
+    (lambda f, b: F.batch_norm(b, f[0], f[0]), BF16),
     (lambda f, b: f.to(FP64) @ f.to(FP64), FP64),  # autocast leaves float64 alone
 ]
 DTYPES = [*((run, BF16) for run in LOWER_CASES), *((run, FP32) for run in FLOAT_CASES), *OTHER_CASES]
@@ -82,10 +124,14 @@ def test_an_operator_gives_the_dtype_of_its_list(mode, run, dtype):
 
 def test_dtypes_on_the_claimed_host_are_those_of_torchs_own_run():
     """The oracle is torch itself, on data: autocast for the CPU works in any build."""
-    runs = [lambda f: f @ f, lambda f: F.linear(f, f), lambda f: f.exp(), lambda f: F.mse_loss(f, f), lambda f: F.layer_norm(f, (4,)),
-            lambda f: f.sum(), lambda f: torch.cat([f, f.bfloat16()]), lambda f: F.binary_cross_entropy(f.bfloat16(), f),
-            lambda f: F.conv1d(f[None], f[:, :, None]), lambda f: torch.stack([f.bfloat16(), f.bfloat16()]), lambda f: f.prod(),
-            lambda f: F.cross_entropy(f.bfloat16(), torch.zeros(4, dtype=torch.int64)), lambda f: f.bfloat16().prod(), nn.Linear(4, 4)]
+    runs = [
+        lambda f: f @ f, lambda f: F.linear(f, f), lambda f: f.exp(), lambda f: F.mse_loss(f, f),
+        lambda f: F.layer_norm(f, (4, )), lambda f: f.sum(), lambda f: torch.cat([f, f.bfloat16()]),
+        lambda f: F.binary_cross_entropy(f.bfloat16(), f), lambda f: F.conv1d(f[None], f[:, :, None]),
+        lambda f: torch.stack([f.bfloat16(), f.bfloat16()]), lambda f: f.prod(),
+        lambda f: F.cross_entropy(f.bfloat16(), torch.zeros(4, dtype=torch.int64)), lambda f: f.bfloat16().prod(),
+        nn.Linear(4, 4)
+    ]
 
     def dtypes():
         with torch.autocast("cpu", BF16):
@@ -190,12 +236,14 @@ def test_what_a_cast_operator_calls_is_not_cast_again(mode):
 
 
 def test_the_unsafe_loss_is_refused_with_a_way_out(mode):
-    with torch.autocast("cuda", BF16), pytest.raises(RuntimeError, match="unsafe to autocast.*binary_cross_entropy_with_logits"):
+    with torch.autocast("cuda", BF16), pytest.raises(RuntimeError,
+                                                     match="unsafe to autocast.*binary_cross_entropy_with_logits"):
         F.binary_cross_entropy(rand(4), rand(4))
 
 
 def test_a_third_floating_dtype_is_refused_where_torch_refuses_it(mode):
-    with torch.autocast("cuda", BF16), pytest.raises(RuntimeError, match="prioritize: torch.float16 in a region of torch.bfloat16"):
+    with torch.autocast("cuda", BF16), pytest.raises(RuntimeError,
+                                                     match="prioritize: torch.float16 in a region of torch.bfloat16"):
         torch.atan2(rand(4, dtype=FP16), rand(4, dtype=BF16))
 
 
@@ -226,7 +274,8 @@ def test_custom_functions_choose_their_own_dtype(mode):
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_grad_scaler_steps_and_says_that_gradients_are_finite(mode, fused):
     layer = nn.Linear(4, 4).cuda()
-    optimizer, scaler = torch.optim.AdamW(layer.parameters(), fused=fused), torch.amp.GradScaler("cuda", growth_interval=2)
+    optimizer, scaler = torch.optim.AdamW(layer.parameters(), fused=fused), torch.amp.GradScaler(
+        "cuda", growth_interval=2)
     for _ in range(2):
         with torch.autocast("cuda", FP16):
             loss = layer(rand(2, 4)).sum()

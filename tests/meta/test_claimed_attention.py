@@ -11,9 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from analyzer import MetaTensorMode
+from analyzer.cuda.current_spec import claiming
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
-from analyzer.cuda.current_spec import claiming
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
@@ -30,11 +30,13 @@ def gpu(capability):
     return dataclasses.replace(find_device("h200"), name=f"sm{capability}", aliases=(), compute_capability=capability)
 
 
-def attend(recorder, dtype, size=64, heads=4, kv_heads=None, length=128, kv_length=None, value_size=None, grad=True, mask=None, **options):
+def attend(recorder, dtype, size=64, heads=4, kv_heads=None, length=128, kv_length=None, value_size=None, grad=True,
+           mask=None, **options):
     """The kernel and the output of attention on (2, heads, length, size); ``mask`` makes one from (length, kv_length)."""
     kv_heads, kv_length = kv_heads or heads, kv_length or length
     query, key, value = (torch.rand(2, h, n, s, dtype=dtype, device="cuda", requires_grad=grad)
-                         for h, n, s in ((heads, length, size), (kv_heads, kv_length, size), (kv_heads, kv_length, value_size or size)))
+                         for h, n, s in ((heads, length, size), (kv_heads, kv_length, size), (kv_heads, kv_length,
+                                                                                              value_size or size)))
     attn_mask = mask and mask(length, kv_length)
     recorder.calls.clear()
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask, **options)
@@ -80,7 +82,8 @@ HOPPER = [
     (EFFICIENT, FP32, dict(size=4)),
     (MATH, FP32, dict(size=6)),                                     # multiples of 4 for float32
     (MATH, FP32, dict(kv_heads=2, enable_gqa=True)),                # measured: Llama in float32
-    (MATH, FP32, dict(mask=strided)),                               # measured: T5, whose position bias is a transposed view
+    # measured: T5, whose position bias is a transposed view
+    (MATH, FP32, dict(mask=strided)),
     (MATH, FP64, {}),
 ]
 
@@ -98,7 +101,8 @@ def test_hopper_runs_the_kernel_that_pytorch_chooses(recorder, kernel, dtype, op
         ((8, 0), EFFICIENT, BF16, dict(mask=boolean)),
         ((8, 0), EFFICIENT, FP32, {}),
         ((8, 0), FLASH, BF16, dict(size=256)),
-        ((8, 6), EFFICIENT, BF16, dict(size=200)),                  # flash: no backward between 192 and 224 on 8.6 to 8.9
+        # flash: no backward between 192 and 224 on 8.6 to 8.9
+        ((8, 6), EFFICIENT, BF16, dict(size=200)),
         ((8, 6), FLASH, BF16, dict(size=200, grad=False)),
         ((8, 9), FLASH, BF16, dict(size=232)),
         ((8, 9), EFFICIENT, BF16, dict(size=232, dropout_p=0.1)),
@@ -176,7 +180,8 @@ def test_flash_pads_the_head_size_to_8_keeps_the_scale_and_cuts_the_output(recor
 
 @pytest.mark.parametrize(
     ("columns", "padded"),
-    [(128, None), (100, 104)],  # a row of 128 is aligned to 8; one of 100 is padded, and the pad cut off again by a view
+    # a row of 128 is aligned to 8; one of 100 is padded, and the pad cut off again by a view
+    [(128, None), (100, 104)],
 )
 def test_the_efficient_kernel_gets_an_aligned_mask(recorder, columns, padded):
     attend(recorder, FP32, length=64, kv_length=columns, mask=boolean)
@@ -188,7 +193,9 @@ def test_the_efficient_kernel_gets_an_aligned_mask(recorder, columns, padded):
 
 
 def real_calls(run):
-    """How often torch's own CPU kernels run which operator, from its profiler: no mode and no subclass is there to be seen."""
+    """How often torch's own CPU kernels run which operator, from its profiler: no mode and no subclass is there to be
+    seen.
+    """
     with profile(activities=[ProfilerActivity.CPU]) as prof:
         run()
     return Counter(e.name.removeprefix("aten::") for e in prof.events())
@@ -222,7 +229,8 @@ def test_the_claimed_host_runs_what_a_cpu_runs(options, mask, make_recorder):
         pytest.skip("torch takes no such call")
 
     def run():
-        q, k, v = (torch.ones(2, h, 16, s, dtype=dtype, requires_grad=True) for h, s in ((heads, 8), (2, 8), (2, value_size)))
+        q, k, v = (torch.ones(2, h, 16, s, dtype=dtype, requires_grad=True)
+                   for h, s in ((heads, 8), (2, 8), (2, value_size)))
         attn_mask = None if mask is None else torch.ones(16, 16, dtype=mask)
         try:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)

@@ -1,4 +1,6 @@
-"""Where torch works in place on tensors with data, the simulation does too. The oracle is torch's own CPU run, seen by its profiler."""
+"""Where torch works in place on tensors with data, the simulation does too. The oracle is torch's own CPU run, seen by
+its profiler.
+"""
 from __future__ import annotations
 
 from collections import Counter
@@ -10,7 +12,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from analyzer import MetaTensorMode
 
-NAMES = {"add", "add_", "scatter", "scatter_", "scatter_add", "scatter_add_", "index_add", "index_add_", "index_put", "_index_put_impl_"}
+NAMES = {
+    "add", "add_", "scatter", "scatter_", "scatter_add", "scatter_add_", "index_add", "index_add_", "index_put",
+    "_index_put_impl_"
+}
 
 
 def leaf(*shape, device):
@@ -77,12 +82,14 @@ CASES = {
     "gather": lambda device: leaf(4, 6, device=device).gather(1, index_of(device, (4, 3))).sum().backward(),
     "index_select": lambda device: leaf(4, 6, device=device).index_select(1, index_of(device)).sum().backward(),
     "index": lambda device: leaf(4, 6, device=device)[index_of(device)].sum().backward(),
-    "index_put of the user": lambda device: leaf(4, 6, device=device).index_put((index_of(device),), torch.ones(6, device=device), True),
+    "index_put of the user": lambda device: leaf(4, 6, device=device).index_put(
+        (index_of(device), ), torch.ones(6, device=device), True),
     "max": lambda device: leaf(4, 6, device=device).max(1).values.sum().backward(),
     "topk": lambda device: leaf(4, 6, device=device).topk(2).values.sum().backward(),
     "sort": lambda device: leaf(4, 6, device=device).sort().values.sum().backward(),
-    "linear on a transposed input": lambda device: F.linear(torch.rand(8, 3, 5, device=device).permute(1, 2, 0),
-                                                            torch.rand(7, 8, device=device), torch.rand(7, device=device)),
+    "linear on a transposed input": lambda device: F.linear(
+        torch.rand(8, 3, 5, device=device).permute(1, 2, 0), torch.rand(7, 8, device=device),
+        torch.rand(7, device=device)),
 }
 
 

@@ -32,7 +32,8 @@ def test_it_claims_the_device_of_its_values():
         nested = nest(torch.rand(ROWS, WIDTH, device="cuda"))
         assert str(nested.device) == "cuda:0" and nested.is_nested and nested.layout is torch.jagged
         assert [t.shape[0] for t in nested.unbind()] == list(LENGTHS)
-        assert torch.nested.to_padded_tensor(nested, 0.0).shape == (2, ROWS, WIDTH)  # torch's bound, where nobody asked for the longest
+        # torch's bound, where nobody asked for the longest
+        assert torch.nested.to_padded_tensor(nested, 0.0).shape == (2, ROWS, WIDTH)
 
 
 @pytest.mark.parametrize(("dtype", "kernel"), [(torch.float16, "_flash_attention_forward"), (torch.float32, "_efficient_attention_forward")])

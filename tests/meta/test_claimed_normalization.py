@@ -5,11 +5,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
-def batch_norm(mode, shape, dtype=FP32, weight_dtype=FP32, training=True, affine=True, running=True, layout=torch.contiguous_format):
+def batch_norm(mode, shape, dtype=FP32, weight_dtype=FP32, training=True, affine=True, running=True,
+               layout=torch.contiguous_format):
     x = torch.rand(shape, dtype=dtype, device="cuda").to(memory_format=layout).requires_grad_()
     mean, var, weight, bias = (torch.rand(shape[1], dtype=weight_dtype, device="cuda") for _ in range(4))
     mode.state.recorder.calls.clear()
@@ -51,7 +51,8 @@ def test_cudnn_can_be_switched_off(mode):
 def test_training_saves_statistics_and_no_reserve_and_goes_back_through_cudnn(mode):
     out = batch_norm(mode, (8, 16, 4, 4))
     (call,) = mode.state.recorder.find("cudnn_batch_norm")
-    assert [(tuple(s), s.dtype) for s in call.outputs] == [((8, 16, 4, 4), FP32), ((16,), FP32), ((16,), FP32), ((0,), torch.uint8)]
+    assert [(tuple(s), s.dtype) for s in call.outputs] == [((8, 16, 4, 4), FP32), ((16, ), FP32), ((16, ), FP32),
+                                                           ((0, ), torch.uint8)]
     out.sum().backward()
     assert len(mode.state.recorder.find("cudnn_batch_norm_backward")) == 1
 
@@ -75,7 +76,8 @@ def test_the_native_kernel_keeps_float32_statistics_of_halves(mode):
 
 
 def test_instance_norm_reaches_the_same_choice_from_c_code(mode):
-    F.instance_norm(torch.rand(2, 3, 8, 8, device="cuda"), weight=torch.ones(3, device="cuda"), bias=torch.ones(3, device="cuda"))
+    F.instance_norm(torch.rand(2, 3, 8, 8, device="cuda"), weight=torch.ones(3, device="cuda"), bias=torch.ones(
+        3, device="cuda"))
     (call,) = mode.state.recorder.find("cudnn_batch_norm")
     assert tuple(call.inputs[0]) == (1, 6, 8, 8)
 

@@ -1,4 +1,6 @@
-"""Single operators whose path on the claimed GPU is another than on meta, and the place of such paths in the dispatcher."""
+"""Single operators whose path on the claimed GPU is another than on meta, and the place of such paths in the
+dispatcher.
+"""
 from __future__ import annotations
 
 import threading
@@ -8,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from analyzer import MetaTensorMode
-from analyzer.cuda.kernel_registry import claimed_kernels
 from analyzer.cuda.current_spec import claimed_spec
+from analyzer.cuda.kernel_registry import claimed_kernels
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -41,7 +43,8 @@ def test_dropout_is_fused_where_cuda_fuses_it(mode, run, fused):
 
 def test_fused_dropout_saves_booleans(mode):
     F.dropout(rand(4, 5, dtype=BF16), 0.1, True).sum().backward()
-    (forward,), (backward,) = mode.state.recorder.find("native_dropout"), mode.state.recorder.find("native_dropout_backward")
+    (forward, ), (
+        backward, ) = mode.state.recorder.find("native_dropout"), mode.state.recorder.find("native_dropout_backward")
     assert [(tuple(s), s.dtype) for s in forward.outputs] == [((4, 5), BF16), ((4, 5), torch.bool)]
     assert backward.inputs[1].dtype is torch.bool
 
@@ -146,27 +149,31 @@ def test_the_fused_encoder_layer_with_a_mask_takes_plain_products(mode):
 def test_a_stack_of_encoder_layers_makes_no_nested_tensors(mode):
     stack = torch.nn.TransformerEncoder(encoder_layer(), 2)
     with torch.no_grad():
-        out = stack(rand(2, 10, 64, grad=False), src_key_padding_mask=torch.zeros(2, 10, dtype=torch.bool, device="cuda"))
+        out = stack(rand(2, 10, 64, grad=False), src_key_padding_mask=torch.zeros(2, 10, dtype=torch.bool,
+                                                                                  device="cuda"))
     assert out.shape == (2, 10, 64)
     assert any("left-aligned" in text for text in mode.state.assumptions)
 
 
 def test_inference_mode_takes_the_same_paths(mode):
     with torch.inference_mode():
-        F.instance_norm(rand(2, 3, 8, 8, grad=False), weight=torch.ones(3, device="cuda"), bias=torch.ones(3, device="cuda"))
+        F.instance_norm(rand(2, 3, 8, 8, grad=False), weight=torch.ones(3, device="cuda"), bias=torch.ones(
+            3, device="cuda"))
         F.dropout(rand(4, 5, grad=False), 0.1, True)
     assert {"cudnn_batch_norm", "native_dropout"} <= set(mode.state.recorder.names())
 
 
 def test_nothing_is_left_in_the_dispatcher_or_in_the_thread():
-    before = (torch._C._dispatch_tls_local_include_set().raw_repr(), torch._C._dispatch_tls_local_exclude_set().raw_repr())
+    before = (torch._C._dispatch_tls_local_include_set().raw_repr(),
+              torch._C._dispatch_tls_local_exclude_set().raw_repr())
     op = torch.ops.aten.dropout.default
     with pytest.raises(ZeroDivisionError), MetaTensorMode():
         assert torch._C._dispatch_has_kernel_for_dispatch_key("aten::dropout", "AutocastIPU")
         raise ZeroDivisionError
     assert op in claimed_kernels
     assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::dropout", "AutocastIPU")
-    assert before == (torch._C._dispatch_tls_local_include_set().raw_repr(), torch._C._dispatch_tls_local_exclude_set().raw_repr())
+    assert before == (torch._C._dispatch_tls_local_include_set().raw_repr(),
+                      torch._C._dispatch_tls_local_exclude_set().raw_repr())
 
 
 def test_other_threads_run_on_their_data_meanwhile():

@@ -14,14 +14,16 @@ from analyzer import MetaTensorMode, profile, symbolic_trace
 def quantized():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 6), nn.ReLU()), {nn.Linear}, dtype=torch.qint8)
+        return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 6), nn.ReLU()), {nn.Linear},
+                                                      dtype=torch.qint8)
 
 
 def test_a_packed_weight_gives_the_shape_and_is_named_as_not_counted(quantized):
     x = torch.rand(4, 8)
     p = profile(quantized, args=(x,), mode="infer", device="cpu")
     assert p.fwd_macs == 4 * 8 * 6 and not p.uncounted
-    assert any("a weight of 48 bytes, packed by torch.ao.quantization, is in no count of memory" in a for a in p.assumptions)
+    assert any(
+        "a weight of 48 bytes, packed by torch.ao.quantization, is in no count of memory" in a for a in p.assumptions)
     graph = symbolic_trace(quantized, meta_args={"input": x})
     assert torch.equal(graph(x), quantized(x))
 

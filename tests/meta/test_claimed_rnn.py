@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer.errors import DataDependentError
 from analyzer.cuda.kernels.rnn import GRU, LSTM, TANH, reserve_elements
+from analyzer.errors import DataDependentError
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,8 @@ def test_a_layer_is_one_call_forward_and_one_backward(mode, make, outputs):
     states = state if isinstance(state, tuple) else (state,)
     assert [tuple(t.shape) for t in (out, *states)] == outputs
     out.sum().backward()
-    assert [len(mode.state.recorder.find(n)) for n in ("_cudnn_rnn", "_cudnn_rnn_backward", "mm", "addmm")] == [1, 1, 0, 0]
+    assert [len(mode.state.recorder.find(n))
+            for n in ("_cudnn_rnn", "_cudnn_rnn_backward", "mm", "addmm")] == [1, 1, 0, 0]
     assert x.grad.shape == x.shape
     assert [p.grad.shape for p in layer.parameters()] == [p.shape for p in layer.parameters()]
 
@@ -118,5 +119,6 @@ def test_cells_are_fused(mode, cell, operator):
     out = layer(torch.rand(3, 8, device="cuda"))
     (out[0] if isinstance(out, tuple) else out).sum().backward()
     (call,) = mode.state.recorder.find(operator)
-    assert (tuple(call.outputs[0]), tuple(call.outputs[-1])) == ((3, 16), (3, 64) if cell is nn.LSTMCell else (3, 80))  # 4 and 5 per unit
+    # 4 and 5 per unit
+    assert (tuple(call.outputs[0]), tuple(call.outputs[-1])) == ((3, 16), (3, 64) if cell is nn.LSTMCell else (3, 80))
     assert [p.grad.shape for p in layer.parameters()] == [p.shape for p in layer.parameters()]

@@ -9,8 +9,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from analyzer import MetaTensorMode
-from analyzer.hardware import find_device
 from analyzer.cuda.current_spec import claiming
+from analyzer.hardware import find_device
 from analyzer.meta.options import MetaOptions
 
 MIB = 1 << 20
@@ -30,14 +30,16 @@ def test_the_claimed_device_is_there_and_has_its_properties(mode):
     spec = find_device("h200")
     assert (properties.major, properties.minor, properties.total_memory, properties.multi_processor_count) == (
         9, 0, spec.memory_bytes, spec.multiprocessors)
-    assert torch.cuda.is_bf16_supported() and torch.backends.cudnn.is_available() and torch.backends.cudnn.version() == 91900
+    assert torch.cuda.is_bf16_supported() and torch.backends.cudnn.is_available() and torch.backends.cudnn.version(
+    ) == 91900
 
 
 def test_another_device_can_be_claimed(mode):
     old = dataclasses.replace(find_device("t4"), name="t4", aliases=())
     with claiming(old):
         assert (torch.cuda.get_device_name(), torch.cuda.get_device_capability()) == ("t4", (7, 5))
-        assert (torch.cuda.is_bf16_supported(), torch.cuda.is_bf16_supported(including_emulation=False)) == (True, False)
+        assert (torch.cuda.is_bf16_supported(), torch.cuda.is_bf16_supported(including_emulation=False)) == (True,
+                                                                                                             False)
 
 
 def test_memory_is_that_of_the_simulated_allocator(mode):
@@ -89,7 +91,8 @@ def test_streams_have_pools_of_their_own_and_events_a_placeholder(mode):
 
 def test_devices_can_be_selected_and_are_put_back(mode):
     with torch.cuda.device(1):
-        assert torch.cuda.current_device() == 1 and torch.empty(1, device="cuda").device.index == torch.empty(1).cuda().device.index == 1
+        assert torch.cuda.current_device() == 1 and torch.empty(
+            1, device="cuda").device.index == torch.empty(1).cuda().device.index == 1
     with torch.cuda.device_of(torch.empty(1, device="cuda")):
         assert torch.cuda.current_device() == 0
     torch.cuda.set_device(torch.device("cuda:0"))
@@ -135,8 +138,10 @@ def test_checkpointing_runs_twice_and_keeps_nothing_but_its_input(mode, use_reen
     x = torch.rand(256, 256, device="cuda", requires_grad=True)
     layer(x)  # the library's workspace
     before = torch.cuda.memory_allocated()
-    out = checkpoint(lambda a: drop(layer(a).relu()), x, use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state)
-    assert torch.cuda.memory_allocated() - before == 256 * 256 * 4  # the output; its booleans and the activation are gone
+    out = checkpoint(lambda a: drop(layer(a).relu()), x, use_reentrant=use_reentrant,
+                     preserve_rng_state=preserve_rng_state)
+    # the output; its booleans and the activation are gone
+    assert torch.cuda.memory_allocated() - before == 256 * 256 * 4
     out.sum().backward()
     assert x.grad.shape == x.shape and layer.weight.grad is not None
 
@@ -148,7 +153,8 @@ def test_amp_for_cuda_is_not_switched_off():
 
 
 def facade():
-    owners = (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.accelerator, torch.backends.cudnn, torch.cuda.nvtx, torch)
+    owners = (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.accelerator, torch.backends.cudnn,
+              torch.cuda.nvtx, torch)
     return {(o.__name__, n): getattr(o, n) for o in owners for n in sorted(vars(o)) if not n.startswith("__")}
 
 

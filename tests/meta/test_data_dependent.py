@@ -26,7 +26,8 @@ def test_experts_get_what_the_policy_says(policy, rows):
 
 
 def test_the_policy_error_refuses():
-    with MetaTensorMode(MetaOptions(unknown_size="error")), pytest.raises(DataDependentError, match="unknown_size='balanced'"):
+    with MetaTensorMode(MetaOptions(unknown_size="error")), pytest.raises(DataDependentError,
+                                                                          match="unknown_size='balanced'"):
         torch.rand(4).nonzero()
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from analyzer import MetaTensorMode
 from analyzer.errors import DataDependentError
-from analyzer.meta.value.known_value import LARGEST_FLOATING, LARGEST_INTEGER
 from analyzer.meta.options import MetaOptions
+from analyzer.meta.value.known_value import LARGEST_FLOATING, LARGEST_INTEGER
 
 
 @pytest.mark.parametrize("compute", [
@@ -101,7 +101,8 @@ def test_a_long_chain_of_updates_is_no_deep_recursion():
 
 
 def test_unknown_data_raises_an_error_that_names_the_line_and_the_way_out():
-    with MetaTensorMode(), pytest.raises(DataDependentError, match=r"(?s)aten.item.*test_known_value.py:\d+.*placeholder"):
+    with MetaTensorMode(), pytest.raises(DataDependentError,
+                                         match=r"(?s)aten.item.*test_known_value.py:\d+.*placeholder"):
         bool(torch.rand(3).sum() > 1)
 
 

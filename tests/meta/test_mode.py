@@ -72,7 +72,8 @@ def test_the_default_device_is_a_claim_too():
 
 def test_modules_are_built_initialised_and_moved_without_data():
     with MetaTensorMode():
-        layer = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.LSTM(8, 8)).cuda().half()
+        layer = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.LSTM(8,
+                                                                                                     8)).cuda().half()
         for p in layer.parameters():
             assert isinstance(p, torch.nn.Parameter)
             assert p.requires_grad
@@ -111,7 +112,8 @@ def test_pickle_keeps_specs_and_claim():
     with MetaTensorMode():
         x = torch.nn.Parameter(torch.rand(4, 6, device="cuda").t())
     y = pickle.loads(pickle.dumps(x))
-    assert (y.device, y.shape, y.stride(), y.requires_grad, isinstance(y, torch.nn.Parameter)) == (CUDA, (6, 4), (1, 6), True, True)
+    assert (y.device, y.shape, y.stride(), y.requires_grad, isinstance(
+        y, torch.nn.Parameter)) == (CUDA, (6, 4), (1, 6), True, True)
 
 
 def test_addresses_are_distinct_for_storages_and_offset_for_views():
@@ -179,7 +181,9 @@ def test_optimizers_step_and_keep_their_states_on_the_device(make):
             torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-        states = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor) and t.numel() > 1]
+        states = [
+            t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor) and t.numel() > 1
+        ]
         assert all(t.device == CUDA for t in states)
 
 
@@ -206,9 +210,15 @@ def test_optimizers_take_the_foreach_path_as_on_cuda():
 
 def observable_torch():
     """What the mode replaces while it is active."""
-    modules = [torch, torch.cuda, torch.nn.Module, torch.nn.functional, torch.nn.init, torch.overrides, torch.autograd, torch._C,
-               torch.optim.Optimizer, torch.utils._foreach_utils, torch.Tensor, torch.autograd.Function, torch.cuda.amp, torch.random]
-    found = {f"{m.__name__}.{k}": v for m in modules for k, v in vars(m).items() if callable(v) or isinstance(v, (list, property))}
+    modules = [
+        torch, torch.cuda, torch.nn.Module, torch.nn.functional, torch.nn.init, torch.overrides, torch.autograd,
+        torch._C, torch.optim.Optimizer, torch.utils._foreach_utils, torch.Tensor, torch.autograd.Function,
+        torch.cuda.amp, torch.random
+    ]
+    found = {
+        f"{m.__name__}.{k}": v for m in modules for k, v in vars(m).items()
+        if callable(v) or isinstance(v, (list, property))
+    }
     found["types"] = list(__import__("sys").modules["torch.optim.optimizer"]._foreach_supported_types)
     found["types2"] = list(torch.utils._foreach_utils._foreach_supported_types)
     found["modes"] = (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack())
@@ -217,7 +227,9 @@ def observable_torch():
 
 def assert_unchanged(before):
     after = observable_torch()
-    assert [k for k in before.keys() | after.keys() if before.get(k) is not after.get(k) and before.get(k) != after.get(k)] == []
+    assert [
+        k for k in before.keys() | after.keys() if before.get(k) is not after.get(k) and before.get(k) != after.get(k)
+    ] == []
 
 
 def test_torch_is_as_it_was_after_the_mode_after_nesting_and_after_an_exception():
@@ -285,7 +297,8 @@ def test_code_in_a_backward_pass_makes_tensors_on_the_claimed_device():
 
     found = []
     with MetaTensorMode():
-        for run in (lambda y, x: y.backward(), lambda y, x: torch.autograd.backward(y), lambda y, x: torch.autograd.grad(y, x)):
+        for run in (lambda y, x: y.backward(), lambda y, x: torch.autograd.backward(y),
+                    lambda y, x: torch.autograd.grad(y, x)):
             x = torch.rand(3, device="cuda", requires_grad=True)
             run(Scale.apply(x).sum(), x)
     assert found == [torch.device("cuda", 0)] * 3
@@ -295,7 +308,8 @@ def test_a_tensor_around_tensors_claims_what_they_claim():
     class Around(torch.Tensor):
         @staticmethod
         def __new__(cls, inner):
-            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device, requires_grad=inner.requires_grad)
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device,
+                                                       requires_grad=inner.requires_grad)
 
         def __init__(self, inner):
             self.inner = inner

@@ -11,17 +11,34 @@ from analyzer import MetaTensorMode
 from analyzer.meta import output_cache
 
 CALLS = {
-    "add": lambda x: x + 1, "add float": lambda x: x + 1.5, "mul self": lambda x: x * x, "t": lambda x: x.t() if x.dim() == 2 else x.mT,
-    "view": lambda x: x.reshape(-1), "slice": lambda x: x[..., 1:], "select": lambda x: x.select(0, 0),
+    "add": lambda x: x + 1,
+    "add float": lambda x: x + 1.5,
+    "mul self": lambda x: x * x,
+    "t": lambda x: x.t() if x.dim() == 2 else x.mT,
+    "view": lambda x: x.reshape(-1),
+    "slice": lambda x: x[..., 1:],
+    "select": lambda x: x.select(0, 0),
     "expand": lambda x: x[None].expand(3, *x.shape),
-    "relu_": lambda x: x.clone().relu_(), "sum": lambda x: x.sum(0), "softmax": lambda x: x.float().softmax(-1), "split": lambda x: x.split(1)[0],
-    "unbind": lambda x: x.unbind(0)[-1], "half": lambda x: x.half(), "cat": lambda x: torch.cat([x, x]), "topk": lambda x: x.topk(1).indices,
-    "pad": lambda x: F.pad(x, (1, 1)), "where": lambda x: torch.where(x > 0, x, 0), "as_strided": lambda x: x.as_strided((2,), (1,), 1),
-    "permute": lambda x: x.permute(*range(x.dim() - 1, -1, -1)), "any": lambda x: x.any(),
+    "relu_": lambda x: x.clone().relu_(),
+    "sum": lambda x: x.sum(0),
+    "softmax": lambda x: x.float().softmax(-1),
+    "split": lambda x: x.split(1)[0],
+    "unbind": lambda x: x.unbind(0)[-1],
+    "half": lambda x: x.half(),
+    "cat": lambda x: torch.cat([x, x]),
+    "topk": lambda x: x.topk(1).indices,
+    "pad": lambda x: F.pad(x, (1, 1)),
+    "where": lambda x: torch.where(x > 0, x, 0),
+    "as_strided": lambda x: x.as_strided((2, ), (1, ), 1),
+    "permute": lambda x: x.permute(*range(x.dim() - 1, -1, -1)),
+    "any": lambda x: x.any(),
     "linear": lambda x: F.linear(x.float(), torch.ones(5, x.shape[-1])),
-    "layer_norm": lambda x: F.layer_norm(x.float(), x.shape[-1:]), "dropout": lambda x: F.dropout(x.float()),
+    "layer_norm": lambda x: F.layer_norm(x.float(), x.shape[-1:]),
+    "dropout": lambda x: F.dropout(x.float()),
     "rand_like": lambda x: torch.rand_like(x.float()),
-    "unsqueeze": lambda x: x.unsqueeze(-1), "chunk": lambda x: x.chunk(2, -1)[0], "std": lambda x: torch.std_mean(x.float())[0],
+    "unsqueeze": lambda x: x.unsqueeze(-1),
+    "chunk": lambda x: x.chunk(2, -1)[0],
+    "std": lambda x: torch.std_mean(x.float())[0],
 }
 
 
@@ -48,7 +65,8 @@ def test_the_second_call_gives_what_the_first_gave(shape, dtype, device, transpo
     assert first == second
     real = CALLS[name](_real(shape, dtype, transposed, offset))
     assert (first[0][0], first[0][2]) == (tuple(real.shape), real.dtype)
-    significant = [i for i, n in enumerate(real.shape) if n > 1]  # the stride of a dimension of one element means nothing
+    # the stride of a dimension of one element means nothing
+    significant = [i for i, n in enumerate(real.shape) if n > 1]
     assert [first[0][1][i] for i in significant] == [real.stride()[i] for i in significant]
 
 

@@ -1,4 +1,6 @@
-"""Conditions and counts that only data could give: the stated rule, its trace in the assumptions, and where there is none."""
+"""Conditions and counts that only data could give: the stated rule, its trace in the assumptions, and where there is
+none.
+"""
 from __future__ import annotations
 
 import pytest
@@ -7,8 +9,8 @@ from torch import nn
 
 from analyzer import MetaTensorMode, profile, symbolic_trace
 from analyzer.errors import DataDependentError, InputError
-from analyzer.meta.value import unknown_scalar
 from analyzer.meta.options import MetaOptions
+from analyzer.meta.value import unknown_scalar
 from analyzer.record.options import ProfileOptions
 
 STEPS = 7
@@ -79,7 +81,10 @@ def while_not_finished(x):
 def test_a_loop_that_data_would_end_runs_to_its_own_bound(loop):
     with MetaTensorMode(MetaOptions(unknown_condition="false")) as mode:
         assert loop(torch.rand(3)) == STEPS
-        assert [text for text in mode.state.assumptions if "runs to its own bound" in text and "test_unknown_scalar.py" in text]
+        assert [
+            text for text in mode.state.assumptions
+            if "runs to its own bound" in text and "test_unknown_scalar.py" in text
+        ]
 
 
 @pytest.mark.parametrize("answer", ["false", "true"])
@@ -97,13 +102,15 @@ def test_comparisons_of_whole_tensors_are_conditions(compare):
         assert compare(x, x * 2)
         assert [text for text in mode.state.assumptions if "unknown_condition='true'" in text]
         assert torch.equal(torch.arange(3), torch.tensor([0, 1, 2])) and not torch.equal(torch.rand(3), torch.rand(4))
-    with MetaTensorMode() as mode, pytest.raises(DataDependentError, match=r"(?s)aten.(equal|allclose).*unknown_condition='false'"):
+    with MetaTensorMode() as mode, pytest.raises(DataDependentError,
+                                                 match=r"(?s)aten.(equal|allclose).*unknown_condition='false'"):
         compare(torch.rand(3), torch.rand(3))
 
 
 def test_a_loop_without_a_bound_is_an_error_that_says_so(monkeypatch):
     monkeypatch.setattr(unknown_scalar, "MOST_STEPS", 20)
-    with MetaTensorMode(MetaOptions(unknown_condition="false")), pytest.raises(DataDependentError, match=r"(?s)ran 20 times.*bound of its own"):
+    with MetaTensorMode(MetaOptions(unknown_condition="false")), pytest.raises(
+            DataDependentError, match=r"(?s)ran 20 times.*bound of its own"):
         while not torch.rand(3).sum() > 2:
             pass
 
@@ -114,7 +121,10 @@ def test_predicted_durations_are_lengths_that_the_policy_gives(policy, length):
         durations = torch.clamp(torch.round(torch.rand(2, 6).exp()), min=0).long()
         assert torch.zeros(2, durations.sum(dim=1).max()).shape == (2, length)
         assert torch.repeat_interleave(torch.rand(6, 4), durations[0], dim=0).shape == (6, 4)
-        assert len([text for text in mode.state.assumptions if "balanced" in text or "bound given" in text or "1 per element" in text]) == 2
+        assert len([
+            text for text in mode.state.assumptions
+            if "balanced" in text or "bound given" in text or "1 per element" in text
+        ]) == 2
 
 
 @pytest.mark.parametrize("policy", ["worst", "error"])

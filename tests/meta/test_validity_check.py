@@ -7,7 +7,6 @@ import torch
 from analyzer import MetaTensorMode
 from analyzer.errors import DataDependentError
 
-
 # Compiled here, because pytest rewrites the assertions of test files.
 _source = """
 def asserted(x):

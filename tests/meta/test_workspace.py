@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from analyzer import MetaTensorMode, profile
-from analyzer.hardware import find_device
 from analyzer.cuda.current_spec import claiming
 from analyzer.cuda.workspaces.library import cublas_workspace_bytes, cublaslt_workspace_bytes
+from analyzer.hardware import find_device
 from analyzer.meta.memory_need import MemoryNeed, register_memory_impl
 
 MIB = 1 << 20
@@ -95,8 +95,10 @@ def test_rules_are_asked_for_the_claimed_device() -> None:
     """How many blocks share a sum depends on the multiprocessors: where their number is unknown, nothing is predicted."""
     unknown = dataclasses.replace(find_device("h200"), name="unknown_multiprocessors", multiprocessors=None, aliases=())
     model = torch.nn.Linear(8, 3072)  # the bias gradient is the sum of test_workspace_reduction
-    peaks = [profile(model, args=(torch.rand(1568, 8),), loss_fn=lambda y: (y * y).sum(), device=d).peak_by_category["workspace"]
-             for d in ("h200", unknown)]
+    peaks = [
+        profile(model, args=(torch.rand(1568, 8), ), loss_fn=lambda y: (y * y).sum(),
+                device=d).peak_by_category["workspace"] for d in ("h200", unknown)
+    ]
     assert peaks[0] - peaks[1] >= 39_321_600
 
 

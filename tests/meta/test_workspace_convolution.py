@@ -1,4 +1,6 @@
-"""What convolutions hold: layout copies by arithmetic intensity, partial sums of weight gradients, copies that PyTorch makes."""
+"""What convolutions hold: layout copies by arithmetic intensity, partial sums of weight gradients, copies that PyTorch
+makes.
+"""
 from __future__ import annotations
 
 from typing import Any
@@ -6,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from analyzer.hardware import find_device
 from analyzer.cuda.current_spec import claiming
+from analyzer.hardware import find_device
+from analyzer.meta.memory_need import stages_of
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
-from analyzer.meta.memory_need import stages_of
 
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
 
@@ -30,7 +32,8 @@ def forward(x: TensorSpec, w: TensorSpec, y: TensorSpec, stride: int = 1, groups
 
 def backward(x: TensorSpec, w: TensorSpec, gy: TensorSpec, mask: list[bool]) -> list[Any]:
     args = (gy, x, w, [w[0]], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask)
-    return [(s.blocks, s.before) for s in stages_of(Signature(torch.ops.aten.convolution_backward.default, args, {}, (gy, x, w), (x, w)))]
+    return [(s.blocks, s.before)
+            for s in stages_of(Signature(torch.ops.aten.convolution_backward.default, args, {}, (gy, x, w), (x, w)))]
 
 
 def total(*specs: TensorSpec) -> int:
@@ -70,7 +73,8 @@ def test_float32_needs_tf32() -> None:
 def test_the_two_gradients_run_one_after_the_other() -> None:
     x, w, gy = spec((32, 512, 28, 28)), spec((512, 512, 3, 3)), spec((32, 512, 28, 28))
     copies = total(x, w, gy)
-    partial = 132 * 128 * 128 * 4 + 4 * 144  # 4 x 36 tiles of 128 x 128 on 132 multiprocessors: one partial tile each, a flag a tile
+    # 4 x 36 tiles of 128 x 128 on 132 multiprocessors: one partial tile each, a flag a tile
+    partial = 132 * 128 * 128 * 4 + 4 * 144
     assert backward(x, w, gy, [True, True, False]) == [((copies,), 1), ((copies + partial,), None)]
     assert backward(x, w, gy, [False, True, False]) == [((copies + partial,), None)]
     assert backward(x, w, gy, [True, False, False]) == [((copies,), None)]
@@ -83,7 +87,8 @@ def test_weight_gradient_of_a_plain_product_is_one_per_image() -> None:
 
 def test_bias_gradient_is_a_reduction() -> None:
     x, w, gy = spec((128, 96, 56, 56), BF16), spec((192, 96, 1, 1), BF16), spec((128, 192, 56, 56), BF16)
-    # 512 threads an output, 784 values each: ceil(784/256) = 4 blocks an output, float32 partial sums, a semaphore for each of 192 outputs
+    # 512 threads an output, 784 values each: ceil(784/256) = 4 blocks an output, float32 partial sums, a semaphore for
+    # each of 192 outputs
     assert backward(x, w, gy, [False, False, True]) == [((4 * 192 * 4, 4 * 192), None)]
 
 
@@ -97,7 +102,9 @@ def test_output_follows_the_order_of_the_input(groups: int) -> None:
 
 
 def test_a_gradient_of_the_other_memory_format_is_converted_for_both_gradients() -> None:
-    """As behind a patch embedding, whose output is permuted: the copy is there before the first gradient, and until the end."""
+    """As behind a patch embedding, whose output is permuted: the copy is there before the first gradient, and until the
+    end.
+    """
     x, w = spec((2, 4, 8, 8)), spec((16, 4, 4, 4))
     gy = TensorSpec.of((2, 16, 2, 2), (64, 1, 32, 16), torch.float32, "cuda:0")
     args = (gy, x, w, None, [4, 4], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
@@ -106,7 +113,9 @@ def test_a_gradient_of_the_other_memory_format_is_converted_for_both_gradients()
 
 
 def test_copies_of_16_bit_images_have_whole_vectors_of_channels() -> None:
-    """32 images for a vision transformer with patches of 16: 3 channels become 8, in images and weights; an H200 took between 36 and 38 MiB."""
+    """32 images for a vision transformer with patches of 16: 3 channels become 8, in images and weights; an H200 took
+    between 36 and 38 MiB.
+    """
     x, w, y = (spec(shape, BF16) for shape in ((32, 3, 224, 224), (768, 3, 16, 16), (32, 768, 14, 14)))
     (held,) = forward(x, w, y, 16)
     assert held == (x.nbytes // 3 * 8 + w.nbytes // 3 * 8 + y.nbytes,) and 36 << 20 < held[0] < 38 << 20

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 import analyzer.cuda.workspaces.attention  # noqa: F401  registers its rules
+from analyzer.meta.memory_need import stages_of
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
-from analyzer.meta.memory_need import stages_of
 
 aten = torch.ops.aten
 
 
-def spec(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, stride: tuple[int, ...] | None = None) -> TensorSpec:
+def spec(shape: tuple[int, ...], dtype: torch.dtype = torch.float32,
+         stride: tuple[int, ...] | None = None) -> TensorSpec:
     return TensorSpec.of(shape, stride or torch.empty(shape, device="meta").stride(), dtype, "cuda:0")
 
 
@@ -34,15 +35,17 @@ GRID = spec((64, 64), stride=(256, 2))
     (aten._softmax.default, (TRANSPOSED, -1, False), [spec((64, 32))], (8192,)),
     (aten._safe_softmax.default, (spec((2, 8, 8)), -1), [spec((2, 8, 8))], (128, 16, 4)),
     (aten.native_layer_norm.default, (TRANSPOSED, [32], None, None, 1e-5), [spec((64, 32)), spec((64, 1)), spec((64, 1))], (8192,)),
-    # up to 4096 elements in place; one row: indices, and both once more for radix sort; below 128 rows: (index, row) twice, keys, radix sort;
-    # from then on: indices, radix sort
+    # up to 4096 elements in place; one row: indices, and both once more for radix sort; below 128 rows: (index, row)
+    # twice, keys, radix sort; from then on: indices, radix sort
     (aten.sort.default, (spec((8, 4096)),), [], ()),
     (aten.sort.default, (spec((1, 5000)),), [], (40000, 60000)),
     (aten.sort.default, (spec((8, 5000)),), [], (320000, 320000, 160000, 480000)),
     (aten.sort.default, (spec((128, 5000), torch.int64),), [], (5120000, 10240000)),
-    (aten.sort.default, (spec((5000, 128)), 0), [], (2560000, 2560000, 5120000, 5120000, 7680000)),  # copied there, and results back
+    # copied there, and results back
+    (aten.sort.default, (spec((5000, 128)), 0), [], (2560000, 2560000, 5120000, 5120000, 7680000)),
     (aten.topk.default, (spec((8, 5000)), 10), [spec((8, 10)), spec((8, 10), INT)], ()),
-    # 20 rows of 20000 are shared by blocks of 1024 items: 20 each. Four arrays for rows, counts of 256 digits and two sums for blocks
+    # 20 rows of 20000 are shared by blocks of 1024 items: 20 each. Four arrays for rows, counts of 256 digits and two
+    # sums for blocks
     (aten.topk.default, (spec((20, 20000)), 10), [spec((20, 10)), spec((20, 10), INT)], (80, 80, 80, 80, 204800, 1600, 1600)),
     (aten.topk.default, (spec((500, 2500)), 2000), [spec((500, 2000)), spec((500, 2000), INT)], ()),
     (aten.topk.default, (spec((1, 9000)), 5000), [spec((1, 5000)), spec((1, 5000), INT)], (40000, 20000, 40000, 60000)),

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.hardware import find_device
 from analyzer.cuda.current_spec import claiming
 from analyzer.cuda.workspaces.reduction import reduction_blocks
+from analyzer.hardware import find_device
 from analyzer.meta.spec import TensorSpec
 
 
@@ -17,13 +17,15 @@ def spec(*shape: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
 
 
 @pytest.mark.parametrize(("x", "dims", "expected"), [
-    # 4 outputs a thread, blocks of 32x4: 392 values a thread, 24 blocks; ceil(392/16) = 25 blocks an output: 4*3072*25 * 32*4, 4*24
+    # 4 outputs a thread, blocks of 32x4: 392 values a thread, 24 blocks; ceil(392/16) = 25 blocks an output: 4*3072*25
+    # * 32*4, 4*24
     (spec(1568, 3072), (0,), (39_321_600, 96)),
     # bfloat16 is summed in float32: 1024 values a thread, 24 blocks; min(ceil(2112/24), ceil(1024/16)) = 64
     (spec(4096, 3072, dtype=torch.bfloat16), (0,), (4 * 3072 * 64 * 128, 96)),
     (spec(32, 1000), (0,), ()),       # 32 rows: a warp each
     (spec(32, 64, 7, 7), (2, 3), ()),  # 49 values an output
-    # all of a vector of 2**20: vectors of 4, blocks of 512 threads: 2048 values a thread, one output; min(132*4, 2048/16) = 128
+    # all of a vector of 2**20: vectors of 4, blocks of 512 threads: 2048 values a thread, one output; min(132*4,
+    # 2048/16) = 128
     (spec(1 << 20), (), (4 * 128, 4)),
     (spec(8, 0), (1,), ()),
 ])

@@ -18,7 +18,8 @@ class SignatureLog(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         args, kwargs, result = tree_map_only(
-            torch.Tensor, lambda t: TensorSpec.of(tuple(t.shape), tuple(t.stride()), t.dtype, str(t.device)), (args, kwargs or {}, out))
+            torch.Tensor, lambda t: TensorSpec.of(tuple(t.shape), tuple(t.stride()), t.dtype, str(t.device)),
+            (args, kwargs or {}, out))
         self.signatures.append(Signature(func, args, kwargs, tuple(tensors([args, kwargs])), tuple(tensors(result))))
         return out
 

@@ -53,8 +53,8 @@ def in_place(y):
 
 
 # of an all-gather the gathered tensor counts, of a reduce-scatter the whole input; each is the other's gradient
-CASES = [(all_reduce, "allreduce", N, N), (all_gather, "all_gather", WORLD * N, WORLD * N), (reduce_scatter, "reduce_scatter", N, N),
-         (in_place, "allreduce", N, 0)]
+CASES = [(all_reduce, "allreduce", N, N), (all_gather, "all_gather", WORLD * N, WORLD * N),
+         (reduce_scatter, "reduce_scatter", N, N), (in_place, "allreduce", N, 0)]
 
 
 @pytest.mark.filterwarnings("ignore")

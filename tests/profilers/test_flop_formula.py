@@ -106,9 +106,10 @@ def test_vendor_convolutions():
     pads = [0, 0], [1, 1], [1, 1], 2
     assert of(aten.cudnn_convolution.default, x, w, *pads, True, False, True, out=out) == products(macs)
     assert of(aten.mkldnn_convolution.default, x, w, None, *pads, out=out) == products(macs)
-    assert of(aten.cudnn_convolution_add_relu.default, x, w, out, 1.0, None, *pads, out=out) == products(macs, 3 * out.numel)
-    assert of(aten.cudnn_convolution_transpose.default, spec(2, 8, 5, 5), spec(8, 6, 2, 2), [0, 0], [0, 0], [2, 2], [1, 1], 1, True, False,
-              True, out=spec(2, 6, 10, 10)) == products(2 * 8 * 25 * 6 * 4)
+    assert of(aten.cudnn_convolution_add_relu.default, x, w, out, 1.0, None, *pads, out=out) == products(
+        macs, 3 * out.numel)
+    assert of(aten.cudnn_convolution_transpose.default, spec(2, 8, 5, 5), spec(8, 6, 2, 2), [0, 0], [0, 0], [2, 2],
+              [1, 1], 1, True, False, True, out=spec(2, 6, 10, 10)) == products(2 * 8 * 25 * 6 * 4)
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.none() | st.integers(0, 5), st.none() | st.integers(0, 5), st.booleans())
@@ -122,7 +123,8 @@ def test_visible_pairs_by_enumeration(queries, keys, left, right, bottom_right):
 
 
 # Batch 2, heads 4 (2 of key and value), 6 queries, 10 keys, head dimensions 8 and 16.
-Q, K, V, OUT = spec(2, 4, 6, 8, dtype=f16), spec(2, 2, 10, 8, dtype=f16), spec(2, 2, 10, 16, dtype=f16), spec(2, 4, 6, 16, dtype=f16)
+Q, K, V, OUT = spec(2, 4, 6, 8, dtype=f16), spec(2, 2, 10, 8, dtype=f16), spec(2, 2, 10, 16, dtype=f16), spec(
+    2, 4, 6, 16, dtype=f16)
 HEADS, DENSE, CAUSAL = 8, 60, 21  # pairs: all, and 1 + 2 + ... + 6 from the top left
 FORWARD, BACKWARD = 8 + 16, 3 * 8 + 2 * 16  # multiply-adds a pair
 LSE, SEED = spec(2, 4, 6), spec(dtype=i64)
@@ -139,45 +141,56 @@ def test_scaled_dot_product_kernels(causal):
     forward, backward = attention(FORWARD, pairs), attention(BACKWARD, pairs)
     cpu = aten._scaled_dot_product_flash_attention_for_cpu
     assert of(cpu.default, Q, K, V, 0.0, causal, out=(OUT, LSE)) == forward
-    assert of(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, OUT, Q, K, V, OUT, LSE, 0.0, causal) == backward
-    assert of(aten._scaled_dot_product_flash_attention.default, Q, K, V, 0.0, causal, False, out=(OUT, LSE)) == forward
-    assert of(aten._scaled_dot_product_flash_attention_backward.default, OUT, Q, K, V, OUT, LSE, None, None, 6, 10, 0.0, causal, SEED,
-              SEED) == backward
-    assert of(aten._scaled_dot_product_efficient_attention.default, Q, K, V, None, True, 0.0, causal, out=(OUT, LSE)) == forward
-    assert of(aten._scaled_dot_product_efficient_attention_backward.default, OUT, Q, K, V, None, OUT, LSE, SEED, SEED, 0.0,
-              [True, True, True, False], causal) == backward
-    assert of(aten._scaled_dot_product_cudnn_attention.default, Q, K, V, None, True, 0.0, causal, out=(OUT, LSE)) == forward
-    assert of(aten._scaled_dot_product_cudnn_attention_backward.default, OUT, Q, K, V, OUT, LSE, SEED, SEED, None, None, None, 6, 10, 0.0,
+    assert of(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, OUT, Q, K, V, OUT, LSE, 0.0,
               causal) == backward
+    assert of(aten._scaled_dot_product_flash_attention.default, Q, K, V, 0.0, causal, False, out=(OUT, LSE)) == forward
+    assert of(aten._scaled_dot_product_flash_attention_backward.default, OUT, Q, K, V, OUT, LSE, None, None, 6, 10, 0.0,
+              causal, SEED, SEED) == backward
+    assert of(aten._scaled_dot_product_efficient_attention.default, Q, K, V, None, True, 0.0, causal,
+              out=(OUT, LSE)) == forward
+    assert of(aten._scaled_dot_product_efficient_attention_backward.default, OUT, Q, K, V, None, OUT, LSE, SEED, SEED,
+              0.0, [True, True, True, False], causal) == backward
+    assert of(aten._scaled_dot_product_cudnn_attention.default, Q, K, V, None, True, 0.0, causal,
+              out=(OUT, LSE)) == forward
+    assert of(aten._scaled_dot_product_cudnn_attention_backward.default, OUT, Q, K, V, OUT, LSE, SEED, SEED, None, None,
+              None, 6, 10, 0.0, causal) == backward
     bias = spec(2, 4, 6, 10)
-    assert of(aten._scaled_dot_product_fused_attention_overrideable.default, Q, K, V, bias, 0.0, causal, out=(OUT, LSE)) == forward
-    assert of(aten._scaled_dot_product_fused_attention_overrideable_backward.default, OUT, Q, K, V, bias, [True] * 4, OUT, LSE, None, None,
-              6, 10, 0.0, causal, SEED, SEED) == backward
+    assert of(aten._scaled_dot_product_fused_attention_overrideable.default, Q, K, V, bias, 0.0, causal,
+              out=(OUT, LSE)) == forward
+    assert of(aten._scaled_dot_product_fused_attention_overrideable_backward.default, OUT, Q, K, V, bias, [True] * 4,
+              OUT, LSE, None, None, 6, 10, 0.0, causal, SEED, SEED) == backward
 
 
 def test_cpu_attention_on_real_tensors(log_signatures):
     q = torch.randn(2, 4, 6, 8, requires_grad=True)
-    counts = {s.op: count_call(s) for s in log_signatures(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward())}
+    counts = {
+        s.op: count_call(s)
+        for s in log_signatures(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward())
+    }
     macs = 8 * 36 * 16
-    assert counts[aten._scaled_dot_product_flash_attention_for_cpu.default] == FlopCount(2 * macs, macs, 2 * 8 * 21 * 16)
+    assert counts[aten._scaled_dot_product_flash_attention_for_cpu.default] == FlopCount(
+        2 * macs, macs, 2 * 8 * 21 * 16)
     macs = 8 * 36 * 40
-    assert counts[aten._scaled_dot_product_flash_attention_for_cpu_backward.default] == FlopCount(2 * macs, macs, 2 * 8 * 21 * 40)
+    assert counts[aten._scaled_dot_product_flash_attention_for_cpu_backward.default] == FlopCount(
+        2 * macs, macs, 2 * 8 * 21 * 40)
 
 
 def test_raw_kernels_hold_heads_inside():
     """[batch, sequence, heads, dim]; FlashAttention aligns its causal mask to the bottom right: 5 + 6 + ... + 10 pairs."""
     q, k, v, out = (spec(s[0], s[2], s[1], s[3], dtype=f16) for s in (Q, K, V, OUT))
-    assert of(aten._flash_attention_forward.default, q, k, v, None, None, 6, 10, 0.0, False, False, out=(out, LSE)) == attention(FORWARD)
-    assert of(aten._flash_attention_forward.default, q, k, v, None, None, 6, 10, 0.0, True, False, out=(out, LSE)) == attention(FORWARD, 45)
-    assert of(aten._flash_attention_forward.default, q, k, v, None, None, 6, 10, 0.0, True, False, out=(out, LSE), window_size_left=1,
-              window_size_right=0) == attention(FORWARD, 12)
+    assert of(aten._flash_attention_forward.default, q, k, v, None, None, 6, 10, 0.0, False, False,
+              out=(out, LSE)) == attention(FORWARD)
+    assert of(aten._flash_attention_forward.default, q, k, v, None, None, 6, 10, 0.0, True, False,
+              out=(out, LSE)) == attention(FORWARD, 45)
+    assert of(aten._flash_attention_forward.default, q, k, v, None, None, 6, 10, 0.0, True, False, out=(out, LSE),
+              window_size_left=1, window_size_right=0) == attention(FORWARD, 12)
     assert of(aten._flash_attention_backward.default, out, q, k, v, out, LSE, None, None, 6, 10, 0.0, True, SEED,
               SEED) == attention(BACKWARD, 45)
     for mask_type, pairs in ((0, None), (1, CAUSAL), (2, 45)):
-        assert of(aten._efficient_attention_forward.default, q, k, v, None, None, None, None, None, 0.0, mask_type, True,
-                  out=(out, LSE)) == attention(FORWARD, pairs)
-        assert of(aten._efficient_attention_backward.default, out, q, k, v, None, out, None, None, 6, 10, LSE, 0.0, SEED, SEED, mask_type,
-                  False) == attention(BACKWARD, pairs)
+        assert of(aten._efficient_attention_forward.default, q, k, v, None, None, None, None, None, 0.0, mask_type,
+                  True, out=(out, LSE)) == attention(FORWARD, pairs)
+        assert of(aten._efficient_attention_backward.default, out, q, k, v, None, out, None, None, 6, 10, LSE, 0.0,
+                  SEED, SEED, mask_type, False) == attention(BACKWARD, pairs)
 
 
 def test_packed_sequences():
@@ -192,10 +205,11 @@ def test_multi_head_attention():
     x, qkv, proj = spec(2, 5, 16), spec(48, 16), spec(16, 16)
     b3, b1 = spec(48), spec(16)
     attention_macs = 4 * 10 * 256 + 2 * 2 * 25 * 16
-    assert of(aten._native_multi_head_attention.default, x, x, x, 16, 4, qkv, b3, proj, b1, None, False) == products(attention_macs)
+    assert of(aten._native_multi_head_attention.default, x, x, x, 16, 4, qkv, b3, proj, b1, None,
+              False) == products(attention_macs)
     # Feed-forward of 64: 2·10·16·64. ReLU 640, two residual sums 2·160, two layer norms 2·7·160.
-    count = of(aten._transformer_encoder_layer_fwd.default, x, 16, 4, qkv, b3, proj, b1, False, False, 1e-5, b1, b1, b1, b1, spec(64, 16),
-               spec(64), spec(16, 64), b1)
+    count = of(aten._transformer_encoder_layer_fwd.default, x, 16, 4, qkv, b3, proj, b1, False, False, 1e-5, b1, b1, b1,
+               b1, spec(64, 16), spec(64), spec(16, 64), b1)
     assert count == products(attention_macs + 2 * 10 * 16 * 64, 640 + 320 + 2240)
 
 
@@ -218,7 +232,8 @@ def test_recurrent_layers(kind, mode, gates, cell, cell_backward):
     assert of(aten._cudnn_rnn.default, x, weights, 4, None, h, h, *settings) == products(matrices, cell * cells)
     for of_weights in (True, False):
         mask = [True, True, True, of_weights]
-        count = of(aten._cudnn_rnn_backward.default, x, weights, 4, spec(1), h, h, x, x, None, None, *settings, spec(1), mask)
+        count = of(aten._cudnn_rnn_backward.default, x, weights, 4, spec(1), h, h, x, x, None, None, *settings, spec(1),
+                   mask)
         assert count == products((1 + of_weights) * matrices, cell_backward * cells)
 
 
@@ -226,7 +241,8 @@ def test_projected_lstm():
     """Projection 2 of hidden 5: w_ih [20, 10], w_hh [20, 2], w_hr [2, 5]."""
     x = spec(7, 3, 10)
     weights = [spec(20, 10), spec(20, 2), spec(20), spec(20), spec(2, 5)]
-    count = of(aten._cudnn_rnn.default, x, weights, 5, None, spec(1, 3, 2), spec(1, 3, 5), 2, 5, 2, 1, False, 0.0, True, False, [], None)
+    count = of(aten._cudnn_rnn.default, x, weights, 5, None, spec(1, 3, 2), spec(1, 3, 5), 2, 5, 2, 1, False, 0.0, True,
+               False, [], None)
     assert count == products(21 * (200 + 40 + 10), 13 * 21 * 5)
 
 
@@ -245,10 +261,13 @@ def test_lstm_on_real_tensors(log_signatures, batch_first):
 
 def test_fused_cells():
     gates, state, bias = spec(3, 20), spec(3, 5), spec(20)
-    assert of(aten._thnn_fused_lstm_cell.default, gates, gates, state, bias, bias, out=(state, state, gates)) == FlopCount(15 * 21)
-    assert of(aten._thnn_fused_lstm_cell_backward_impl.default, state, state, state, state, gates, True) == FlopCount(15 * 26)
+    assert of(aten._thnn_fused_lstm_cell.default, gates, gates, state, bias, bias,
+              out=(state, state, gates)) == FlopCount(15 * 21)
+    assert of(aten._thnn_fused_lstm_cell_backward_impl.default, state, state, state, state, gates,
+              True) == FlopCount(15 * 26)
     gates, bias = spec(3, 15), spec(15)
-    assert of(aten._thnn_fused_gru_cell.default, gates, gates, state, bias, bias, out=(state, gates)) == FlopCount(15 * 17)
+    assert of(aten._thnn_fused_gru_cell.default, gates, gates, state, bias, bias,
+              out=(state, gates)) == FlopCount(15 * 17)
     assert of(aten._thnn_fused_gru_cell_backward.default, state, spec(3, 25), True) == FlopCount(15 * 22)
 
 
@@ -363,7 +382,8 @@ def test_arithmetic_without_multiply_accumulate(count, flops):
 
 
 def test_weighted_embedding_bag_is_a_multiply_accumulate():
-    count = of(aten._embedding_bag.default, spec(9, 6), spec(5, dtype=i64), spec(2, dtype=i64), False, 0, False, spec(5), out=spec(2, 6))
+    count = of(aten._embedding_bag.default, spec(9, 6), spec(5, dtype=i64), spec(2, dtype=i64), False, 0, False,
+               spec(5), out=spec(2, 6))
     assert count == products(30)
 
 
@@ -378,7 +398,8 @@ def test_torchvision():
     assert count("roi_align", spec(1, 8, 9, 9), rois, 1.0, 7, 7, 2, False, out=spec(5, 8, 7, 7)) == 5 * 8 * 49 * 4 * 8
     assert count("roi_align", spec(1, 8, 9, 9), rois, 1.0, 7, 7, -1, False, out=spec(5, 8, 7, 7)) is None
     x, w, out = spec(1, 4, 6, 6), spec(5, 4, 3, 3), spec(1, 5, 4, 4)
-    deform = count("deform_conv2d", x, w, spec(1, 18, 4, 4), spec(1, 0), spec(5), 1, 1, 0, 0, 1, 1, 1, 1, False, out=out)
+    deform = count("deform_conv2d", x, w, spec(1, 18, 4, 4), spec(1, 0), spec(5), 1, 1, 0, 0, 1, 1, 1, 1, False,
+                   out=out)
     assert deform == products(prod(out) * 36, 4 * 9 * 16 * 7)
 
 

@@ -119,7 +119,8 @@ def test_unknown_is_none(op):
 def test_variants_share_a_formula():
     a = spec(2, 3)
     add = find_formula(aten.add.Tensor)
-    assert add is find_formula(aten.add_.Tensor) is find_formula(aten.add.out) is find_formula(torch.ops.prims.add.default)
+    assert add is find_formula(aten.add_.Tensor) is find_formula(aten.add.out) is find_formula(
+        torch.ops.prims.add.default)
     out_call = Signature(aten.mul.out, (a, a), {"out": a}, (a, a, a), (a,))
     assert count_call(out_call) == FlopCount(6)
 

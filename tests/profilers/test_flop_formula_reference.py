@@ -62,7 +62,8 @@ def test_convolutions(dims, n, c_in, c_out, kernel, stride, padding, dilation, t
     bias = meta(c_out)
 
     def run():
-        out = aten.convolution(x, weight, bias, [stride] * dims, [padding] * dims, [dilation] * dims, transposed, [0] * dims, 1)
+        out = aten.convolution(x, weight, bias, [stride] * dims, [padding] * dims, [dilation] * dims, transposed,
+                               [0] * dims, 1)
         if out.requires_grad:
             out.sum().backward()
 
@@ -80,7 +81,8 @@ def test_grouped_convolutions_forward(groups, c_in, c_out, kernel, n):
 
 SDPA = {
     "flash": lambda q, k, v, causal: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0],
-    "efficient": lambda q, k, v, causal: aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)[0],
+    "efficient": lambda q, k, v, causal: aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)[
+        0],
     "cudnn": lambda q, k, v, causal: aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)[0],
 }
 
@@ -92,26 +94,31 @@ SDPA = {
 def test_attention_kernels(kernel, b, h, s_q, s_k, d, d_v, causal):
     if kernel == "flash":  # its forward on meta tensors takes one head dimension
         d_v = d
-    q, k, v = (meta(b, h, s, 8 * dim, dtype=torch.float16, requires_grad=True) for s, dim in ((s_q, d), (s_k, d), (s_k, d_v)))
+    q, k, v = (meta(b, h, s, 8 * dim, dtype=torch.float16, requires_grad=True)
+               for s, dim in ((s_q, d), (s_k, d), (s_k, d_v)))
     total = compare(lambda: SDPA[kernel](q, k, v, causal).sum().backward())
     assert total == 2 * b * h * s_q * s_k * 8 * (d + d_v + 3 * d + 2 * d_v)
 
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_variable_length_attention(packed):
-    """Offsets without data: every sequence as long as the longest. (Unpacked, the reference mistakes heads for positions.)"""
+    """Offsets without data: every sequence as long as the longest. (Unpacked, the reference mistakes heads for
+    positions.)
+    """
     q = meta(64, 4, 16, dtype=torch.float16) if packed else meta(1, 16, 16, 16, dtype=torch.float16)
     offsets = meta(4, dtype=torch.int32) if packed else None
     compare(lambda: aten._flash_attention_forward(q, q, q, offsets, offsets, 30, 30, 0.0, True, False))
     if packed:
         packed_q = q.unsqueeze(0)
-        compare(lambda: aten._efficient_attention_forward(packed_q, packed_q, packed_q, None, offsets, offsets, 30, 30, 0.0, 1, True))
+        compare(lambda: aten._efficient_attention_forward(packed_q, packed_q, packed_q, None, offsets, offsets, 30, 30,
+                                                          0.0, 1, True))
 
 
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.stem = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2, 1), torch.nn.BatchNorm2d(8), torch.nn.GELU(), torch.nn.MaxPool2d(2))
+        self.stem = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2, 1), torch.nn.BatchNorm2d(8), torch.nn.GELU(),
+                                        torch.nn.MaxPool2d(2))
         self.up = torch.nn.ConvTranspose2d(8, 16, 2, 2)
         self.attention = torch.nn.MultiheadAttention(16, 4, batch_first=True)
         self.head = torch.nn.Linear(16, 10)

@@ -7,10 +7,10 @@ from torch.utils.checkpoint import checkpoint
 
 from analyzer import profile
 from analyzer.errors import InputError
-from analyzer.results.profile import ModuleInfo, Profile
 from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.flop_convention import CONVENTIONS, count_under
 from analyzer.profilers.flops import make_flops_profiler
+from analyzer.results.profile import ModuleInfo, Profile
 
 B, S, D, H = 2, 6, 8, 2  # batch, tokens, width, heads
 
@@ -55,7 +55,8 @@ def test_causal_attention_executes_what_the_mask_leaves():
     dense, left = 2 * B * H * D * S * S, 2 * B * H * D * (S * (S + 1) // 2)
     loss = B * H * S * D  # the sum that is differentiated
     assert (p.fwd_flops - loss, p.fwd_macs) == (2 * dense, dense)
-    rest = loss + 3 * loss  # and the gradients of q, k and v, which nothing clears: each is added to that of the step before
+    # and the gradients of q, k and v, which nothing clears: each is added to that of the step before
+    rest = loss + 3 * loss
     assert p.hardware_flops == 7 * dense + rest == p.model_flops
     assert p.executed_flops == 7 * left + rest
 
@@ -63,14 +64,16 @@ def test_causal_attention_executes_what_the_mask_leaves():
 def test_mv_and_dot():
     p = profile(Call(lambda self, v: self.w.mv(v).dot(self.u), w=torch.empty(5, 7), u=torch.empty(5)), args=(x(7),))
     assert p.fwd_macs == 35 + 5
-    # wᵀ by the gradient; the gradient of w is an outer product, and those of dot are products by a scalar: nothing is summed
+    # wᵀ by the gradient; the gradient of w is an outer product, and those of dot are products by a scalar: nothing is
+    # summed
     assert p.bwd_macs == 35
 
 
 def test_lstm():
     inputs, hidden, layers, steps = 5, 4, 2, 3
     p = profile(nn.LSTM(inputs, hidden, layers, bidirectional=True), args=(x(steps, B, inputs),))
-    weights = 2 * (4 * hidden * (inputs + hidden) + 4 * hidden * (2 * hidden + hidden))  # two directions; layer 1 reads both
+    # two directions; layer 1 reads both
+    weights = 2 * (4 * hidden * (inputs + hidden) + 4 * hidden * (2 * hidden + hidden))
     assert p.fwd_macs == steps * B * weights
     assert p.bwd_macs == 2 * p.fwd_macs
 
@@ -123,7 +126,8 @@ def attention_macs():
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_multi_head_attention(need_weights, mode):
-    model = Call(lambda self, q: self.attention(q, q, q, need_weights=need_weights)[0], attention=nn.MultiheadAttention(D, H, batch_first=True))
+    model = Call(lambda self, q: self.attention(q, q, q, need_weights=need_weights)[0], attention=nn.MultiheadAttention(
+        D, H, batch_first=True))
     p = profile(model.train(mode == "train"), args=(x(B, S, D),), mode=mode)
     assert p.fwd_macs == attention_macs()
 
@@ -175,9 +179,10 @@ class Nested(nn.Module):
         return checkpoint(self.outer, h, **self.options) if self.depth else self.outer(h)
 
 
-# (depth, reentrant): products and ReLUs run again. Where not reentrant, a block stops once it has what backward needs: the inner one after
-# the ReLU that b reads, b's own result being needed by nobody.
-RECOMPUTED = {(0, True): (0, 0), (1, True): (3, 2), (2, True): (5, 3), (0, False): (0, 0), (1, False): (3, 2), (2, False): (4, 3)}
+# (depth, reentrant): products and ReLUs run again. Where not reentrant, a block stops once it has what backward needs:
+# the inner one after the ReLU that b reads, b's own result being needed by nobody.
+RECOMPUTED = {(0, True): (0, 0), (1, True): (3, 2), (2, True): (5, 3), (0, False): (0, 0), (1, False): (3, 2),
+              (2, False): (4, 3)}
 
 
 @pytest.mark.parametrize("depth, reentrant", RECOMPUTED)
@@ -187,7 +192,8 @@ def test_nested_checkpoints(depth, reentrant):
     p = profile(Nested(depth, reentrant), args=(x(B, D),))
     assert macs(p) == (3 * once, 6 * once)
     assert (p.recompute_macs, p.recompute_flops) == (products * once, 2 * products * once + relus * B * D)
-    assert p.hardware_flops - p.model_flops == p.recompute_flops == p.modules.recompute_flops == sum(n.recompute_flops for n in p.nodes)
+    assert p.hardware_flops - p.model_flops == p.recompute_flops == p.modules.recompute_flops == sum(n.recompute_flops
+                                                                                                     for n in p.nodes)
     again = [o for o in p.operators if o.phase == "recompute"]
     assert sum(o.flops for o in again) == p.recompute_flops
     assert sum(o.calls for o in again if o.operator == "aten.mm.default") == products
@@ -209,7 +215,8 @@ class Twice(torch.autograd.Function):
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_custom_function_inside_a_checkpoint_is_recomputed_not_differentiated(reentrant):
-    model = Call(lambda self, h: checkpoint(lambda h: Twice.apply(h, self.w).relu(), h, use_reentrant=reentrant), w=torch.empty(D, D))
+    model = Call(lambda self, h: checkpoint(lambda h: Twice.apply(h, self.w).relu(), h, use_reentrant=reentrant),
+                 w=torch.empty(D, D))
     p = profile(model, args=(x(B, D),))
     once = B * D * D
     assert (macs(p), p.recompute_macs) == ((once, 2 * once), once)
@@ -232,7 +239,8 @@ def test_a_gradient_that_is_differentiated_is_no_recomputation():
 
 def test_every_view_adds_up():
     p = profile(nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.LayerNorm(D)), args=(x(B, D),), optimizer="adamw")
-    for part, flops, count in (("forward", p.fwd_flops, p.fwd_macs), ("backward", p.bwd_flops, p.bwd_macs), ("optimizer", p.optimizer_flops, 0)):
+    for part, flops, count in (("forward", p.fwd_flops, p.fwd_macs), ("backward", p.bwd_flops, p.bwd_macs),
+                               ("optimizer", p.optimizer_flops, 0)):
         rows = [o for o in p.operators if o.phase == part]
         assert (sum(o.flops for o in rows), sum(o.macs for o in rows)) == (flops, count)
         assert (p.phases[part].flops, p.phases[part].macs) == (flops, count)
@@ -268,7 +276,8 @@ def test_utilization_counts_products_alone():
 
 
 def test_utilization_with_recomputation():
-    p = Profile(name="p", mode="train", device="h100", autocast="bfloat16", fwd_macs=100, bwd_macs=200, recompute_macs=50)
+    p = Profile(name="p", mode="train", device="h100", autocast="bfloat16", fwd_macs=100, bwd_macs=200,
+                recompute_macs=50)
     assert p.hfu(1.0) / p.mfu(1.0) == pytest.approx(350 / 300, rel=1e-12)
     assert Profile(name="p", mode="infer", device="h100", autocast="bfloat16", fwd_macs=100).mfu(1.0) == 200 / 989.4e12
 
@@ -284,7 +293,8 @@ def test_utilization_of_the_unknown():
 
 
 def test_the_dtype_is_that_of_most_parameters():
-    p = profile(nn.Linear(64, 64).bfloat16(), args=(torch.empty(4, 64, dtype=torch.bfloat16),), mode="infer", device="h100")
+    p = profile(
+        nn.Linear(64, 64).bfloat16(), args=(torch.empty(4, 64, dtype=torch.bfloat16), ), mode="infer", device="h100")
     assert p.mfu(1.0) == 2 * 4 * 64 * 64 / 989.4e12
 
 
@@ -292,16 +302,18 @@ def test_the_dtype_is_that_of_most_parameters():
 
 
 def under(convention, model, *args, **options):
-    return profile(model.eval(), args=args, mode=options.pop("mode", "infer"), profilers={"flops": make_flops_profiler(convention)}, **options)
+    return profile(model.eval(), args=args, mode=options.pop("mode", "infer"),
+                   profilers={"flops": make_flops_profiler(convention)}, **options)
 
 
 def test_resnet18_and_bert_as_deepspeed_publishes_them():
     torchvision, transformers = pytest.importorskip("torchvision"), pytest.importorskip("transformers")
-    resnet = profile(lambda: torchvision.models.resnet18().eval(), args=(torch.empty(16, 3, 224, 224, device="meta"),), mode="infer",
-                     profilers={"flops": make_flops_profiler("deepspeed")})
+    resnet = profile(lambda: torchvision.models.resnet18().eval(), args=(torch.empty(16, 3, 224, 224, device="meta"), ),
+                     mode="infer", profilers={"flops": make_flops_profiler("deepspeed")})
     assert (f"{resnet.fwd_flops / 1e9:.2f}", f"{resnet.fwd_macs / 1e9:.2f}") == ("58.18", "29.03")
-    bert = profile(lambda: transformers.BertModel(transformers.BertConfig()).eval(), kwargs={"input_ids": torch.ones(1, 128, dtype=torch.int64)},
-                   mode="infer", profilers={"flops": make_flops_profiler("deepspeed")})
+    bert = profile(lambda: transformers.BertModel(transformers.BertConfig()).eval(),
+                   kwargs={"input_ids": torch.ones(1, 128, dtype=torch.int64)}, mode="infer",
+                   profilers={"flops": make_flops_profiler("deepspeed")})
     assert (f"{bert.fwd_flops / 1e9:.2f}", f"{bert.fwd_macs / 1e9:.2f}") == ("22.36", "11.17")
 
 
@@ -326,7 +338,8 @@ CONVENTION_CASES = {
     "upsampling to size": (nn.Upsample(size=(9, 9)), (B, 8, 6, 6), 81, B * 8 * 81),
     "bilinear upsampling": (nn.Upsample(scale_factor=2, mode="bilinear"), (B, 8, 6, 6), 4 * N, 16 * N),
     "linear": (nn.Linear(6, 5), (B, 6), 2 * B * 30, B * 30),
-    "attention": (Call(lambda self, q: F.scaled_dot_product_attention(q, q, q)), (B, H, S, D), 4 * B * H * S * S * D, None),
+    "attention": (Call(lambda self, q: F.scaled_dot_product_attention(q, q, q)), (B, H, S, D), 4 * B * H * S * S * D,
+                  None),
     # 25 inputs each met by 4 · 6 filters of 9; the bias counts the 3×3 outputs of the convolution that it is not
     "transposed": (nn.ConvTranspose2d(4, 6, 3), (B, 4, 5, 5), 2 * B * 25 * 4 * 6 * 9 + B * 6 * 9, B * 25 * 4 * 6 * 9),
     # each of 4 · 3 rows: 2 weights less the gates, biases, and 10 a hidden element
@@ -353,8 +366,10 @@ def test_batch_norm_in_training():
 
 
 def test_what_a_convention_says_nothing_of_is_unknown():
-    p = profile(nn.Linear(D, D), args=(x(B, D),), optimizer="sgd", profilers={"flops": make_flops_profiler("deepspeed")})
-    unknown = (p.bwd_flops, p.bwd_macs, p.recompute_flops, p.recompute_macs, p.optimizer_flops, p.executed_flops, p.model_flops)
+    p = profile(nn.Linear(D, D), args=(x(B, D), ), optimizer="sgd",
+                profilers={"flops": make_flops_profiler("deepspeed")})
+    unknown = (p.bwd_flops, p.bwd_macs, p.recompute_flops, p.recompute_macs, p.optimizer_flops, p.executed_flops,
+               p.model_flops)
     assert unknown == (None,) * 7
     assert p.phases["backward"].flops is None and p.phases["forward"].flops == 2 * B * D * D
     assert p.modules.bwd_flops is None and p.modules.fwd_macs == B * D * D
@@ -377,7 +392,8 @@ def test_count_under_a_log():
         return Annotation()
 
     profile(nn.Sequential(nn.Linear(D, D), nn.GELU()).eval(), args=(torch.empty(B, D),), mode="infer", profilers=[keep])
-    assert [count_under(logs[0], c).flops for c in CONVENTIONS] == [2 * B * D * D + 5 * B * D, 2 * B * D * D + B * D, B * D * D]
+    assert [count_under(logs[0], c).flops
+            for c in CONVENTIONS] == [2 * B * D * D + 5 * B * D, 2 * B * D * D + B * D, B * D * D]
     assert count_under(logs[0]).macs == B * D * D
 
 
@@ -389,7 +405,10 @@ def test_unknown_convention():
 def test_convention_on_the_command_line(capsys):
     from analyzer.cli import main
 
-    assert main(["profile", "resnet18", "--input", "2x3x32x32", "--mode", "infer", "--convention", "deepspeed", "--show", "summary"]) == 0
+    assert main([
+        "profile", "resnet18", "--input", "2x3x32x32", "--mode", "infer", "--convention", "deepspeed", "--show",
+        "summary"
+    ]) == 0
     assert "as deepspeed counts it" in capsys.readouterr().out
 
 
@@ -401,7 +420,8 @@ def test_of_a_step_that_memory_ran_out_in_only_what_ended_is_told():
     from analyzer.record.options import ProfileOptions
 
     # 16 MiB of weights and the workspace of cuBLAS fit; the workspace of the backward thread does not
-    p = profile(nn.Linear(2048, 2048, bias=False), args=(torch.empty(64, 2048),), options=ProfileOptions(capacity_bytes=60 * 2**20))
+    p = profile(nn.Linear(2048, 2048, bias=False), args=(torch.empty(64, 2048), ),
+                options=ProfileOptions(capacity_bytes=60 * 2**20))
     assert p.out_of_memory.phase == "backward"
     assert p.fwd_macs == 64 * 2048 * 2048
     assert (p.bwd_flops, p.executed_flops, p.recompute_macs, p.hardware_flops) == (None,) * 4

@@ -1,4 +1,5 @@
-"""Whole models beside FlopCounterMode, on real tensors and inside the recorder's own run; the zero list beside PyTorch's own operator tests.
+"""Whole models beside FlopCounterMode, on real tensors and inside the recorder's own run; the zero list beside
+PyTorch's own operator tests.
 
 A sample: benchmarks/accuracy_flops.py runs all 51 models and 20,000 calls.
 """
@@ -8,7 +9,15 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.flop_models import CASES, Case
-from benchmarks.flop_reference import GROUPED_BACKWARD, NO_FORMULA, TRANSPOSED_BACKWARD, SignatureLog, compare, count_meta_run, count_real_run
+from benchmarks.flop_reference import (
+    GROUPED_BACKWARD,
+    NO_FORMULA,
+    TRANSPOSED_BACKWARD,
+    SignatureLog,
+    compare,
+    count_meta_run,
+    count_real_run,
+)
 from benchmarks.flop_zero_check import ZeroCheck, sweep
 
 SAMPLE = ["resnet18", "mobilenet_v3_small", "retinanet_resnet50_fpn", "bert", "gpt2", "llama", "mamba", "t5", "vit"]
@@ -42,7 +51,9 @@ def test_a_claimed_cpu_runs_what_a_cpu_runs(name):
 
 
 def test_a_wrong_count_does_not_pass():
-    """The comparison itself: a kernel that the reference counts otherwise is named, and so is one that only one of them saw."""
+    """The comparison itself: a kernel that the reference counts otherwise is named, and so is one that only one of them
+    saw.
+    """
     model = nn.Linear(4, 3)
     with FlopCounterMode(display=False) as reference, SignatureLog() as log:
         model(torch.ones(2, 4)).sum().backward()

@@ -1,4 +1,6 @@
-"""Bytes read and written, operator by operator, derived by hand. F is the bytes of a float32 element, I of an int64 one."""
+"""Bytes read and written, operator by operator, derived by hand. F is the bytes of a float32 element, I of an int64
+one.
+"""
 import pytest
 import torch
 from torch import nn
@@ -52,8 +54,10 @@ CASES = {
     "mm": (lambda: f(6, 8) @ f(8, 3), (A + 24) * F, 18 * F),
     "addmm": (lambda: torch.addmm(f(3), f(6, 8), f(8, 3)), (3 + A + 24) * F, 18 * F),
     "embedding": (lambda: nn.functional.embedding(i(2, 3), f(100, 8)), 6 * I + 48 * F, 48 * F),
-    "a table smaller than what is looked up": (lambda: nn.functional.embedding(i(50), f(2, 8)), 50 * I + 16 * F, 400 * F),
-    "embedding backward": (lambda: aten.embedding_dense_backward(f(2, 3, 8), i(2, 3), 100, -1, False), 48 * F + 6 * I, 800 * F),
+    "a table smaller than what is looked up": (lambda: nn.functional.embedding(i(50), f(2, 8)), 50 * I + 16 * F,
+                                               400 * F),
+    "embedding backward": (lambda: aten.embedding_dense_backward(f(2, 3, 8), i(2, 3), 100, -1, False), 48 * F + 6 * I,
+                           800 * F),
     # and the size of each bag, and (of maxima alone) where they lie
     "embedding bag": (lambda: aten._embedding_bag(f(100, 8), i(5), i(2)), 40 * F + 7 * I, 16 * F + 4 * I),
     "gather": (lambda: f(6, 8).gather(0, i(2, 8)), 16 * F + 16 * I, 16 * F),
@@ -67,38 +71,50 @@ CASES = {
     "index add in place": (lambda: f(100, 8).index_add_(0, i(3), f(3, 8)), 3 * I + 2 * 24 * F, 24 * F),
     "index copy in place": (lambda: f(100, 8).index_copy_(0, i(3), f(3, 8)), 3 * I + 24 * F, 24 * F),
     "index fill in place": (lambda: f(100, 8).index_fill_(0, i(3), 1.0), 3 * I, 24 * F),
-    "index put in place": (lambda: f(100, 8).index_put_((i(3),), f(3, 8)), 3 * I + 24 * F, 24 * F),
-    "index put that adds": (lambda: f(100, 8).index_put_((i(3),), f(3, 8), accumulate=True), 3 * I + 2 * 24 * F, 24 * F),
+    "index put in place": (lambda: f(100, 8).index_put_((i(3), ), f(3, 8)), 3 * I + 24 * F, 24 * F),
+    "index put that adds": (lambda: f(100, 8).index_put_(
+        (i(3), ), f(3, 8), accumulate=True), 3 * I + 2 * 24 * F, 24 * F),
     "masked fill in place": (lambda: f(6, 8).masked_fill_(mask(6, 8), 0.0), A * F + A, A * F),
     "where": (lambda: torch.where(mask(6, 8), f(6, 8), f(8)), A + (A + V) * F, A * F),
     "slice backward": (lambda: aten.slice_backward(f(2, 8), [6, 8], 0, 0, 2, 1), 16 * F, A * F),
     "dropout": (lambda: aten.native_dropout(f(6, 8), 0.5, True), A * F, A * F + A),
     "nll": (lambda: aten.nll_loss_forward(f(6, 8), i(6), None, 1, -100), 6 * F + 6 * I, 2 * F),
     "nll backward": (lambda: aten.nll_loss_backward(f(), f(6, 8), i(6), None, 1, -100, f()), 2 * F + 6 * I, A * F),
-    "average pool backward": (lambda: aten.avg_pool2d_backward(f(1, 2, 2, 2), f(1, 2, 4, 4), [2], [2], [0], False, True, None), 8 * F, 32 * F),
+    "average pool backward": (
+        lambda: aten.avg_pool2d_backward(f(1, 2, 2, 2), f(1, 2, 4, 4), [2], [2], [0], False, True, None), 8 * F,
+        32 * F),
     "convolution": (lambda: nn.functional.conv2d(f(1, 2, 4, 4), f(3, 2, 3, 3), f(3)), (32 + 54 + 3) * F, 12 * F),
-    "weight gradient": (lambda: aten.convolution_backward(f(1, 3, 2, 2), f(1, 2, 4, 4), f(3, 2, 3, 3), [3], [1, 1], [0, 0], [1, 1], False, [0, 0], 1,
-                                                          [False, True, True]), (12 + 32) * F, (54 + 3) * F),
-    "input gradient": (lambda: aten.convolution_backward(f(1, 3, 2, 2), f(1, 2, 4, 4), f(3, 2, 3, 3), [3], [1, 1], [0, 0], [1, 1], False, [0, 0], 1,
-                                                         [True, False, False]), (12 + 54) * F, 32 * F),
-    "batch norm in training": (lambda: aten.native_batch_norm(f(6, 8), f(8), f(8), f(8), f(8), True, 0.1, 1e-5), (A + 32) * F, (A + 32) * F),
-    "batch norm in evaluation": (lambda: aten.native_batch_norm(f(6, 8), f(8), f(8), f(8), f(8), False, 0.1, 1e-5), (A + 32) * F, A * F),
+    "weight gradient": (lambda: aten.convolution_backward(f(1, 3, 2, 2), f(1, 2, 4, 4), f(
+        3, 2, 3, 3), [3], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, True]), (12 + 32) * F, (54 + 3) * F),
+    "input gradient": (lambda: aten.convolution_backward(f(1, 3, 2, 2), f(1, 2, 4, 4), f(
+        3, 2, 3, 3), [3], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, False, False]), (12 + 54) * F, 32 * F),
+    "batch norm in training": (lambda: aten.native_batch_norm(f(6, 8), f(8), f(8), f(8), f(8), True, 0.1, 1e-5),
+                               (A + 32) * F, (A + 32) * F),
+    "batch norm in evaluation": (lambda: aten.native_batch_norm(f(6, 8), f(8), f(8), f(8), f(8), False, 0.1, 1e-5),
+                                 (A + 32) * F, A * F),
     "foreach": (lambda: torch._foreach_add_([f(3), f(5)], 1.0), 8 * F, 8 * F),
     "foreach of two": (lambda: torch._foreach_mul([f(3), f(5)], [f(3), f(5)]), 16 * F, 8 * F),
     "foreach copy": (lambda: torch._foreach_copy_([f(3)], [f(3)]), 3 * F, 3 * F),
     "foreach zero": (lambda: torch._foreach_zero_([f(3)]), 0, 3 * F),
     # parameter, gradient, two moments and the step are read; all but the gradient and the step are written
-    "adamw": (lambda: torch._fused_adamw_([f(5)], [f(5)], [f(5)], [f(5)], [], [f()], lr=1.0, beta1=0.9, beta2=0.9, weight_decay=0.0, eps=1.0,
-                                          amsgrad=False, maximize=False), (20 + 1) * F, 15 * F),
-    "adamw with a scale": (lambda: torch._fused_adamw_([f(5)], [f(5)], [f(5)], [f(5)], [], [f()], lr=1.0, beta1=0.9, beta2=0.9, weight_decay=0.0,
-                                                       eps=1.0, amsgrad=False, maximize=False, grad_scale=f(1), found_inf=torch.zeros(1)),
-                           (20 + 1 + 2) * F, 20 * F),
+    "adamw": (lambda: torch._fused_adamw_([f(5)], [f(5)], [f(5)], [f(5)], [], [f(
+    )], lr=1.0, beta1=0.9, beta2=0.9, weight_decay=0.0, eps=1.0, amsgrad=False, maximize=False), (20 + 1) * F, 15 * F),
+    "adamw with a scale": (lambda: torch._fused_adamw_([f(5)], [f(5)], [f(5)], [f(5)], [], [f(
+    )], lr=1.0, beta1=0.9, beta2=0.9, weight_decay=0.0, eps=1.0, amsgrad=False, maximize=False, grad_scale=f(1),
+                                                       found_inf=torch.zeros(1)), (20 + 1 + 2) * F, 20 * F),
     "read": (lambda: f().item(), F, 0),
 }
 VIEWS = {
-    "view": lambda t: t.view(-1), "transpose": lambda t: t.t(), "slice": lambda t: t[1:], "expand": lambda t: t.unsqueeze(0).expand(3, 6, 8),
-    "split": lambda t: t.split(2), "detach": lambda t: t.detach(), "as_strided": lambda t: t.as_strided((2, 2), (8, 1)),
-    "in place": lambda t: t.t_(), "chunk": lambda t: t.chunk(3), "diagonal": lambda t: t.diagonal(),
+    "view": lambda t: t.view(-1),
+    "transpose": lambda t: t.t(),
+    "slice": lambda t: t[1:],
+    "expand": lambda t: t.unsqueeze(0).expand(3, 6, 8),
+    "split": lambda t: t.split(2),
+    "detach": lambda t: t.detach(),
+    "as_strided": lambda t: t.as_strided((2, 2), (8, 1)),
+    "in place": lambda t: t.t_(),
+    "chunk": lambda t: t.chunk(3),
+    "diagonal": lambda t: t.diagonal(),
 }
 
 
@@ -111,7 +127,8 @@ def log(call):
 def total(signature):
     """As a call whose tensors all lie in storages of their own."""
     inputs = tuple(range(len(signature.inputs)))
-    return call_traffic(OpCall(signature, inputs, tuple(range(100, 100 + len(signature.outputs))), 0, "forward", 0, 0, None, False))
+    return call_traffic(
+        OpCall(signature, inputs, tuple(range(100, 100 + len(signature.outputs))), 0, "forward", 0, 0, None, False))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -125,7 +142,8 @@ def test_traffic(name):
 def test_views_touch_nothing(name):
     t = f(6, 8)
     for signature in log(lambda: VIEWS[name](t)):
-        assert call_traffic(OpCall(signature, (0,), (0,) * len(signature.outputs), 0, "forward", 0, 0, None, False)) == Traffic(0, 0)
+        assert call_traffic(OpCall(signature, (0, ), (0, ) * len(signature.outputs), 0, "forward", 0, 0, None,
+                                   False)) == Traffic(0, 0)
 
 
 def test_a_result_that_lies_elsewhere_is_no_view():

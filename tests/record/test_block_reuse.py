@@ -30,7 +30,8 @@ IDS = torch.ones(2, 32, dtype=torch.int64)
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize(("factory", "kwargs", "blocks"), [
     (MODELS["vit_b_16"].factory, {"x": torch.empty(1, 3, 224, 224, device="meta")}, 12),
-    (MODELS["resnet50"].factory, {"x": torch.empty(2, 3, 64, 64, device="meta")}, 8),  # 3+5 of layer2 and layer3; fewer are alike elsewhere
+    # 3+5 of layer2 and layer3; fewer are alike elsewhere
+    (MODELS["resnet50"].factory, {"x": torch.empty(2, 3, 64, 64, device="meta")}, 8),
     (MODELS["gpt2"].factory, {"input_ids": IDS, "labels": IDS}, 12),
     (llama_1b, {"input_ids": IDS, "labels": IDS}, 16),
 ])
@@ -83,7 +84,8 @@ def test_an_index_that_is_read_is_a_difference(played):
 
 def test_small_and_few_blocks_are_run(played, monkeypatch):
     monkeypatch.setattr("analyzer.replay.block_reuse.LEAST_LEAVES_SAVED", 24)
-    assert_same(Stack(Block(i) for i in range(14)), played, blocks=0, args=(X,))  # (14 - 2) x 2 leaves are no more than 24
+    # (14 - 2) x 2 leaves are no more than 24
+    assert_same(Stack(Block(i) for i in range(14)), played, blocks=0, args=(X,))
     assert_same(Stack(Block(i) for i in range(15)), played, blocks=15, args=(X,))
 
 
@@ -252,7 +254,8 @@ def test_parameters_that_are_used_outside_of_their_block(first, optimizer, playe
     model = Penalized(first)
     run = profile(model, args=(X,), optimizer=optimizer, reuse=False)
     assert profile(model, args=(X,), optimizer=optimizer) == run
-    assert len(played) == (2 if first else 4)  # where they are used later all blocks were played until then, and are run in a second try
+    # where they are used later all blocks were played until then, and are run in a second try
+    assert len(played) == (2 if first else 4)
 
 
 class Branches(nn.Module):
@@ -285,7 +288,8 @@ def test_atrous_branches_of_a_segmentation_model(played):
         model = segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None)
     call = {"args": (torch.empty(2, 3, 64, 64),), "loss_fn": lambda out: out["out"].sum()}
     reused, run = (profile(model, **call, reuse=reuse) for reuse in (True, False))
-    # At a block's edge autograd may add two gradients before or after a parameter takes its own: two points of the timeline change places.
+    # At a block's edge autograd may add two gradients before or after a parameter takes its own: two points of the
+    # timeline change places.
     assert dataclasses.replace(reused, timeline=()) == dataclasses.replace(run, timeline=())
     assert "Bottleneck" in played
 

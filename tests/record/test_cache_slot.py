@@ -10,7 +10,10 @@ from analyzer.replay.cache_slot import Index
 transformers = pytest.importorskip("transformers")
 
 IDS = torch.zeros(2, 16, dtype=torch.int64)
-SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 64, "bos_token_id": 0,
+    "eos_token_id": 0
+}
 GPT2 = {"n_embd": 32, "n_layer": 5, "n_head": 4, "vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
 
 
@@ -25,7 +28,8 @@ def build(model, config):
 
 
 def llama(**settings):
-    return build("LlamaForCausalLM", transformers.LlamaConfig(num_hidden_layers=5, num_key_value_heads=2, **SMALL, **settings))
+    return build("LlamaForCausalLM",
+                 transformers.LlamaConfig(num_hidden_layers=5, num_key_value_heads=2, **SMALL, **settings))
 
 
 def gpt2(**settings):
@@ -35,7 +39,8 @@ def gpt2(**settings):
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize(("make", "blocks"), [
     (llama, 5), (gpt2, 5),
-    (lambda: gpt2(scale_attn_by_inverse_layer_idx=True), 1),  # the index scales the attention: what one block did, no other does
+    # the index scales the attention: what one block did, no other does
+    (lambda: gpt2(scale_attn_by_inverse_layer_idx=True), 1),
 ])
 def test_defaults_of_the_library_fill_a_cache(make, blocks, mode, played):
     model = make()
@@ -56,9 +61,12 @@ class WithCache(torch.nn.Module):
     def forward(self, input_ids):
         cache = transformers.DynamicCache(config=self.model.config)
         for index in self.filled:
-            cache.update(torch.zeros(2, 2, 3, 8, device=input_ids.device), torch.zeros(2, 2, 3, 8, device=input_ids.device), index)
-        out = self.model(input_ids=input_ids, past_key_values=cache, attention_mask=torch.ones(2, 19 if self.filled else 16, device=input_ids.device))
-        assert [tuple(layer.keys.shape) for layer in cache.layers] == [(2, 2, 19 if i in self.filled else 16, 8) for i in range(5)]
+            cache.update(torch.zeros(2, 2, 3, 8, device=input_ids.device),
+                         torch.zeros(2, 2, 3, 8, device=input_ids.device), index)
+        out = self.model(input_ids=input_ids, past_key_values=cache, attention_mask=torch.ones(
+            2, 19 if self.filled else 16, device=input_ids.device))
+        assert [tuple(layer.keys.shape) for layer in cache.layers] == [(2, 2, 19 if i in self.filled else 16, 8)
+                                                                       for i in range(5)]
         return out.logits.sum() + sum(layer.keys.sum() + layer.values.sum() for layer in cache.layers)
 
 

@@ -13,8 +13,10 @@ from analyzer.record.storage_life import LifeTable, StorageLife
 
 FIELDS = OpCall.__slots__
 NUMBERS = st.lists(st.integers(-3, 2**62), max_size=4).map(tuple)
-CALLS = st.lists(st.tuples(st.builds(SimpleNamespace), NUMBERS, NUMBERS, st.integers(0, 3), st.sampled_from(["forward", "backward", "a phase of its own"]),
-                           st.integers(0, 9), st.integers(-1, 9), st.none() | st.integers(0, 9), st.booleans()), max_size=12)
+CALLS = st.lists(
+    st.tuples(st.builds(SimpleNamespace), NUMBERS, NUMBERS, st.integers(0, 3),
+              st.sampled_from(["forward", "backward", "a phase of its own"]), st.integers(0, 9), st.integers(-1, 9),
+              st.none() | st.integers(0, 9), st.booleans()), max_size=12)
 
 
 def facts(call):
@@ -31,7 +33,9 @@ def test_calls_come_back_whenever_they_are_written(calls, late):
     for i in sorted(late & set(range(len(calls))), reverse=True):
         table.write(i, *calls[i])
     assert len(table) == len(calls)
-    assert [facts(c) for c in table] == [facts(c) for c in table.to_list()] == [facts(table[i]) for i in range(len(calls))] == calls
+    assert [facts(c) for c in table] == [facts(c)
+                                         for c in table.to_list()] == [facts(table[i])
+                                                                       for i in range(len(calls))] == calls
     assert [facts(c) for c in table[1:5]] == calls[1:5]
     for i in range(len(calls)):
         table.put_in_step(i, i % 3 + 7)
@@ -61,15 +65,20 @@ def test_acts_come_back(acts, late):
 
 def test_a_life_keeps_what_it_is_told():
     table = LifeTable()
-    first, second = (StorageLife(table, n, 10 + n, 512, 2**47 + n, "cuda:0", 3, -1, "forward", 0, -1, 2) for n in (7, 8 << 32))
-    assert (first.number, second.number, first.nbytes, second.nbytes, second.address) == (7, 8 << 32, 17, 10 + (8 << 32), 2**47 + (8 << 32))
-    assert (first.died, first.died_call, first.category, first.label, first.requires_grad, first.spec) == (None, None, "", "", False, None)
+    first, second = (StorageLife(table, n, 10 + n, 512, 2**47 + n, "cuda:0", 3, -1, "forward", 0, -1, 2)
+                     for n in (7, 8 << 32))
+    assert (first.number, second.number, first.nbytes, second.nbytes,
+            second.address) == (7, 8 << 32, 17, 10 + (8 << 32), 2**47 + (8 << 32))
+    assert (first.died, first.died_call, first.category, first.label, first.requires_grad,
+            first.spec) == (None, None, "", "", False, None)
     spec = object()
     second.died, second.died_call, second.category, second.label, second.requires_grad, second.spec = 9, 0, "parameter", "a.weight", True, spec
     second.node, second.step = 4, -1
-    assert (second.died, second.died_call, second.category, second.label, second.requires_grad, second.spec) == (9, 0, "parameter", "a.weight", True, spec)
+    assert (second.died, second.died_call, second.category, second.label, second.requires_grad,
+            second.spec) == (9, 0, "parameter", "a.weight", True, spec)
     assert (second.node, second.step, second.device, second.phase, second.born_call) == (4, -1, "cuda:0", "forward", -1)
-    assert (first.died, first.category, first.label, first.requires_grad, first.spec, first.node) == (None, "", "", False, None, -1)
+    assert (first.died, first.category, first.label, first.requires_grad, first.spec, first.node) == (None, "", "",
+                                                                                                      False, None, -1)
     with pytest.raises(AttributeError):
         first.colour = "red"
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from analyzer import ProfileOptions, profile
-from analyzer.replay.block_reuse import BlockReuse
 from analyzer.record.eager import OPTIMIZERS
+from analyzer.replay.block_reuse import BlockReuse
 from analyzer.replay.optimizer_play import OptimizerPlay
 from analyzer.zoo import MODELS
 from analyzer.zoo.llama import llama_1b
@@ -57,7 +57,9 @@ class Block(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Repeated blocks of two dtypes; parameters of no dimension, in two layouts, transposed, frozen, and without a gradient."""
+    """Repeated blocks of two dtypes; parameters of no dimension, in two layouts, transposed, frozen, and without a
+    gradient.
+    """
 
     def __init__(self):
         super().__init__()
@@ -80,12 +82,21 @@ class Mixed(nn.Module):
         return x
 
 
-CLASSES = [torch.optim.Adadelta, torch.optim.Adam, torch.optim.Adamax, torch.optim.AdamW, torch.optim.ASGD, torch.optim.NAdam, torch.optim.RAdam,
-           torch.optim.RMSprop, torch.optim.SGD]
+CLASSES = [
+    torch.optim.Adadelta, torch.optim.Adam, torch.optim.Adamax, torch.optim.AdamW, torch.optim.ASGD, torch.optim.NAdam,
+    torch.optim.RAdam, torch.optim.RMSprop, torch.optim.SGD
+]
 SETTINGS = {
-    "as it is": {}, "one by one": {"foreach": False}, "fused": {"fused": True}, "maximize": {"maximize": True}, "capturable": {"capturable": True},
-    "decay": {"weight_decay": 0.1}, "amsgrad": {"amsgrad": True}, "momentum": {"momentum": 0.9},
-    "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}, "centered": {"centered": True, "momentum": 0.5},
+    "as it is": {},
+    "one by one": {"foreach": False},
+    "fused": {"fused": True},
+    "maximize": {"maximize": True},
+    "capturable": {"capturable": True},
+    "decay": {"weight_decay": 0.1},
+    "amsgrad": {"amsgrad": True},
+    "momentum": {"momentum": 0.9},
+    "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    "centered": {"centered": True, "momentum": 0.5},
 }
 RUN = {(torch.optim.RAdam, "capturable")}  # a variable outlives its loop, and goes where the next list goes
 X = torch.empty(4, 8)
@@ -94,14 +105,18 @@ X = torch.empty(4, 8)
 def cases():
     for cls in CLASSES:
         for name, settings in SETTINGS.items():
-            if set(settings) <= set(inspect.signature(cls).parameters) and (cls, name) != (torch.optim.SGD, "fused"):  # it has no meta kernel
+            # it has no meta kernel
+            if set(settings) <= set(inspect.signature(cls).parameters) and (cls, name) != (torch.optim.SGD, "fused"):
                 for device in ("h200", "cpu") if name != "capturable" else ("h200",):  # which needs an accelerator
                     yield pytest.param(cls, name, device, id=f"{cls.__name__} {name} {device}")
 
 
 @pytest.mark.parametrize(("cls", "name", "device"), list(cases()))
 def test_every_optimizer_of_torch(cls, name, device, updates):
-    call = {"args": (X,), "device": device, "optimizer": lambda parameters: cls(parameters, **SETTINGS[name]), "options": ProfileOptions(steps=3)}
+    call = {
+        "args": (X, ), "device": device, "optimizer": lambda parameters: cls(parameters, **SETTINGS[name]),
+        "options": ProfileOptions(steps=3)
+    }
     assert_same(Mixed(), updates, steps=0 if (cls, name) in RUN else 3, **call)
 
 
@@ -114,7 +129,8 @@ def test_groups_have_settings_of_their_own(name, one_by_one, steps, updates):
         groups = [{"params": parameters[:half], "lr": 1e-2}, {"params": parameters[half:], "weight_decay": 0.25}]
         return getattr(torch.optim, name)(groups, foreach=False if one_by_one else None)
 
-    assert_same(Mixed(), updates, steps=steps, args=(X,), optimizer=make, device="cpu", options=ProfileOptions(steps=steps))
+    assert_same(Mixed(), updates, steps=steps, args=(X, ), optimizer=make, device="cpu",
+                options=ProfileOptions(steps=steps))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -124,7 +140,8 @@ def test_built_in_optimizers_are_played(optimizer, device, updates, monkeypatch)
     model = nn.Sequential(*(Block(torch.float32) for _ in range(16)))
     seen: list[int] = []
     original = OptimizerPlay.play
-    monkeypatch.setattr(OptimizerPlay, "play", lambda self, unseen: (seen.append(self.recorder.step), original(self, unseen))[1])
+    monkeypatch.setattr(OptimizerPlay, "play", lambda self, unseen:
+                        (seen.append(self.recorder.step), original(self, unseen))[1])
     assert_same(model, seen, steps=2, args=(X,), optimizer=optimizer, device=device)
 
 
@@ -141,8 +158,9 @@ def test_models_of_equal_blocks(factory, kwargs, updates):
 
 def test_an_opt(updates):
     transformers = pytest.importorskip("transformers")
-    config = transformers.OPTConfig(hidden_size=32, ffn_dim=64, num_hidden_layers=5, num_attention_heads=4, vocab_size=100, word_embed_proj_dim=32,
-                                    max_position_embeddings=64, attn_implementation="eager")
+    config = transformers.OPTConfig(hidden_size=32, ffn_dim=64, num_hidden_layers=5, num_attention_heads=4,
+                                    vocab_size=100, word_embed_proj_dim=32, max_position_embeddings=64,
+                                    attn_implementation="eager")
     with torch.device("meta"):
         model = transformers.OPTForCausalLM(config).train()
     run = assert_same(model, updates, steps=2, kwargs={"input_ids": IDS, "labels": IDS}, optimizer="adamw")
@@ -203,7 +221,8 @@ def test_an_optimizer_that_somebody_holds_has_its_states(updates):
         return held[-1]
 
     run = assert_same(chain(), updates, steps=0, args=(X,), optimizer=make)
-    assert sum(t.numel() * t.element_size() for state in held[-1].state.values() for t in state.values()) == run.optimizer_bytes
+    assert sum(t.numel() * t.element_size() for state in held[-1].state.values()
+               for t in state.values()) == run.optimizer_bytes
     assert [len(optimizer.state) for optimizer in held] == [16, 16]
 
 
@@ -321,12 +340,14 @@ def test_an_optimizer_that_has_to_run_gets_them(steps, updates, lent):
     seen = []
     handle = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(len(optimizer.state)))
     try:
-        assert_same(chain(), updates, steps=0, args=(X,), optimizer="adamw", device="cpu", options=ProfileOptions(steps=steps))
+        assert_same(chain(), updates, steps=0, args=(X, ), optimizer="adamw", device="cpu",
+                    options=ProfileOptions(steps=steps))
     finally:
         handle.remove()
     assert lent == ["Block"] * 3 and seen == [16] * 2 * steps
     lent.clear()
-    assert_same(Counting(), updates, steps=0, args=(X,), optimizer="adamw")  # which is known after the first backward pass
+    # which is known after the first backward pass
+    assert_same(Counting(), updates, steps=0, args=(X,), optimizer="adamw")
     assert lent == ["Block"] * 3
 
 
@@ -342,7 +363,8 @@ def test_errors_are_those_of_a_run(updates):
 
 
 def test_parameters_with_names(updates):
-    assert_same(chain(), updates, steps=2, args=(X,), optimizer=lambda p: torch.optim.AdamW([(str(i), x) for i, x in enumerate(p)]))
+    assert_same(chain(), updates, steps=2, args=(X, ),
+                optimizer=lambda p: torch.optim.AdamW([(str(i), x) for i, x in enumerate(p)]))
 
 
 def test_a_profile_that_nobody_reads_keeps_no_model_alive(updates):

@@ -53,20 +53,27 @@ def without_type(make):
 
 def two_groups(parameters):
     half = len(parameters) // 2
-    return torch.optim.AdamW([{"params": parameters[:half], "lr": 1e-2}, {"params": parameters[half:], "weight_decay": 0.0, "amsgrad": True}])
+    return torch.optim.AdamW([{"params": parameters[:half], "lr": 1e-2},
+                              {"params": parameters[half:], "weight_decay": 0.0, "amsgrad": True}])
 
 
 CASES = {
-    "adamw": lambda p: torch.optim.AdamW(p), "adamw one by one": lambda p: torch.optim.AdamW(p, foreach=False),
-    "adamw fused": lambda p: torch.optim.AdamW(p, fused=True), "adam amsgrad": lambda p: torch.optim.Adam(p, amsgrad=True, maximize=True),
-    "adamw capturable": lambda p: torch.optim.AdamW(p, capturable=True), "adamw two groups": two_groups,
+    "adamw": lambda p: torch.optim.AdamW(p),
+    "adamw one by one": lambda p: torch.optim.AdamW(p, foreach=False),
+    "adamw fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "adam amsgrad": lambda p: torch.optim.Adam(p, amsgrad=True, maximize=True),
+    "adamw capturable": lambda p: torch.optim.AdamW(p, capturable=True),
+    "adamw two groups": two_groups,
     "adamw with a rate that is a tensor": lambda p: torch.optim.AdamW(p, lr=torch.tensor(1e-3)),
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1), "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.5), "radam": lambda p: torch.optim.RAdam(p),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.5),
+    "radam": lambda p: torch.optim.RAdam(p),
 }
 
 
-ONE_BY_ONE = {"adamw one by one", "adamw with a rate that is a tensor"}  # of the latter: torch has no foreach update without capturable
+# of the latter: torch has no foreach update without capturable
+ONE_BY_ONE = {"adamw one by one", "adamw with a rate that is a tensor"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -111,7 +118,8 @@ def test_a_gradient_that_is_missing_is_no_part_of_a_list(taken):
 
     model, x = Half(), torch.rand(2, 8)
     found = profile(model, args=(x,), optimizer="adamw")
-    assert set(taken) == {24} and found.optimizer_bytes == sum(2 * p.numel() * 4 + 4 for layer in model.layers[:12] for p in layer.parameters())
+    assert set(taken) == {24} and found.optimizer_bytes == sum(2 * p.numel() * 4 + 4 for layer in model.layers[:12]
+                                                               for p in layer.parameters())
     assert replace(found, optimizer="custom") == profile(model, args=(x,), optimizer=without_type(CASES["adamw"]))
 
 
@@ -121,7 +129,9 @@ def test_a_list_is_looked_at_again_when_its_tensors_are_others():
         first = [torch.empty(3, 4) for _ in range(8)]
         kind = memo.take(first, [], [])
         assert kind is not None and memo.take(list(first), tensors := [], storages := []) is kind
-        assert all(a is b for a, b in zip(tensors, first, strict=True)) and [s.number for s in storages] == [t.untyped_storage().number for t in first]
+        assert all(a is b
+                   for a, b in zip(tensors, first, strict=True)) and [s.number for s in storages
+                                                                      ] == [t.untyped_storage().number for t in first]
         assert memo.take([torch.empty(3, 4) for _ in range(8)], [], []) is kind  # what it stands for is the same
         assert memo.take([*first[:7], torch.empty(4, 3)], [], []) is not kind
         assert memo.take([*first[:7], torch.empty(4, 3).t()], [], []) is not kind

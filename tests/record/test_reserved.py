@@ -77,7 +77,8 @@ class Asking(Stack):
         for block in self.blocks:
             weight = block.up.weight
             assert weight.device == x.device and weight.is_cuda == x.is_cuda and not weight.is_meta
-            assert weight.shape == (32, 16) and weight.dtype is torch.float32 and weight.requires_grad and weight.numel() == 512
+            assert weight.shape == (
+                32, 16) and weight.dtype is torch.float32 and weight.requires_grad and weight.numel() == 512
             x = block(x)
         return x
 
@@ -156,7 +157,8 @@ class Nested(nn.Module):
 def test_blocks_in_blocks_that_are_run(played, lent):
     model = Stack(Nested(i) for i in range(5))
     assert_same(model)
-    # the first two are tried out and played, for an input without and with a gradient; the first, which the others are like, holds blocks that are alike
+    # the first two are tried out and played, for an input without and with a gradient; the first, which the others are
+    # like, holds blocks that are alike
     assert lent == [*model.blocks[0].inner[1:], *model.blocks[2:]] and played == ["Nested"] * 2 + ["Block"] * 12
 
 

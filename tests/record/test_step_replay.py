@@ -22,15 +22,17 @@ IDS = torch.ones(2, 16, dtype=torch.int64)
 @pytest.mark.parametrize(("name", "kwargs"), [("resnet18", {"x": image(2)}),
                                              ("vit_b_16", {"x": image(1, 224)}), ("gpt2", {"input_ids": IDS, "labels": IDS})])
 def test_a_played_step_is_a_run_step_to_the_byte(name, kwargs, optimizer):
-    played, run = (profile(MODELS[name].factory, kwargs=kwargs, optimizer=optimizer, reuse=reuse) for reuse in (True, False))
+    played, run = (profile(MODELS[name].factory, kwargs=kwargs, optimizer=optimizer, reuse=reuse)
+                   for reuse in (True, False))
     assert played == run
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_inference_autocast_and_more_steps(autocast):
     for mode in ("train", "infer"):
-        played, run = (profile(MODELS["resnet18"].factory, args=(image(2),), mode=mode, autocast=autocast, options=ProfileOptions(steps=4),
-                               optimizer="momentum", reuse=reuse) for reuse in (True, False))
+        played, run = (profile(MODELS["resnet18"].factory, args=(image(2), ), mode=mode, autocast=autocast,
+                               options=ProfileOptions(steps=4), optimizer="momentum", reuse=reuse)
+                       for reuse in (True, False))
         assert played == run
 
 
@@ -83,7 +85,8 @@ class Drawing(Keeping):
 
 
 def test_random_control_flow_takes_one_path_in_every_step():
-    played, run = (profile(Drawing(), args=(torch.empty(2, 4),), optimizer="sgd", reuse=reuse) for reuse in (True, False))
+    played, run = (profile(Drawing(), args=(torch.empty(2, 4), ), optimizer="sgd", reuse=reuse)
+                   for reuse in (True, False))
     assert played == run
     assert "seed" in run.assumptions[0]
     assert run.first_step["forward"].flops == run.phases["forward"].flops
@@ -101,5 +104,6 @@ def test_a_model_that_may_differ_is_run_again(model, monkeypatch):
 
 def test_gradients_that_are_kept_are_added_to_and_not_played(monkeypatch):
     options = ProfileOptions(set_to_none=False)
-    played, run = (profile(nn.Linear(4, 4), args=(torch.empty(2, 4),), optimizer="sgd", options=options, reuse=r) for r in (True, False))
+    played, run = (profile(nn.Linear(4, 4), args=(torch.empty(2, 4), ), optimizer="sgd", options=options, reuse=r)
+                   for r in (True, False))
     assert played == run

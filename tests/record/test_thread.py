@@ -13,7 +13,10 @@ from analyzer.zoo import MODELS
 
 def test_threads_do_not_disturb_each_other():
     before = nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
-    calls = [lambda b=b: profile(MODELS["resnet18"].factory, args=(torch.empty(b, 3, 64, 64, device="meta"),), optimizer="sgd") for b in (2, 3, 4)]
+    calls = [
+        lambda b=b: profile(MODELS["resnet18"].factory, args=(torch.empty(b, 3, 64, 64, device="meta"), ), optimizer=
+                            "sgd") for b in (2, 3, 4)
+    ]
     calls.append(lambda: symbolic_trace(nn.Linear(3, 4), meta_args={"input": torch.empty(2, 3)}).code)
     alone = [call() for call in calls]
     with ThreadPoolExecutor(4) as pool:

@@ -96,7 +96,8 @@ def test_what_somebody_else_holds_is_no_twins():
 
 def test_too_few_are_none():
     assert twins_of(Stack(Block(i) for i in range(2))) == {}
-    assert find_twins(stack(), lambda module: False, lambda blocks, leaves: (blocks - 2) * leaves > 4) == []  # (4 - 2) x 2
+    # (4 - 2) x 2
+    assert find_twins(stack(), lambda module: False, lambda blocks, leaves: (blocks - 2) * leaves > 4) == []
     assert find_twins(stack(), lambda module: type(module) is Block, lambda blocks, leaves: True) == []
 
 
@@ -113,8 +114,10 @@ def test_what_changed_is_found_and_put_back():
     block = twin.block
     before = dict(block.__dict__)
     weight = block.up.weight
-    for change in (lambda: setattr(block, "index", 7), lambda: setattr(block, "new", 1), lambda: delattr(block, "factor"), lambda: renamed(block),
-                   lambda: block.up._forward_hooks.update({1: print}), lambda: setattr(block.up, "weight", nn.Parameter(torch.zeros(32, 16))),
+    for change in (lambda: setattr(block, "index", 7), lambda: setattr(block, "new", 1),
+                   lambda: delattr(block, "factor"), lambda: renamed(block),
+                   lambda: block.up._forward_hooks.update({1: print}),
+                   lambda: setattr(block.up, "weight", nn.Parameter(torch.zeros(32, 16))),
                    lambda: setattr(block, "up", nn.Linear(16, 32)), lambda: block.register_buffer("b", torch.zeros(1)),
                    lambda: block.eval(), lambda: setattr(block, "__dict__", dict(block.__dict__, index=9))):
         assert twin.is_unchanged()

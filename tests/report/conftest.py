@@ -55,11 +55,14 @@ def vit_rows() -> list[NodeInfo]:
     rows = [
         ("placeholder", "input_1", image, image, 0, 0, 0, 0),
         # the image asks for no gradient, so backward makes the weight's alone
-        ("call_module", "conv_proj", 0, 0, 8 * 768 * 14 * 14 * 4, (768 * 3 * 16 * 16 + 768) * 4, patch_macs, patch_macs),
+        ("call_module", "conv_proj", 0, 0, 8 * 768 * 14 * 14 * 4, (768 * 3 * 16 * 16 + 768) * 4, patch_macs, patch_macs
+         ),
         ("call_module", "encoder_layers_encoder_layer_0_ln_2", tokens, tokens, 0, 2 * 768 * 4, 0, 0),
-        ("call_module", "encoder_layers_encoder_layer_0_mlp_0", hidden, hidden, 0, (768 * 3072 + 3072) * 4, mlp_macs, 2 * mlp_macs),
+        ("call_module", "encoder_layers_encoder_layer_0_mlp_0", hidden, hidden, 0, (768 * 3072 + 3072) * 4, mlp_macs,
+         2 * mlp_macs),
         ("call_module", "encoder_layers_encoder_layer_0_mlp_1", hidden, hidden, 0, 0, 0, 0),
-        ("call_module", "encoder_layers_encoder_layer_0_mlp_3", 0, 0, tokens, (3072 * 768 + 768) * 4, mlp_macs, 2 * mlp_macs),
+        ("call_module", "encoder_layers_encoder_layer_0_mlp_3", 0, 0, tokens, (3072 * 768 + 768) * 4, mlp_macs,
+         2 * mlp_macs),
         ("call_module", "heads_head", 0, 0, 8 * 1000 * 4, (768 * 1000 + 1000) * 4, head_macs, 2 * head_macs),
         ("output", "output", 0, 0, 0, 0, 0, 0),
     ]
@@ -68,7 +71,8 @@ def vit_rows() -> list[NodeInfo]:
     for op, name, incremental, output, temp, param, fwd_macs, bwd_macs in rows:
         accumulated += incremental
         path = name.replace("_layers_", ".layers.").replace("layer_0_", "layer_0.") if "layer_0" in name else ""
-        backward = {"input_1": 0, "conv_proj": 0, "heads_head": 8 * 768 * 4, "output": 0}.get(name, temp and hidden or tokens)
+        backward = {"input_1": 0, "conv_proj": 0, "heads_head": 8 * 768 * 4, "output": 0}.get(
+            name, temp and hidden or tokens)
         result.append(node(op, name, path, (accumulated, incremental, output, temp, param, backward,
                                             2 * fwd_macs, 2 * bwd_macs, fwd_macs, bwd_macs)))
     return result
@@ -80,27 +84,46 @@ def mlp() -> Profile:
     fc1 = 8 * 16 * 32   # MACs; x asks for no gradient, so backward does as many again
     fc2 = 8 * 32 * 4    # MACs; backward does twice as many
     nodes = (
-        node("placeholder", "x", "", (512, 512, 512, 0, 0, 0, 0, 0, 0, 0), outputs=(X,), fwd_seconds=0.0, bwd_seconds=0.0),
+        node("placeholder", "x", "", (512, 512, 512, 0, 0, 0, 0, 0, 0, 0), outputs=(X, ), fwd_seconds=0.0,
+             bwd_seconds=0.0),
         node("call_module", "fc1", "body.0", (512, 0, 0, 1024, 4 * 544, 0, 2 * fc1, 2 * fc1, fc1, fc1), target="body.0",
-             inputs=("x",), outputs=(HIDDEN,), fwd_seconds=2e-6, bwd_seconds=3e-6, source="net.py:12"),
+             inputs=("x", ), outputs=(HIDDEN, ), fwd_seconds=2e-6, bwd_seconds=3e-6, source="net.py:12"),
         # one FLOP an element forward, one backward
         node("call_module", "act", "body.1", (1536, 1024, 1024, 0, 0, 1024, 256, 256, 0, 0), target="body.1",
-             inputs=("fc1",), outputs=(HIDDEN,), fwd_seconds=1e-6, bwd_seconds=1e-6, region=("no_sync", {"kind": "autocast", "id": 1})),
+             inputs=("fc1", ), outputs=(HIDDEN, ), fwd_seconds=1e-6, bwd_seconds=1e-6,
+             region=("no_sync", {"kind": "autocast", "id": 1})),
         node("call_module", "fc2", "fc2", (1536, 0, 0, 128, 4 * 132, 1024, 2 * fc2, 4 * fc2, fc2, 2 * fc2),
-             inputs=("act",), outputs=(LOGITS,), fwd_seconds=2e-6, bwd_seconds=4e-6, buffer_bytes=0),
-        node("call_function", "mul", "", (1536, 0, 0, 128, 0, 128, 32, 32, 0, 0), target="operator.mul", inputs=("fc2",),
-             outputs=(LOGITS,), fwd_seconds=None, bwd_seconds=1e-6),
-        node("output", "output", "", (1536, 0, 0, 0, 0, 0, 0, 0, 0, 0), inputs=("mul",), outputs=(LOGITS,), aliases=("mul",)),
+             inputs=("act", ), outputs=(LOGITS, ), fwd_seconds=2e-6, bwd_seconds=4e-6, buffer_bytes=0),
+        node("call_function", "mul", "", (1536, 0, 0, 128, 0, 128, 32, 32, 0, 0), target="operator.mul",
+             inputs=("fc2", ), outputs=(LOGITS, ), fwd_seconds=None, bwd_seconds=1e-6),
+        node("output", "output", "", (1536, 0, 0, 0, 0, 0, 0, 0, 0, 0), inputs=("mul", ), outputs=(LOGITS, ),
+             aliases=("mul", )),
     )
 
     def cost(params, flops, bwd_flops, macs, bwd_macs, activation, saved, fwd_seconds, bwd_seconds):
-        return CostInfo(params=params, trainable_params=params, param_bytes=4 * params, buffer_bytes=0, fwd_flops=flops,
-                        bwd_flops=bwd_flops, fwd_macs=macs, bwd_macs=bwd_macs, fwd_comm_bytes=0, bwd_comm_bytes=0, recompute_flops=0,
-                        # forward reads weights and an input as large as its output; backward reads those and a gradient, and writes gradients
-                        fwd_read_bytes=4 * params + activation, fwd_written_bytes=activation,
-                        bwd_read_bytes=4 * params + 2 * activation, bwd_written_bytes=4 * params + activation,
-                        activation_bytes=activation, saved_bytes=saved, fwd_seconds=fwd_seconds, bwd_seconds=bwd_seconds,
-                        optimizer_seconds=params * 2.0**-30)
+        return CostInfo(
+            params=params,
+            trainable_params=params,
+            param_bytes=4 * params,
+            buffer_bytes=0,
+            fwd_flops=flops,
+            bwd_flops=bwd_flops,
+            fwd_macs=macs,
+            bwd_macs=bwd_macs,
+            fwd_comm_bytes=0,
+            bwd_comm_bytes=0,
+            recompute_flops=0,
+            # forward reads weights and an input as large as its output; backward reads those and a
+            # gradient, and writes gradients
+            fwd_read_bytes=4 * params + activation,
+            fwd_written_bytes=activation,
+            bwd_read_bytes=4 * params + 2 * activation,
+            bwd_written_bytes=4 * params + activation,
+            activation_bytes=activation,
+            saved_bytes=saved,
+            fwd_seconds=fwd_seconds,
+            bwd_seconds=bwd_seconds,
+            optimizer_seconds=params * 2.0**-30)
 
     nothing = cost(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
@@ -111,18 +134,20 @@ def mlp() -> Profile:
         return ModuleInfo(path=path, type=kind, depth=depth, own=own, children=tuple(children), calls=1, training=True,
                           **{name: getattr(total, name) for name in CostInfo.__slots__}, **more)
 
-    linear1 = module("body.0", "Linear", 2, cost(544, 2 * fc1, 2 * fc1, fc1, fc1, 1024, 0, 2e-6, 3e-6), inputs=(X,), outputs=(HIDDEN,),
-                     output_bytes=1024, extra_repr="in_features=16, out_features=32, bias=True",
-                     parameters={"weight": TensorInfo((32, 16), "float32", "cuda:0"), "bias": TensorInfo((32,), "float32", "cuda:0")},
-                     operators=(OperatorInfo("aten.addmm", 1, 2 * fc1, fc1, 2e-6),))
+    linear1 = module(
+        "body.0", "Linear", 2, cost(544, 2 * fc1, 2 * fc1, fc1, fc1, 1024, 0, 2e-6, 3e-6), inputs=(X, ),
+        outputs=(HIDDEN, ), output_bytes=1024, extra_repr="in_features=16, out_features=32, bias=True", parameters={
+            "weight": TensorInfo((32, 16), "float32", "cuda:0"), "bias": TensorInfo((32, ), "float32", "cuda:0")
+        }, operators=(OperatorInfo("aten.addmm", 1, 2 * fc1, fc1, 2e-6), ))
     act = module("body.1", "ReLU", 2, cost(0, 256, 256, 0, 0, 1024, 1024, 1e-6, 1e-6))
     again = module("again", "ReLU", 1, nothing, shared_with="body.1")
     body = module("body", "Sequential", 1, nothing, (linear1, act))
     linear2 = module("fc2", "Linear", 1, cost(132, 2 * fc2, 4 * fc2, fc2, 2 * fc2, 128, 0, 2e-6, 4e-6))
     root = module("", "Net", 0, cost(0, 32, 32, 0, 0, 128, 0, None, 1e-6), (body, linear2, again))
 
-    calls = (ModuleCall("", None, (X,), (LOGITS,)), ModuleCall("body", 0, (X,), (HIDDEN,)), ModuleCall("body.0", 1, (X,), (HIDDEN,), 2e-6),
-             ModuleCall("body.1", 1, (HIDDEN,), (HIDDEN,), 1e-6), ModuleCall("fc2", 0, (HIDDEN,), (LOGITS,), 2e-6))
+    calls = (ModuleCall("", None, (X, ), (LOGITS, )), ModuleCall("body", 0, (X, ), (HIDDEN, )),
+             ModuleCall("body.0", 1, (X, ), (HIDDEN, ), 2e-6), ModuleCall(
+                 "body.1", 1, (HIDDEN, ), (HIDDEN, ), 1e-6), ModuleCall("fc2", 0, (HIDDEN, ), (LOGITS, ), 2e-6))
     steady = {
         "forward": PhaseInfo(8192, 2097152, 9216, 2097152, 10528, fc1 + fc2, 0, 5e-6, 4e-6),
         "backward": PhaseInfo(9728, 2097152, 12288, 2097152, 12576, fc1 + 2 * fc2, 0, 9e-6, 8e-6),
@@ -139,21 +164,51 @@ def mlp() -> Profile:
         MemoryEvent("free", BASE + 3072, 1024, "act", "activation"),
     )
     return Profile(
-        name="Net", mode="train", device="h200", optimizer="adam", autocast="bfloat16", inputs={"x": X}, batch_size=8,
-        world_size=4, data_parallel_size=2, model_parallel_size=2, torch_version="2.13.0",
-        analyzer_version="0.1.0", params=676, param_bytes=2704, buffer_bytes=0, optimizer_bytes=5408,
-        fwd_flops=10528, bwd_flops=12576, fwd_macs=fc1 + fc2, bwd_macs=fc1 + 2 * fc2, recompute_flops=0, recompute_macs=0,
-        executed_flops=10528 + 12576, optimizer_flops=None,
+        name="Net",
+        mode="train",
+        device="h200",
+        optimizer="adam",
+        autocast="bfloat16",
+        inputs={"x": X},
+        batch_size=8,
+        world_size=4,
+        data_parallel_size=2,
+        model_parallel_size=2,
+        torch_version="2.13.0",
+        analyzer_version="0.1.0",
+        params=676,
+        param_bytes=2704,
+        buffer_bytes=0,
+        optimizer_bytes=5408,
+        fwd_flops=10528,
+        bwd_flops=12576,
+        fwd_macs=fc1 + fc2,
+        bwd_macs=fc1 + 2 * fc2,
+        recompute_flops=0,
+        recompute_macs=0,
+        executed_flops=10528 + 12576,
+        optimizer_flops=None,
         uncounted=(UncountedInfo("mylib.scan", 2, 4096), UncountedInfo("mylib.sort", 1)),
-        peak_allocated_bytes=12288, peak_reserved_bytes=2097152,
+        peak_allocated_bytes=12288,
+        peak_reserved_bytes=2097152,
         peak_by_category={"activations": 1536, "parameters": 2704, "optimizer states": 5408, "gradients": 2640},
         holders=(HolderInfo("adam", "", "optimizer states", 5408, 8), HolderInfo("fc1", "body.0", "parameters", 2176)),
-        first_step={"forward": PhaseInfo(3584, None, 4608, 2097152)}, phases=steady,
+        first_step={"forward": PhaseInfo(3584, None, 4608, 2097152)},
+        phases=steady,
         timeline=(TimelinePoint("fc1", 4096, "forward", 2097152), TimelinePoint(7, 9216, "forward", 2097152),
-                  TimelinePoint("fc2", 8192, "forward", 2097152), TimelinePoint("backward of fc2", 12288, "backward", 2097152),
+                  TimelinePoint("fc2", 8192, "forward",
+                                2097152), TimelinePoint("backward of fc2", 12288, "backward", 2097152),
                   TimelinePoint("fc1", 9728, "backward", 2097152), TimelinePoint("step", 10240, "optimizer", 2097152)),
-        memory_events=events, fwd_seconds=5e-6, bwd_seconds=9e-6, optimizer_seconds=1e-6, step_seconds=15e-6, kernel_seconds=None,
-        nodes=nodes, modules=root, module_calls=calls, assumptions=("torch.compile is ignored", "a mask of unknown content is taken as dense"),
+        memory_events=events,
+        fwd_seconds=5e-6,
+        bwd_seconds=9e-6,
+        optimizer_seconds=1e-6,
+        step_seconds=15e-6,
+        kernel_seconds=None,
+        nodes=nodes,
+        modules=root,
+        module_calls=calls,
+        assumptions=("torch.compile is ignored", "a mask of unknown content is taken as dense"),
     )
 
 
@@ -178,12 +233,17 @@ def read_table():
         ends = [end for _, end in spans[:-1]] + [None]
         names = [header[start:end].strip() for start, end in zip(starts, ends, strict=True)]
         assert len(set(names)) == len(names)
-        return [dict(zip(names, (line[start:end].strip() for start, end in zip(starts, ends, strict=True)), strict=True))
-                for line in lines if line.strip("- ")]
+        return [
+            dict(zip(names, (line[start:end].strip() for start, end in zip(starts, ends, strict=True)), strict=True))
+            for line in lines if line.strip("- ")
+        ]
     return read
 
 
-PREFIXES = {"": 1, "b": 1, "B": 1, "K": 1e3, "M": 1e6, "G": 1e9, "Kb": 2**10, "Mb": 2**20, "Gb": 2**30, "KiB": 2**10, "MiB": 2**20}
+PREFIXES = {
+    "": 1, "b": 1, "B": 1, "K": 1e3, "M": 1e6, "G": 1e9, "Kb": 2**10, "Mb": 2**20, "Gb": 2**30, "KiB": 2**10,
+    "MiB": 2**20
+}
 
 
 @pytest.fixture

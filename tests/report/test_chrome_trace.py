@@ -40,13 +40,17 @@ def test_memory_stands_at_its_node_or_evenly_between(mlp):
 
 def test_tracks_are_named_and_args_described(mlp):
     trace = mlp.to_chrome_trace()
-    assert [(e["name"], e["args"]["name"]) for e in of_kind(trace, "M")] == [
-        ("process_name", "Net (train, predicted)"), ("thread_name", "forward"), ("thread_name", "backward"), ("thread_name", "optimizer")]
+    assert [(e["name"], e["args"]["name"]) for e in of_kind(trace, "M")] == [("process_name", "Net (train, predicted)"),
+                                                                             ("thread_name", "forward"),
+                                                                             ("thread_name", "backward"),
+                                                                             ("thread_name", "optimizer")]
     tracks = {e["args"]["name"]: e["tid"] for e in of_kind(trace, "M") if e["name"] == "thread_name"}
     assert all(e["tid"] == tracks[e["cat"]] and e["pid"] == 1 for e in of_kind(trace, "X"))
     fc1 = next(e for e in of_kind(trace, "X") if e["name"] == "fc1")
-    assert fc1["args"] == {"op": "call_module", "target": "body.0", "module": "body.0", "source": "net.py:12", "flops": 8192,
-                           "comm_bytes": None, "inputs": "x", "outputs": "float32[8, 32]"}
+    assert fc1["args"] == {
+        "op": "call_module", "target": "body.0", "module": "body.0", "source": "net.py:12", "flops": 8192,
+        "comm_bytes": None, "inputs": "x", "outputs": "float32[8, 32]"
+    }
     assert trace["otherData"]["times"] == "roofline, not calibrated"
 
 
@@ -56,7 +60,8 @@ def test_inference_has_no_backward(mlp):
 
 
 def test_where_no_time_is_known_nodes_stand_in_order():
-    profile = Profile(name="n", mode="infer", nodes=(NodeInfo("a", "x"), NodeInfo("a", "y")), timeline=(TimelinePoint("x", 5, "forward"),))
+    profile = Profile(name="n", mode="infer", nodes=(NodeInfo("a", "x"), NodeInfo("a", "y")), timeline=(TimelinePoint(
+        "x", 5, "forward"), ))
     trace = profile.to_chrome_trace()
     assert [(e["ts"], e["dur"]) for e in of_kind(trace, "X")] == [(0, 1), (1, 1)]
     assert of_kind(trace, "C")[0]["ts"] == 1 and "no time is known" in trace["otherData"]["times"]

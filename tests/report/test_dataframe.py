@@ -21,7 +21,8 @@ def test_nodes(mlp):
 
 def test_integers_stay_exact_beside_unknowns(bare):
     frame = replace(bare, nodes=(NodeInfo("a", "b", fwd_flops=2**53 + 1), NodeInfo("a", "c"))).to_dataframe()
-    assert str(frame["fwd_flops"].dtype) == "Int64" and frame["fwd_flops"][0] == 2**53 + 1 and frame["fwd_flops"][1] is pandas.NA
+    assert str(frame["fwd_flops"].dtype
+               ) == "Int64" and frame["fwd_flops"][0] == 2**53 + 1 and frame["fwd_flops"][1] is pandas.NA
     assert str(frame["fwd_seconds"].dtype) == "Float64" and frame["fwd_seconds"].isna().all()
 
 

@@ -24,13 +24,15 @@ def test_verdict(bare, reserved, fits, free):
 
 def test_lines_have_sources_and_the_unknown_is_said(bare):
     info = replace(bare, peak_reserved_bytes=3 * GIB).fits(CARD)
-    assert [(line.what, line.bytes) for line in info.lines] == [
-        ("memory of the device", 8 * GIB), ("peak reserved", 3 * GIB), ("CUDA context and kernels", None), ("cuBLAS handles", None),
-        ("cuDNN handle", None)]
+    assert [(line.what, line.bytes) for line in info.lines] == [("memory of the device", 8 * GIB),
+                                                                ("peak reserved", 3 * GIB),
+                                                                ("CUDA context and kernels", None),
+                                                                ("cuBLAS handles", None), ("cuDNN handle", None)]
     assert [line.source for line in info.lines[:2]] == ["its data sheet", "this profile: simulated caching allocator"]
     assert all(line.source.startswith("not known") for line in info.lines[2:])
-    assert str(info).splitlines()[0] == ("card: fits, 5.00 GiB left for what is not known (CUDA context and kernels, cuBLAS handles, cuDNN "
-                                         "handle)")
+    assert str(info).splitlines()[0] == (
+        "card: fits, 5.00 GiB left for what is not known (CUDA context and kernels, cuBLAS handles, cuDNN "
+        "handle)")
     assert info.needed_bytes == 3 * GIB
 
 

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from analyzer.results.profile import ModuleInfo, TimelinePoint
 from analyzer.report.html import draw_timeline
+from analyzer.results.profile import ModuleInfo, TimelinePoint
 
 VOID = {"meta", "br"}
 SCALE = 280 - 24 - 20  # drawing height of the timeline
@@ -42,7 +42,8 @@ def test_page_is_well_formed_and_complete(mlp, tmp_path):
     page = Page(text)
     assert page.tags.count("tr") == 1 + len(mlp.nodes) + 1
     assert page.tags.count("details") == 2 and page.tags.count("svg") == 1
-    for said in ("Net: one train step on h200", "Time (roofline, not calibrated)", "Accumulate size", "(own)", "ReLU (same as body.1)"):
+    for said in ("Net: one train step on h200", "Time (roofline, not calibrated)", "Accumulate size", "(own)",
+                 "ReLU (same as body.1)"):
         assert any(said in data for data in page.texts), said
 
 
@@ -75,10 +76,12 @@ def test_timeline_heights(mlp):
     area, line, reserved = [path.get("d") for path in svg.iter("path")]
     # reserved, 2 MiB, is the top of the scale and flat
     assert levels(reserved) == [24.0] * 6
-    assert levels(line) == pytest.approx([24 + SCALE * (1 - p.allocated_bytes / 2097152) for p in mlp.timeline], abs=0.06)
+    assert levels(line) == pytest.approx([24 + SCALE * (1 - p.allocated_bytes / 2097152) for p in mlp.timeline],
+                                         abs=0.06)
     assert area.startswith(line) and area.endswith("Z")
     assert next(svg.iter("title")).text == "peak 12.00 KiB at backward of fc2 in backward"
-    assert [text.text for text in svg.iter("text")] == ["forward", "backward", "optimizer", "0 B", "1.00 MiB", "2.00 MiB"]
+    assert [text.text
+            for text in svg.iter("text")] == ["forward", "backward", "optimizer", "0 B", "1.00 MiB", "2.00 MiB"]
 
 
 def test_unknown_reserved_is_a_gap_and_absent_is_no_line():

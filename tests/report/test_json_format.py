@@ -33,15 +33,17 @@ seconds = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 scalars = st.none() | st.booleans() | seconds | integers | texts
 
 TENSOR = TensorInfo((2, 3), "float32", "cuda:0")
-NESTED = (TENSOR, OperatorInfo("mm", 1), UncountedInfo("f", 2), HolderInfo("a", "b", "c", 3), NodeInfo("get_attr", "w"), PhaseInfo(1),
-          CostInfo(params=4), ModuleInfo(path="a", type="Linear"), OutOfMemoryInfo("mm", "forward", 5, 6))
-SIMPLE = {"bool": st.booleans(), "str": texts,
-          "Scalar": scalars, "int": integers, "int | None": counts, "float | None": seconds, "str | None": st.none() | texts,
-          "Region": texts | st.dictionaries(texts, scalars, max_size=2),
-          "TimelinePoint": st.builds(TimelinePoint, texts | integers, integers, st.none() | texts, counts),
-          "ModuleCall": st.builds(ModuleCall, texts, counts, st.just((TENSOR,)), st.just(()), seconds),
-          "MemoryEvent": st.builds(MemoryEvent, texts, integers, integers, texts, texts),
-          **{type(record).__name__: st.just(record) for record in NESTED}}
+NESTED = (TENSOR, OperatorInfo("mm", 1), UncountedInfo("f", 2), HolderInfo("a", "b", "c", 3), NodeInfo("get_attr", "w"),
+          PhaseInfo(1), CostInfo(params=4), ModuleInfo(path="a", type="Linear"), OutOfMemoryInfo("mm", "forward", 5, 6))
+SIMPLE = {
+    "bool": st.booleans(), "str": texts, "Scalar": scalars, "int": integers, "int | None": counts,
+    "float | None": seconds, "str | None": st.none() | texts,
+    "Region": texts | st.dictionaries(texts, scalars, max_size=2), "TimelinePoint": st.builds(
+        TimelinePoint, texts | integers, integers,
+        st.none() | texts, counts), "ModuleCall": st.builds(ModuleCall, texts, counts, st.just((TENSOR, )), st.just(
+            ()), seconds), "MemoryEvent": st.builds(MemoryEvent, texts, integers, integers, texts, texts),
+    **{type(record).__name__: st.just(record) for record in NESTED}
+}
 
 
 def values_of(hint: str):
@@ -63,11 +65,14 @@ def records(kind):
 # Each record in the place of a profile where it stands.
 HOSTS = [(Profile, lambda record: record)] + [
     (type(record), lambda record, field=field, wrap=wrap: Profile(name="host", mode="infer", **{field: wrap(record)}))
-    for record, field, wrap in (
-        (NESTED[0], "inputs", lambda r: {"x": r}), (NESTED[1], "modules", lambda r: ModuleInfo(path="", type="N", operators=(r,))),
-        (NESTED[2], "uncounted", lambda r: (r,)), (NESTED[3], "holders", lambda r: (r,)), (NESTED[4], "nodes", lambda r: (r,)),
-        (NESTED[5], "phases", lambda r: {"forward": r}), (NESTED[6], "modules", lambda r: ModuleInfo(path="", type="N", own=r)),
-        (NESTED[7], "modules", lambda r: ModuleInfo(path="", type="N", children=(r,))), (NESTED[8], "out_of_memory", lambda r: r))]
+    for record, field, wrap in ((NESTED[0], "inputs", lambda r: {"x": r}),
+                                (NESTED[1], "modules", lambda r: ModuleInfo(path="", type="N", operators=(r, ))),
+                                (NESTED[2], "uncounted", lambda r: (r, )), (NESTED[3], "holders", lambda r: (r, )),
+                                (NESTED[4], "nodes", lambda r: (r, )), (NESTED[5], "phases", lambda r: {"forward": r}),
+                                (NESTED[6], "modules", lambda r: ModuleInfo(path="", type="N", own=r)),
+                                (NESTED[7], "modules", lambda r: ModuleInfo(path="", type="N", children=(r, ))),
+                                (NESTED[8], "out_of_memory", lambda r: r))
+]
 
 
 @pytest.mark.parametrize(("kind", "host"), HOSTS, ids=[kind.__name__ for kind, _ in HOSTS])
@@ -157,10 +162,10 @@ def test_other_version(mlp, version):
 
 def test_every_missing_field_is_named(mlp, out_of_memory):
     data = json.loads(replace(mlp, out_of_memory=out_of_memory).to_json())
-    places = [("", data), ("nodes[1]: ", data["nodes"][1]), ("modules: ", data["modules"]), ("modules.own: ", data["modules"]["own"]),
-              ("phases['forward']: ", data["phases"]["forward"]), ("holders[0]: ", data["holders"][0]),
-              ("out_of_memory: ", data["out_of_memory"]), ("uncounted[1]: ", data["uncounted"][1]),
-              ("nodes[1].outputs[0]: ", data["nodes"][1]["outputs"][0])]
+    places = [("", data), ("nodes[1]: ", data["nodes"][1]), ("modules: ", data["modules"]),
+              ("modules.own: ", data["modules"]["own"]), ("phases['forward']: ", data["phases"]["forward"]),
+              ("holders[0]: ", data["holders"][0]), ("out_of_memory: ", data["out_of_memory"]),
+              ("uncounted[1]: ", data["uncounted"][1]), ("nodes[1].outputs[0]: ", data["nodes"][1]["outputs"][0])]
     tried = 0
     for where, record in places:
         for name in [key for key in record if key not in ("format", "version")]:

@@ -14,9 +14,12 @@ from analyzer.results.profile import MemoryEvent, Profile
 BASE = 0x7F0000000000
 MIB = 2**20
 # What `unpickle` of PyTorch's torch/utils/viz/MemoryViz.js knows, by pickletools' names.
-VIEWER_OPCODES = {"APPENDS", "BINGET", "BININT", "BININT1", "BININT2", "EMPTY_DICT", "EMPTY_LIST", "FRAME", "LONG1", "LONG_BINGET", "MARK",
-                  "MEMOIZE", "PROTO", "SETITEMS", "SHORT_BINUNICODE", "STOP", "TUPLE2", "APPEND", "NEWFALSE", "BINPUT", "BINUNICODE",
-                  "EMPTY_TUPLE", "NEWTRUE", "NONE", "BINFLOAT", "TUPLE", "TUPLE1", "TUPLE3", "LONG_BINPUT", "LIST", "DICT", "SETITEM"}
+VIEWER_OPCODES = {
+    "APPENDS", "BINGET", "BININT", "BININT1", "BININT2", "EMPTY_DICT", "EMPTY_LIST", "FRAME", "LONG1", "LONG_BINGET",
+    "MARK", "MEMOIZE", "PROTO", "SETITEMS", "SHORT_BINUNICODE", "STOP", "TUPLE2", "APPEND", "NEWFALSE", "BINPUT",
+    "BINUNICODE", "EMPTY_TUPLE", "NEWTRUE", "NONE", "BINFLOAT", "TUPLE", "TUPLE1", "TUPLE3", "LONG_BINPUT", "LIST",
+    "DICT", "SETITEM"
+}
 
 
 def profile_of(*events, **more):
@@ -30,13 +33,15 @@ def check_blocks(snapshot):
             assert block["address"] == cursor and block["size"] > 0
             cursor += block["size"]
         assert cursor == segment["address"] + segment["total_size"]
-        assert segment["allocated_size"] == sum(b["size"] for b in segment["blocks"] if b["state"] == "active_allocated")
+        assert segment["allocated_size"] == sum(
+            b["size"] for b in segment["blocks"] if b["state"] == "active_allocated")
 
 
 def test_segment_of_the_mlp(mlp):
     snapshot = mlp.to_memory_snapshot()
     segment, = snapshot["segments"]
-    assert (segment["address"], segment["total_size"], segment["allocated_size"], segment["segment_type"]) == (BASE, 2 * MIB, 2560, "small")
+    assert (segment["address"], segment["total_size"], segment["allocated_size"],
+            segment["segment_type"]) == (BASE, 2 * MIB, 2560, "small")
     blocks = [(b["address"] - BASE, b["size"], b["state"], [f["name"] for f in b["frames"]]) for b in segment["blocks"]]
     assert blocks == [(0, 2048, "active_allocated", ["body.0.weight"]), (2048, 512, "active_allocated", ["fc2"]),
                       (2560, 2 * MIB - 2560, "inactive", [])]
@@ -46,8 +51,9 @@ def test_segment_of_the_mlp(mlp):
 def test_trace_of_the_mlp(mlp):
     trace, = mlp.to_memory_snapshot()["device_traces"]
     assert [event["action"] for event in trace] == [
-        "segment_alloc", "alloc", "alloc", "alloc", "free_requested", "free_completed", "alloc", "free_requested", "free_completed",
-        "snapshot"]
+        "segment_alloc", "alloc", "alloc", "alloc", "free_requested", "free_completed", "alloc", "free_requested",
+        "free_completed", "snapshot"
+    ]
     # a node whose source is known brings its own frame, others their category
     assert trace[2]["frames"] == [{"filename": "net.py", "line": 12, "name": "fc1"}]
     assert trace[1]["frames"] == [{"filename": "parameter", "line": 0, "name": "body.0.weight"}]
@@ -80,8 +86,9 @@ def test_without_segments_each_span_of_addresses_is_one():
 
 
 def test_freed_segments_are_gone_and_earlier_blocks_have_a_place():
-    snapshot = profile_of(("free", BASE, 512, "before"), ("segment_alloc", BASE + 4 * MIB, 2 * MIB), ("alloc", BASE + 4 * MIB, 512, "a"),
-                          ("free", BASE + 4 * MIB, 512, "a"), ("segment_free", BASE + 4 * MIB, 2 * MIB)).to_memory_snapshot()
+    snapshot = profile_of(("free", BASE, 512, "before"), ("segment_alloc", BASE + 4 * MIB, 2 * MIB),
+                          ("alloc", BASE + 4 * MIB, 512, "a"), ("free", BASE + 4 * MIB, 512, "a"),
+                          ("segment_free", BASE + 4 * MIB, 2 * MIB)).to_memory_snapshot()
     assert [(s["address"], s["total_size"], s["allocated_size"]) for s in snapshot["segments"]] == [(BASE, 512, 0)]
     check_blocks(snapshot)
 

@@ -10,17 +10,20 @@ from torch import nn
 
 from analyzer import profile
 from analyzer.errors import InputError
-from analyzer.results.profile import CostInfo, ModuleCall, ModuleInfo, OperatorInfo, Profile, TensorInfo
 from analyzer.report.choice import REPORTS
 from analyzer.report.compat.functional import list_functions, name_function, sum_functions
 from analyzer.report.module_comparison import compare_modules, join_modules
+from analyzer.results.profile import CostInfo, ModuleCall, ModuleInfo, OperatorInfo, Profile, TensorInfo
 
 
 def test_goldens(mlp, check_golden):
     check_golden("deepspeed_mlp.txt", mlp.report("deepspeed", top_modules=2))
     check_golden("flops_profiler_mlp.txt", mlp.report("flops-profiler", module_depth=0))
-    columns = ("input_size", "output_size", "num_params", "params_percent", "kernel_size", "mult_adds", "trainable", "output_bytes", "fwd_seconds")
-    check_golden("torchinfo_mlp.txt", mlp.report("torchinfo", col_names=columns, row_settings=("depth", "var_names"), verbose=2, col_width=16))
+    columns = ("input_size", "output_size", "num_params", "params_percent", "kernel_size", "mult_adds", "trainable",
+               "output_bytes", "fwd_seconds")
+    check_golden(
+        "torchinfo_mlp.txt",
+        mlp.report("torchinfo", col_names=columns, row_settings=("depth", "var_names"), verbose=2, col_width=16))
     check_golden("tids_mlp.txt", mlp.report("tids"))
 
 
@@ -64,7 +67,8 @@ def test_ignored_modules_count_as_their_parents_own(mlp):
     own = next(row for row in tree if "│  └─(own)" in row)
     assert ",256," in own  # the FLOPs of the ReLU that is left out
     report = mlp.report("deepspeed", ignore_modules=["body"])
-    assert "(body)" not in report and "'Sequential'" not in report and report.count("(fc2): Linear(132, 19.53% Params") == 1
+    assert "(body)" not in report and "'Sequential'" not in report and report.count(
+        "(fc2): Linear(132, 19.53% Params") == 1
 
 
 def test_report_is_written_to_a_file_whose_folder_is_made(mlp, tmp_path):
@@ -82,11 +86,13 @@ def test_depth_limits_the_tree_and_module_depth_the_largest(mlp):
 
 def test_measured_profile_says_so(mlp):
     measured = replace(mlp, seconds_method="measured on a CPU", profile_step=5, measured_steps=3)
-    assert "Profile Summary at step 5: Net, train, h200; latency: measured on a CPU, mean of 3 runs" in measured.report("deepspeed")
+    assert "Profile Summary at step 5: Net, train, h200; latency: measured on a CPU, mean of 3 runs" in measured.report(
+        "deepspeed")
 
 
 def test_notation_under_deepspeeds_convention_takes_backward_for_twice_forward(mlp):
-    theirs = replace(mlp, flop_convention="deepspeed", bwd_flops=None, bwd_macs=None).report("deepspeed", detailed=False, as_string=False)
+    theirs = replace(mlp, flop_convention="deepspeed", bwd_flops=None, bwd_macs=None).report(
+        "deepspeed", detailed=False, as_string=False)
     figures = dict(re.split(r": +", line) for line in theirs.splitlines() if "FLOPS per device" in line)
     assert figures == {
         "fwd FLOPS per device = fwd flops per device / fwd latency": str(10528 / 5e-6),
@@ -123,7 +129,8 @@ def test_a_product_is_a_linear_layer_where_there_is_a_matrix():
 
 def test_functions_add_up_by_name_and_unknown_stays_unknown():
     rows = (OperatorInfo("aten.add.Tensor", 1, 10, 0, 1e-6), OperatorInfo("aten.add_.Tensor", 2, None, None, 2e-6),
-            OperatorInfo("aten.view.default", 5, 0, 0, 0.0), OperatorInfo("aten.mul.Tensor", 1, 7, 0, None, phase="backward"))
+            OperatorInfo("aten.view.default", 5, 0, 0,
+                         0.0), OperatorInfo("aten.mul.Tensor", 1, 7, 0, None, phase="backward"))
     leaf = ModuleInfo(path="a", type="A", operators=(OperatorInfo("softmax", 1, 4, 0, 5e-6),))
     root = ModuleInfo(path="", type="R", operators=rows, children=(leaf,))
     assert {name: (f.calls, f.flops, f.seconds) for name, f in list_functions(root).items()} == {"add": (3, None, 3e-6)}
@@ -175,25 +182,38 @@ def rows_of(text):
 
 
 def test_shared_modules_are_marked_and_counted_once(shared):
-    rows = rows_of(shared.report("torchinfo", row_settings=("var_names",), col_names=("num_params", "mult_adds", "trainable")))
+    rows = rows_of(
+        shared.report("torchinfo", row_settings=("var_names", ), col_names=("num_params", "mult_adds", "trainable")))
     linear = str(2 * 8 * 8)  # of each run; a row for each, in the order of the runs
     assert rows == [
         ["Shared (Shared)", "23", "--", "Partial"],  # its own 3, and the 20 of the layer that does not run
-        ["Sequential (body)", "--", "--", "Partial"], ["Linear (0)", "72", linear, "Partial"], ["ReLU (1)", "--", "--", "--"],
-        ["ModuleList (list)", "--", "--", "True"], ["Linear (0)", "64", linear, "True"],
+        ["Sequential (body)", "--", "--", "Partial"],
+        ["Linear (0)", "72", linear, "Partial"],
+        ["ReLU (1)", "--", "--", "--"],
+        ["ModuleList (list)", "--", "--", "True"],
+        ["Linear (0)", "64", linear, "True"],
         ["Linear (again)", "(recursive)", linear, "Partial"],
-        ["ModuleList (list)", "(recursive)", "--", "True"], ["Linear (1)", "64", linear, "True"],
-        ["Sequential (body)", "(recursive)", "--", "Partial"], ["Linear (0)", "(recursive)", linear, "Partial"], ["ReLU (1)", "--", "--", "--"]]
+        ["ModuleList (list)", "(recursive)", "--", "True"],
+        ["Linear (1)", "64", linear, "True"],
+        ["Sequential (body)", "(recursive)", "--", "Partial"],
+        ["Linear (0)", "(recursive)", linear, "Partial"],
+        ["ReLU (1)", "--", "--", "--"]
+    ]
     totals = shared.report("torchinfo").split("=\n")[3]
     assert "Total params: 223\nTrainable params: 215\nNon-trainable params: 8\n" in totals
 
 
 def test_recursive_rows_can_be_hidden_and_depth_sums_what_is_below(shared):
-    hidden = rows_of(shared.report("torchinfo", row_settings=("var_names", "hide_recursive_layers"), col_names=("num_params",)))
-    assert [row[0] for row in hidden] == ["Shared (Shared)", "Sequential (body)", "Linear (0)", "ReLU (1)", "ModuleList (list)", "Linear (0)", "Linear (1)"]
+    hidden = rows_of(
+        shared.report("torchinfo", row_settings=("var_names", "hide_recursive_layers"), col_names=("num_params", )))
+    assert [row[0] for row in hidden] == [
+        "Shared (Shared)", "Sequential (body)", "Linear (0)", "ReLU (1)", "ModuleList (list)", "Linear (0)",
+        "Linear (1)"
+    ]
     flat = rows_of(shared.report("torchinfo", depth=1, col_names=("num_params",)))
-    assert flat == [["Shared", "23"], ["Sequential: 1-1", "72"], ["ModuleList: 1-2", "128"], ["Linear: 1-3", "(recursive)"],
-                    ["ModuleList: 1-4", "(recursive)"], ["Sequential: 1-5", "(recursive)"]]
+    assert flat == [["Shared", "23"], ["Sequential: 1-1", "72"], ["ModuleList: 1-2", "128"],
+                    ["Linear: 1-3", "(recursive)"], ["ModuleList: 1-4", "(recursive)"],
+                    ["Sequential: 1-5", "(recursive)"]]
 
 
 def test_runs_of_other_shapes_count_in_the_first():
@@ -236,7 +256,9 @@ def test_ascii_and_other_formats(shared):
 
 
 def test_bert_under_torchinfos_way_of_counting():
-    """Published for BERT-base at 2×512 with a head of two classes (README of ruipeterpan/torch_profiler): 218.57 M, of each weight once a sample."""
+    """Published for BERT-base at 2×512 with a head of two classes (README of ruipeterpan/torch_profiler): 218.57 M, of
+    each weight once a sample.
+    """
     transformers = pytest.importorskip("transformers")
     p = profile(lambda: transformers.BertForSequenceClassification(transformers.BertConfig()).eval(),
                 kwargs={"input_ids": torch.ones(2, 512, dtype=torch.int64)}, mode="infer")
@@ -257,10 +279,12 @@ def test_runs_of_modules_are_those_of_a_run_without_reuse():
     from analyzer.zoo.gpt2 import GPT2
 
     model = GPT2(vocabulary=50, positions=8, hidden=16, layers=6, heads=2)
-    played, run = (profile(model, args=(torch.ones(1, 8, dtype=torch.int64),), reuse=reuse).module_calls for reuse in (True, False))
+    played, run = (profile(model, args=(torch.ones(1, 8, dtype=torch.int64), ), reuse=reuse).module_calls
+                   for reuse in (True, False))
     assert played == run and len(run) == 7 + 6 * 12
     attention = next(call for call in run if call.path == "transformer.h.3.attn")
-    assert run[attention.parent].path == "transformer.h.3" and attention.outputs == (TensorInfo((1, 8, 16), "float32", "cuda:0"),)
+    assert run[attention.parent].path == "transformer.h.3" and attention.outputs == (TensorInfo(
+        (1, 8, 16), "float32", "cuda:0"), )
 
 
 # ---- side by side
@@ -276,10 +300,14 @@ def test_wrappers_are_no_part_of_a_path():
     def leaf(path, depth, seconds):
         return ModuleInfo(path=path, type="Linear", depth=depth, fwd_seconds=seconds, own=CostInfo(fwd_seconds=seconds))
 
-    plain = ModuleInfo(path="", type="Net", fwd_seconds=2.0, children=(leaf("fc", 1, 2.0),), own=CostInfo(fwd_seconds=0.0))
-    inner = ModuleInfo(path="module", type="Net", depth=1, fwd_seconds=3.0, children=(leaf("module.fc", 2, 3.0),), own=CostInfo(fwd_seconds=0.0))
-    wrapped = ModuleInfo(path="", type="DistributedDataParallel", fwd_seconds=4.0, children=(inner,), own=CostInfo(fwd_seconds=1.0))
-    pairs = list(join_modules(Profile(name="a", mode="infer", modules=plain), Profile(name="b", mode="infer", modules=wrapped)))
+    plain = ModuleInfo(path="", type="Net", fwd_seconds=2.0, children=(leaf("fc", 1, 2.0), ),
+                       own=CostInfo(fwd_seconds=0.0))
+    inner = ModuleInfo(path="module", type="Net", depth=1, fwd_seconds=3.0, children=(leaf("module.fc", 2, 3.0), ),
+                       own=CostInfo(fwd_seconds=0.0))
+    wrapped = ModuleInfo(path="", type="DistributedDataParallel", fwd_seconds=4.0, children=(inner, ),
+                         own=CostInfo(fwd_seconds=1.0))
+    pairs = list(
+        join_modules(Profile(name="a", mode="infer", modules=plain), Profile(name="b", mode="infer", modules=wrapped)))
     assert [(p.path, p.type, p.is_own, p.predicted.fwd_seconds, p.measured.fwd_seconds) for p in pairs] == [
         ("", "Net", False, 2.0, 4.0), ("fc", "Linear", False, 2.0, 3.0), ("", "", True, 0.0, 1.0)]
 

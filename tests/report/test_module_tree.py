@@ -36,7 +36,8 @@ def test_parent_is_children_plus_own(mlp, read_table, add_up, options):
 
 def test_depth_and_sort(mlp, read_table):
     assert [row["Module"] for row in read_table(mlp.module_tree(depth=0))] == ["Net"]
-    assert [row["Module"] for row in read_table(mlp.module_tree(1, "fwd_flops"))] == ["Net", "├─body", "├─fc2", "├─again", "├─(own)"]
+    assert [row["Module"]
+            for row in read_table(mlp.module_tree(1, "fwd_flops"))] == ["Net", "├─body", "├─fc2", "├─again", "├─(own)"]
     assert [row["Module"] for row in read_table(mlp.module_tree(depth=1, sort="Fwd time"))][1:3] == ["├─body", "├─fc2"]
 
 
@@ -59,7 +60,8 @@ def test_own_of_unknown_cost_is_shown(read_table):
     leaf = ModuleInfo(path="a", type="Leaf", depth=1, params=1)
     root = ModuleInfo(path="", type="Root", params=1, children=(leaf,))
     from analyzer.report.module_tree import module_tree
-    assert [(row["Module"], row["Params"]) for row in read_table(module_tree(root))] == [("Root", "1"), ("├─a", "1"), ("├─(own)", "-")]
+    assert [(row["Module"], row["Params"]) for row in read_table(module_tree(root))] == [("Root", "1"), ("├─a", "1"),
+                                                                                         ("├─(own)", "-")]
 
 
 @pytest.mark.parametrize(("options", "words"), [

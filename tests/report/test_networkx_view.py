@@ -13,13 +13,16 @@ def test_every_field_is_an_attribute(mlp):
     graph = mlp.to_networkx()
     assert type(graph) is networkx.DiGraph and graph.name == "Net"
     for node in mlp.nodes:
-        assert graph.nodes[node.name] == {field.name: getattr(node, field.name) for field in dataclasses.fields(NodeInfo)}
+        assert graph.nodes[node.name] == {
+            field.name: getattr(node, field.name) for field in dataclasses.fields(NodeInfo)
+        }
     assert graph.nodes["act"]["region"] == ("no_sync", {"kind": "autocast", "id": 1})
 
 
 def test_edges_carry_the_bytes_of_their_source(mlp):
     edges = mlp.to_networkx().edges(data="bytes")
-    assert list(edges) == [("x", "fc1", 512), ("fc1", "act", 1024), ("act", "fc2", 1024), ("fc2", "mul", 128), ("mul", "output", 128)]
+    assert list(edges) == [("x", "fc1", 512), ("fc1", "act", 1024), ("act", "fc2", 1024), ("fc2", "mul", 128),
+                           ("mul", "output", 128)]
 
 
 def test_order_is_topological_and_a_repeated_input_is_one_edge(mlp):

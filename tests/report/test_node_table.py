@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
-from analyzer.results.node_info import NodeInfo
 from analyzer.report.node_table import COLUMNS, TEN_COLUMNS, merge_modules, node_table
+from analyzer.results.node_info import NodeInfo
 
-HEADINGS = ["Op type", "Op", "Accumulate size", "Incremental size", "Output size", "Temp size", "Param size", "Backward size",
-            "Fwd FLOPs", "Bwd FLOPs"]
+HEADINGS = [
+    "Op type", "Op", "Accumulate size", "Incremental size", "Output size", "Temp size", "Param size", "Backward size",
+    "Fwd FLOPs", "Bwd FLOPs"
+]
 SUMMED = [column.field for column in COLUMNS.values() if column.unit != "text" and column.field != "accumulate_bytes"]
 
 
@@ -60,20 +62,27 @@ def test_sort_is_largest_first_and_unknown_last(mlp, read_table):
     # equal values keep the order of the graph
     by_time = [row["Op"] for row in read_table(mlp.table("fwd_seconds"))]
     assert by_time == ["fc1", "fc2", "act", "x", "mul", "output", "6 nodes"]
-    assert [row["Op"] for row in read_table(mlp.table("name"))] == ["act", "fc1", "fc2", "mul", "output", "x", "6 nodes"]
+    assert [row["Op"]
+            for row in read_table(mlp.table("name"))] == ["act", "fc1", "fc2", "mul", "output", "x", "6 nodes"]
 
 
 def test_unknown_is_a_dash_and_its_total_a_lower_bound(read_table):
-    rows = [NodeInfo("call_module", "a", fwd_flops=1500, temp_bytes=0), NodeInfo("call_module", "b", fwd_flops=None, temp_bytes=512)]
+    rows = [
+        NodeInfo("call_module", "a", fwd_flops=1500, temp_bytes=0),
+        NodeInfo("call_module", "b", fwd_flops=None, temp_bytes=512)
+    ]
     _, b, total = read_table(node_table(rows))
     assert b["Fwd FLOPs"] == "-" and b["Temp size"] == "512 b"
-    assert (total["Fwd FLOPs"], total["Temp size"], total["Bwd FLOPs"], total["Accumulate size"]) == (">= 1.50 K", "512 b", "-", "-")
+    assert (total["Fwd FLOPs"], total["Temp size"], total["Bwd FLOPs"], total["Accumulate size"]) == (">= 1.50 K",
+                                                                                                      "512 b", "-", "-")
 
 
 def test_depth_merges_neighbours_of_a_module(mlp, read_table):
     rows = read_table(mlp.table(depth=1))
-    assert [(row["Op type"], row["Op"]) for row in rows[:3]] == [("placeholder", "x"), ("module", "body"), ("call_module", "fc2")]
-    assert (rows[1]["Accumulate size"], rows[1]["Incremental size"], rows[1]["Fwd FLOPs"]) == ("1.50 Kb", "1.00 Kb", "8.45 K")
+    assert [(row["Op type"], row["Op"]) for row in rows[:3]] == [("placeholder", "x"), ("module", "body"),
+                                                                 ("call_module", "fc2")]
+    assert (rows[1]["Accumulate size"], rows[1]["Incremental size"], rows[1]["Fwd FLOPs"]) == ("1.50 Kb", "1.00 Kb",
+                                                                                               "8.45 K")
 
 
 def test_depth_keeps_a_module_that_is_visited_twice_apart():
@@ -85,14 +94,20 @@ def test_depth_keeps_a_module_that_is_visited_twice_apart():
 
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "a.b", "a.b.c", "d.e"]), st.integers(0, 2**40)), max_size=12), st.integers(1, 4))
 def test_merging_keeps_every_sum(rows, depth):
-    nodes = [NodeInfo("call_function", f"n{i}", module_path=path, **dict.fromkeys(SUMMED, value)) for i, (path, value) in enumerate(rows)]
+    nodes = [
+        NodeInfo("call_function", f"n{i}", module_path=path, **dict.fromkeys(SUMMED, value))
+        for i, (path, value) in enumerate(rows)
+    ]
     merged = merge_modules(nodes, depth)
     for field in SUMMED:
         assert sum(getattr(row, field) for row in merged) == sum(value for _, value in rows)
 
 
 def test_merged_row_with_an_unknown_part_is_unknown():
-    rows = [NodeInfo("call_function", "a", module_path="m", fwd_flops=1), NodeInfo("call_function", "b", module_path="m")]
+    rows = [
+        NodeInfo("call_function", "a", module_path="m", fwd_flops=1),
+        NodeInfo("call_function", "b", module_path="m")
+    ]
     assert merge_modules(rows, 1)[0].fwd_flops is None
 
 

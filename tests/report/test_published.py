@@ -1,4 +1,5 @@
-"""Reports that others published, figure by figure: the models of today, profiled without data, in the layouts of those tools.
+"""Reports that others published, figure by figure: the models of today, profiled without data, in the layouts of those
+tools.
 
 The golden files hold what was published, latencies left out (they are of other machines), and where.
 """
@@ -71,7 +72,9 @@ def arguments_of(told):
 
 
 def assert_as_published(report, published, assert_told):
-    """The published figures, largest modules, and each module with its arguments; ``assert_told`` compares what else is told of a module."""
+    """The published figures, largest modules, and each module with its arguments; ``assert_told`` compares what else is
+    told of a module.
+    """
     figures, rows, modules = header(report), largest(report), detailed(report)
     assert published["figures"].items() <= figures.items()
     for depth, row in published["largest"].items():
@@ -86,8 +89,8 @@ def assert_as_published(report, published, assert_told):
 @pytest.fixture(scope="module")
 def resnet18():
     torchvision = pytest.importorskip("torchvision")
-    return profile(lambda: torchvision.models.resnet18().eval(), args=(torch.empty(16, 3, 224, 224, device="meta"),), mode="infer",
-                   profilers=DEEPSPEED)
+    return profile(lambda: torchvision.models.resnet18().eval(), args=(torch.empty(16, 3, 224, 224, device="meta"), ),
+                   mode="infer", profilers=DEEPSPEED)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +118,8 @@ def test_bert_base_as_flops_profiler_prints_it(bert_base):
     published = load("published_bert_base.json")
 
     def assert_told(told, row, path):
-        module, functions = re.match(r"module = (\{.*?\}), functionals = (\{.*\}), functionals_duration = ", told).groups()
+        module, functions = re.match(r"module = (\{.*?\}), functionals = (\{.*\}), functionals_duration = ",
+                                     told).groups()
         assert row["module"].items() <= ast.literal_eval(module).items(), path
         ours = ast.literal_eval(functions)
         for name, figures in row["functionals"].items():
@@ -137,7 +141,9 @@ def test_resnet18_as_torchinfo_prints_it(resnet18):
 def test_resnet18_as_tids_profiler_prints_it(resnet18):
     found, holders = [], []
     for line in resnet18.report("tids").splitlines():
-        match = re.match(r"(\s*)\((.+?)\): (\w+), num_params (\d+), [\d.]+ms, [\d.]+% latency, input shape (.*), output shape (.*)$", line)
+        match = re.match(
+            r"(\s*)\((.+?)\): (\w+), num_params (\d+), [\d.]+ms, [\d.]+% latency, input shape (.*), output shape (.*)$",
+            line)
         if match is None:
             assert "(own)" in line
             continue
@@ -152,6 +158,7 @@ def test_pointnet_as_deepspeed_prints_it():
 
     report = profile(pointnet, args=(torch.empty(32, 3, 1024),), mode="infer", profilers=DEEPSPEED).report("deepspeed")
     figures = header(report)
-    assert [figures[f"{name} per device"] for name in ("params", "fwd MACs", "fwd flops")] == ["3.46 M", "14.07 GMACs", "29.04 G"]
+    assert [figures[f"{name} per device"]
+            for name in ("params", "fwd MACs", "fwd flops")] == ["3.46 M", "14.07 GMACs", "29.04 G"]
     transforms = [told for kind, told in detailed(report).values() if kind == "TransformNet"]
     assert [re.match(FIGURES, told)["macs"] for told in transforms] == ["4.59 GMACs", "4.75 GMACs"]

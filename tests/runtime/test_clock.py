@@ -22,7 +22,8 @@ def test_the_host_clock_leaves_out_what_runs_between_pause_and_go():
     clock.go()
     now[0] += 4
     end = clock.pause()
-    assert (clock.seconds(start, middle), clock.seconds(middle, inside), clock.seconds(middle, end), clock.seconds(start, end)) == (2, 0, 4, 6)
+    assert (clock.seconds(start, middle), clock.seconds(middle, inside), clock.seconds(
+        middle, end), clock.seconds(start, end)) == (2, 0, 4, 6)
 
 
 def test_the_host_clock_runs_with_the_time_of_the_process():

@@ -5,8 +5,8 @@ import pytest
 
 from analyzer import Profile
 from analyzer.cli import main
-from analyzer.zoo.input_spec import parse_inputs
 from analyzer.runtime.command import make_tensors
+from analyzer.zoo.input_spec import parse_inputs
 
 
 def run(capsys, *argv):
@@ -19,7 +19,8 @@ SMALL = ("resnet18", "--input", "2x3x32x32")
 
 
 def test_the_summary_is_printed_and_files_are_saved(capsys, tmp_path):
-    code, out, err = run(capsys, *SMALL, "--optimizer", "sgd", "--steps", "2", "--json", str(tmp_path / "p.json"), "--html", str(tmp_path / "p.html"))
+    code, out, err = run(capsys, *SMALL, "--optimizer", "sgd", "--steps", "2", "--json", str(tmp_path / "p.json"),
+                         "--html", str(tmp_path / "p.html"))
     assert (code, err) == (0, "")
     assert "ResNet: one train step on cpu" in out and "measured on cpu" in out
     p = Profile.from_json(tmp_path / "p.json")
@@ -38,14 +39,17 @@ def test_reports(capsys, report, text):
 
 
 def test_predicted_beside_measured(capsys):
-    code, out, _ = run(capsys, *SMALL, "--steps", "1", "--against", "predicted", "--predicted-device", "h200", "--depth", "1")
+    code, out, _ = run(capsys, *SMALL, "--steps", "1", "--against", "predicted", "--predicted-device", "h200",
+                       "--depth", "1")
     assert code == 0
     row = next(line.split() for line in out.splitlines() if "conv1" in line)
     assert row[:2] == ["├─conv1", "Conv2d"]
     assert row[2:6] == row[4:6] * 2 and row[6] == "1.00"  # the same FLOPs
     assert "A: ResNet" in out and "roofline" in out and "B: ResNet" in out
-    code, out, _ = run(capsys, *SMALL, "--steps", "1", "--mode", "infer", "--against", "predicted", "--columns", "fwd_seconds")
-    assert code == 0 and next(line.split() for line in out.splitlines() if "conv1" in line)[2] == "-"  # the speed of this CPU is unknown
+    code, out, _ = run(capsys, *SMALL, "--steps", "1", "--mode", "infer", "--against", "predicted", "--columns",
+                       "fwd_seconds")
+    # the speed of this CPU is unknown
+    assert code == 0 and next(line.split() for line in out.splitlines() if "conv1" in line)[2] == "-"
 
 
 @pytest.mark.parametrize(("argv", "text"), [

@@ -18,7 +18,9 @@ from examples.flops_profiler_training import train
 from examples.pointnet import pointnet
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TINY_BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 100}
+TINY_BERT = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 100
+}
 LATENCY = re.compile(r"fwd latency: +([0-9.]+) (s|ms|us)")
 
 
@@ -30,7 +32,8 @@ def test_deepspeeds_script_of_inference_runs(capsys):
     printed = capsys.readouterr().out
     assert LATENCY.search(printed) and "(classifier): Sequential(" in printed and "depth 2:" in printed
     flops, macs, params = profile_bert(batch_size=2, seq_len=16, **TINY_BERT)
-    # two layers of 4·32² + 2·32·64 weights on 32 tokens, products of attention of 2·16²·32 in each of 2 sequences, pooler and classifier on 2
+    # two layers of 4·32² + 2·32·64 weights on 32 tokens, products of attention of 2·16²·32 in each of 2 sequences,
+    # pooler and classifier on 2
     assert macs == f"{(2 * (32 * (4 * 32**2 + 2 * 32 * 64) + 2 * 2 * 16**2 * 32) + 2 * (32**2 + 32 * 2)) / 1e3:g} KMACs"
 
 
@@ -60,7 +63,8 @@ def test_the_script_gives_what_it_gives_with_the_original_import(script):
 
 
 @pytest.mark.parametrize(("factory", "kwargs", "training", "figures"), [
-    (pointnet, {"x": (32, 3, 1024)}, True, ("29.04 G", "14.07 GMACs", "3.46 M")),  # measured in a training step: batch norm as in training
+    # measured in a training step: batch norm as in training
+    (pointnet, {"x": (32, 3, 1024)}, True, ("29.04 G", "14.07 GMACs", "3.46 M")),
     (MODELS["resnet18"].factory, {"x": (16, 3, 224, 224)}, False, ("58.18 G", "29.03 GMACs", "11.69 M")),
 ])
 def test_published_figures_are_measured(factory, kwargs, training, figures):
@@ -78,7 +82,8 @@ def test_the_published_bert_is_measured():
     transformers = pytest.importorskip("transformers")
     model = transformers.BertModel(transformers.BertConfig())
     inputs = {"input_ids": torch.ones(1, 128, dtype=torch.int64)}
-    assert get_model_profile(model, kwargs=inputs, print_profile=False, warm_up=0) == ("22.36 G", "11.17 GMACs", "109.48 M")
+    assert get_model_profile(model, kwargs=inputs, print_profile=False,
+                             warm_up=0) == ("22.36 G", "11.17 GMACs", "109.48 M")
 
 
 # ---- arguments of get_model_profile and FlopsProfiler
@@ -141,9 +146,12 @@ def test_the_report_of_a_training_step_has_backward_optimizer_and_parallel_sizes
     prof.print_model_profile()  # nothing after the end
     printed = capsys.readouterr().out
     lines = {line.partition(": ")[0]: line.partition(": ")[2].strip() for line in printed.splitlines()}
-    assert [lines[name] for name in ("world size", "data parallel size", "model parallel size", "batch size per device")] == ["8", "4", "2", "5"]
+    assert [
+        lines[name] for name in ("world size", "data parallel size", "model parallel size", "batch size per device")
+    ] == ["8", "4", "2", "5"]
     assert lines["params of model = params per device * mp_size"] == "60"
-    assert all(lines[name] not in ("", "-") for name in ("bwd latency", "step latency", "iter latency", "samples/second"))
+    assert all(
+        lines[name] not in ("", "-") for name in ("bwd latency", "step latency", "iter latency", "samples/second"))
     assert "bwd FLOPS per device = 3 * fwd flops per device / bwd latency" in lines
     assert "at step 7" in printed and printed.count("Flops Profiler") == 1 and printed.count("Top ") == 2
     assert (prof.flops, prof.macs, prof.params) == (144, 72, 30)
@@ -189,8 +197,12 @@ def test_the_script_of_tidsprofiler_runs():
     profile = prof.generate_profile()
     lines = str(profile).splitlines()
     prof.end_profile()
-    assert re.fullmatch(r"\(model\): ResNet, num_params 11689512, [\d.]+ms, 100.0% latency, input shape \[2, 3, 64, 64\], output shape \[2, 1000\]", lines[0])
-    assert re.match(r" +\(conv1\): Conv2d, num_params 9408, [\d.]+ms, [\d.]+% latency, input shape \[2, 3, 64, 64\], output shape \[2, 64, 32, 32\]", lines[1])
+    assert re.fullmatch(
+        r"\(model\): ResNet, num_params 11689512, [\d.]+ms, 100.0% latency, input shape \[2, 3, 64, 64\], output shape \[2, 1000\]",
+        lines[0])
+    assert re.match(
+        r" +\(conv1\): Conv2d, num_params 9408, [\d.]+ms, [\d.]+% latency, input shape \[2, 3, 64, 64\], output shape \[2, 64, 32, 32\]",
+        lines[1])
     first = profile.children[0]
     assert (first.name, first.depth, first.macs, first.input_elem_bytes) == ("conv1", 1, 2 * 64 * 32 * 32 * 147, 4)
     assert sum(child.fwd_latency for child in profile.children) <= profile.fwd_latency
@@ -199,12 +211,16 @@ def test_the_script_of_tidsprofiler_runs():
 
 def test_torchinfos_published_totals():
     stats = summary(MODELS["resnet18"].factory(), input_size=(16, 3, 224, 224), verbose=0)
-    assert (stats.total_params, stats.trainable_params, stats.total_mult_adds) == (11_689_512, 11_689_512, 29_025_343_104)
-    assert (stats.total_input, stats.total_output_bytes, stats.total_param_bytes) == (9_633_792, 635_958_272, 46_758_048)
+    assert (stats.total_params, stats.trainable_params, stats.total_mult_adds) == (11_689_512, 11_689_512,
+                                                                                   29_025_343_104)
+    assert (stats.total_input, stats.total_output_bytes, stats.total_param_bytes) == (9_633_792, 635_958_272,
+                                                                                      46_758_048)
     lines = str(stats).splitlines()
     assert lines[4].split() == ["├─Conv2d:", "1-1", "[16,", "64,", "112,", "112]", "9,408"]
-    assert lines[-6:-1] == ["=" * 90, "Input size (MB): 9.63", "Forward/backward pass size (MB): 635.96", "Params size (MB): 46.76",
-                            "Estimated Total Size (MB): 692.35"]
+    assert lines[-6:-1] == [
+        "=" * 90, "Input size (MB): 9.63", "Forward/backward pass size (MB): 635.96", "Params size (MB): 46.76",
+        "Estimated Total Size (MB): 692.35"
+    ]
 
 
 class Shared(nn.Module):
@@ -221,7 +237,8 @@ class Shared(nn.Module):
 def test_torchinfos_table_of_a_shared_module(capsys):
     model = Shared()
     model.a.weight.requires_grad_(False)
-    stats = summary(model, input_data={"x": torch.rand(2, 4)}, col_names=("output_size", ColumnSettings.NUM_PARAMS, "trainable", "fwd_seconds"))
+    stats = summary(model, input_data={"x": torch.rand(2, 4)},
+                    col_names=("output_size", ColumnSettings.NUM_PARAMS, "trainable", "fwd_seconds"))
     assert [(layer.class_name, layer.is_recursive, layer.num_params) for layer in stats.summary_list] == [
         ("Shared", False, 27), ("Linear", False, 20), ("Linear", True, 20)]
     assert (stats.total_params, stats.trainable_params, stats.total_param_bytes) == (27, 11, 108)

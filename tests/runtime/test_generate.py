@@ -17,8 +17,8 @@ PROMPT, NEW = 6, 5
 @pytest.fixture(scope="module")
 def llama():
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                                      vocab_size=40, pad_token_id=0, eos_token_id=None)
+    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                                      num_key_value_heads=2, vocab_size=40, pad_token_id=0, eos_token_id=None)
     return transformers.LlamaForCausalLM(config).eval()
 
 
@@ -42,7 +42,8 @@ def test_prefill_reads_the_prompt_and_each_token_reads_one_more(llama):
     assert [step.tokens for step in found.steps] == [PROMPT, 1, 1, 1, 1]
     assert [step.context_tokens for step in found.steps] == list(range(PROMPT, PROMPT + NEW))
     # keys and values of 2 heads of 8 channels, in two layers and two sequences
-    assert [step.cache_bytes for step in found.steps] == [2 * 2 * 2 * 2 * 8 * 4 * keys for keys in range(PROMPT, PROMPT + NEW)]
+    assert [step.cache_bytes
+            for step in found.steps] == [2 * 2 * 2 * 2 * 8 * 4 * keys for keys in range(PROMPT, PROMPT + NEW)]
     assert (found.cache, found.batch_size, found.prompt_tokens, found.new_tokens) == ("dynamic", 2, PROMPT, NEW)
     assert found.seconds == pytest.approx(found.prefill.fwd_seconds + (NEW - 1) * found.decode.fwd_seconds)
     assert all(0 < step.seconds < found.seconds for step in found.steps)
@@ -55,7 +56,8 @@ def test_prefill_reads_the_prompt_and_each_token_reads_one_more(llama):
 def test_counts_of_a_generation_are_those_predicted(llama):
     measured = measure_generate(llama, kwargs={**arguments(), "input_ids": torch.ones(1, PROMPT, dtype=torch.int64)})
     predicted = profile_generate(llama, PROMPT, NEW, batch_size=1, device=DeviceSpec("host", kind="cpu"))
-    rows = [[(s.index, s.tokens, s.context_tokens, s.cache_bytes, s.macs) for s in p.steps] for p in (measured, predicted)]
+    rows = [[(s.index, s.tokens, s.context_tokens, s.cache_bytes, s.macs) for s in p.steps]
+            for p in (measured, predicted)]
     assert rows[0] == rows[1]
 
 
@@ -85,8 +87,8 @@ def test_the_time_of_each_pass_is_its_own_and_what_runs_between_is_nobodys(strea
 
 def test_an_encoder_is_part_of_the_prefill():
     transformers = pytest.importorskip("transformers")
-    config = transformers.T5Config(d_model=16, d_kv=4, d_ff=32, num_layers=1, num_heads=2, vocab_size=30, decoder_start_token_id=0, pad_token_id=0,
-                                   eos_token_id=None)
+    config = transformers.T5Config(d_model=16, d_kv=4, d_ff=32, num_layers=1, num_heads=2, vocab_size=30,
+                                   decoder_start_token_id=0, pad_token_id=0, eos_token_id=None)
     model = transformers.T5ForConditionalGeneration(config).eval()
     found = measure_generate(model, (torch.ones(1, 7, dtype=torch.int64),), {"max_new_tokens": 3, "do_sample": False})
     parts = [{m.path: m.fwd_macs for m in p.modules.children} for p in (found.prefill, found.decode)]
@@ -105,7 +107,8 @@ def test_get_model_profile_of_generate_counts_all_passes_and_tells_them_apart(ll
     printed = capsys.readouterr().out
     assert macs == sum(step.macs for step in measure_generate(llama, kwargs=arguments()).steps)
     assert params == sum(p.numel() for p in llama.parameters())
-    assert "prefill" in printed and "new tokens a second" in printed and printed.index("fwd MACs per device") < printed.index("prefill")
+    assert "prefill" in printed and "new tokens a second" in printed and printed.index(
+        "fwd MACs per device") < printed.index("prefill")
     get_model_profile(llama, kwargs=arguments(), output_file=str(tmp_path / "r.txt"), warm_up=0, **way)
     assert "tokens a second" in (tmp_path / "r.txt").read_text() and capsys.readouterr().out == ""
 

@@ -65,24 +65,32 @@ def points():
 
 
 MODELS = {
-    "mlp": (lambda: nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 4)), {"input": torch.rand(4, 16)}),
+    "mlp": (lambda: nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 4)), {
+        "input": torch.rand(4, 16)
+    }),
     "pointnet": (points, {"x": torch.rand(4, 3, 64)}),
     "attention": (attention, {"src": torch.rand(2, 6, 32)}),
     "lstm": (Lstm, {"x": torch.rand(5, 2, 8)}),
-    **{name: vision(name) for name in ("resnet18", "squeezenet1_1", "mobilenet_v3_small", "shufflenet_v2_x0_5", "mnasnet0_5", "regnet_y_400mf")},
-    "upsampling": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.GroupNorm(2, 8), nn.ConvTranspose2d(8, 4, 3, 2), nn.Upsample(scale_factor=2)),
-                   {"input": torch.rand(2, 3, 16, 16)}),
-    "words": (lambda: nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(24, 2), nn.Softmax(-1)), {"input": torch.ones(4, 3, dtype=torch.int64)}),
-    "vit": vision("VisionTransformer", image_size=64, patch_size=16, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=64),
-    "swin": vision("SwinTransformer", patch_size=[4, 4], embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=[4, 4]),
+    **{
+        name: vision(name) for name in ("resnet18", "squeezenet1_1", "mobilenet_v3_small", "shufflenet_v2_x0_5", "mnasnet0_5", "regnet_y_400mf")
+    },
+    "upsampling": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.GroupNorm(2, 8), nn.ConvTranspose2d(8, 4, 3, 2),
+                                         nn.Upsample(scale_factor=2)), {"input": torch.rand(2, 3, 16, 16)}),
+    "words": (lambda: nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(24, 2), nn.Softmax(-1)), {
+        "input": torch.ones(4, 3, dtype=torch.int64)
+    }),
+    "vit": vision("VisionTransformer", image_size=64, patch_size=16, num_layers=2, num_heads=4, hidden_dim=32,
+                  mlp_dim=64),
+    "swin": vision("SwinTransformer", patch_size=[4, 4], embed_dim=16, depths=[2, 2], num_heads=[2, 4],
+                   window_size=[4, 4]),
     "convnext": vision("ConvNeXt", block_setting=[]),
     "bert": language("BertForMaskedLM", "BertConfig", **SMALL),
     "gpt2": language("GPT2LMHeadModel", "GPT2Config", n_layer=2, n_embd=32, n_head=4, vocab_size=64),
     "llama": language("LlamaForCausalLM", "LlamaConfig", **SMALL, num_key_value_heads=2),
-    "t5": language("T5ForConditionalGeneration", "T5Config", d_model=32, d_kv=8, d_ff=64, num_layers=2, vocab_size=64, decoder_start_token_id=0,
-                   pad_token_id=0),
-    "opt": language("OPTForCausalLM", "OPTConfig", hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=64,
-                    word_embed_proj_dim=32),
+    "t5": language("T5ForConditionalGeneration", "T5Config", d_model=32, d_kv=8, d_ff=64, num_layers=2, vocab_size=64,
+                   decoder_start_token_id=0, pad_token_id=0),
+    "opt": language("OPTForCausalLM", "OPTConfig", hidden_size=32, ffn_dim=64, num_hidden_layers=2,
+                    num_attention_heads=4, vocab_size=64, word_embed_proj_dim=32),
     "mixtral": language("MixtralForCausalLM", "MixtralConfig", **SMALL, num_key_value_heads=2, num_local_experts=2),
 }
 
@@ -112,17 +120,21 @@ def test_columns_add_up_and_counts_are_those_predicted(name):
             total = total + child
         for field in CostInfo.__slots__:
             mine, parts = getattr(module, field), getattr(total, field)
-            assert mine == parts if isinstance(mine, int) else mine == pytest.approx(parts, abs=1e-12), (module.path, field)
+            assert mine == parts if isinstance(mine, int) else mine == pytest.approx(parts, abs=1e-12), (module.path,
+                                                                                                         field)
         for field in TIMES:
             assert getattr(module, field) >= 0 and getattr(module.own, field) >= -1e-9
         in_kernels = sum(row.seconds for row in module.operators if row.phase == "forward")
         assert in_kernels <= module.own.fwd_seconds + 1e-9  # operators run while their module is the innermost one
-    assert (p.modules.fwd_seconds, p.modules.bwd_seconds) == (pytest.approx(p.fwd_seconds), pytest.approx(p.bwd_seconds))
+    assert (p.modules.fwd_seconds, p.modules.bwd_seconds) == (pytest.approx(p.fwd_seconds), pytest.approx(
+        p.bwd_seconds))
     assert p.step_seconds == pytest.approx(sum(phase.seconds for phase in p.phases.values()))
-    assert p.kernel_seconds == pytest.approx(sum(row.seconds for row in p.operators)) and p.kernel_seconds < p.step_seconds
+    assert p.kernel_seconds == pytest.approx(sum(row.seconds
+                                                 for row in p.operators)) and p.kernel_seconds < p.step_seconds
     assert p.operators and sum(row.flops or 0 for row in p.operators if row.phase == "forward") == p.fwd_flops
     root, *_ = [call for call in p.module_calls if call.parent is None]
-    assert math.fsum(call.fwd_seconds for call in p.module_calls if call.parent == p.module_calls.index(root)) <= root.fwd_seconds
+    assert math.fsum(
+        call.fwd_seconds for call in p.module_calls if call.parent == p.module_calls.index(root)) <= root.fwd_seconds
 
     q = profile(model, kwargs=inputs, optimizer="adamw", device=HOST)
     counted = ["params", "trainable_params", "param_bytes", "buffer_bytes", "fwd_macs"]
@@ -132,7 +144,8 @@ def test_columns_add_up_and_counts_are_those_predicted(name):
         totals.append("peak_allocated_bytes")
     assert {field: getattr(p, field) for field in totals} == {field: getattr(q, field) for field in totals}
     for mine, theirs in zip(p.modules.walk(), q.modules.walk(), strict=True):
-        assert (mine.path, mine.calls, mine.inputs, mine.outputs) == (theirs.path, theirs.calls, theirs.inputs, theirs.outputs)
+        assert (mine.path, mine.calls, mine.inputs, mine.outputs) == (theirs.path, theirs.calls, theirs.inputs,
+                                                                      theirs.outputs)
         assert [getattr(mine, field) for field in counted] == [getattr(theirs, field) for field in counted], mine.path
     assert [c[:4] for c in p.module_calls] == [c[:4] for c in q.module_calls]
 
@@ -158,7 +171,9 @@ def test_autocast_steps_and_losses_are_those_of_profile():
         optimizer.step()
         optimizer.zero_grad()
 
-    for options in ({"autocast": torch.bfloat16}, {"loss_fn": lambda y: y.pow(2).mean()}, {"step": step, "optimizer": "momentum"}, {"mode": "infer"}):
+    for options in ({"autocast": torch.bfloat16}, {"loss_fn": lambda y: y.pow(2).mean()}, {
+            "step": step, "optimizer": "momentum"
+    }, {"mode": "infer"}):
         p, q = measure(model, (x,), **options), profile(model, (x,), device=HOST, **options)
         assert (p.mode, p.autocast, p.optimizer, p.batch_size) == (q.mode, q.autocast, q.optimizer, q.batch_size)
         assert (p.fwd_flops, p.bwd_flops) == (q.fwd_flops, q.bwd_flops)

@@ -146,7 +146,8 @@ class Recursive(nn.Module):
 
 def test_a_module_that_calls_itself_is_counted_once(stream):
     p = measure(Recursive(stream), (X,), clock=stream.clock())
-    assert (p.modules.calls, p.modules.own.fwd_seconds, p.modules.children[0].fwd_seconds) == (4, pytest.approx(0.004), pytest.approx(0.008))
+    assert (p.modules.calls, p.modules.own.fwd_seconds, p.modules.children[0].fwd_seconds) == (4, pytest.approx(0.004),
+                                                                                               pytest.approx(0.008))
     assert [round(1e3 * c.fwd_seconds) for c in p.module_calls if c.path == ""] == [12, 9, 6, 3]
 
 

@@ -45,7 +45,8 @@ def test_what_a_layer_does_is_counted_in_the_layer(function, x, expected):
 
 def test_predicted_modules_may_be_called_under_vmap_too():
     model = Calls(lambda layer, x: torch.vmap(layer)(x))
-    assert [p.modules.children[0].fwd_macs for p in (profile(model, (X,)), measure(model, (X,)))] == [6 * PRODUCT, 6 * PRODUCT]
+    assert [p.modules.children[0].fwd_macs
+            for p in (profile(model, (X, )), measure(model, (X, )))] == [6 * PRODUCT, 6 * PRODUCT]
 
 
 def test_an_encoder_that_packs_its_padding_away_is_counted_as_predicted():

@@ -22,14 +22,18 @@ class Net(nn.Module):
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path_factory.mktemp('group') / 'store'}", rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path_factory.mktemp('group') / 'store'}", rank=0,
+                            world_size=1)
     yield
     dist.destroy_process_group()
 
 
 def parts(p, prefix):
     """What the modules below a wrapper cost, by their own names."""
-    return {m.path.removeprefix(prefix).lstrip("."): (m.type, m.calls, m.fwd_flops, m.bwd_flops) for m in p.modules.walk() if m.path.startswith(prefix)}
+    return {
+        m.path.removeprefix(prefix).lstrip("."): (m.type, m.calls, m.fwd_flops, m.bwd_flops) for m in p.modules.walk()
+        if m.path.startswith(prefix)
+    }
 
 
 X = torch.rand(4, 8)
@@ -52,7 +56,10 @@ def test_a_compiled_model_runs_as_written_and_says_so(in_place):
     prefix = "" if in_place else "_orig_mod"
     assert parts(p, prefix) == parts(plain, "")
     assert (p.modules.calls, p.modules.outputs, p.modules.fwd_flops) == (1, plain.modules.outputs, plain.fwd_flops)
-    assert [text for text in p.assumptions if text.startswith("compiled, measured as written: Net; as compiled, a forward pass takes ")]
+    assert [
+        text for text in p.assumptions
+        if text.startswith("compiled, measured as written: Net; as compiled, a forward pass takes ")
+    ]
     assert p.name == "Net"
 
 
@@ -69,7 +76,8 @@ def test_distributed_data_parallel_is_a_level_and_its_collectives_are_seen(group
     model = nn.parallel.DistributedDataParallel(Net())
     p = measure(model, (X,), loss_fn=loss, optimizer="sgd")
     plain = measure(model.module, (X,), loss_fn=loss)
-    assert {name: row[2] for name, row in parts(p, "module").items()} == {name: row[2] for name, row in parts(plain, "").items()}
+    assert {name: row[2]
+            for name, row in parts(p, "module").items()} == {name: row[2] for name, row in parts(plain, "").items()}
     assert (p.modules.type, p.modules.children[0].type, p.modules.params) == ("DistributedDataParallel", "Net", 144)
     assert p.modules.bwd_comm_bytes == 4 * 144
     assert (p.world_size, p.data_parallel_size, p.model_parallel_size) == (1, 1, 1)
@@ -84,11 +92,14 @@ def test_fully_sharded_models_are_measured_in_their_local_shapes(group):
     assert [(m.path, m.fwd_flops) for m in p.modules.walk()] == [(m.path, m.fwd_flops) for m in plain.modules.walk()]
     assert p.modules.params == 144
     wrapped = measure(fsdp.FullyShardedDataParallel(Net(), device_id=torch.device("cpu")), (X,), loss_fn=loss)
-    assert {name: row[2] for name, row in parts(wrapped, "_fsdp_wrapped_module").items()} == {name: row[2] for name, row in parts(plain, "").items()}
+    assert {name: row[2] for name, row in parts(wrapped, "_fsdp_wrapped_module").items()} == {
+        name: row[2] for name, row in parts(plain, "").items()
+    }
 
 
 def test_predicted_beside_measured_leaves_wrappers_out():
     predicted = profile(Net(), (X,), device="h200")
     measured = measure(torch.compile(Net(), backend="eager"), (X,))
     lines = [line.split() for line in compare_modules(predicted, measured, ["fwd_flops"]).splitlines()]
-    assert [line for line in lines if "Linear" in line] == [["├─a", "Linear", "512", "512", "1.00"], ["│", "└─0", "Linear", "512", "512", "1.00"]]
+    assert [line for line in lines if "Linear" in line] == [["├─a", "Linear", "512", "512", "1.00"],
+                                                            ["│", "└─0", "Linear", "512", "512", "1.00"]]

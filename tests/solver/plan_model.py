@@ -12,7 +12,8 @@ class Bottleneck(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(width, width // 4, 1, bias=False), nn.BatchNorm2d(width // 4)
-        self.conv2, self.bn2 = nn.Conv2d(width // 4, width // 4, 3, padding=1, bias=False), nn.BatchNorm2d(width // 4, momentum=None)
+        self.conv2, self.bn2 = nn.Conv2d(width // 4, width // 4, 3, padding=1, bias=False), nn.BatchNorm2d(
+            width // 4, momentum=None)
         self.conv3, self.bn3 = nn.Conv2d(width // 4, width, 1, bias=False), nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
 
@@ -42,7 +43,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.attention = nn.ModuleList(nn.MultiheadAttention(32, 4, dropout=0.1, batch_first=True) for _ in range(4))
         self.norm = nn.ModuleList(nn.LayerNorm(32) for _ in range(8))
-        self.mlp = nn.ModuleList(nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Dropout(0.1), nn.Linear(128, 32)) for _ in range(4))
+        self.mlp = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Dropout(0.1), nn.Linear(128, 32)) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         for i in range(4):
@@ -76,8 +78,9 @@ class Skips(nn.Module):
 class Dense(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.BatchNorm2d(8 * i), nn.ReLU(inplace=True), nn.Conv2d(8 * i, 8, 3, padding=1, bias=False))
-                                    for i in range(1, 7))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.BatchNorm2d(8 * i), nn.ReLU(inplace=True), nn.Conv2d(8 * i, 8, 3, padding=1, bias=False))
+            for i in range(1, 7))
 
     def forward(self, x: Tensor) -> Tensor:
         features = [x]
@@ -91,7 +94,9 @@ def _tokens() -> dict[str, Tensor]:
 
 
 def _llama() -> Llama:
-    return Llama(LlamaConfig(vocab_size=53, hidden_size=32, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2))
+    return Llama(
+        LlamaConfig(vocab_size=53, hidden_size=32, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
+                    num_key_value_heads=2))
 
 
 MODELS = {
@@ -118,7 +123,9 @@ def take_step(program: nn.Module, model: nn.Module, inputs: dict[str, Tensor]) -
     output = program(**inputs)
     loss = output.loss if hasattr(output, "loss") else output.square().sum()
     loss.backward()
-    found = {"loss": loss.detach(), **{f"grad of {k}": p.grad for k, p in model.named_parameters() if p.grad is not None}}
+    found = {
+        "loss": loss.detach(), **{f"grad of {k}": p.grad for k, p in model.named_parameters() if p.grad is not None}
+    }
     found |= {f"buffer {k}": b.clone() for k, b in model.named_buffers()}
     model.zero_grad()
     model.load_state_dict(before)

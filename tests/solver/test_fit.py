@@ -49,14 +49,17 @@ def check(found, run, spare=8):
     assert run(found.size).peak_allocated_bytes == found.at_limit.peak_allocated_bytes
     if found.beyond is not None:
         assert found.beyond.out_of_memory is not None
-    assert len(found.evaluations) <= spare + math.log2(found.size)  # halving alone, from an end that is not known, takes twice the logarithm
+    # halving alone, from an end that is not known, takes twice the logarithm
+    assert len(found.evaluations) <= spare + math.log2(found.size)
 
 
 @pytest.mark.parametrize("mib", [60, 61, 75, 100])
 def test_inference_of_a_layer_by_hand(mib):
-    """4 MiB of weights and 33 of workspaces (a segment each; cuBLASLt takes none without a bias), then input and output of 4 KiB a row.
+    """4 MiB of weights and 33 of workspaces (a segment each; cuBLASLt takes none without a bias), then input and output
+    of 4 KiB a row.
 
-    Above 1 MiB and below 10 MiB a block takes a segment of 20 MiB, which other blocks share; all else is exact in 2 MiB.
+    Above 1 MiB and below 10 MiB a block takes a segment of 20 MiB, which other blocks share; all else is exact in 2
+    MiB.
     """
     def run(n):
         return profile(layer, args=(rows(n),), mode="infer", options=limit(mib))
@@ -88,8 +91,8 @@ def test_a_sequence_whose_memory_is_quadratic():
 
     found = max_sequence_length(Attention, make, options=limit(1000), optimizer="sgd")
     check(found, lambda n: profile(Attention, kwargs=make(n), options=limit(1000), optimizer="sgd"), spare=12)
-    # at the peak of the backward pass, that of softmax: its saved result, the gradient of it and of its input, of 8 n^2 bytes each
-    # (and 64 MiB of workspaces and what is linear)
+    # at the peak of the backward pass, that of softmax: its saved result, the gradient of it and of its input, of 8 n^2
+    # bytes each (and 64 MiB of workspaces and what is linear)
     assert 24 * found.size**2 < found.at_limit.peak_allocated_bytes - 64 * MIB < 25 * found.size**2
 
 

@@ -124,11 +124,14 @@ def test_a_device_makes_seconds_the_objective():
     assert plan.planned.peak_activation_bytes <= 0.7 * plan.unplanned.peak_activation_bytes
 
 
-@pytest.mark.parametrize(("name", "method"), [("llama", "chain"), ("resnet", "greedy")])  # where greedy finds none at all
+# where greedy finds none at all
+@pytest.mark.parametrize(("name", "method"), [("llama", "chain"), ("resnet", "greedy")])
 def test_an_infeasible_budget_says_the_smallest_that_is_not(name, method):
     _, _, _, planner = planner_of(name)
-    with pytest.raises(InputError, match=r"budget=0\.01: no plan of \w+ stays within .*; the smallest budget that one was found for is ([\d,]+) "
-                                         r"bytes .*of the activations' memory\)") as caught:
+    with pytest.raises(
+            InputError,
+            match=r"budget=0\.01: no plan of \w+ stays within .*; the smallest budget that one was found for is ([\d,]+) "
+            r"bytes .*of the activations' memory\)") as caught:
         planner.solve(0.01, method)
     smallest = int(str(caught.value).partition("found for is ")[2].split()[0].replace(",", ""))
     plan = planner.solve(smallest / planner.unplanned.peak_activation_bytes + 1e-9)
@@ -160,7 +163,8 @@ def test_the_user_s_own_checkpoints_stay():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.GELU()) for _ in range(4))
+            self.layers = nn.ModuleList(
+                nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.GELU()) for _ in range(4))
 
         def forward(self, x):
             for i, layer in enumerate(self.layers):
@@ -237,7 +241,8 @@ def test_what_follows_a_kept_attention_with_dropout_draws_the_same_again():
     def gradient(**options):
         torch.manual_seed(0)
         x = torch.linspace(0, 1, 16).reshape(4, 4).requires_grad_()
-        checkpoint(lambda x: nn.functional.dropout(Noisy.apply(x, torch.ones(4, 4)).sin()).exp(), x, use_reentrant=False, **options).sum().backward()
+        checkpoint(lambda x: nn.functional.dropout(Noisy.apply(x, torch.ones(4, 4)).sin()).exp(), x,
+                   use_reentrant=False, **options).sum().backward()
         return x.grad
 
     assert torch.equal(gradient(context_fn=KeepProducts((0,))), gradient())
@@ -320,7 +325,9 @@ def test_plans_are_plain_data(tmp_path):
 def test_error_texts():
     model, inputs, gm, planner = planner_of("dense")
     plan = planner.solve(0.6)
-    with pytest.raises(InputError, match=r"is no whole module; apply this plan to the traced graph, or solve with granularity='module'"):
+    with pytest.raises(
+            InputError,
+            match=r"is no whole module; apply this plan to the traced graph, or solve with granularity='module'"):
         plan.apply(model)
     with pytest.raises(InputError, match="is no node of this graph"):
         plan.apply(symbolic_trace(nn.Linear(2, 2), meta_args={"input": torch.empty(1, 2)}))
@@ -336,7 +343,9 @@ def test_error_texts():
         solve(gm, 0.5)
     with pytest.raises(InputError, match="takes a GraphModule"):
         solve(model, 0.5)
-    with pytest.raises(InputError, match=r"solve\(Profile of Dense\): every plan is replayed .* has no program with it; give the graph"):
+    with pytest.raises(
+            InputError,
+            match=r"solve\(Profile of Dense\): every plan is replayed .* has no program with it; give the graph"):
         solve(profile(model, (), inputs), 0.5)
 
 
@@ -374,9 +383,11 @@ def test_names_that_the_program_and_a_checkpoint_both_know():
 
     torch.manual_seed(0)
     model, x, shift = Model(), torch.randn(64, 16), torch.ones(16)
-    gm = symbolic_profile(symbolic_trace(model, meta_args={"x": x, "shift": shift}), x, kwargs={"shift": shift}, loss_fn=square)
+    gm = symbolic_profile(symbolic_trace(model, meta_args={"x": x, "shift": shift}), x, kwargs={"shift": shift},
+                          loss_fn=square)
     plan = solve(gm, 0.7, granularity="module")
-    assert solve(copy.copy(gm), 0.7, granularity="module", loss_fn=square) == plan, "what is passed by name only is so for a copy"
+    assert solve(copy.copy(gm), 0.7, granularity="module",
+                 loss_fn=square) == plan, "what is passed by name only is so for a copy"
     expected = model(x, shift=shift)
     with plan.applied(model):
         assert torch.equal(model(x, shift=shift), expected)
@@ -416,8 +427,12 @@ def test_a_value_that_nothing_saves_is_held_by_the_first_checkpoint_after_its_ma
     make = UnitMaker(problem)
     spans = list(zip([0, *(e + 1 for e in ends)], ends))
     division = [make.regions(a, b)[0] for a, b in spans]
-    division += [make.plain(ends[-1] + 1, len(problem) - 1)] * (ends[-1] + 1 < len(problem)) + [make.plain(len(problem), len(problem))]
+    division += [make.plain(ends[-1] + 1,
+                            len(problem) - 1)] * (ends[-1] + 1 < len(problem)) + [
+                                make.plain(len(problem), len(problem))
+                            ]
     y = 8 * 64 * 128 * 4
-    assert [u.held_bytes // y for u in division[:3]] == [1, 2, 1]  # the result, and y where it comes from outside and is not held yet
+    # the result, and y where it comes from outside and is not held yet
+    assert [u.held_bytes // y for u in division[:3]] == [1, 2, 1]
     plan = planner._plan(division, 0, "activations", "chain", None)
     assert plan.planned.peak_activation_bytes <= peak_bytes(division)

@@ -15,8 +15,9 @@ def run(capsys, *argv):
 
 def test_plan_prints_saves_and_draws(capsys, tmp_path):
     pytest.importorskip("matplotlib")
-    code, out, err = run(capsys, "plan", "resnet18", "--input", "4x3x64x64", "--budget", "80%", "--device", "a100", "--frontier", "100%,80%",
-                         "--plot", str(tmp_path / "frontier.png"), "--json", str(tmp_path / "plan.json"))
+    code, out, err = run(capsys, "plan", "resnet18", "--input", "4x3x64x64", "--budget", "80%", "--device", "a100",
+                         "--frontier", "100%,80%", "--plot", str(tmp_path / "frontier.png"), "--json",
+                         str(tmp_path / "plan.json"))
     assert (code, err) == (0, "")
     plan = Plan.from_json(tmp_path / "plan.json")
     assert plan.planned.peak_activation_bytes <= 0.8 * plan.unplanned.peak_activation_bytes and plan.objective == "seconds"
@@ -26,7 +27,8 @@ def test_plan_prints_saves_and_draws(capsys, tmp_path):
 
 
 def test_budgets_of_the_step_count_optimizer_states(capsys):
-    code, out, _ = run(capsys, "plan", "resnet18", "--input", "4x3x64x64", "--budget", "300 MB", "--optimizer", "adamw", "--granularity", "module")
+    code, out, _ = run(capsys, "plan", "resnet18", "--input", "4x3x64x64", "--budget", "300 MB", "--optimizer", "adamw",
+                       "--granularity", "module")
     assert code == 0 and "budget for the whole step" in out
 
 

@@ -15,7 +15,8 @@ PARAMETERS = {"vit_b_16": 86_567_656, "resnet18": 11_689_512, "resnet50": 25_557
 
 def list_modules(model: nn.Module) -> list[tuple[str, str]]:
     # torchvision's MLP is a subclass of Sequential too: compare what the layers are, not what the containers are called
-    return [(name, type(module).__name__) for name, module in model.named_modules() if not isinstance(module, nn.Sequential)]
+    return [(name, type(module).__name__) for name, module in model.named_modules()
+            if not isinstance(module, nn.Sequential)]
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -30,8 +31,10 @@ def test_has_the_modules_and_parameters_of_torchvision(name: str) -> None:
 SMALL_VIT = dict(image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=24, num_classes=5)
 SMALL = {
     "vit": (lambda: VisionTransformer(**SMALL_VIT), lambda: models.VisionTransformer(**SMALL_VIT)),
-    "basic": (lambda: ResNet(BasicBlock, (1, 2, 1, 1), 5), lambda: models.ResNet(models.resnet.BasicBlock, [1, 2, 1, 1], 5)),
-    "bottleneck": (lambda: ResNet(Bottleneck, (1, 2, 1, 1), 5), lambda: models.ResNet(models.resnet.Bottleneck, [1, 2, 1, 1], 5)),
+    "basic": (lambda: ResNet(BasicBlock,
+                             (1, 2, 1, 1), 5), lambda: models.ResNet(models.resnet.BasicBlock, [1, 2, 1, 1], 5)),
+    "bottleneck": (lambda: ResNet(Bottleneck,
+                                  (1, 2, 1, 1), 5), lambda: models.ResNet(models.resnet.Bottleneck, [1, 2, 1, 1], 5)),
 }
 
 
@@ -40,7 +43,8 @@ SMALL = {
 def test_computes_what_torchvision_computes(case: str, train: bool) -> None:
     torch.manual_seed(0)
     ours, theirs = (build().train(train) for build in SMALL[case])
-    for parameter in theirs.parameters():  # torchvision starts ViT's head at zero, which would hide everything before it
+    # torchvision starts ViT's head at zero, which would hide everything before it
+    for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.1)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 3, 32, 32)

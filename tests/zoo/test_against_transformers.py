@@ -32,7 +32,8 @@ def test_llama_405b_is_the_published_shape() -> None:
     with torch.device("meta"):
         model = llama_405b()
     layer = model.model.layers[125].self_attn
-    assert (layer.q_proj.weight.shape, layer.k_proj.weight.shape, layer.head_dim) == ((16384, 16384), (1024, 16384), 128)
+    assert (layer.q_proj.weight.shape, layer.k_proj.weight.shape, layer.head_dim) == ((16384, 16384), (1024, 16384),
+                                                                                      128)
     assert model.lm_head.weight is not model.model.embed_tokens.weight
 
 
@@ -48,8 +49,14 @@ def make_gpt2() -> tuple[torch.nn.Module, torch.nn.Module]:
 
 def make_llama(kv_heads: int, tied: bool) -> tuple[torch.nn.Module, torch.nn.Module]:
     sizes = dict(
-        vocab_size=31, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=kv_heads,
-        rms_norm_eps=1e-5, tie_word_embeddings=tied,
+        vocab_size=31,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=kv_heads,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=tied,
     )
     rope = dict(rope_type="default", rope_theta=500000.0)
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=rope))

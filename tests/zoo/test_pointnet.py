@@ -12,7 +12,8 @@ PER_POINT = 64 * 128 + 128 * 1024
 PER_CLOUD = 1024 * 512 + 512 * 256
 INPUT_TRANSFORM = (3 * 64 + PER_POINT) * POINTS + (PER_CLOUD + 256 * 3 * 3) * 32
 FEATURE_TRANSFORM = (64 * 64 + PER_POINT) * POINTS + (PER_CLOUD + 256 * 64 * 64) * 32
-TOTAL = INPUT_TRANSFORM + FEATURE_TRANSFORM + (3 * 3 + 3 * 64 + 64 * 64 + PER_POINT) * POINTS + (PER_CLOUD + 256 * 10) * 32
+TOTAL = INPUT_TRANSFORM + FEATURE_TRANSFORM + (3 * 3 + 3 * 64 + 64 * 64 + PER_POINT) * POINTS + (PER_CLOUD +
+                                                                                                 256 * 10) * 32
 
 
 def test_hand_count_is_the_published_one() -> None:
@@ -48,5 +49,6 @@ def test_order_of_points_does_not_matter(small: PointNet) -> None:
 
 def test_transform_multiplies_each_point_by_the_matrix() -> None:
     points, matrix = torch.randn(2, 3, 5), torch.randn(2, 3, 3)
-    expected = torch.stack([(points[b, :, n] @ matrix[b]) for b in range(2) for n in range(5)]).view(2, 5, 3).transpose(1, 2)
+    expected = torch.stack([(points[b, :, n] @ matrix[b]) for b in range(2) for n in range(5)]).view(2, 5, 3).transpose(
+        1, 2)
     torch.testing.assert_close(transform(points, matrix), expected)

@@ -1,1 +1,3 @@
-"""Operators that take another path on the claimed device than on meta, one family a file. Every file here is imported when a mode is first entered."""
+"""Operators that take another path on the claimed device than on meta, one family a file. Every file here is imported
+when a mode is first entered.
+"""

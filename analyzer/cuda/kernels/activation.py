@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import claimed, claimed_shape, host_shape
 from analyzer.cuda.function import call_whole
+from analyzer.cuda.kernel_registry import claimed, claimed_shape, host_shape
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

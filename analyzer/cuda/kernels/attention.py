@@ -1,4 +1,5 @@
-"""Scaled dot product attention on the claimed device: the kernel that would run, with the same preparation of its arguments.
+"""Scaled dot product attention on the claimed device: the kernel that would run, with the same preparation of its
+arguments.
 
 Source: ``scaled_dot_product_attention`` and its helpers in ``aten/src/ATen/native/transformers/attention.cpp``.
 """
@@ -9,13 +10,12 @@ from typing import Any
 
 import torch
 
-from analyzer.errors import InputError
-
+from analyzer.cuda.factory import new_on_device_of
+from analyzer.cuda.host_attention import choose_host_backend
 from analyzer.cuda.kernel_registry import claimed, claimed_shape
 from analyzer.cuda.sdp_choice import CUDNN, EFFICIENT, FLASH, MATH, AttentionCall, choose_backend, describe
-from analyzer.cuda.factory import new_on_device_of
+from analyzer.errors import InputError
 from analyzer.meta.intercept.gated_kernel import any_claims
-from analyzer.cuda.host_attention import choose_host_backend
 from analyzer.meta.state import current
 
 Tensor = torch.Tensor
@@ -25,46 +25,52 @@ _EFFICIENT_ALIGNMENT = 8   # preprocess_mask, mem_eff_alignment
 
 
 @claimed("scaled_dot_product_attention", on_any_device=True)
-def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-           *, scale: float | None = None, enable_gqa: bool = False) -> Any:
+def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+           is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False) -> Any:
     if not _is_valid(query, key, value, attn_mask, is_causal):
         return NotImplemented  # torch says what is wrong
-    if enable_gqa and 0 in (*key.shape[-3:-2], *value.shape[-3:-2]):  # torch divides by their number, which ends the process
-        raise InputError(f"scaled_dot_product_attention(enable_gqa=True): a key of shape {tuple(key.shape)} and a value of shape "
-                         f"{tuple(value.shape)} need at least one head each")
+    # torch divides by their number, which ends the process
+    if enable_gqa and 0 in (*key.shape[-3:-2], *value.shape[-3:-2]):
+        raise InputError(
+            f"scaled_dot_product_attention(enable_gqa=True): a key of shape {tuple(key.shape)} and a value of shape "
+            f"{tuple(value.shape)} need at least one head each")
     call = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     state = current()
     assert state is not None
     if not any_claims(state, "cuda", call[:3]):
         if choose_host_backend(call) != FLASH:
             return NotImplemented  # torch's own way to the plain products
-        return aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, dropout_p, is_causal,
-                                                                        attn_mask=_to_additive(attn_mask, query.dtype), scale=scale)[0]
+        return aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, dropout_p,
+                                                                        is_causal, attn_mask=_to_additive(
+                                                                            attn_mask, query.dtype), scale=scale)[0]
     backend = choose_backend(call)
     if backend == CUDNN:
         mask = _to_additive(attn_mask, query.dtype, -65504.0)  # the least half: convert_boolean_attn_mask_cudnn
-        outputs = aten._scaled_dot_product_cudnn_attention.default(query, key, value, mask, call.needs_grad, dropout_p, is_causal, False,
-                                                                  scale=scale)
+        outputs = aten._scaled_dot_product_cudnn_attention.default(query, key, value, mask, call.needs_grad, dropout_p,
+                                                                   is_causal, False, scale=scale)
         return outputs[0]
     if backend == FLASH:
         size = query.shape[-1]
         padded = [_pad_last(t, -size % _FLASH_ALIGNMENT) for t in (query, key, value)]
-        out = aten._scaled_dot_product_flash_attention.default(*padded, dropout_p, is_causal, False, scale=_scale(query, scale))[0]
+        out = aten._scaled_dot_product_flash_attention.default(*padded, dropout_p, is_causal, False, scale=_scale(
+            query, scale))[0]
         return out if out.shape[-1] == size else aten.slice.Tensor(out, -1, 0, size)
     mask = _to_additive(attn_mask, query.dtype)
     if backend == EFFICIENT:
         if mask is not None:
             mask = _align(mask).expand(*query.shape[:3], key.shape[2])
-        return aten._scaled_dot_product_efficient_attention.default(query, key, value, mask, call.needs_grad, dropout_p, is_causal,
-                                                                    scale=scale)[0]
+        return aten._scaled_dot_product_efficient_attention.default(query, key, value, mask, call.needs_grad, dropout_p,
+                                                                    is_causal, scale=scale)[0]
     if backend == MATH:
-        return aten._scaled_dot_product_attention_math.default(query, key, value, mask, dropout_p, is_causal, None, scale=scale,
-                                                               enable_gqa=enable_gqa)[0]
-    raise RuntimeError(f"No available kernel. Aborting execution. scaled_dot_product_attention({describe(call)}): every backend that could "
-                       "run it is switched off; see torch.nn.attention.sdpa_kernel and torch.backends.cuda.enable_math_sdp")
+        return aten._scaled_dot_product_attention_math.default(query, key, value, mask, dropout_p, is_causal, None,
+                                                               scale=scale, enable_gqa=enable_gqa)[0]
+    raise RuntimeError(
+        f"No available kernel. Aborting execution. scaled_dot_product_attention({describe(call)}): every backend that could "
+        "run it is switched off; see torch.nn.attention.sdpa_kernel and torch.backends.cuda.enable_math_sdp")
 
 
-def _is_valid(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> bool:  # validate_sdpa_input
+# validate_sdpa_input
+def _is_valid(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
     if not query.dtype == key.dtype == value.dtype or min(query.dim(), key.dim(), value.dim()) < 2:
         return False
     return mask is None or not is_causal and mask.dtype in (torch.bool, torch.float32, query.dtype)
@@ -74,7 +80,8 @@ def _scale(query: Tensor, scale: float | None) -> float:  # calculate_scale
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
-def _to_additive(mask: Tensor | None, dtype: torch.dtype, masked: float = -math.inf) -> Tensor | None:  # convert_boolean_attn_mask
+# convert_boolean_attn_mask
+def _to_additive(mask: Tensor | None, dtype: torch.dtype, masked: float = -math.inf) -> Tensor | None:
     if mask is None or mask.dtype is not torch.bool:
         return mask
     zero = new_on_device_of(mask, aten.scalar_tensor.default, 0.0, dtype=dtype)
@@ -89,14 +96,15 @@ def _align(mask: Tensor) -> Tensor:  # preprocess_mask, pad_bias
     if mask.stride(-1) == 1 and all(s % _EFFICIENT_ALIGNMENT == 0 for s in mask.stride()[:-1]):
         return mask
     length = mask.shape[-1]
-    padded = _pad_last(mask, _EFFICIENT_ALIGNMENT - length % _EFFICIENT_ALIGNMENT)  # a whole multiple gets one more, as there
+    # a whole multiple gets one more, as there
+    padded = _pad_last(mask, _EFFICIENT_ALIGNMENT - length % _EFFICIENT_ALIGNMENT)
     return aten.slice.Tensor(padded, -1, 0, length)  # type: ignore[no-any-return]
 
 
 @claimed("_scaled_dot_product_attention_math")
-def attend_with_products(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-                         is_causal: bool = False, dropout_mask: Tensor | None = None, *, scale: float | None = None,
-                         enable_gqa: bool = False) -> Any:
+def attend_with_products(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+                         dropout_p: float = 0.0, is_causal: bool = False, dropout_mask: Tensor | None = None, *,
+                         scale: float | None = None, enable_gqa: bool = False) -> Any:
     """The plain products. On meta torch adds the mask out of place, on CUDA in place; without a mask both run the same."""
     if attn_mask is None and not is_causal or dropout_mask is not None:
         return NotImplemented
@@ -127,5 +135,6 @@ def _repeat_heads(x: Tensor, query: Tensor) -> Tensor:  # pre_process_group_quer
 def cudnn_attention_shape(query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None, compute_log_sumexp: bool,
                           *args: Any, **kwargs: Any) -> Any:
     """run_cudnn_SDP_fprop makes the log-sum-exp only where a backward pass needs it; the meta kernel always does."""
-    outputs = aten._scaled_dot_product_cudnn_attention.default(query, key, value, attn_bias, compute_log_sumexp, *args, **kwargs)
+    outputs = aten._scaled_dot_product_cudnn_attention.default(query, key, value, attn_bias, compute_log_sumexp, *args,
+                                                               **kwargs)
     return outputs if compute_log_sumexp else (outputs[0], None, *outputs[2:])

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from analyzer.cuda.kernel_registry import claimed
-from analyzer.meta.value.density import balanced_counts
-from analyzer.meta.value.known_value import Deferred, read_known
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import current
+from analyzer.meta.value.density import balanced_counts
+from analyzer.meta.value.known_value import Deferred, read_known
 
 aten = torch.ops.aten
 
@@ -24,7 +24,8 @@ def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength:
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     out = aten.new_empty.default(self, [minlength], dtype=dtype)
     if weights is None and (state.options.unknown_size == "balanced" or state.repeats) and state.expects_contents:
-        state.assume(f"bincount: unknown elements are taken to fall evenly into {minlength} bins (balanced) {state.where()}")
+        state.assume(
+            f"bincount: unknown elements are taken to fall evenly into {minlength} bins (balanced) {state.where()}")
         only = state.placeholder if state.repeats else None
         with without_modes():
             out.untyped_storage().known = Deferred(torch.tensor(balanced_counts(self.numel(), minlength, only)))

@@ -1,7 +1,7 @@
 """Dropout on CUDA: one fused kernel that saves a boolean mask, where meta (and the CPU) multiply by a noise tensor.
 
-Source: ``aten/src/ATen/native/Dropout.cpp``, is_fused_kernel_acceptable. The in-place variant and those of features and alpha
-have no fused kernel: they run the same on both.
+Source: ``aten/src/ATen/native/Dropout.cpp``, is_fused_kernel_acceptable. The in-place variant and those of features and
+alpha have no fused kernel: they run the same on both.
 """
 from __future__ import annotations
 

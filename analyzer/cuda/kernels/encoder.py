@@ -1,7 +1,9 @@
-"""The fused inference path of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` on CUDA, as the operators it is made of.
+"""The fused inference path of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` on CUDA, as the operators it
+is made of.
 
 Sources: ``native_multi_head_attention_cuda`` in ``aten/src/ATen/native/transformers/cuda/attention.cu`` and
-``aten/src/ATen/native/transformers/{attention,transformer}.cpp``. Neither has a gradient; nested tensors are not covered.
+``aten/src/ATen/native/transformers/{attention,transformer}.cpp``. Neither has a gradient; nested tensors are not
+covered.
 """
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ aten = torch.ops.aten
 
 
 @claimed("_native_multi_head_attention")
-def attend_with_heads(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor, qkv_bias: Tensor,
-                      proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None, need_weights: bool = True,
-                      average_attn_weights: bool = True, mask_type: int | None = None) -> Any:
+def attend_with_heads(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
+                      qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None,
+                      need_weights: bool = True, average_attn_weights: bool = True,
+                      mask_type: int | None = None) -> Any:
     if query.is_nested or query.dim() != 3 or not query.numel():
         return NotImplemented
     if query is key is value and embed_dim // num_head % 8 == 0 and not need_weights and mask is None:
@@ -31,14 +34,17 @@ def attend_with_heads(query: Tensor, key: Tensor, value: Tensor, embed_dim: int,
             merged = y.transpose(1, 2).reshape(query.shape[0], -1, embed_dim)
             return aten.linear.default(merged, proj_weight, proj_bias), None
     batch, length = query.shape[:2]
-    q, k, v = aten._transform_bias_rescale_qkv.default(_project(query, key, value, embed_dim, qkv_weight), qkv_bias, num_head)
+    q, k, v = aten._transform_bias_rescale_qkv.default(_project(query, key, value, embed_dim, qkv_weight), qkv_bias,
+                                                       num_head)
     flat = (batch * num_head, -1, embed_dim // num_head)
     weights = aten.bmm.default(q.view(flat), k.view(flat).transpose(1, 2)).view(batch, num_head, length, -1)
     if mask is None:
         weights = aten._softmax.out(weights, -1, False, out=weights)
     else:
-        weights = aten._masked_softmax.default(weights, mask if mask.dtype is torch.bool else mask.to(torch.bool), 3, mask_type)
-    context = aten.bmm.out(weights.view(batch * num_head, length, -1), v.view(flat), out=q.view(flat)).view(batch, num_head, length, -1)
+        weights = aten._masked_softmax.default(weights, mask if mask.dtype is torch.bool else mask.to(torch.bool), 3,
+                                               mask_type)
+    context = aten.bmm.out(weights.view(batch * num_head, length, -1), v.view(flat), out=q.view(flat)).view(
+        batch, num_head, length, -1)
     merged = context.permute(0, 2, 1, 3).contiguous().view(batch * length, embed_dim)
     out = aten.linear.default(merged, proj_weight, proj_bias).view(batch, length, -1)
     if not need_weights:
@@ -71,10 +77,10 @@ def masked_softmax_shape(self: Tensor, mask: Tensor, dim: int | None = None, mas
 
 
 @claimed("_transformer_encoder_layer_fwd")
-def encode(src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor,
-           use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor, norm_weight_2: Tensor,
-           norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor, ffn_bias_2: Tensor,
-           mask: Tensor | None = None, mask_type: int | None = None) -> Any:
+def encode(src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor,
+           proj_bias: Tensor, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor,
+           norm_weight_2: Tensor, norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor,
+           ffn_bias_2: Tensor, mask: Tensor | None = None, mask_type: int | None = None) -> Any:
     if src.is_nested or not src.numel():
         return NotImplemented
 
@@ -82,8 +88,8 @@ def encode(src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_
         return aten.layer_norm.default(x, [embed_dim], weight, bias, eps, True)  # type: ignore[no-any-return]
 
     x = norm(src, norm_weight_1, norm_bias_1) if norm_first else src
-    x = aten._native_multi_head_attention.default(x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False,
-                                                  True, mask_type)[0]
+    x = aten._native_multi_head_attention.default(x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight,
+                                                  proj_bias, mask, False, True, mask_type)[0]
     x = aten.add_.Tensor(x, src)
     if not norm_first:
         x = norm(x, norm_weight_1, norm_bias_1)
@@ -101,5 +107,7 @@ def encode(src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_
 def is_left_aligned(t: Tensor, mask: Tensor) -> bool:
     state = current()
     assert state is not None
-    state.assume("padding masks are taken not to be left-aligned, so that TransformerEncoder makes no nested tensors of its input")
+    state.assume(
+        "padding masks are taken not to be left-aligned, so that TransformerEncoder makes no nested tensors of its input"
+    )
     return False

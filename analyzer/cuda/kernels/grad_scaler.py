@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import torch
 
-from analyzer.cuda.kernel_registry import claimed
 from analyzer.cuda.function import call_whole
+from analyzer.cuda.kernel_registry import claimed
 from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage
 

@@ -1,7 +1,7 @@
 """Products of groups of rows: torch's meta kernel takes bfloat16 only, the kernels take float32 and float16 as well.
 
-Sources: ``_grouped_mm_validate_inputs`` and ``create_grouped_gemm_output_tensor`` in aten/src/ATen/native/GroupedMMUtils.h,
-which CPU and CUDA share.
+Sources: ``_grouped_mm_validate_inputs`` and ``create_grouped_gemm_output_tensor`` in
+aten/src/ATen/native/GroupedMMUtils.h, which CPU and CUDA share.
 """
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Tensor = torch.Tensor
 
 @host_shape("_grouped_mm")
 @claimed_shape("_grouped_mm")
-def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    """``offs`` cuts rows, columns or the inner dimension of the 2-d operands into groups. Rows of the result start at multiples
-    of 16 bytes, as the tensor memory accelerator needs.
+def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
+               out_dtype: torch.dtype | None = None) -> Tensor:
+    """``offs`` cuts rows, columns or the inner dimension of the 2-d operands into groups. Rows of the result start at
+    multiples of 16 bytes, as the tensor memory accelerator needs.
     """
     if (a.dim() == 3 and b.dim() == 3) == (offs is not None):
         raise RuntimeError("_grouped_mm: offs must be given where an operand is 2-d, and only there")

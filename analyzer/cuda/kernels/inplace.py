@@ -1,7 +1,8 @@
 """Where C++ code works in place on CUDA but out of place on meta.
 
-Before it overwrites a temporary, ATen asks ``areAnyTensorSubclassLike`` (``aten/src/ATen/TensorSubclassLikeUtils.h``), which is true
-of meta tensors and under any dispatch mode: the out-of-place form keeps one more tensor alive for a moment.
+Before it overwrites a temporary, ATen asks ``areAnyTensorSubclassLike`` (``aten/src/ATen/TensorSubclassLikeUtils.h``),
+which is true of meta tensors and under any dispatch mode: the out-of-place form keeps one more tensor alive for a
+moment.
 """
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import claimed
 from analyzer.cuda.factory import new_on_device_of
+from analyzer.cuda.kernel_registry import claimed
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -39,7 +40,9 @@ def value_selecting_reduction_backward(grad: Tensor, dim: int, indices: Tensor, 
 
 @claimed("index_put")
 def index_put(self: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
-    """Inside ``index_backward`` this adds into the zeros that were made for it; a user's own call makes a copy on CUDA too."""
+    """Inside ``index_backward`` this adds into the zeros that were made for it; a user's own call makes a copy on CUDA
+    too.
+    """
     node = torch._C._current_autograd_node()
     if node is None or not node.name().startswith("IndexBackward") or not accumulate or torch.is_grad_enabled():
         return NotImplemented
@@ -48,7 +51,9 @@ def index_put(self: Tensor, indices: list[Tensor | None], values: Tensor, accumu
 
 @claimed("linear")
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    """``aten/src/ATen/native/Linear.cpp``: an input that cannot be flattened to a matrix gets its bias after the product."""
+    """``aten/src/ATen/native/Linear.cpp``: an input that cannot be flattened to a matrix gets its bias after the
+    product.
+    """
     if bias is None or input.dim() <= 2 or input.is_contiguous() or weight.dim() != 2:
         return NotImplemented
     return aten.add_.Tensor(aten.matmul.default(input, aten.t.default(weight)), bias)

@@ -12,12 +12,15 @@ Tensor = torch.Tensor
 
 @claimed_shape("multi_margin_loss_backward", "multilabel_margin_loss_backward")
 def shape_like_input(grad_output: Tensor, self: Tensor, *_: Any, **__: Any) -> Tensor:
-    """aten/src/ATen/native/cuda/MultiMarginLoss.cu and MultiLabelMarginCriterion.cu: the gradient has the input's layout."""
+    """aten/src/ATen/native/cuda/MultiMarginLoss.cu and MultiLabelMarginCriterion.cu: the gradient has the input's
+    layout.
+    """
     return torch.empty_like(self, memory_format=torch.contiguous_format)
 
 
 @claimed_shape("multi_margin_loss")
-def shape_multi_margin(self: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
+def shape_multi_margin(self: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Tensor | None = None,
+                       reduction: int = 1) -> Tensor:
     """aten/src/ATen/native/cuda/MultiMarginLoss.cu: one loss per row (0 is no reduction), else a scalar."""
     return self.new_empty(target.shape if reduction == 0 and target.dim() > 0 else ())
 

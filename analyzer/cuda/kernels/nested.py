@@ -8,9 +8,8 @@ import torch
 import torch.nested._internal.sdpa
 import torch.utils.flop_counter  # noqa: F401  # torch/nested/_internal/sdpa.py asks for it under a mode, and does not import it
 
-from analyzer.errors import UnsupportedOperatorError
-
 from analyzer.cuda.kernel_registry import claimed, claimed_shape
+from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.intercept.patch import Undo, replace
 from analyzer.meta.state import current
 from analyzer.meta.tensor import claim_of
@@ -22,21 +21,27 @@ _HALVES = (torch.float16, torch.bfloat16)
 def replacements() -> Iterator[Undo]:
     """Choose the kernels of attention as the claimed device would; each result undoes one step."""
     sdpa = torch.nested._internal.sdpa
-    yield replace(sdpa, "can_use_flash_attention", _choose(lambda dtype: torch._C._get_flash_sdp_enabled() and dtype in _HALVES))
-    yield replace(sdpa, "can_use_efficient_attention",
-                  _choose(lambda dtype: torch._C._get_mem_efficient_sdp_enabled() and dtype in (*_HALVES, torch.float32)))
-    yield replace(sdpa, "can_use_cudnn_attention", _choose(lambda dtype: False))  # the last one asked; flash takes what it could
+    yield replace(sdpa, "can_use_flash_attention",
+                  _choose(lambda dtype: torch._C._get_flash_sdp_enabled() and dtype in _HALVES))
+    yield replace(
+        sdpa, "can_use_efficient_attention",
+        _choose(lambda dtype: torch._C._get_mem_efficient_sdp_enabled() and dtype in (*_HALVES, torch.float32)))
+    # the last one asked; flash takes what it could
+    yield replace(sdpa, "can_use_cudnn_attention", _choose(lambda dtype: False))
 
 
 def _choose(can_use: Callable[[torch.dtype], bool]) -> Callable[[Any], Any]:
-    """check_tensor_dtype of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; what it checks of shapes is checked in Python besides."""
+    """check_tensor_dtype of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; what it checks of shapes is checked
+    in Python besides.
+    """
 
     def make(original: Any) -> Any:
         def ask(params: Any, debug: bool = False) -> bool:
             state = current()
             if state is None:
                 return original(params, debug)  # type: ignore[no-any-return]
-            # The host's products take the strided layout, which cannot be without data; a trace asks for the shape alone.
+            # The host's products take the strided layout, which cannot be without data; a trace asks for the shape
+            # alone.
             return (state.tape is not None or claim_of(params.query).type == "cuda") and can_use(params.query.dtype)
 
         return ask
@@ -51,7 +56,8 @@ def refuse_strided_layout(*args: Any, **kwargs: Any) -> Any:
     assert state is not None
     raise UnsupportedOperatorError(
         f"a nested tensor in the strided layout cannot be without data. {state.where()}\n"
-        f"Way out: make it with layout=torch.jagged. (Attention over jagged tensors takes the strided layout on a host; profile it on an accelerator.)")
+        f"Way out: make it with layout=torch.jagged. (Attention over jagged tensors takes the strided layout on a host; profile it on an accelerator.)"
+    )
 
 
 @claimed_shape("_padded_dense_to_jagged_forward")

@@ -1,8 +1,9 @@
 """Batch and root-mean-square normalisation on CUDA.
 
 Source: ``aten/src/ATen/native/Normalization.cpp`` (_select_batch_norm_backend, _batch_norm_impl_index),
-``aten/src/ATen/native/cudnn/BatchNorm.cpp`` and ``aten/src/ATen/native/layer_norm.cpp`` (rms_norm_symint). An H200 under torch 2.11
-ran ``cudnn_batch_norm`` for float32 and ``native_batch_norm`` for bfloat16, also with float32 weights (autocast).
+``aten/src/ATen/native/cudnn/BatchNorm.cpp`` and ``aten/src/ATen/native/layer_norm.cpp`` (rms_norm_symint). An H200
+under torch 2.11 ran ``cudnn_batch_norm`` for float32 and ``native_batch_norm`` for bfloat16, also with float32 weights
+(autocast).
 """
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from typing import Any
 import torch
 from torch._prims_common import get_computation_dtype, suggest_memory_format
 
-from analyzer.cuda.kernel_registry import claimed, claimed_shape
 from analyzer.cuda.function import call_whole
+from analyzer.cuda.kernel_registry import claimed, claimed_shape
 from analyzer.meta.state import current
 
 Tensor = torch.Tensor
@@ -23,8 +24,9 @@ _INT32_MAX = 2**31 - 1
 
 
 @claimed("_batch_norm_impl_index")
-def normalize_batch(input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
-                    training: bool, momentum: float, eps: float, cudnn_enabled: bool) -> Any:
+def normalize_batch(input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+                    running_var: Tensor | None, training: bool, momentum: float, eps: float,
+                    cudnn_enabled: bool) -> Any:
     if not input.numel() or not _uses_cudnn(input, weight, bias, running_mean, running_var, training):
         return NotImplemented  # native_batch_norm, on CUDA as on meta
     assert weight is not None and bias is not None
@@ -33,9 +35,11 @@ def normalize_batch(input: Tensor, weight: Tensor | None, bias: Tensor | None, r
         # CUDNN_BATCHNORM_SPATIAL_PERSISTENT, whose reserve cuDNN alone knows; in the other modes it is none (measured)
         state = current()
         assert state is not None
-        state.assume("cuDNN batch normalisation of channels-last tensors is taken to keep no reserve for its backward pass")
-    outputs = aten.cudnn_batch_norm.default(input.contiguous(memory_format=layout), weight.contiguous(), bias.contiguous(),
-                                            _contiguous(running_mean), _contiguous(running_var), training, momentum, eps)
+        state.assume(
+            "cuDNN batch normalisation of channels-last tensors is taken to keep no reserve for its backward pass")
+    outputs = aten.cudnn_batch_norm.default(input.contiguous(memory_format=layout), weight.contiguous(),
+                                            bias.contiguous(), _contiguous(running_mean), _contiguous(running_var),
+                                            training, momentum, eps)
     return (*outputs, 1)
 
 
@@ -43,20 +47,24 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def _uses_cudnn(input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, training: bool) -> bool:
+def _uses_cudnn(input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
+                training: bool) -> bool:
     if weight is None or bias is None or (mean is None) != (var is None) or mean is None and not training:
         return False
-    if torch.bfloat16 in (input.dtype, weight.dtype) or input.dtype is torch.float16 and weight.dtype is not torch.float32:
+    if torch.bfloat16 in (input.dtype,
+                          weight.dtype) or input.dtype is torch.float16 and weight.dtype is not torch.float32:
         return False
     largest = _LARGEST_TRAINING_BATCH if training else _LARGEST_EVALUATION_BATCH
-    return bool(torch._C._get_cudnn_enabled()) and input.dim() >= 3 and input.shape[0] <= largest and input.numel() < _INT32_MAX
+    return bool(
+        torch._C._get_cudnn_enabled()) and input.dim() >= 3 and input.shape[0] <= largest and input.numel() < _INT32_MAX
 
 
 class FusedRmsNorm(torch.autograd.Function):
     """``aten::_fused_rms_norm``, which on meta is a composition of eight operators."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
+    def forward(ctx: Any, input: Tensor, normalized_shape: list[int], weight: Tensor | None,
+                eps: float | None) -> Tensor:
         out, rstd = call_whole(aten._fused_rms_norm.default, input, normalized_shape, weight, eps)
         ctx.normalized_shape = normalized_shape
         ctx.save_for_backward(input, weight, rstd)
@@ -67,28 +75,33 @@ class FusedRmsNorm(torch.autograd.Function):
         input, weight, rstd = ctx.saved_tensors
         needed = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
         shape = ctx.normalized_shape
-        grad_input, grad_weight = call_whole(aten._fused_rms_norm_backward.default, grads[0], input, shape, rstd, weight, needed)
+        grad_input, grad_weight = call_whole(aten._fused_rms_norm_backward.default, grads[0], input, shape, rstd,
+                                             weight, needed)
         return grad_input, None, grad_weight, None
 
 
 @claimed("rms_norm")
-def normalize_root_mean_square(input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Any:
+def normalize_root_mean_square(input: Tensor, normalized_shape: list[int], weight: Tensor | None = None,
+                               eps: float | None = None) -> Any:
     fits = tuple(input.shape[input.dim() - len(normalized_shape):]) == tuple(normalized_shape)
-    if (not hasattr(aten, "_fused_rms_norm") or not fits or input.is_complex() or weight is not None and weight.dtype != input.dtype
+    if (not hasattr(aten, "_fused_rms_norm") or not fits or input.is_complex()
+            or weight is not None and weight.dtype != input.dtype
             or suggest_memory_format(input) is not torch.contiguous_format):
         return NotImplemented  # rms_norm_composite, or an error that torch words
     return FusedRmsNorm.apply(input, list(normalized_shape), weight, eps)
 
 
 @claimed_shape("_fused_rms_norm")
-def fused_rms_norm_shape(input: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
+def fused_rms_norm_shape(input: Tensor, normalized_shape: list[int], weight: Tensor | None,
+                         eps: float | None) -> tuple[Tensor, Tensor]:
     outer = input.shape[:input.dim() - len(normalized_shape)]
     rstd = input.new_empty((*outer, *(1 for _ in normalized_shape)), dtype=get_computation_dtype(input.dtype))
     return torch.empty_like(input, memory_format=torch.contiguous_format), rstd
 
 
 @claimed_shape("_fused_rms_norm_backward")
-def fused_rms_norm_backward_shape(grad_out: Tensor, input: Tensor, normalized_shape: list[int], rstd: Tensor, weight: Tensor | None,
+def fused_rms_norm_backward_shape(grad_out: Tensor, input: Tensor, normalized_shape: list[int], rstd: Tensor,
+                                  weight: Tensor | None,
                                   output_mask: list[bool]) -> tuple[Tensor | None, Tensor | None]:
     grad_input = torch.empty_like(input, memory_format=torch.contiguous_format) if output_mask[0] else None
     return grad_input, torch.empty_like(weight) if output_mask[1] and weight is not None else None

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import claimed
 from analyzer.cuda.factory import new_on_device_of
-from analyzer.meta.value.known_value import read_known
+from analyzer.cuda.kernel_registry import claimed
 from analyzer.meta.storage import MetaStorage
+from analyzer.meta.value.known_value import read_known
 
 aten = torch.ops.aten
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from analyzer.errors import DataDependentError
-
 from analyzer.cuda.kernel_registry import claimed
+from analyzer.errors import DataDependentError
 from analyzer.meta.function import constant
-from analyzer.meta.value.known_value import read_known
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import CPU, current
+from analyzer.meta.value.known_value import read_known
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -26,8 +25,9 @@ def read_lengths(operator: str, lengths: Tensor) -> list[int]:
     if value is None:
         state = current()
         assert state is not None
-        raise DataDependentError(f"{operator} needs the lengths of the sequences, which are not known. {state.where()}\n"
-                                 "Way out: pass lengths made from Python numbers, torch.tensor([...]).")
+        raise DataDependentError(
+            f"{operator} needs the lengths of the sequences, which are not known. {state.where()}\n"
+            "Way out: pass lengths made from Python numbers, torch.tensor([...]).")
     return [int(n) for n in value.tolist()]
 
 
@@ -63,8 +63,9 @@ class PackPadded(torch.autograd.Function):
 def pack_padded_sequence(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     wanted = read_lengths("pack_padded_sequence", lengths)
     if not wanted or min(wanted) <= 0 or sorted(wanted, reverse=True) != wanted:
-        raise RuntimeError(f"pack_padded_sequence: lengths {wanted} must be positive and in decreasing order; pass enforce_sorted=False "
-                           "to have them sorted")
+        raise RuntimeError(
+            f"pack_padded_sequence: lengths {wanted} must be positive and in decreasing order; pass enforce_sorted=False "
+            "to have them sorted")
     batch_sizes = [sum(n > step for n in wanted) for step in range(wanted[0])]
     return PackPadded.apply(input, batch_sizes, batch_first), _on_host(batch_sizes)
 

@@ -25,7 +25,8 @@ def shape_fake_quantize_learnable(self: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 @claimed_shape("_fake_quantize_learnable_per_tensor_affine_backward", "_fake_quantize_learnable_per_channel_affine_backward")
-def shape_fake_quantize_learnable_backward(grad: Tensor, self: Tensor, scale: Tensor, zero_point: Tensor, *_: Any, **__: Any) -> Any:
+def shape_fake_quantize_learnable_backward(grad: Tensor, self: Tensor, scale: Tensor, zero_point: Tensor, *_: Any,
+                                           **__: Any) -> Any:
     return torch.empty_like(self), torch.empty_like(scale), torch.empty_like(zero_point)
 
 
@@ -49,12 +50,16 @@ def shape_int_repr(self: Tensor) -> Tensor:
 
 
 def shape_linear_with_packed_weight(x: Tensor, packed: Any, *_: Any, **__: Any) -> Tensor:
-    """aten/src/ATen/native/quantized/cpu/qlinear_dynamic.cpp: the weight is an object of C++, with data that no tensor shows."""
+    """aten/src/ATen/native/quantized/cpu/qlinear_dynamic.cpp: the weight is an object of C++, with data that no tensor
+    shows.
+    """
     state = current()
     assert state is not None
     with without_modes():
         weight = packed.unpack()[0]
-    state.assume(f"a weight of {weight.numel() * weight.itemsize:,} bytes, packed by torch.ao.quantization, is in no count of memory {state.where()}")
+    state.assume(
+        f"a weight of {weight.numel() * weight.itemsize:,} bytes, packed by torch.ao.quantization, is in no count of memory {state.where()}"
+    )
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 

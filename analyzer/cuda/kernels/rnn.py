@@ -1,7 +1,8 @@
 """Recurrent layers on CUDA: one cuDNN call for all time steps, on weights that share one buffer.
 
 Sources: ``aten/src/ATen/native/RNN.cpp``, ``aten/src/ATen/native/cudnn/RNN.cpp`` and, under autocast,
-``aten/src/ATen/cudnn/AutocastRNN.cpp``. Where cuDNN does not take the dtype (bfloat16), torch runs its own cells step by step.
+``aten/src/ATen/cudnn/AutocastRNN.cpp``. Where cuDNN does not take the dtype (bfloat16), torch runs its own cells step
+by step.
 """
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ import torch
 from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 
 from analyzer.cuda.autocast import lower_precision
-from analyzer.cuda.kernel_registry import claimed, claimed_shape
 from analyzer.cuda.function import call_whole
-from .packing import read_lengths
+from analyzer.cuda.kernel_registry import claimed, claimed_shape
 from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage
+
+from .packing import read_lengths
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -36,11 +38,13 @@ class RnnSpec(NamedTuple):
 
 
 def reserve_elements(mode: int, steps: int, hidden_size: int, num_layers: int, directions: int) -> int:
-    """Elements that cuDNN keeps from a training forward pass for backward; ``steps`` counts time steps of all sequences.
+    """Elements that cuDNN keeps from a training forward pass for backward; ``steps`` counts time steps of all
+    sequences.
 
-    What backward needs of each step and layer: an LSTM's four gates and cell, a GRU's three gates before and after the recurrent
-    part, a plain layer's output; and the output of each layer but the last. It gives the sizes that cuDNN reported for four
-    layers of 320 units and 25 000 steps, 736 000 000 bytes (LSTM) and 864 000 000 (GRU): github.com/pytorch/pytorch/issues/2895.
+    What backward needs of each step and layer: an LSTM's four gates and cell, a GRU's three gates before and after the
+    recurrent part, a plain layer's output; and the output of each layer but the last. It gives the sizes that cuDNN
+    reported for four layers of 320 units and 25 000 steps, 736 000 000 bytes (LSTM) and 864 000 000 (GRU):
+    github.com/pytorch/pytorch/issues/2895.
 
     >>> 4 * reserve_elements(LSTM, 25_000, 320, 4, 1), 4 * reserve_elements(GRU, 25_000, 320, 4, 1)
     (736000000, 864000000)
@@ -57,9 +61,9 @@ class CudnnRnn(torch.autograd.Function):
         hidden_size, proj_size = _sizes(hx, cx)
         stride = (4 if spec.has_biases else 2) + (proj_size > 0)
         ctx.call = (stride, spec, hidden_size, proj_size)
-        outputs = call_whole(aten._cudnn_rnn.default, input, list(weights), stride, _shared_buffer(weights), hx, cx, spec.mode, hidden_size,
-                             proj_size, spec.num_layers, spec.batch_first, spec.dropout, spec.train, spec.bidirectional,
-                             list(spec.batch_sizes), None)
+        outputs = call_whole(aten._cudnn_rnn.default, input, list(weights), stride, _shared_buffer(weights), hx, cx,
+                             spec.mode, hidden_size, proj_size, spec.num_layers, spec.batch_first, spec.dropout,
+                             spec.train, spec.bidirectional, list(spec.batch_sizes), None)
         out, hy, cy, reserve, buffer = outputs
         ctx.save_for_backward(input, hx, cx, out, reserve, buffer, *weights)
         ctx.set_materialize_grads(False)
@@ -71,9 +75,9 @@ class CudnnRnn(torch.autograd.Function):
         stride, spec, hidden_size, proj_size = ctx.call
         needed = ctx.needs_input_grad
         mask = [needed[1], needed[2], needed[3], any(needed[4:])]
-        results = call_whole(aten._cudnn_rnn_backward.default, input, weights, stride, buffer, hx, cx, out, *grads, spec.mode, hidden_size,
-                             proj_size, spec.num_layers, spec.batch_first, spec.dropout, spec.train, spec.bidirectional,
-                             list(spec.batch_sizes), None, reserve, mask)
+        results = call_whole(aten._cudnn_rnn_backward.default, input, weights, stride, buffer, hx, cx, out, *grads,
+                             spec.mode, hidden_size, proj_size, spec.num_layers, spec.batch_first, spec.dropout,
+                             spec.train, spec.bidirectional, list(spec.batch_sizes), None, reserve, mask)
         return None, *results
 
 
@@ -96,9 +100,10 @@ def _shared_buffer(weights: tuple[Tensor, ...]) -> Tensor | None:
 
 
 @claimed_shape("_cudnn_rnn")
-def cudnn_rnn_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor | None, hx: Tensor, cx: Tensor | None,
-                    mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool,
-                    bidirectional: bool, batch_sizes: list[int], dropout_state: Tensor | None) -> tuple[Tensor, ...]:
+def cudnn_rnn_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor | None, hx: Tensor,
+                    cx: Tensor | None, mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool,
+                    dropout: float, train: bool, bidirectional: bool, batch_sizes: list[int],
+                    dropout_state: Tensor | None) -> tuple[Tensor, ...]:
     directions = 2 if bidirectional else 1
     size = directions * (proj_size or hidden_size)
     if batch_sizes:
@@ -112,13 +117,15 @@ def cudnn_rnn_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, we
     count = reserve_elements(mode, steps, hidden_size, num_layers, directions) * input.itemsize if train else 0
     cy = hx.new_empty(0) if cx is None else torch.empty_like(cx, memory_format=torch.contiguous_format)
     buffer = input.new_empty(sum(w.numel() for w in weight)) if weight_buf is None else weight_buf
-    return out, torch.empty_like(hx, memory_format=torch.contiguous_format), cy, input.new_empty(count, dtype=torch.uint8), buffer
+    return out, torch.empty_like(hx, memory_format=torch.contiguous_format), cy, input.new_empty(
+        count, dtype=torch.uint8), buffer
 
 
 @claimed_shape("_cudnn_rnn_backward")
-def cudnn_rnn_backward_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor, hx: Tensor, cx: Tensor | None,
-                             output: Tensor, grad_output: Tensor | None, grad_hy: Tensor | None, grad_cy: Tensor | None, mode: int,
-                             hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, *args: Any) -> tuple[Tensor | None, ...]:
+def cudnn_rnn_backward_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor, hx: Tensor,
+                             cx: Tensor | None, output: Tensor, grad_output: Tensor | None, grad_hy: Tensor | None,
+                             grad_cy: Tensor | None, mode: int, hidden_size: int, proj_size: int, num_layers: int,
+                             batch_first: bool, *args: Any) -> tuple[Tensor | None, ...]:
     """The gradients of the weights are views of one buffer, like the weights."""
     output_mask = args[-1]
     time_first = input.transpose(0, 1) if batch_first else input
@@ -136,8 +143,11 @@ def cudnn_rnn_backward_shape(input: Tensor, weight: list[Tensor], weight_stride0
 def _run(spec: RnnSpec, input: Tensor, hx: Tensor, cx: Tensor | None, params: list[Tensor]) -> Any:
     state = current()
     assert state is not None
-    if not torch._C._get_cudnn_enabled() or input.dtype not in CUDNN_TENSOR_DTYPES or not input.numel():  # cudnn_is_acceptable
-        state.assume(f"a recurrent layer that cuDNN does not run ({input.dtype}) is counted with the CPU's cells, not CUDA's fused ones")
+    # cudnn_is_acceptable
+    if not torch._C._get_cudnn_enabled() or input.dtype not in CUDNN_TENSOR_DTYPES or not input.numel():
+        state.assume(
+            f"a recurrent layer that cuDNN does not run ({input.dtype}) is counted with the CPU's cells, not CUDA's fused ones"
+        )
         return NotImplemented
     lower = lower_precision(state)
     if lower is not None:  # _cudnn_rnn_cast_reflatten
@@ -157,27 +167,29 @@ def _read_sizes(batch_sizes: Tensor) -> tuple[int, ...]:
 
 
 @claimed("lstm.input")
-def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
-         bidirectional: bool, batch_first: bool) -> Any:
-    return _run(RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx[0], hx[1], params)
+def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
+         train: bool, bidirectional: bool, batch_first: bool) -> Any:
+    return _run(RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx[0], hx[1],
+                params)
 
 
 @claimed("lstm.data", on_any_device=True)
-def packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int,
-                dropout: float, train: bool, bidirectional: bool) -> Any:
+def packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool,
+                num_layers: int, dropout: float, train: bool, bidirectional: bool) -> Any:
     spec = RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))
     return _run(spec, data, hx[0], hx[1], params)
 
 
 def _register(name: str, mode: int) -> None:
     @claimed(f"{name}.input")
-    def layer(input: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
-              bidirectional: bool, batch_first: bool) -> Any:
-        return _run(RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx, None, params)
+    def layer(input: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
+              train: bool, bidirectional: bool, batch_first: bool) -> Any:
+        return _run(RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx, None,
+                    params)
 
     @claimed(f"{name}.data", on_any_device=True)
-    def packed(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
-               train: bool, bidirectional: bool) -> Any:
+    def packed(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int,
+               dropout: float, train: bool, bidirectional: bool) -> Any:
         spec = RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))
         return _run(spec, data, hx, None, params)
 
@@ -192,8 +204,8 @@ def uses_flat_weights() -> bool:
 
 
 @claimed("_cudnn_rnn_flatten_weight")
-def flatten_weights(weight_arr: list[Tensor], weight_stride0: int, input_size: int, mode: int, hidden_size: int, proj_size: int,
-                    num_layers: int, batch_first: bool, bidirectional: bool) -> Tensor:
+def flatten_weights(weight_arr: list[Tensor], weight_stride0: int, input_size: int, mode: int, hidden_size: int,
+                    proj_size: int, num_layers: int, batch_first: bool, bidirectional: bool) -> Tensor:
     """copy_weights_to_flat_buf_views: one buffer, into which the weights move."""
     if _shared_buffer(tuple(weight_arr)) is not None and isinstance(weight_arr[0].untyped_storage(), MetaStorage):
         return weight_arr[0]
@@ -209,19 +221,22 @@ def flatten_weights(weight_arr: list[Tensor], weight_stride0: int, input_size: i
 
 
 @claimed("lstm_cell")
-def lstm_cell(input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Any:
+def lstm_cell(input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
+              b_hh: Tensor | None = None) -> Any:
     gates = aten.linear.default(input, w_ih), aten.linear.default(hx[0], w_hh)
     return aten._thnn_fused_lstm_cell.default(*gates, hx[1], b_ih, b_hh)[:2]
 
 
 @claimed("gru_cell")
-def gru_cell(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Any:
+def gru_cell(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
+             b_hh: Tensor | None = None) -> Any:
     gates = aten.linear.default(input, w_ih), aten.linear.default(hx, w_hh)
     return aten._thnn_fused_gru_cell.default(*gates, hx, b_ih, b_hh)[0]
 
 
 @claimed_shape("_thnn_fused_gru_cell")
-def fused_gru_cell_shape(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Tensor | None) -> tuple[Tensor, Tensor]:
+def fused_gru_cell_shape(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases:
+                         Tensor | None) -> tuple[Tensor, Tensor]:
     # aten/src/ATen/native/cuda/RNN.cu, GRU_WORKSPACE_MULTIPLIER
     return torch.empty_like(hx, memory_format=torch.contiguous_format), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from analyzer.registry import Registry
-
 from analyzer.cuda.kernel_registry import claimed_shape
+from analyzer.registry import Registry
 
 Tensor = torch.Tensor
 

@@ -1,10 +1,10 @@
 """What CUDA convolutions hold while they run: copies that PyTorch makes, and cuDNN's workspace.
 
-PyTorch's part is read from ``aten/src/ATen/native/Convolution.cpp`` and ``cudnn/ConvShared.cpp``. cuDNN is closed: its part is
-derived from what its kernels need. Tensor cores want channels last, so for tensors that are channels first it writes copies of input,
-output and weight in that order into its workspace, where the product is worth them: copying costs time by the byte, a kernel that
-does without costs time by the FLOP. The figures below were bracketed by the peaks that an H200 measured with cuDNN 9.19
-(``benchmarks/truth``); other versions and devices may choose otherwise.
+PyTorch's part is read from ``aten/src/ATen/native/Convolution.cpp`` and ``cudnn/ConvShared.cpp``. cuDNN is closed: its
+part is derived from what its kernels need. Tensor cores want channels last, so for tensors that are channels first it
+writes copies of input, output and weight in that order into its workspace, where the product is worth them: copying
+costs time by the byte, a kernel that does without costs time by the FLOP. The figures below were bracketed by the peaks
+that an H200 measured with cuDNN 9.19 (``benchmarks/truth``); other versions and devices may choose otherwise.
 """
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import claimed_shape
 from analyzer.cuda.current_spec import claimed_spec
+from analyzer.cuda.kernel_registry import claimed_shape
+from analyzer.meta.memory_need import Stage, kernel_stages
 from analyzer.meta.output_cache import spec_of
-from .reduction import accumulate_bytes, reduction_blocks
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
-from analyzer.meta.memory_need import Stage, kernel_stages
+
+from .reduction import accumulate_bytes, reduction_blocks
 
 _aten = torch.ops.aten
 
-# FLOPs per byte read and written by the copies, from which on they are made. Measured, converted and not: 3x3 stride 2 over 3 channels
-# (5.7) no, 1x1 stride 2 (21.3) no, 7x7 stride 2 over 3 channels (30.9) yes, 3x3 (72) yes.
+# FLOPs per byte read and written by the copies, from which on they are made. Measured, converted and not: 3x3 stride 2
+# over 3 channels (5.7) no, 1x1 stride 2 (21.3) no, 7x7 stride 2 over 3 channels (30.9) yes, 3x3 (72) yes.
 _WORTH_COPYING = 25.0
-# A 1x1 convolution of stride 1 is a plain matrix product of channels-first images, so in float32 copies gain less: (34) no, (63) yes;
-# where a count of channels is not a multiple of 32, which channels-last kernels like less: (85) no, (111) yes.
+# A 1x1 convolution of stride 1 is a plain matrix product of channels-first images, so in float32 copies gain less: (34)
+# no, (63) yes; where a count of channels is not a multiple of 32, which channels-last kernels like less: (85) no, (111)
+# yes.
 _PRODUCT_WORTH_COPYING = 46.0
 _RAGGED_PRODUCT_WORTH_COPYING = 97.0
 _VECTOR_CHANNELS = 8            # 16-bit channels in the 16 bytes that a thread loads at once
@@ -44,7 +46,9 @@ def _has_tensor_cores(dtype: torch.dtype) -> bool:
 
 
 def _is_channels_last(t: TensorSpec) -> bool:
-    """``suggest_memory_format``: whether the strides of images or volumes read as channels last (c10/core/MemoryFormat.h)."""
+    """``suggest_memory_format``: whether the strides of images or volumes read as channels last
+    (c10/core/MemoryFormat.h).
+    """
     if len(t) not in (4, 5) or t.stride[1] == 0:
         return False
     least = 0
@@ -76,7 +80,9 @@ def _is_product(w: TensorSpec, stride: tuple[int, ...], groups: int) -> bool:
 
 
 def _copy_bytes(t: TensorSpec) -> int:
-    """Bytes of a channels-last copy. Of 16-bit types it has whole vectors of channels: 3 become 8 (two vision transformers measured)."""
+    """Bytes of a channels-last copy. Of 16-bit types it has whole vectors of channels: 3 become 8 (two vision
+    transformers measured).
+    """
     if t.dtype.itemsize != 2:
         return t.nbytes
     channels = t[1]
@@ -84,13 +90,17 @@ def _copy_bytes(t: TensorSpec) -> int:
 
 
 class _Convolution:
-    """One convolution of images ``x`` with weights ``w`` to ``y``; what it holds does not depend on the direction of the pass."""
+    """One convolution of images ``x`` with weights ``w`` to ``y``; what it holds does not depend on the direction of
+    the pass.
+    """
 
-    def __init__(self, x: TensorSpec, y: TensorSpec, w: TensorSpec, stride: tuple[int, ...], groups: int, transposed: bool) -> None:
+    def __init__(self, x: TensorSpec, y: TensorSpec, w: TensorSpec, stride: tuple[int, ...], groups: int,
+                 transposed: bool) -> None:
         self.x, self.y, self.w = x, y, w
         self.groups = groups
         self.channels_last = _suggests_channels_last(x, w)
-        self.is_depthwise = groups > 1 and groups == x[1] and w[0] % x[1] == 0 and not transposed and not self.channels_last
+        self.is_depthwise = groups > 1 and groups == x[
+            1] and w[0] % x[1] == 0 and not transposed and not self.channels_last
         self.is_product = _is_product(w, stride, groups)
         self.uses_copies = self._are_copies_worth()
 
@@ -99,7 +109,8 @@ class _Convolution:
         return tuple(t.nbytes for t in tensors if t.numel and not _is_contiguous(t, self.channels_last))
 
     def _are_copies_worth(self) -> bool:
-        if self.is_depthwise or self.channels_last or not _has_tensor_cores(self.x.dtype) or not torch.backends.cudnn.enabled:
+        if self.is_depthwise or self.channels_last or not _has_tensor_cores(
+                self.x.dtype) or not torch.backends.cudnn.enabled:
             return False
         if self.groups > 1:
             return True  # without tensor cores there is no other kernel for groups that is not far slower
@@ -107,11 +118,14 @@ class _Convolution:
         copied = 2 * (self.x.nbytes + self.y.nbytes)
         if not self.is_product or self.x.dtype != torch.float32:
             return flops >= _WORTH_COPYING * copied
-        return flops >= (_RAGGED_PRODUCT_WORTH_COPYING if self.w[0] % 32 or self.w[1] % 32 else _PRODUCT_WORTH_COPYING) * copied
+        return flops >= (_RAGGED_PRODUCT_WORTH_COPYING
+                         if self.w[0] % 32 or self.w[1] % 32 else _PRODUCT_WORTH_COPYING) * copied
 
     @property
     def layout_bytes(self) -> int:
-        """Copies in channels-last order. 1x1 weights are the same in both orders; those of groups are not copied (measured)."""
+        """Copies in channels-last order. 1x1 weights are the same in both orders; those of groups are not copied
+        (measured).
+        """
         if not self.uses_copies:
             return 0
         weight_bytes = _copy_bytes(self.w) if math.prod(self.w[2:]) > 1 and self.groups == 1 else 0
@@ -126,8 +140,8 @@ class _Convolution:
             return self.x[0] * self.w.nbytes  # a product per image, added up afterwards
         if not self.uses_copies:
             return 0
-        # Stream-K (Osama et al., PPoPP 2023): where a last wave of output tiles would leave multiprocessors idle, they share tiles,
-        # one partial tile each; few tiles are split evenly. A flag per tile.
+        # Stream-K (Osama et al., PPoPP 2023): where a last wave of output tiles would leave multiprocessors idle, they
+        # share tiles, one partial tile each; few tiles are split evenly. A flag per tile.
         multiprocessors = claimed_spec().multiprocessors
         tiles = -(-self.w[0] // _TILE) * -(-(self.w.numel // self.w[0]) // _TILE)
         if multiprocessors is None or tiles >= _GOOD_WAVE * -(-tiles // multiprocessors) * multiprocessors:
@@ -138,7 +152,9 @@ class _Convolution:
 
 @claimed_shape("convolution")
 def convolve(input: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
-    """The output of a CUDA convolution: channels last where cuDNN runs in that order, which torch's meta kernel cannot know."""
+    """The output of a CUDA convolution: channels last where cuDNN runs in that order, which torch's meta kernel cannot
+    know.
+    """
     out: torch.Tensor = _aten.convolution.default(input, weight, *args)
     if torch.backends.cudnn.enabled and _suggests_channels_last(spec_of(input), spec_of(weight)):
         return out.contiguous(memory_format=torch.channels_last if out.dim() == 4 else torch.channels_last_3d)
@@ -168,8 +184,8 @@ def _backward(signature: Signature) -> tuple[Stage, ...]:
     wants_input, wants_weight, wants_bias = signature.args[10]
     images, result = (gy, x) if transposed else (x, gy)
     c = _Convolution(images, result, w, stride, groups, transposed)
-    # Convolution.cpp makes the input contiguous, and cudnn_convolution_backward converts a gradient of the other memory format, for both
-    # gradients; one of this format that has gaps is copied for each of them.
+    # Convolution.cpp makes the input contiguous, and cudnn_convolution_backward converts a gradient of the other memory
+    # format, for both gradients; one of this format that has gaps is copied for each of them.
     is_converted = _is_channels_last(gy) != c.channels_last
     copied = c.contiguous_copies(gy)
     kept = (c.contiguous_copies(x) if wants_weight else ()) + (copied if is_converted else ())

@@ -1,7 +1,7 @@
 """What CUDA kernels of PyTorch allocate inside one operator: contiguous copies, sorted indices, partial sums.
 
-Source: the files of ``aten/src/ATen/native/cuda`` named at each rule, as of PyTorch 2.11. Operators that are several ATen calls need no
-rule: the log holds each call.
+Source: the files of ``aten/src/ATen/native/cuda`` named at each rule, as of PyTorch 2.11. Operators that are several
+ATen calls need no rule: the log holds each call.
 """
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from analyzer.cuda.current_spec import claimed_spec
-from .reduction import accumulate_bytes, reduction_blocks
+from analyzer.meta.memory_need import Stage, allocated_in, kernel_stages
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
-from analyzer.meta.memory_need import Stage, allocated_in, kernel_stages
+
+from .reduction import accumulate_bytes, reduction_blocks
 
 _aten = torch.ops.aten
 _INDEX_BYTES = 8  # int64
@@ -42,9 +43,13 @@ def _stages(*blocks: int) -> tuple[Stage, ...]:
     return (Stage(kept),) if kept else ()
 
 
-# Positions of the arguments that a kernel makes contiguous before it runs: SoftMax.cu (host_softmax, host_softmax_backward).
+# Positions of the arguments that a kernel makes contiguous before it runs: SoftMax.cu (host_softmax,
+# host_softmax_backward).
 _MADE_CONTIGUOUS: dict[Any, tuple[int, ...]] = {
-    _aten._softmax: (0,), _aten._log_softmax: (0,), _aten._softmax_backward_data: (0, 1), _aten._log_softmax_backward_data: (0, 1),
+    _aten._softmax: (0, ),
+    _aten._log_softmax: (0, ),
+    _aten._softmax_backward_data: (0, 1),
+    _aten._log_softmax_backward_data: (0, 1),
 }
 
 
@@ -55,7 +60,9 @@ def _contiguous_copies(signature: Signature) -> tuple[Stage, ...]:
 
 @kernel_stages(_aten.native_layer_norm, _aten._fused_rms_norm)
 def _layer_norm(signature: Signature) -> tuple[Stage, ...]:
-    """layer_norm_kernel.cu, layer_norm_cuda: the input is made contiguous (expect_contiguous) before the outputs are allocated."""
+    """layer_norm_kernel.cu, layer_norm_cuda: the input is made contiguous (expect_contiguous) before the outputs are
+    allocated.
+    """
     return _kept(*_copies(signature, (0,)))
 
 
@@ -95,12 +102,14 @@ def _layer_norm_backward(signature: Signature) -> tuple[Stage, ...]:
         return inputs + _stages(*copies)
     blocks = min(64 * 1024 // 2 // -(-columns // 32), -(-rows // 32))
     partial = TensorSpec.of((blocks, columns), (columns, 1), grads[0].dtype, x.device)
-    return inputs + _stages(*copies, *[partial.nbytes] * len(grads), *reduction_blocks(partial, (0,), accumulate_bytes(partial.dtype)))
+    return inputs + _stages(*copies, *[partial.nbytes] * len(grads),
+                            *reduction_blocks(partial, (0, ), accumulate_bytes(partial.dtype)))
 
 
 @kernel_stages(_aten.embedding_dense_backward)
 def _embedding_backward(signature: Signature) -> tuple[Stage, ...]:
-    """Embedding.cu and EmbeddingBackwardKernel.cu: beyond 3072 indices they are sorted, and rows are summed in pieces of ten.
+    """Embedding.cu and EmbeddingBackwardKernel.cu: beyond 3072 indices they are sorted, and rows are summed in pieces
+    of ten.
 
     The gradient is made contiguous, and indices are sorted, before the output is allocated.
     """
@@ -114,8 +123,10 @@ def _embedding_backward(signature: Signature) -> tuple[Stage, ...]:
     segments = min(count, num_weights)
     pieces = count // 10 + segments
     width = grad[-1]
-    return _kept(*copies, count * index, count * index, *[count * index] * scale_by_frequency) + _stages(  # sorted, where from, frequencies
-        count * index, 8, segments * index, segments * index, 8, pieces * index, pieces * width * accumulate_bytes(grad.dtype))
+    # sorted, where from, frequencies
+    return _kept(*copies, count * index, count * index, *[count * index] * scale_by_frequency) + _stages(
+        count * index, 8, segments * index, segments * index, 8, pieces * index,
+        pieces * width * accumulate_bytes(grad.dtype))
 
 
 @kernel_stages(_aten.index_put, _aten.index_put_, _aten._index_put_impl_, _aten._unsafe_index_put)
@@ -134,12 +145,15 @@ def _index_put(signature: Signature) -> tuple[Stage, ...]:
     full = count * slice_size * value.dtype.itemsize
     copy = full if value.numel * value.dtype.itemsize != full or not is_contiguous(value) else 0
     # linear index, sorted, where from, range, and what cub's radix sort of pairs holds: both once more
-    return _stages(0 if is_contiguous(target) else target.nbytes, copy, *[count * _INDEX_BYTES] * 4, 2 * count * _INDEX_BYTES)
+    return _stages(0 if is_contiguous(target) else target.nbytes, copy, *[count * _INDEX_BYTES] * 4,
+                   2 * count * _INDEX_BYTES)
 
 
 @kernel_stages(_aten.mm, _aten.addmm, _aten.addmm_, _aten._addmm_activation, _aten.bmm, _aten.baddbmm, _aten.baddbmm_)
 def _product(signature: Signature) -> tuple[Stage, ...]:
-    """Blas.cpp, prepare_matrix_for_cublas and prepare_batch_matrix_for_cublas: neither rows nor columns dense, hence a copy."""
+    """Blas.cpp, prepare_matrix_for_cublas and prepare_batch_matrix_for_cublas: neither rows nor columns dense, hence a
+    copy.
+    """
     return _stages(*[m.nbytes for m in signature.inputs[-2:] if m.numel and not _is_matrix(m)])
 
 

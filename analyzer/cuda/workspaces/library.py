@@ -1,7 +1,8 @@
 """Workspaces that cuBLAS and cuBLASLt take from the caching allocator at their first product and keep for good.
 
-Rules of PyTorch 2.8 to 2.11, ``aten/src/ATen/cuda/CublasHandlePool.cpp``: one workspace per library, handle and stream; each
-thread has a handle of its own, so the products of the backward pass, which autograd runs in a thread per device, take another.
+Rules of PyTorch 2.8 to 2.11, ``aten/src/ATen/cuda/CublasHandlePool.cpp``: one workspace per library, handle and stream;
+each thread has a handle of its own, so the products of the backward pass, which autograd runs in a thread per device,
+take another.
 """
 from __future__ import annotations
 
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 _MIB = 1 << 20
-_FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # gemm's types; integer products run a kernel of PyTorch's own
+# gemm's types; integer products run a kernel of PyTorch's own
+_FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _COMPLEX = (torch.complex64, torch.complex128)
 
 
 def cublas_workspace_bytes() -> int:
-    """Bytes of one cuBLAS workspace: ``CUBLAS_WORKSPACE_CONFIG`` (``:KIB:COUNT…``), else the default of the claimed generation.
+    """Bytes of one cuBLAS workspace: ``CUBLAS_WORKSPACE_CONFIG`` (``:KIB:COUNT…``), else the default of the claimed
+    generation.
 
     Source: parseChosenWorkspaceSize: 32 MiB where the compute capability is 9.0, else ``:4096:2:16:8``.
 
@@ -61,7 +64,8 @@ def runs_through_cublaslt(signature: Signature) -> bool:
     packet = signature.op.overloadpacket
     if packet in _ALWAYS_LT:
         return True
-    if packet is not _aten.addmm and packet is not _aten._addmm_activation or os.environ.get("DISABLE_ADDMM_CUDA_LT") == "1":
+    if packet is not _aten.addmm and packet is not _aten._addmm_activation or os.environ.get(
+            "DISABLE_ADDMM_CUDA_LT") == "1":
         return False
     bias, left, right = signature.args[:3]
     beta = signature.kwargs.get("beta", 1)
@@ -81,8 +85,8 @@ def _not_empty(signature: Signature) -> bool:
 _ALWAYS_LT = (_aten._scaled_mm, _aten._int_mm)
 # Operators whose CUDA kernels ask for a cuBLAS handle, and where they do not always, when.
 _PRODUCTS: dict[Any, Callable[[Signature], bool]] = {
-    **dict.fromkeys((_aten.mm, _aten.addmm, _aten._addmm_activation, _aten.bmm, _aten.baddbmm, _aten.addmv, _aten.mv, _aten.dot,
-                     _aten.vdot, _aten.addbmm), _not_empty),
+    **dict.fromkeys((_aten.mm, _aten.addmm, _aten._addmm_activation, _aten.bmm, _aten.baddbmm, _aten.addmv, _aten.mv,
+                     _aten.dot, _aten.vdot, _aten.addbmm), _not_empty),
     **dict.fromkeys((_aten.addmm_, _aten.baddbmm_, _aten.addmv_, _aten.addbmm_), _not_empty),
     **dict.fromkeys(_ALWAYS_LT, _always),
     _aten.linalg_solve_triangular: _always,
@@ -98,7 +102,8 @@ def library_needs(signature: Signature) -> tuple[str, ...]:
         if rule is None or not _is_on_cuda(signature.inputs) or not rule(signature):
             found = ()
         elif runs_through_cublaslt(signature) and not _is_unified():
-            found = ("cublaslt", "cublas")  # the handle of cuBLASLt is cuBLAS's, which gets its workspace when asked for
+            # the handle of cuBLASLt is cuBLAS's, which gets its workspace when asked for
+            found = ("cublaslt", "cublas")
         else:
             found = ("cublas",)
         signature.memo["library_needs"] = found

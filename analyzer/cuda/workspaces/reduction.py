@@ -1,7 +1,7 @@
 """Buffers through which the blocks of one CUDA reduction hand partial results to each other.
 
-Source: ``setReduceConfig`` and ``gpu_reduce_kernel`` in ``aten/src/ATen/native/cuda/Reduce.cuh`` (PyTorch 2.11 to 2.13);
-comments name the steps. The buffers can be larger than the input: every thread of a block has a place in them.
+Source: ``setReduceConfig`` and ``gpu_reduce_kernel`` in ``aten/src/ATen/native/cuda/Reduce.cuh`` (PyTorch 2.11 to
+2.13); comments name the steps. The buffers can be larger than the input: every thread of a block has a place in them.
 """
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import NamedTuple
 import torch
 
 from analyzer.cuda.current_spec import claimed_spec
+from analyzer.meta.memory_need import Stage, kernel_stages
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
-from analyzer.meta.memory_need import Stage, kernel_stages
 
 _aten = torch.ops.aten
 _WARP = 32
 _MAX_THREADS = 512            # mnt_wrapper
-_MAX_THREADS_PER_SM = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # CUDA programming guide, table of compute capabilities
+# CUDA programming guide, table of compute capabilities
+_MAX_THREADS_PER_SM = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 _MOST_THREADS_PER_SM = 2048   # the others since 6.0
 _VALUES_PER_THREAD = (16, 256)
 
@@ -30,8 +31,10 @@ class _Dim(NamedTuple):
     out_stride: int
 
 
-def reduction_blocks(x: TensorSpec, dims: tuple[int, ...], accumulator_bytes: int, input_vector: int = 4) -> tuple[int, ...]:
-    """Bytes of the two buffers (partial results, semaphores) that reducing ``dims`` of ``x`` takes; none where blocks need not meet.
+def reduction_blocks(x: TensorSpec, dims: tuple[int, ...], accumulator_bytes: int,
+                     input_vector: int = 4) -> tuple[int, ...]:
+    """Bytes of the two buffers (partial results, semaphores) that reducing ``dims`` of ``x`` takes; none where blocks
+    need not meet.
 
     ``accumulator_bytes`` is the size of one partial result.
 
@@ -173,4 +176,5 @@ def _with_index(signature: Signature) -> tuple[Stage, ...]:
     x = signature.inputs[0]
     dims = _dims(signature)
     is_value = signature.op.overloadpacket in (_aten.max, _aten.min) and not dims
-    return _stage(reduction_blocks(x, dims, accumulate_bytes(x.dtype) if is_value else 16))  # value and int64 index, aligned
+    # value and int64 index, aligned
+    return _stage(reduction_blocks(x, dims, accumulate_bytes(x.dtype) if is_value else 16))

@@ -1,8 +1,9 @@
 """What CUDA kernels that sort, select and scan hold while they run.
 
-Source: the files of ``aten/src/ATen/native/cuda`` named at each rule (PyTorch 2.11). Radix sort is CUB's with separate input and output,
-which its documentation says needs as much again as keys and values are (DeviceRadixSort: "O(N+P) temporary storage"; only its
-DoubleBuffer variant needs O(P)). Scans and selections of CUB need a few bytes for every two thousand elements, which is left out.
+Source: the files of ``aten/src/ATen/native/cuda`` named at each rule (PyTorch 2.11). Radix sort is CUB's with separate
+input and output, which its documentation says needs as much again as keys and values are (DeviceRadixSort: "O(N+P)
+temporary storage"; only its DoubleBuffer variant needs O(P)). Scans and selections of CUB need a few bytes for every
+two thousand elements, which is left out.
 """
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from typing import Any
 import torch
 
 from analyzer.cuda.current_spec import claimed_spec
-from .kernel_temporary import copy_bytes
+from analyzer.meta.memory_need import Stage, kernel_stages
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
-from analyzer.meta.memory_need import Stage, kernel_stages
+
+from .kernel_temporary import copy_bytes
 
 _aten = torch.ops.aten
 _INDEX_BYTES = 8          # int64, and a pair of int32
@@ -48,7 +50,8 @@ def _sort_blocks(x: TensorSpec, dim: int) -> tuple[int, ...]:
     segments = count // size
     if segments == 1 or size >= _LARGE_SEGMENT:
         return (*blocks, size * _INDEX_BYTES, size * (key + _INDEX_BYTES))
-    if segments < _MANY_SEGMENTS:  # all rows by value, then by row: (index, row) twice, the sorted keys, and what radix sort holds
+    # all rows by value, then by row: (index, row) twice, the sorted keys, and what radix sort holds
+    if segments < _MANY_SEGMENTS:
         return (*blocks, count * _INDEX_BYTES, count * _INDEX_BYTES, count * key, count * (key + _INDEX_BYTES))
     return (*blocks, count * _INDEX_BYTES, count * (key + _INDEX_BYTES))
 
@@ -62,7 +65,9 @@ def _sort(signature: Signature) -> tuple[Stage, ...]:
 
 @kernel_stages(_aten.topk)
 def _topk(signature: Signature) -> tuple[Stage, ...]:
-    """TensorTopK.cpp and .cu: a histogram of 16-bit counts for each block where several share a row; more than 4096 results are sorted."""
+    """TensorTopK.cpp and .cu: a histogram of 16-bit counts for each block where several share a row; more than 4096
+    results are sorted.
+    """
     x, values = signature.inputs[0], signature.outputs[0]
     if not len(x) or not x.numel:
         return ()
@@ -71,7 +76,8 @@ def _topk(signature: Signature) -> tuple[Stage, ...]:
     blocks = [copy_bytes(x)]
     multiprocessors = claimed_spec().multiprocessors
     if multiprocessors is not None and size >= next(least for most, least in _MULTIBLOCK if rows <= most):
-        resident = multiprocessors * (_REGISTERS_PER_MULTIPROCESSOR // (_TOPK_REGISTERS * _TOPK_THREADS)) * _TOPK_THREADS
+        resident = multiprocessors * (_REGISTERS_PER_MULTIPROCESSOR //
+                                      (_TOPK_REGISTERS * _TOPK_THREADS)) * _TOPK_THREADS
         least, most = _TOPK_ITEMS
         items = max(least, min(-(-x.numel // resident), most))
         parts = rows * -(-size // (items * _TOPK_THREADS))

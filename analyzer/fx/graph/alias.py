@@ -14,10 +14,12 @@ from analyzer.fx.trace.function_call import IN_PLACE_OF
 
 _IN_PLACE = {f for f in IN_PLACE_OF.values()}
 #: Not views by their schema, or no operators of ATen; they can give their argument back as it is.
-_PASS_THROUGH = frozenset("""dropout alpha_dropout feature_dropout feature_alpha_dropout dropout1d dropout2d dropout3d type_as float double half bfloat16
+_PASS_THROUGH = frozenset(
+    """dropout alpha_dropout feature_dropout feature_alpha_dropout dropout1d dropout2d dropout3d type_as float double half bfloat16
     int long bool cpu cuda type atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid einsum pad getitem getattr identity
     conj resolve_conj resolve_neg requires_grad_ clip_grad_norm_""".split())
-_NORMALIZATIONS = frozenset({"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+_NORMALIZATIONS = frozenset(
+    {"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
 _PASS_THROUGH_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten)
 
 
@@ -41,7 +43,9 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def may_share(node: fx.Node) -> list[fx.Node]:
-    """The inputs of ``node`` whose memory its result may be a view of, or be itself; what is not known to be new is taken to be shared."""
+    """The inputs of ``node`` whose memory its result may be a view of, or be itself; what is not known to be new is
+    taken to be shared.
+    """
     if node.op == "call_module":
         return written_by(node) if _makes_new(_module(node)) else list(node.all_input_nodes)
     if node.op not in ("call_method", "call_function"):
@@ -51,7 +55,8 @@ def may_share(node: fx.Node) -> list[fx.Node]:
     if name in _PASS_THROUGH:
         return list(node.all_input_nodes)
     if not schemas:
-        known = not isinstance(node.target, CallTarget) and str(getattr(node.target, "__module__", "")).partition(".")[0] in ("torch", "_operator")
+        known = not isinstance(node.target, CallTarget) and str(getattr(node.target, "__module__",
+                                                                        "")).partition(".")[0] in ("torch", "_operator")
         return written_by(node) if known else list(node.all_input_nodes)
     return list(dict.fromkeys([*_nodes_in(list(_shared(node, writes=False))), *written_by(node)]))
 
@@ -71,7 +76,8 @@ def makers(node: fx.Node) -> set[fx.Node]:
 def _statistics(node: fx.Node) -> list[Any]:
     """The running statistics that a normalization updates, of which its schema says nothing."""
     given = dict(zip(("input", "weight", "bias", "running_mean", "running_var", "training"), node.args)) | node.kwargs
-    return [given.get("running_mean"), given.get("running_var")] if given.get("training", given.get("use_input_stats")) else []
+    return [given.get("running_mean"), given.get("running_var")] if given.get("training",
+                                                                              given.get("use_input_stats")) else []
 
 
 def _name(node: fx.Node) -> str:
@@ -87,14 +93,16 @@ def _makes_new(module: nn.Module | None) -> bool:
     """Whether the result of a leaf module is memory of its own; those of torch.nn are known."""
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.training and module.p > 0
-    return type(module).__module__.startswith("torch.nn.modules.") and not isinstance(module, (nn.Sequential, *_PASS_THROUGH_MODULES))
+    return type(module).__module__.startswith("torch.nn.modules.") and not isinstance(
+        module, (nn.Sequential, *_PASS_THROUGH_MODULES))
 
 
 def _is_inplace_call(node: fx.Node) -> bool:
     """Whether a function of torch.nn.functional is called with ``inplace=True``."""
     if node.kwargs.get("inplace") is True:
         return True
-    if node.op != "call_function" or not inspect.isfunction(node.target) or node.target.__module__ != "torch.nn.functional":
+    if node.op != "call_function" or not inspect.isfunction(
+            node.target) or node.target.__module__ != "torch.nn.functional":
         return False
     names = list(inspect.signature(node.target).parameters)
     at = names.index("inplace") if "inplace" in names else len(node.args)
@@ -102,7 +110,9 @@ def _is_inplace_call(node: fx.Node) -> bool:
 
 
 class _Overload(NamedTuple):
-    """What the schema of an operator says of memory: (position, name, whether it is written to) of the arguments that share theirs."""
+    """What the schema of an operator says of memory: (position, name, whether it is written to) of the arguments that
+    share theirs.
+    """
 
     arguments: int
     shared: tuple[tuple[int, str, bool], ...]
@@ -112,7 +122,9 @@ def _schemas(node: fx.Node) -> list[_Overload]:
     """Those of the operators that the node may call; overloads share their aliases except for ``out``."""
     if isinstance(node.target, torch._ops.OpOverload):
         return [_read(node.target._schema)]
-    if isinstance(node.target, (torch._ops.OpOverloadPacket, CallTarget)) or node.op == "call_function" and not _is_torch(node.target):
+    if isinstance(
+            node.target,
+        (torch._ops.OpOverloadPacket, CallTarget)) or node.op == "call_function" and not _is_torch(node.target):
         return []
     return [o for o in _overloads(_name(node)) if len(node.args) <= o.arguments]
 
@@ -126,7 +138,9 @@ def _overloads(name: str) -> tuple[_Overload, ...]:
 
 
 def _read(schema: Any) -> _Overload:
-    return _Overload(len(schema.arguments), tuple((i, a.name, a.alias_info.is_write) for i, a in enumerate(schema.arguments) if a.alias_info is not None))
+    return _Overload(
+        len(schema.arguments),
+        tuple((i, a.name, a.alias_info.is_write) for i, a in enumerate(schema.arguments) if a.alias_info is not None))
 
 
 def _shared(node: fx.Node, writes: bool) -> Iterator[Any]:

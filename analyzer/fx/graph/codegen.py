@@ -18,7 +18,8 @@ _INDENT = "    "
 class RegionCodeGen(CodeGen):
     """torch.fx's code generator, nested into ``with`` blocks and calls of ``torch.utils.checkpoint.checkpoint``.
 
-    Consecutive nodes that share a region share its block. ``keyword_only`` are the arguments that forward takes by name only.
+    Consecutive nodes that share a region share its block. ``keyword_only`` are the arguments that forward takes by name
+    only.
     """
 
     def __init__(self, keyword_only: Iterable[str] = ()) -> None:
@@ -55,7 +56,8 @@ class RegionCodeGen(CodeGen):
 class _Writer:
     """Rearranges the lines that torch.fx wrote, one group per node, into nested blocks and functions."""
 
-    def __init__(self, nodes: list[Node], body: list[str], create_name: Callable[[str, Any], str], extra: list[tuple[str, Any]]) -> None:
+    def __init__(self, nodes: list[Node], body: list[str], create_name: Callable[[str, Any], str],
+                 extra: list[tuple[str, Any]]) -> None:
         self.nodes, self.create_name, self.extra = nodes, create_name, extra
         self.offloaded = ""
         self.kept: dict[Statement, str] = {}
@@ -88,7 +90,9 @@ class _Writer:
             dead = [n for n in last.get(i, []) if n not in returned]
             late = [n for n in dead if n in statement.offloaded]  # offloaded before they go
             dead = [n for n in dead if n not in late]
-            out.extend(self._node(statement.node, inner, dead) if statement.node is not None else self._checkpoint(statement, inner, dead))
+            out.extend(
+                self._node(statement.node, inner, dead) if statement.node is not None else self.
+                _checkpoint(statement, inner, dead))
             for n in statement.offloaded:
                 out.append(f"{inner}{self.offloaded}.add({n!r}){f';  {n!r} = None' if n in late else ''}\n")
         return out
@@ -102,7 +106,8 @@ class _Writer:
 
     def _node(self, node: Node, indent: str, dead: list[Node]) -> list[str]:
         counter, *lines = self.text[node]
-        ending = f";  {' = '.join(map(repr, dead))} = None\n" if dead and node.op not in ("placeholder", "output") else "\n"
+        ending = f";  {' = '.join(map(repr, dead))} = None\n" if dead and node.op not in ("placeholder",
+                                                                                          "output") else "\n"
         text = "".join(ending if line == "\n" or line.startswith(";  ") else line for line in lines)
         indented = "".join(indent + line for line in text.splitlines(keepends=True) if line.strip())
         return [counter, indented]

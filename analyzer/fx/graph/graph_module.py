@@ -14,16 +14,18 @@ from torch import fx, nn
 from torch.fx.graph import PythonCode
 
 from analyzer.errors import InputError
+from analyzer.fx.trace.input_check import Expected
 
 from .graph_pickle import PackedGraph, pack_graph, unpack_graph
-from analyzer.fx.trace.input_check import Expected
 
 _CODE = ("_code", "_lineno_map", "_prologue_start")  # what torch.fx notes of the code that it generates
 _COMPILED = ("_graph", *_CODE, "forward")  # made anew from the graph
 
 
 class _Generated:
-    """An attribute that comes with the generated code: the code is made when somebody asks for it, and then hides this descriptor."""
+    """An attribute that comes with the generated code: the code is made when somebody asks for it, and then hides this
+    descriptor.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -42,11 +44,12 @@ class _Generated:
 class GraphModule(fx.GraphModule):
     """A `torch.fx.GraphModule` that shares parameters and buffers with the module it was traced from.
 
-    Nodes know ``node.meta["module_path"]``, ``["module_stack"]``, ``["source"]`` and ``["region"]`` (see `analyzer.fx.graph.region`), and
-    ``["container"]`` where they return tensors in a tuple or the like; after an edit of the graph or of a region, `recompile` changes the
-    program. Its code is generated when it is first run or read, or by `recompile`. ``meta["assumptions"]`` lists what was taken for granted.
-    Copies and pickles keep the graph with its annotations. Inputs unlike those of the trace raise InputError; set ``checks_inputs = False`` to
-    leave that to the operators.
+    Nodes know ``node.meta["module_path"]``, ``["module_stack"]``, ``["source"]`` and ``["region"]`` (see
+    `analyzer.fx.graph.region`), and
+    ``["container"]`` where they return tensors in a tuple or the like; after an edit of the graph or of a region,
+    `recompile` changes the program. Its code is generated when it is first run or read, or by `recompile`.
+    ``meta["assumptions"]`` lists what was taken for granted. Copies and pickles keep the graph with its annotations.
+    Inputs unlike those of the trace raise InputError; set ``checks_inputs = False`` to leave that to the operators.
     """
 
     checks_inputs = True
@@ -162,8 +165,9 @@ def forward_signature(module: nn.Module) -> inspect.Signature:
     parameters = []
     for node in module.graph.find_nodes(op="placeholder"):
         name = node.target.lstrip("*")
-        kind = (Parameter.VAR_KEYWORD if node.target.startswith("**") else Parameter.VAR_POSITIONAL if node.target.startswith("*")
-                else Parameter.KEYWORD_ONLY if name in by_name else Parameter.POSITIONAL_OR_KEYWORD)
+        kind = (Parameter.VAR_KEYWORD
+                if node.target.startswith("**") else Parameter.VAR_POSITIONAL if node.target.startswith("*") else
+                Parameter.KEYWORD_ONLY if name in by_name else Parameter.POSITIONAL_OR_KEYWORD)
         parameters.append(Parameter(name, kind, default=node.args[0] if node.args else Parameter.empty))
     return inspect.Signature(parameters)
 

@@ -21,8 +21,9 @@ from .stretch_reuse import StretchReuse
 class GraphStep:
     """One forward pass, and in training its loss and backward pass, of a graph module under a recorder."""
 
-    def __init__(self, recorder: Recorder, module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], *, mode: str,
-                 loss_fn: Callable[[Any], torch.Tensor] | None, autocast: torch.dtype | None, device_type: str, reuse: bool) -> None:
+    def __init__(self, recorder: Recorder, module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], *,
+                 mode: str, loss_fn: Callable[[Any], torch.Tensor] | None, autocast: torch.dtype | None,
+                 device_type: str, reuse: bool) -> None:
         self.recorder, self.module, self.args, self.kwargs = recorder, module, args, kwargs
         self.mode, self.loss_fn, self.autocast, self.device_type = mode, loss_fn or default_loss, autocast, device_type
         self.interpreter = RecordingInterpreter(module, recorder)
@@ -38,7 +39,8 @@ class GraphStep:
         recorder.start_step(0, placeholders=False)
         self.interpreter.begin_step()
         recorder.begin("forward")
-        casting = contextlib.nullcontext() if self.autocast is None else torch.autocast(self.device_type, dtype=self.autocast)
+        casting = contextlib.nullcontext() if self.autocast is None else torch.autocast(
+            self.device_type, dtype=self.autocast)
         with torch.set_grad_enabled(self.mode == "train"), casting:
             output = self.interpreter.run(*self.args, **self.kwargs)
             self.interpreter.env.clear()
@@ -48,7 +50,9 @@ class GraphStep:
             with recorder.computing_loss(self.loss_fn):
                 loss = self.loss_fn(output)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise InputError(f"loss_fn must return a scalar tensor, got {tuple(loss.shape) if isinstance(loss, torch.Tensor) else loss!r}")
+            raise InputError(
+                f"loss_fn must return a scalar tensor, got {tuple(loss.shape) if isinstance(loss, torch.Tensor) else loss!r}"
+            )
         del output
         recorder.mark([loss], "loss")
         for hold in holds:

@@ -12,17 +12,17 @@ import torch
 from torch import fx
 
 from analyzer.errors import AnalyzerError, InputError
+from analyzer.fx.module_borrow import borrow_module
+from analyzer.meta.argument import stand_in_arguments
 from analyzer.meta.intercept.interrupt import InterruptsHeld
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.opaque import call_opaque
 from analyzer.meta.output_cache import to_specs
 from analyzer.meta.shape_registry import register_shape_impl
-from analyzer.meta.argument import stand_in_arguments
 from analyzer.record.recorder import Recorder, tensors_in
 
 from .graph_module import forward_signature
 from .kept import KeptResults
-from analyzer.fx.module_borrow import borrow_module
 from .offload import OffloadedTensors
 from .run_record import RunRecord
 from .statement import Block, Keeping, Offloading, Statement, last_uses, shared_blocks, statements_of
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 class GraphInterpreter(fx.Interpreter):
     """Runs the nodes of a graph module; one overridable method per kind of node, as torch.fx does.
 
-    It does what the generated code would do: values die where its do, and regions and what is saved are as the annotations ask.
+    It does what the generated code would do: values die where its do, and regions and what is saved are as the
+    annotations ask.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -53,7 +54,9 @@ class GraphInterpreter(fx.Interpreter):
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InputError(f"forward{signature} cannot be called with {len(args)} positional arguments and {sorted(kwargs)}: {error}") from None
+            raise InputError(
+                f"forward{signature} cannot be called with {len(args)} positional arguments and {sorted(kwargs)}: {error}"
+            ) from None
         bound.apply_defaults()
         self._arguments = bound.arguments
         self._offloaded = OffloadedTensors()
@@ -156,7 +159,7 @@ class ShapeProp(GraphInterpreter):
 
     >>> import torch
     >>> from analyzer import symbolic_trace
-    >>> from analyzer.fx.shape_prop import ShapeProp
+    >>> from analyzer.fx.graph.interpreter import ShapeProp
     >>> gm = symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 2)), meta_args={"input": torch.empty(3, 4)})
     >>> _ = ShapeProp(gm).propagate(torch.empty(3, 4))
     >>> [(n.name, n.meta["spec"]) for n in gm.graph.nodes][1]
@@ -178,8 +181,9 @@ class ShapeProp(GraphInterpreter):
         except AnalyzerError:
             raise
         except Exception as error:
-            raise InputError(f"node {n.name} ({n.op} {n.target}) of module {n.meta.get('module_path', '')!r} at {n.meta.get('source')}: "
-                             f"{type(error).__name__}: {error}") from error
+            raise InputError(
+                f"node {n.name} ({n.op} {n.target}) of module {n.meta.get('module_path', '')!r} at {n.meta.get('source')}: "
+                f"{type(error).__name__}: {error}") from error
         n.meta["spec"] = to_specs(result)
         return result
 
@@ -197,14 +201,16 @@ class RecordingInterpreter(GraphInterpreter):
     def like(self, recorder: Recorder) -> RecordingInterpreter:
         """Another one, for a part of the same graph under another recorder."""
         other = copy.copy(self)
-        other.recorder, other.record, other.rows, other._paths, other.reuse, other.env = recorder, RunRecord(), {}, {}, None, {}
+        other.recorder, other.record, other.rows, other._paths, other.reuse, other.env = recorder, RunRecord(
+        ), {}, {}, None, {}
         return other
 
     def run_stretch(self, stretch: Stretch, values: Sequence[Any]) -> tuple[Any, ...]:
         """Run the nodes of a stretch under the recorder of its module; what others read of them."""
         self._add_rows(stretch.nodes, f"{stretch.path}.")
         statements = [Statement((), n) for n in stretch.nodes]
-        return self._run_function(statements, dict(zip(stretch.inputs, values)), stretch.results)  # type: ignore[no-any-return]
+        return self._run_function(statements, dict(zip(stretch.inputs, values)),  # type: ignore[no-any-return]
+                                  stretch.results)
 
     def begin_step(self) -> None:
         """Make the rows of a new step."""
@@ -214,10 +220,13 @@ class RecordingInterpreter(GraphInterpreter):
         paths, rows = self.recorder.log.index_of_path, self.rows
         for n in nodes:
             path = n.meta.get("module_path", "").removeprefix(prefix)
-            while path not in paths:  # a module that was traced into and holds nothing is not there: its parent, or the root
+            # a module that was traced into and holds nothing is not there: its parent, or the root
+            while path not in paths:
                 path = path.rpartition(".")[0]
             self._paths[n] = path
-            row = self.recorder.add_node(n.op, n.name, str(n.target) if isinstance(n.target, str) else _target_name(n.target), paths[path])
+            row = self.recorder.add_node(n.op, n.name,
+                                         str(n.target) if isinstance(n.target, str) else _target_name(n.target),
+                                         paths[path])
             rows[n] = row
             record = self.recorder.node_at(row)
             record.source = n.meta.get("source")
@@ -245,4 +254,5 @@ class RecordingInterpreter(GraphInterpreter):
 
 
 def _target_name(target: Any) -> str:
-    return f"{getattr(target, '__module__', '') or ''}.{getattr(target, '__qualname__', getattr(target, '__name__', target))}".lstrip(".")
+    return f"{getattr(target, '__module__', '') or ''}.{getattr(target, '__qualname__', getattr(target, '__name__', target))}".lstrip(
+        ".")

@@ -23,12 +23,13 @@ _CAST = torch.ops.aten._to_copy.default
 class KeptResults:
     """What ``torch.utils.checkpoint`` needs to leave out some of a function's calls when it runs it again.
 
-    Calls inside ``with kept:`` (or ``with kept.on_host:``) in a function checkpointed with ``context_fn=kept.contexts`` run once: when the
-    function runs again, their operators return what they returned the first time. Each result is given out once, so that it is freed as
-    early as a saved tensor; in a second backward pass through the same graph the operators run. Operators that write in place to kept
-    results are left out too, as the results are kept as they were left; so are those that write to buffers. Random numbers that kept
-    calls drew are skipped, so that later calls draw the same as before, unless ``skips_draws`` is false, as it is for a checkpoint that does not
-    preserve the generator's state: it would not be put back. Buffers of the modules of ``root`` at ``paths`` are after the second
+    Calls inside ``with kept:`` (or ``with kept.on_host:``) in a function checkpointed with ``context_fn=kept.contexts``
+    run once: when the function runs again, their operators return what they returned the first time. Each result is
+    given out once, so that it is freed as early as a saved tensor; in a second backward pass through the same graph the
+    operators run. Operators that write in place to kept results are left out too, as the results are kept as they were
+    left; so are those that write to buffers. Random numbers that kept calls drew are skipped, so that later calls draw
+    the same as before, unless ``skips_draws`` is false, as it is for a checkpoint that does not preserve the
+    generator's state: it would not be put back. Buffers of the modules of ``root`` at ``paths`` are after the second
     run what they were before it. Use one object for each call of ``checkpoint``.
 
     Raises RuntimeError in backward where a kept result was written to after the function returned.
@@ -53,8 +54,10 @@ class KeptResults:
         self._next = 0
         self._mode: type[_Recording] | type[_Replaying] | None = None
         self._entered: list[_Recording | _Replaying | None] = []
-        self.owned: StorageTable[list[_Result]] = StorageTable()  #: the results in each storage, while the function runs for the first time
-        self.given: StorageTable[bool] = StorageTable()           #: storages of what was given out in the present recomputation
+        #: the results in each storage, while the function runs for the first time
+        self.owned: StorageTable[list[_Result]] = StorageTable()
+        #: storages of what was given out in the present recomputation
+        self.given: StorageTable[bool] = StorageTable()
         self.on_host = _OnHost(self)
 
     def contexts(self) -> tuple[_Phase, _Phase]:
@@ -65,7 +68,8 @@ class KeptResults:
         self._mode, self._next = mode, 0
         self.given.clear()
         if mode is _Replaying:
-            self._buffers = [(b, b.detach().clone()) for module in self._modules if module.training for b in module.buffers()]
+            self._buffers = [(b, b.detach().clone()) for module in self._modules if module.training
+                             for b in module.buffers()]
 
     def end(self) -> None:
         if self._mode is _Recording:
@@ -73,7 +77,8 @@ class KeptResults:
                 result.note_version()
             self.owned.clear()
         for buffer, before in self._buffers:
-            buffer.data.copy_(before)  # .data: autograd need not know, as the gradient of a normalisation does not read them
+            # .data: autograd need not know, as the gradient of a normalisation does not read them
+            buffer.data.copy_(before)
         self._buffers = []
         self._mode = None
 
@@ -136,15 +141,17 @@ class _Result:
 
     def move_to_host(self, copy: HostCopy) -> None:
         if self.tensor is not None:
-            self.tensor = copy.describe(self.tensor) if isinstance(self.tensor, Tensor) else self.tensor._replace(copy=copy)
+            self.tensor = copy.describe(self.tensor) if isinstance(self.tensor, Tensor) else self.tensor._replace(
+                copy=copy)
 
     def give(self) -> Tensor:
         assert self.tensor is not None
         if isinstance(self.tensor, HostTensor):
             return self.tensor.bring_back()
         if self.tensor._version != self._version:
-            raise RuntimeError(f"a result of shape {tuple(self.tensor.shape)} that a checkpoint keeps was changed in place after the checkpointed "
-                               f"function returned; recompute it instead, or change a copy of it")
+            raise RuntimeError(
+                f"a result of shape {tuple(self.tensor.shape)} that a checkpoint keeps was changed in place after the checkpointed "
+                f"function returned; recompute it instead, or change a copy of it")
         return self.tensor.detach()  # with versions of its own: what is left out when it runs again still counts them
 
 
@@ -171,7 +178,10 @@ class _Call:
         self.returns: dict[Any, list[_Return | None]] = {}  #: by operator; None where given out
 
     def results(self) -> list[_Result]:
-        return [r for row in self.returns.values() for ret in row if ret is not None for r in tree_leaves(ret.value) if isinstance(r, _Result)]
+        return [
+            r for row in self.returns.values() for ret in row if ret is not None for r in tree_leaves(ret.value)
+            if isinstance(r, _Result)
+        ]
 
 
 class _Recording(TorchDispatchMode):
@@ -188,7 +198,9 @@ class _Recording(TorchDispatchMode):
             return out
         written = _written(func, args, kwargs or {})
         before = [self._owned.find(t) or [] for t in written]
-        self._to_host += [t for t, results in zip(written, before) if any(isinstance(r.tensor, HostTensor) for r in results)]
+        self._to_host += [
+            t for t, results in zip(written, before) if any(isinstance(r.tensor, HostTensor) for r in results)
+        ]
 
         def note(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -209,7 +221,8 @@ class _Recording(TorchDispatchMode):
     def finish(self) -> None:
         """The call has ended: results that wait on the host go there as it leaves them."""
         returns = self._call.returns
-        if _CAST in returns and len(returns) > 1:  # autocast's, which in a recomputation may find them in its cache: not counted on
+        # autocast's, which in a recomputation may find them in its cache: not counted on
+        if _CAST in returns and len(returns) > 1:
             for ret in returns.pop(_CAST):
                 assert ret is not None
                 ret.value.tensor = None
@@ -241,7 +254,8 @@ class _Replaying(TorchDispatchMode):
         row[at] = None  # type: ignore[index]
         written = _written(func, args, kwargs or {})
         if ret.writes_to_owned and not all(self._given.find(t) for t in written):
-            return func(*args, **(kwargs or {}))  # what it writes to was given out in an earlier recomputation, and computed in this one
+            # what it writes to was given out in an earlier recomputation, and computed in this one
+            return func(*args, **(kwargs or {}))
 
         def give(value: Any) -> Any:
             if isinstance(value, _Argument):
@@ -262,7 +276,8 @@ class _Replaying(TorchDispatchMode):
 
 def _is_view(func: Any) -> bool:
     """Whether a result shows memory of an argument that the operator does not write to."""
-    return isinstance(func, torch._ops.OpOverload) and any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    return isinstance(func, torch._ops.OpOverload) and any(r.alias_info is not None and not r.alias_info.is_write
+                                                           for r in func._schema.returns)
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:

@@ -7,18 +7,21 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from analyzer.fx.trace.structure import tensors_of
+
 from .host_copy import HostCopy, HostTensor
 from .storage_table import StorageTable
-from analyzer.fx.trace.structure import tensors_of
 
 Tensor = torch.Tensor
 
 
 class OffloadedTensors:
-    """Sends what autograd saves of chosen values to the host, once for each storage, and brings it back in the backward pass.
+    """Sends what autograd saves of chosen values to the host, once for each storage, and brings it back in the backward
+    pass.
 
-    What runs inside ``with offloaded:`` saves as usual, except tensors that share memory with a value given to ``add``, before or
-    in the same block: they are copied when the block ends. Other saved-tensor hooks do not see what is saved inside.
+    What runs inside ``with offloaded:`` saves as usual, except tensors that share memory with a value given to ``add``,
+    before or in the same block: they are copied when the block ends. Other saved-tensor hooks do not see what is saved
+    inside.
 
     Raises RuntimeError at the end of a block that wrote in place to what it saved (autograd would, in backward).
 
@@ -87,8 +90,9 @@ class _Saved:
 
     def move(self, copies: _Copies) -> None:
         if self.tensor._version != self._version:
-            raise RuntimeError(f"a tensor of shape {tuple(self.tensor.shape)} that is needed for the gradient was changed in place before it could "
-                               f"be copied to the host")
+            raise RuntimeError(
+                f"a tensor of shape {tuple(self.tensor.shape)} that is needed for the gradient was changed in place before it could "
+                f"be copied to the host")
         self._on_host = copies.of(self.tensor).describe(self.tensor)
         del self.tensor
 

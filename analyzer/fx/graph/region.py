@@ -35,7 +35,8 @@ class GradRegion:
 
 @dataclass(frozen=True)
 class AutocastRegion:
-    """A ``with torch.autocast(...)`` block of the forward pass; ``id`` tells blocks apart, as each has its own cache of casts.
+    """A ``with torch.autocast(...)`` block of the forward pass; ``id`` tells blocks apart, as each has its own cache of
+    casts.
 
     >>> AutocastRegion(0, "cuda", torch.bfloat16).header()
     "torch.autocast('cuda', dtype=torch.bfloat16)"
@@ -63,16 +64,19 @@ class AutocastRegion:
 
     def describe(self) -> Description:
         dtype = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
-        return {"kind": "autocast", "id": self.id, "device_type": self.device_type, "dtype": dtype, "enabled": self.enabled}
+        return {
+            "kind": "autocast", "id": self.id, "device_type": self.device_type, "dtype": dtype, "enabled": self.enabled
+        }
 
 
 @dataclass(frozen=True)
 class CheckpointRegion:
     """One call of ``torch.utils.checkpoint.checkpoint``; consecutive nodes with an equal region make up its function.
 
-    With ``replay`` false the region is a note only: the generated code runs its nodes without checkpointing. With ``restores_buffers``,
-    buffers of modules (running statistics of a normalisation) are after the second run what they were before it; torch's own checkpoint
-    updates them twice, and so does a region that was traced. Not with ``use_reentrant`` or a ``context_fn``.
+    With ``replay`` false the region is a note only: the generated code runs its nodes without checkpointing. With
+    ``restores_buffers``, buffers of modules (running statistics of a normalisation) are after the second run what they
+    were before it; torch's own checkpoint updates them twice, and so does a region that was traced. Not with
+    ``use_reentrant`` or a ``context_fn``.
     """
 
     id: int
@@ -108,8 +112,11 @@ class CheckpointRegion:
         return torch.utils.checkpoint.checkpoint(function, *args, **self.options())
 
     def describe(self) -> Description:
-        return {"kind": "checkpoint", "id": self.id, "use_reentrant": self.use_reentrant, "preserve_rng_state": self.preserve_rng_state,
-                "selective": self.context_fn is not None, "replay": self.replay}
+        return {
+            "kind": "checkpoint", "id": self.id, "use_reentrant": self.use_reentrant,
+            "preserve_rng_state": self.preserve_rng_state, "selective": self.context_fn is not None,
+            "replay": self.replay
+        }
 
 
 Region = GradRegion | AutocastRegion | CheckpointRegion

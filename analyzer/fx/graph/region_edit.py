@@ -17,15 +17,18 @@ Nodes = Iterable[fx.Node | str]
 
 
 def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *, recompile: bool = True) -> Region:
-    """Put ``region`` (by default a `CheckpointRegion`) around ``nodes``, which must follow each other in the graph; return it as it was set.
+    """Put ``region`` (by default a `CheckpointRegion`) around ``nodes``, which must follow each other in the graph;
+    return it as it was set.
 
-    It becomes the innermost of the regions that all these nodes share; regions that some of them are in stay inside it. An id that the
-    graph uses already is replaced by the next free one. ``nodes`` are nodes or their names, in any order; ``get_attr`` nodes (parameters,
-    buffers) between them need not be named. With ``recompile=False``, call ``gm.recompile()`` when all edits are made.
+    It becomes the innermost of the regions that all these nodes share; regions that some of them are in stay inside it.
+    An id that the graph uses already is replaced by the next free one. ``nodes`` are nodes or their names, in any
+    order; ``get_attr`` nodes (parameters, buffers) between them need not be named. With ``recompile=False``, call
+    ``gm.recompile()`` when all edits are made.
 
-    Raises InputError where ``nodes`` is empty, names what is no node of the graph, or an input or output; leaves out a node between them;
-    cuts another region in two; where a checkpoint writes in place to a value made outside it, which running it again would change again; where
-    one with ``use_reentrant=True`` is given a container of tensors, or gives one to nodes outside; or where a choice of `set_saved` cannot be met in it.
+    Raises InputError where ``nodes`` is empty, names what is no node of the graph, or an input or output; leaves out a
+    node between them; cuts another region in two; where a checkpoint writes in place to a value made outside it, which
+    running it again would change again; where one with ``use_reentrant=True`` is given a container of tensors, or gives
+    one to nodes outside; or where a choice of `set_saved` cannot be met in it.
 
     >>> import torch
     >>> from analyzer import symbolic_trace
@@ -56,7 +59,8 @@ def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *
         if region.id in taken:
             region = replace(region, id=max(taken) + 1)
     inside = set(chosen)
-    given = [n for n in chosen if n.op == "get_attr" and any(u not in inside for u in n.users)]  # read by others too: they come from outside
+    # read by others too: they come from outside
+    given = [n for n in chosen if n.op == "get_attr" and any(u not in inside for u in n.users)]
     stacks = {}
     for node in chosen:
         before, after = _split(node, depth)
@@ -71,14 +75,21 @@ def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *
 
 
 def clear_region(gm: fx.GraphModule, region: Region | None = None, *, recompile: bool = True) -> None:
-    """Take ``region`` away from every node that is in it; without one, every checkpoint region. What is inside it stays.
+    """Take ``region`` away from every node that is in it; without one, every checkpoint region. What is inside it
+    stays.
 
-    Raises InputError where no node is in ``region``, and where a choice of `set_saved` cannot be met in the one that was around it.
+    Raises InputError where no node is in ``region``, and where a choice of `set_saved` cannot be met in the one that
+    was around it.
     """
     if region is not None and not nodes_in(gm, region):
-        raise InputError(f"clear_region({region!r}): no node of the graph is in it; its regions are {_regions(gm) or 'none'}")
-    _annotate(gm, {n: tuple(r for r in n.meta.get("region") or () if (not isinstance(r, CheckpointRegion) if region is None else r != region))
-                   for n in gm.graph.nodes})
+        raise InputError(
+            f"clear_region({region!r}): no node of the graph is in it; its regions are {_regions(gm) or 'none'}")
+    _annotate(
+        gm, {
+            n: tuple(r for r in n.meta.get("region") or ()
+                     if (not isinstance(r, CheckpointRegion) if region is None else r != region))
+            for n in gm.graph.nodes
+        })
     if recompile:
         gm.recompile()
 
@@ -127,15 +138,19 @@ def _contiguous(gm: fx.GraphModule, nodes: Nodes, region: Region) -> list[fx.Nod
     run = order[order.index(named[0]):order.index(named[-1]) + 1]
     for node in run:
         if node.op in ("placeholder", "output"):
-            raise InputError(f"{caller}: {node.name} is the graph's {node.op}; a region holds nodes between inputs and output")
+            raise InputError(
+                f"{caller}: {node.name} is the graph's {node.op}; a region holds nodes between inputs and output")
         if node.op != "get_attr" and node not in named:
-            raise InputError(f"{caller}: the nodes must follow each other in the graph; {node.name} lies between {named[0].name} and "
-                             f"{named[-1].name}: name it too, or make two regions")
+            raise InputError(
+                f"{caller}: the nodes must follow each other in the graph; {node.name} lies between {named[0].name} and "
+                f"{named[-1].name}: name it too, or make two regions")
     return run
 
 
 def _split(node: fx.Node, depth: int) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
-    """The regions of a node that are around a new one, ``depth`` of those that the code has, and those that will be inside."""
+    """The regions of a node that are around a new one, ``depth`` of those that the code has, and those that will be
+    inside.
+    """
     region = node.meta.get("region") or ()
     replayed = region_of(node)
     around = region.index(replayed[depth - 1]) + 1 if depth else 0
@@ -154,8 +169,9 @@ def _shared_depth(run: list[fx.Node], region: Region) -> int:
             if inside[:depth] != outside[:depth] or r != other:
                 break
             if not isinstance(r, GradRegion):  # which is the same when cut in two
-                raise InputError(f"set_region(..., {region!r}): {edge.name} and {neighbour.name} are both in {r!r}, which would be cut in two; "
-                                 f"take all of its nodes or none")
+                raise InputError(
+                    f"set_region(..., {region!r}): {edge.name} and {neighbour.name} are both in {r!r}, which would be cut in two; "
+                    f"take all of its nodes or none")
     return depth
 
 
@@ -164,22 +180,28 @@ def _check_writes(run: list[fx.Node]) -> None:
     for node in run:
         for maker in (m for value in written_by(node) for m in makers(value)):
             if maker.op == "get_attr":
-                raise InputError(f"a checkpoint cannot hold {node.name}: it writes in place to {maker.target}, and would write again when it is "
-                                 f"run again; leave it out")
+                raise InputError(
+                    f"a checkpoint cannot hold {node.name}: it writes in place to {maker.target}, and would write again when it is "
+                    f"run again; leave it out")
             if maker not in inside:
-                raise InputError(f"a checkpoint cannot hold {node.name} without {maker.name}: {node.name} writes in place to what {maker.name} "
-                                 f"made, and would write again when it is run again; take both in or leave both out")
+                raise InputError(
+                    f"a checkpoint cannot hold {node.name} without {maker.name}: {node.name} writes in place to what {maker.name} "
+                    f"made, and would write again when it is run again; take both in or leave both out")
 
 
 def _check_containers(run: list[fx.Node]) -> None:
-    """A reentrant checkpoint ends the history of tensors among its arguments and results, not of those in containers (torch/utils/checkpoint.py)."""
+    """A reentrant checkpoint ends the history of tensors among its arguments and results, not of those in containers
+    (torch/utils/checkpoint.py).
+    """
     inside = set(run)
     taken = [(value, node, value) for node in run for value in node.all_input_nodes if value not in inside]
     given = [(node, node, user) for node in run for user in node.users if user not in inside]
     for value, member, other in (*taken, *given):
         if value.meta.get("container"):
-            raise InputError(f"a checkpoint with use_reentrant=True cannot hold {member.name} without {other.name}: {value.name} is no tensor but "
-                             f"holds some, whose gradients would go past it; take both in, leave both out, or set use_reentrant=False")
+            raise InputError(
+                f"a checkpoint with use_reentrant=True cannot hold {member.name} without {other.name}: {value.name} is no tensor but "
+                f"holds some, whose gradients would go past it; take both in, leave both out, or set use_reentrant=False"
+            )
 
 
 def _regions(gm: fx.GraphModule) -> list[Region]:

@@ -10,9 +10,9 @@ from torch.utils import _pytree as pytree
 
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.storage import MetaStorage
-from analyzer.replay.block_place import BlockPlace
 from analyzer.record.log import Log
 from analyzer.record.recorder import describe
+from analyzer.replay.block_place import BlockPlace
 
 Tensor = torch.Tensor
 _CONSTANTS = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
@@ -41,10 +41,11 @@ class Unknown:
 
 @dataclass
 class Played:
-    """Nodes, by name, that were not run: what the ``records`` of as many others say holds for them, with storages of their own.
+    """Nodes, by name, that were not run: what the ``records`` of as many others say holds for them, with storages of
+    their own.
 
-    There is a record for each kind of gradients that a backward pass was given (`BlockPlace.grad_specs`). They agree on values; storage n of the first
-    is number ``place.numbers[slot_of[n]]``.
+    There is a record for each kind of gradients that a backward pass was given (`BlockPlace.grad_specs`). They agree on
+    values; storage n of the first is number ``place.numbers[slot_of[n]]``.
     """
 
     names: list[str]
@@ -76,7 +77,8 @@ class RunRecord:
     gradients: dict[str, dict[int, TensorSpec]] = field(default_factory=dict)
     fingerprints: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     differentiable: dict[str, tuple[bool, ...]] = field(default_factory=dict)  #: of the storages that it made
-    held: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)  #: (category, path, bytes) of parameters and buffers it uses
+    #: (category, path, bytes) of parameters and buffers it uses
+    held: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
 
     played: list[Played] = field(default_factory=list)  #: what is to be written into the above
     log: Log | None = None  #: of the run, until it was read
@@ -139,12 +141,15 @@ def _describe(value: Any) -> Any:
         storage = value.untyped_storage() if value.layout is torch.strided else None
         if not isinstance(storage, MetaStorage):
             return Unknown()
-        return Value(describe(value), int(value.storage_offset()), value.requires_grad, storage.number, storage.nbytes(), storage.known)
+        return Value(describe(value), int(value.storage_offset()), value.requires_grad, storage.number,
+                     storage.nbytes(), storage.known)
     return value if isinstance(value, _CONSTANTS) else Unknown()
 
 
 def fingerprint_nodes(graph: fx.Graph) -> dict[str, tuple[Any, ...]]:
-    """By name, what tells whether a node still does what it did, for those who made what it reads and those who read it with it."""
+    """By name, what tells whether a node still does what it did, for those who made what it reads and those who read it
+    with it.
+    """
     position = {n: i for i, n in enumerate(graph.nodes)}
 
     def readers(node: fx.Node) -> tuple[str, ...]:
@@ -156,9 +161,12 @@ def fingerprint_nodes(graph: fx.Graph) -> dict[str, tuple[Any, ...]]:
     for n, tensors in held.items():
         for t in tensors:
             held_by[id(t)] = (*held_by.get(id(t), ()), n.name)
-    return {n.name: (n.op, n.target, str(n.args), str(n.kwargs), n.meta.get("region") or (), n.meta.get("saved"), n.meta.get("module_path"),
-                     read_by[n], tuple((i.name, read_by[i]) for i in n.all_input_nodes), _modules(n),
-                     tuple((id(t), t.shape, t.dtype, t.requires_grad, held_by[id(t)]) for t in held[n])) for n in graph.nodes}
+    return {
+        n.name: (n.op, n.target, str(n.args), str(n.kwargs), n.meta.get("region") or (), n.meta.get("saved"),
+                 n.meta.get("module_path"), read_by[n], tuple((i.name, read_by[i]) for i in n.all_input_nodes),
+                 _modules(n), tuple((id(t), t.shape, t.dtype, t.requires_grad, held_by[id(t)]) for t in held[n]))
+        for n in graph.nodes
+    }
 
 
 def held_tensors(node: fx.Node) -> list[Tensor]:

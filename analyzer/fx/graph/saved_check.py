@@ -16,7 +16,9 @@ def checkpoint_of(node: fx.Node) -> CheckpointRegion | None:
 
 
 def check_saved(gm: fx.GraphModule) -> None:
-    """Raises InputError where a checkpoint cannot keep single results, and where a node that runs again reads one as later nodes left it."""
+    """Raises InputError where a checkpoint cannot keep single results, and where a node that runs again reads one as
+    later nodes left it.
+    """
     statements_of(list(gm.graph.nodes))
     changed: dict[fx.Node, fx.Node] = {}  # a node and the last that writes to its result
     for writer in gm.graph.nodes:
@@ -24,13 +26,16 @@ def check_saved(gm: fx.GraphModule) -> None:
             for maker in (m for m in makers(value) if m.meta.get("saved") in SAVED and checkpoint_of(m) is not None):
                 changed[maker] = writer
                 if checkpoint_of(writer) != checkpoint_of(maker):
-                    raise InputError(f"{maker.name} cannot be kept: {writer.name} writes to it in place, after checkpoint "
-                                     f"{checkpoint_of(maker).id}; take {writer.name} into it, or recompute {maker.name}")  # type: ignore[union-attr]
+                    raise InputError(
+                        f"{maker.name} cannot be kept: {writer.name} writes to it in place, after checkpoint "
+                        f"{checkpoint_of(maker).id}; take {writer.name} into it, or recompute {maker.name}"  # type: ignore[union-attr]
+                    )
     position = {n: i for i, n in enumerate(gm.graph.nodes)} if changed else {}
     for node in position:
         if checkpoint_of(node) is None or node.meta.get("saved") in SAVED:
             continue
         for maker in (m for value in node.all_input_nodes for m in makers(value) if m in changed):
             if position[changed[maker]] > position[node]:
-                raise InputError(f"{maker.name} cannot be kept: {changed[maker].name} writes to it in place after {node.name}, which would run "
-                                 f"again, has read it; keep {node.name} as well, or recompute {maker.name}")
+                raise InputError(
+                    f"{maker.name} cannot be kept: {changed[maker].name} writes to it in place after {node.name}, which would run "
+                    f"again, has read it; keep {node.name} as well, or recompute {maker.name}")

@@ -13,23 +13,25 @@ CHOICES = ("keep", "recompute", "offload")
 
 
 def set_saved(gm: fx.GraphModule, nodes: Nodes, choice: str, *, recompile: bool = True) -> list[fx.Node]:
-    """Choose what becomes of the results of ``nodes`` between forward and backward; return all nodes that it was set for.
+    """Choose what becomes of the results of ``nodes`` between forward and backward; return all nodes that it was set
+    for.
 
-    ``"keep"``: in a checkpoint region, the operators of the node are not run again, and what they return stays (outside of one, autograd
-    saves what it needs anyway). ``"recompute"``: run again with the rest of the region, which is what nodes of a region do.
-    ``"offload"``: as keep, but the result waits on the host: copied there once in the forward pass and back where the backward pass
-    needs it. The choice is kept in ``node.meta["saved"]``, absent for the default.
+    ``"keep"``: in a checkpoint region, the operators of the node are not run again, and what they return stays (outside
+        of one, autograd saves what it needs anyway). ``"recompute"``: run again with the rest of the region, which is
+        what nodes of a region do.
+    ``"offload"``: as keep, but the result waits on the host: copied there once in the forward pass and back where the
+        backward pass needs it. The choice is kept in ``node.meta["saved"]``, absent for the default.
 
-    A result that later nodes write to in place is kept as the last of them leaves it, so all of them are chosen together. What a view shows
-    belongs to the node that computed it.
+    A result that later nodes write to in place is kept as the last of them leaves it, so all of them are chosen
+    together. What a view shows belongs to the node that computed it.
 
-    Raises InputError for another choice, for nodes that are not in the graph, to recompute a node that is in no checkpoint region, to keep or
-    offload one whose region cannot (``use_reentrant=True``, a ``context_fn`` of its own), and where a result that is written to in place is
-    read before that by a node that is recomputed.
+    Raises InputError for another choice, for nodes that are not in the graph, to recompute a node that is in no
+    checkpoint region, to keep or offload one whose region cannot (``use_reentrant=True``, a ``context_fn`` of its own),
+    and where a result that is written to in place is read before that by a node that is recomputed.
 
     >>> import torch
     >>> from analyzer import symbolic_trace
-    >>> from analyzer.fx.region_edit import set_region
+    >>> from analyzer.fx.graph.region_edit import set_region
     >>> def f(x):
     ...     return x.sin().exp().tanh().sum()
     >>> gm = symbolic_trace(f, meta_args={"x": torch.empty(2, 4)})
@@ -55,9 +57,12 @@ def set_saved(gm: fx.GraphModule, nodes: Nodes, choice: str, *, recompile: bool 
     chosen = find_nodes(gm, nodes, caller)
     for node in chosen:
         if node.op == "output" or node.op == "get_attr":
-            raise InputError(f"{caller}: {node.name} is {'the output' if node.op == 'output' else 'a parameter or buffer'}, which is held anyway")
+            raise InputError(
+                f"{caller}: {node.name} is {'the output' if node.op == 'output' else 'a parameter or buffer'}, which is held anyway"
+            )
         if choice == "recompute" and checkpoint_of(node) is None:
-            raise InputError(f"{caller}: {node.name} is in no checkpoint region, so nothing would run it again; set_region first")
+            raise InputError(
+                f"{caller}: {node.name} is in no checkpoint region, so nothing would run it again; set_region first")
     together = _written_together(gm, chosen)
     before = {n: n.meta.get("saved") for n in together}
     for node in together:

@@ -15,7 +15,9 @@ from .alias import makers
 from .region import AutocastRegion, CheckpointRegion, GradRegion, Region
 
 SAVED = ("keep", "offload")
-"""What ``node.meta["saved"]`` can ask for: see `analyzer.fx.graph.saved_edit`. Without it, nodes outside of checkpoints are kept and others recomputed."""
+"""What ``node.meta["saved"]`` can ask for: see `analyzer.fx.graph.saved_edit`. Without it, nodes outside of checkpoints
+are kept and others recomputed.
+"""
 
 
 class Keeping:
@@ -35,10 +37,12 @@ Block = Union[AutocastRegion, GradRegion, Keeping, Offloading]
 class Statement:
     """A node, or the call of a checkpointed function with the statements ``body``.
 
-    ``keeps`` if some of its nodes are not recomputed; ``buffered`` are the paths of modules whose buffers a recomputation leaves alone.
+    ``keeps`` if some of its nodes are not recomputed; ``buffered`` are the paths of modules whose buffers a
+    recomputation leaves alone.
     """
 
-    def __init__(self, blocks: tuple[Block, ...], node: Node | None, checkpoint: CheckpointRegion | None = None) -> None:
+    def __init__(self, blocks: tuple[Block, ...], node: Node | None,
+                 checkpoint: CheckpointRegion | None = None) -> None:
         self.blocks, self.node, self.checkpoint = blocks, node, checkpoint
         self.body: list[Statement] = []
         self.keeps = False
@@ -130,8 +134,9 @@ def _check_keeps(node: Node, around: Statement) -> None:
     assert region is not None
     if region.use_reentrant or region.context_fn is not None or region.debug:
         why = "use_reentrant=True" if region.use_reentrant else "debug=True" if region.debug else f"context_fn={region.context_fn!r}"
-        raise InputError(f"{node.meta['saved']} {node.name}: checkpoint {region.id}, which it is in, has {why}; results of single nodes can be kept "
-                         f"in a checkpoint with use_reentrant=False, no context_fn and no debug")
+        raise InputError(
+            f"{node.meta['saved']} {node.name}: checkpoint {region.id}, which it is in, has {why}; results of single nodes can be kept "
+            f"in a checkpoint with use_reentrant=False, no context_fn and no debug")
 
 
 def last_uses(statements: Sequence[Statement], local: set[Node]) -> dict[int, list[Node]]:

@@ -10,7 +10,8 @@ V = TypeVar("V")
 
 
 class StorageTable(Generic[V]):
-    """A value for each storage, found through any tensor in it; it keeps no storage alive, and a new one has no value of an earlier one's.
+    """A value for each storage, found through any tensor in it; it keeps no storage alive, and a new one has no value
+    of an earlier one's.
 
     >>> table = StorageTable()
     >>> x = torch.zeros(4)

@@ -23,9 +23,9 @@ class StretchModule(nn.Module):
 class Stretch(NamedTuple):
     """The nodes of one run of the module at ``path``, one after another, without regions.
 
-    ``inputs`` are the nodes that they read of those before them, in order; ``last_read`` the positions of those whose values nobody has a use for
-    afterwards, ``read_later`` of those that nodes after them read; ``results`` are the nodes that others read. Stretches with the same ``key`` run
-    the same code, as far as nodes tell.
+    ``inputs`` are the nodes that they read of those before them, in order; ``last_read`` the positions of those whose
+    values nobody has a use for afterwards, ``read_later`` of those that nodes after them read; ``results`` are the
+    nodes that others read. Stretches with the same ``key`` run the same code, as far as nodes tell.
     """
 
     path: str
@@ -73,14 +73,15 @@ def find_stretches(gm: fx.GraphModule, fewest: int) -> list[Stretch]:
     found = []
     for paths in alike.values():
         for path in paths if len(paths) >= fewest else ():
-            stretch = _make_stretch(gm, path, nodes, range(spans[path][0], spans[path][1] + 1), position, calls, targets[path])
+            stretch = _make_stretch(gm, path, nodes, range(spans[path][0], spans[path][1] + 1), position, calls,
+                                    targets[path])
             if stretch is not None:
                 found.append(stretch)
     return found
 
 
-def _make_stretch(gm: fx.GraphModule, path: str, nodes: Sequence[fx.Node], span: range, position: dict[fx.Node, int], calls: dict[int, _Call],
-                  named: int) -> Stretch | None:
+def _make_stretch(gm: fx.GraphModule, path: str, nodes: Sequence[fx.Node], span: range, position: dict[fx.Node, int],
+                  calls: dict[int, _Call], named: int) -> Stretch | None:
     prefix = f"{path}."
     key: list[Hashable] = []
     external: dict[int, int] = {}
@@ -92,17 +93,21 @@ def _make_stretch(gm: fx.GraphModule, path: str, nodes: Sequence[fx.Node], span:
             if not call.target.startswith(prefix):
                 return None
             named -= 1
-        key.append((call.kind, call.target[len(prefix):],
-                    tuple([j - span.start if j >= span.start else -1 - external.setdefault(j, len(external)) for j in call.reads])))
+        key.append(
+            (call.kind, call.target[len(prefix):],
+             tuple([
+                 j - span.start if j >= span.start else -1 - external.setdefault(j, len(external)) for j in call.reads
+             ])))
     held = _find_module(gm, path)
     if named or held is None:  # others use what it holds
         return None
     read_later = tuple(k for k, j in enumerate(external) if any(position[u] >= span.stop for u in nodes[j].users))
-    last_read = tuple(k for k, j in enumerate(external) if k not in read_later and nodes[j].op not in ("placeholder", "get_attr"))
+    last_read = tuple(
+        k for k, j in enumerate(external) if k not in read_later and nodes[j].op not in ("placeholder", "get_attr"))
     results = tuple(i for i in span if any(position[u] >= span.stop for u in nodes[i].users))
     key.append((last_read, read_later, tuple(i - span.start for i in results)))
-    return Stretch(path, held, StretchModule(held), nodes[span.start:span.stop], [nodes[j] for j in external], last_read, read_later,
-                   [nodes[i] for i in results], tuple(key))
+    return Stretch(path, held, StretchModule(held), nodes[span.start:span.stop], [nodes[j] for j in external],
+                   last_read, read_later, [nodes[i] for i in results], tuple(key))
 
 
 def _find_module(root: nn.Module, path: str) -> nn.Module | None:
@@ -118,7 +123,8 @@ def _describe(node: fx.Node, position: dict[fx.Node, int]) -> _Call:
     if node.op in ("placeholder", "output") or region_of(node) or node.meta.get("saved") is not None:
         return _Call(None, "", reads)
     try:
-        kind = node.op, None if named else node.target, _freeze(node.args, position, reads), _freeze(node.kwargs, position, reads)
+        kind = node.op, None if named else node.target, _freeze(node.args, position, reads), _freeze(
+            node.kwargs, position, reads)
         hash(kind)
     except TypeError:  # an argument that cannot be compared
         return _Call(None, "", reads)
@@ -135,5 +141,6 @@ def _freeze(value: Any, position: dict[fx.Node, int], reads: list[int]) -> Hasha
     if isinstance(value, dict):
         return (dict, *[(k, _freeze(x, position, reads)) for k, x in value.items()])
     if isinstance(value, slice):
-        return (slice, _freeze(value.start, position, reads), _freeze(value.stop, position, reads), _freeze(value.step, position, reads))
+        return (slice, _freeze(value.start, position, reads), _freeze(value.stop, position,
+                                                                      reads), _freeze(value.step, position, reads))
     return type(value), value

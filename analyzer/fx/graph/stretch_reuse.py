@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
+from analyzer.fx.module_borrow import borrow_module
+from analyzer.record.log import Log
+from analyzer.record.recorder import Recorder
 from analyzer.replay.block_key import structure_key
 from analyzer.replay.block_place import BlockPlace
 from analyzer.replay.block_reuse import FEWEST, BlockReuse, Contents
 from analyzer.replay.block_trial import Arguments, GradSpec, Segment, Trial
-from analyzer.record.log import Log
-from analyzer.record.recorder import Recorder
 from analyzer.replay.twin import Twin
 
-from analyzer.fx.module_borrow import borrow_module
 from .run_record import Played, RunRecord
 from .stretch import Stretch, find_stretches
 
@@ -35,7 +35,8 @@ class StretchReuse(BlockReuse):
         for stretch in sorted(self._stretches.values(), key=lambda s: -len(s.nodes)):
             if id(stretch.module) in self.keys:
                 self._beginning_at[stretch.nodes[0]].append(stretch)
-        self._records: defaultdict[Arguments, dict[tuple[GradSpec, ...], RunRecord]] = defaultdict(dict)  # of the runs of a stretch
+        # of the runs of a stretch
+        self._records: defaultdict[Arguments, dict[tuple[GradSpec, ...], RunRecord]] = defaultdict(dict)
 
     def _list_keys(self, root: nn.Module, modules: Sequence[nn.Module], contents: dict[int, Contents],
                    is_excluded: Callable[[nn.Module], bool], twins: Sequence[Twin]) -> dict[int, Hashable]:
@@ -71,9 +72,11 @@ class StretchReuse(BlockReuse):
     def make_trial(self, module: nn.Module, arguments: Arguments, grad_specs: tuple[GradSpec, ...] | None) -> Trial:
         return _StretchTrial(self, self._stretches[id(module)], arguments, grad_specs)
 
-    def make_place(self, segment: Segment, module: nn.Module, numbers: Iterable[Sequence[Any]], producers: dict[int, int | None]) -> BlockPlace:
+    def make_place(self, segment: Segment, module: nn.Module, numbers: Iterable[Sequence[Any]],
+                   producers: dict[int, int | None]) -> BlockPlace:
         stretch, interpreter = self._stretches[id(module)], self.interpreter
-        place = _StretchPlace(segment, stretch, numbers, producers, self.recorder, [interpreter.rows[n] for n in stretch.nodes])
+        place = _StretchPlace(segment, stretch, numbers, producers, self.recorder,
+                              [interpreter.rows[n] for n in stretch.nodes])
         names = [n.name for n in stretch.nodes]
         interpreter.record.played.append(Played(names, self._records[segment.arguments], place, segment.reel.slot_of))
         return place
@@ -86,7 +89,8 @@ class StretchReuse(BlockReuse):
 class _StretchTrial(Trial):
     """One run of a stretch in a sandbox."""
 
-    def __init__(self, reuse: StretchReuse, stretch: Stretch, arguments: Arguments, grad_specs: tuple[GradSpec, ...] | None) -> None:
+    def __init__(self, reuse: StretchReuse, stretch: Stretch, arguments: Arguments,
+                 grad_specs: tuple[GradSpec, ...] | None) -> None:
         super().__init__(reuse.recorder, stretch.module, arguments, reuse.borrow, grad_specs)
         self.reuse, self.stretch = reuse, stretch
 
@@ -103,8 +107,8 @@ class _StretchTrial(Trial):
 class _StretchPlace(BlockPlace):
     """The place of a stretch in the log of a graph: its rows are there already."""
 
-    def __init__(self, segment: Segment, stretch: Stretch, numbers: Iterable[Sequence[Any]], producers: dict[int, int | None], recorder: Recorder,
-                 rows: Sequence[int]) -> None:
+    def __init__(self, segment: Segment, stretch: Stretch, numbers: Iterable[Sequence[Any]],
+                 producers: dict[int, int | None], recorder: Recorder, rows: Sequence[int]) -> None:
         super().__init__(segment, stretch.path, numbers, producers, recorder.log, recorder.step, None)
         self.places_of_rows = rows
 

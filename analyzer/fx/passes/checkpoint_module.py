@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from torch import fx
 
 from analyzer.errors import InputError
-
 from analyzer.fx.graph.region import CheckpointRegion
 from analyzer.fx.graph.region_edit import set_region
 
 
 def checkpoint_modules(*paths: str, **options: object) -> Callable[[fx.GraphModule], None]:
-    """A pass that puts a checkpoint around each call of the modules at ``paths``; ``options`` are those of `CheckpointRegion`.
+    """A pass that puts a checkpoint around each call of the modules at ``paths``; ``options`` are those of
+    `CheckpointRegion`.
 
     The pass raises InputError for a path where no node runs, and what `set_region` raises.
 
@@ -28,7 +28,9 @@ def checkpoint_modules(*paths: str, **options: object) -> Callable[[fx.GraphModu
             runs = list(_runs(gm.graph.nodes, path))
             if not runs:
                 known = sorted({str(n.meta.get("module_path", "")) for n in gm.graph.nodes} - {""})
-                raise InputError(f"checkpoint_modules({path!r}): no node runs in that module; nodes run in {', '.join(known[:8])}, ...")
+                raise InputError(
+                    f"checkpoint_modules({path!r}): no node runs in that module; nodes run in {', '.join(known[:8])}, ..."
+                )
             for run in runs:
                 set_region(gm, run, CheckpointRegion(0, **options), recompile=False)  # type: ignore[arg-type]
         gm.recompile()
@@ -40,7 +42,8 @@ def _runs(nodes: Iterable[fx.Node], path: str) -> Iterable[list[fx.Node]]:
     """The nodes of each call of a module, as far as other nodes lie between them."""
     run: list[fx.Node] = []
     for node in nodes:
-        inside = str(node.meta.get("module_path", "")) == path or str(node.meta.get("module_path", "")).startswith(path + ".")
+        inside = str(node.meta.get("module_path", "")) == path or str(node.meta.get("module_path",
+                                                                                    "")).startswith(path + ".")
         if inside:
             run.append(node)
         elif run and node.op != "get_attr":

@@ -9,15 +9,15 @@ import torch
 from torch import fx, nn
 
 from analyzer.errors import InputError
-
-from analyzer.fx.trace.bias_split import register_bias_split, splits
-from analyzer.results.node_info import TensorInfo
 from analyzer.fx.graph.region import AutocastRegion
+from analyzer.fx.trace.bias_split import register_bias_split, splits
 from analyzer.fx.trace.tracer import symbolic_trace
+from analyzer.results.node_info import TensorInfo
 
 
 def split_biases(gm: fx.GraphModule) -> None:
-    """What ``symbolic_trace(..., bias_addition_split=True)`` does, for a graph that is annotated: see `register_bias_split`.
+    """What ``symbolic_trace(..., bias_addition_split=True)`` does, for a graph that is annotated: see
+    `register_bias_split`.
 
     Each layer and function with a bias is traced again and replaced by its nodes, in the same regions.
 
@@ -75,7 +75,8 @@ def _trace(gm: fx.GraphModule, node: fx.Node, known: dict[fx.Node, tuple[TensorI
     tensors = []
     for i in node.all_input_nodes:
         if len(known.get(i, ())) != 1:
-            raise InputError(f"split_biases(): nothing is known of {i.name}, which {node.name} reads; call symbolic_profile first")
+            raise InputError(
+                f"split_biases(): nothing is known of {i.name}, which {node.name} reads; call symbolic_profile first")
         tensors.append(torch.empty(known[i][0].shape, dtype=getattr(torch, known[i][0].dtype), device="meta"))
     layer = gm.get_submodule(str(node.target)) if node.op == "call_module" else None
     return symbolic_trace(_Call(node, layer), meta_args={"tensors": tuple(tensors)}, bias_addition_split=True).graph

@@ -13,7 +13,9 @@ from analyzer.registry import Registry
 Tensor = torch.Tensor
 
 class _BiasSplits(Registry[Any, Callable[..., Any]]):
-    """Functions with the form that adds their bias in a call of its own, and module classes whose forward is traced to find such functions."""
+    """Functions with the form that adds their bias in a call of its own, and module classes whose forward is traced to
+    find such functions.
+    """
 
     def __call__(self, key: Any, impl: Callable[..., Any] | None = None, *, override: bool = False) -> Any:
         if impl is None and isinstance(key, type) and issubclass(key, nn.Module):
@@ -23,9 +25,9 @@ class _BiasSplits(Registry[Any, Callable[..., Any]]):
 
 
 register_bias_split = _BiasSplits("register_bias_split")
-"""Give a torch function the form that ``symbolic_trace(..., bias_addition_split=True)`` traces in its place: a function of the
-same arguments that adds the bias in a call of its own. Register a module class too, if it would be a leaf and its ``bias`` is to be split
-off: its forward is traced where it has one.
+"""Give a torch function the form that ``symbolic_trace(..., bias_addition_split=True)`` traces in its place: a function
+of the same arguments that adds the bias in a call of its own. Register a module class too, if it would be a leaf and
+its ``bias`` is to be split off: its forward is traced where it has one.
 
 >>> with register_bias_split.scope():
 ...     @register_bias_split(functional.bilinear)
@@ -69,7 +71,8 @@ def _split_convolution(function: Callable[..., Tensor], spatial_dims: int) -> No
     register_bias_split(function, convolution)
 
 
-_CONVOLUTIONS: list[tuple[Any, Any]] = [(functional.conv1d, functional.conv_transpose1d), (functional.conv2d, functional.conv_transpose2d),
+_CONVOLUTIONS: list[tuple[Any, Any]] = [(functional.conv1d, functional.conv_transpose1d),
+                                        (functional.conv2d, functional.conv_transpose2d),
                                         (functional.conv3d, functional.conv_transpose3d)]
 for _dims, _functions in enumerate(_CONVOLUTIONS, start=1):
     for _convolution in _functions:
@@ -81,7 +84,9 @@ for _layer in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, n
 
 
 def _scaled_sum(product: Tensor, input: Tensor, beta: float, alpha: float) -> Tensor:
-    """beta * input + alpha * product; with beta 0, input is not read (it may hold NaN), as the documentation of addmm says."""
+    """beta * input + alpha * product; with beta 0, input is not read (it may hold NaN), as the documentation of addmm
+    says.
+    """
     if alpha != 1:
         product = product * alpha
     if beta == 0:
@@ -101,6 +106,7 @@ def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, a
     return _scaled_sum(torch.bmm(batch1, batch2), input, beta, alpha)
 
 
-_SUMS: list[tuple[Any, Any]] = [(torch.addmm, addmm), (Tensor.addmm, addmm), (torch.baddbmm, baddbmm), (Tensor.baddbmm, baddbmm)]
+_SUMS: list[tuple[Any, Any]] = [(torch.addmm, addmm), (Tensor.addmm, addmm), (torch.baddbmm, baddbmm),
+                                (Tensor.baddbmm, baddbmm)]
 for _sum, _impl in _SUMS:
     register_bias_split(_sum, _impl)

@@ -38,11 +38,12 @@ class Bound(NamedTuple):
         return tuple(args), kwargs
 
 
-def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any], concrete_args: Mapping[str, Any]) -> Bound:
+def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any], concrete_args: Mapping[str,
+                                                                                                     Any]) -> Bound:
     """Which parameter gets which value; names that a ``**kwargs`` parameter takes are gathered under its name.
 
-    Raises InputError for a name that forward does not take, a name given twice, a required argument without a value, and a
-    value in ``meta_args`` without any tensor.
+    Raises InputError for a name that forward does not take, a name given twice, a required argument without a value,
+    and a value in ``meta_args`` without any tensor.
     """
     parameters = list(inspect.signature(forward).parameters.values())
     by_name = {p.name: p for p in parameters}
@@ -53,8 +54,9 @@ def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any], co
             raise InputError(f"{source} must be a dict from argument names to values, got {type(values).__name__}")
         for name, value in values.items():
             if source == "meta_args" and value is not None and not holds_tensor(value):
-                raise InputError(f"meta_args[{name!r}] = {value!r:.80} holds no tensor; give one, for instance torch.empty(..., device='meta'), "
-                                 f"or pass a constant in concrete_args")
+                raise InputError(
+                    f"meta_args[{name!r}] = {value!r:.80} holds no tensor; give one, for instance torch.empty(..., device='meta'), "
+                    f"or pass a constant in concrete_args")
             target = given
             if name not in by_name or name == rest and not isinstance(value, Mapping):
                 if rest is None:
@@ -65,8 +67,10 @@ def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any], co
             target[name] = dict(value) if name == rest else value
     for p in parameters:
         if p.kind is Parameter.VAR_POSITIONAL and not isinstance(given.get(p.name, ()), (tuple, list)):
-            raise InputError(f"meta_args[{p.name!r}]: forward takes *{p.name}, so give a tuple, got {type(given[p.name]).__name__}")
-        if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) and p.default is Parameter.empty and p.name not in given:
+            raise InputError(
+                f"meta_args[{p.name!r}]: forward takes *{p.name}, so give a tuple, got {type(given[p.name]).__name__}")
+        if p.kind not in (Parameter.VAR_POSITIONAL,
+                          Parameter.VAR_KEYWORD) and p.default is Parameter.empty and p.name not in given:
             missing = [q.name for q in parameters if q.default is Parameter.empty and q.name not in given
                        and q.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
             raise InputError(f"no value for {', '.join(map(repr, missing))}; forward takes {_names(parameters)}. "
@@ -81,7 +85,8 @@ def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any], co
 def _unknown(source: str, name: str, parameters: list[Parameter]) -> str:
     close = difflib.get_close_matches(name, [p.name for p in parameters], n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{source}[{name!r}]: forward takes no such argument{hint} It takes {_names(parameters)}".replace("argument It", "argument. It")
+    return f"{source}[{name!r}]: forward takes no such argument{hint} It takes {_names(parameters)}".replace(
+        "argument It", "argument. It")
 
 
 def _names(parameters: list[Parameter]) -> str:

@@ -1,4 +1,6 @@
-"""Decides which blocks of a model need not be traced again: those like one that was, whose nodes are written for them too."""
+"""Decides which blocks of a model need not be traced again: those like one that was, whose nodes are written for them
+too.
+"""
 from __future__ import annotations
 
 from collections import Counter
@@ -9,11 +11,12 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from analyzer.meta.value.known_value import Known, reads
+from analyzer.fx.module_borrow import save_generators
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.source_line import user_line
 from analyzer.meta.storage import MetaStorage, attach, next_number, template
 from analyzer.meta.tensor import META, MetaTensor
+from analyzer.meta.value.known_value import Known, reads
 from analyzer.record.autograd_node import saves_are_hooked
 from analyzer.replay.block_key import ReadValues, structure_key, watch_reads
 from analyzer.replay.block_reuse import input_key
@@ -21,15 +24,15 @@ from analyzer.replay.footprint import Footprint
 from analyzer.replay.shared_state import SharedState
 
 from .block_nodes import BlockNodes, NotCopied, Place, Surroundings
-from analyzer.fx.module_borrow import save_generators
 
 if TYPE_CHECKING:
     from .tape import Tape
 
 Tensor = torch.Tensor
 
-# Where copying pays: writing a block's nodes costs about as much as running three layers, and finding out what the first read costs more: section
-# "When a block's nodes are copied" of docs/performance.md, which benchmarks/speed.py measures.
+# Where copying pays: writing a block's nodes costs about as much as running three layers, and finding out what the
+# first read costs more: section "When a block's nodes are copied" of docs/performance.md, which benchmarks/speed.py
+# measures.
 LEAVES_OF_A_COPY = 3
 LEAST_LEAVES_SAVED = 64
 _PLAIN = (int, float, bool, str, type(None))
@@ -37,7 +40,8 @@ _OWN_ATTRIBUTES = {"_is_param"}  # what a stand-in has that is no attribute of t
 
 
 class Retrace(BaseException):
-    """A copied block would show: the forward asks for what running it would have made. It is to be traced again without copies.
+    """A copied block would show: the forward asks for what running it would have made. It is to be traced again without
+    copies.
 
     Not an Exception, so that no handler in the model's code takes it.
     """
@@ -89,7 +93,8 @@ class _Traced(NamedTuple):
     """What is known of a block that was traced."""
 
     nodes: BlockNodes
-    attributes: list[tuple[Place, str]]        #: parameters and buffers that have nodes, and what follows the block's path in their targets
+    #: parameters and buffers that have nodes, and what follows the block's path in their targets
+    attributes: list[tuple[Place, str]]
     mapped: list[tuple[Place, fx.Node]]        #: those of them that a call gave back, and its node
     renamed: list[tuple[int, fx.Node]]         #: inputs that a call gave back unchanged, and its node
     restored: list[int]                        #: inputs that get their nodes back at the end of a checkpoint
@@ -125,7 +130,8 @@ class BlockCopies:
         candidate = self._candidates.get(id(module))
         if candidate is None or self._trying:
             return run()
-        with self.tape.pause(), torch._C.DisableTorchFunction():  # of the books, which also read properties, nothing is written down
+        # of the books, which also read properties, nothing is written down
+        with self.tape.pause(), torch._C.DisableTorchFunction():
             call = self._describe(args, kwargs)
             if call is None or self._lends_others(candidate):
                 return self._run(run)
@@ -144,7 +150,8 @@ class BlockCopies:
     def _lends_others(self, candidate: _Candidate) -> bool:
         """Whether the block holds tensors in place of its own, as `torch.func.functional_call` gives them to it."""
         original_of = self.tape.borrowed.original_of
-        return any(t is not None and original_of(t) is None for m in candidate.modules for t in (*m._parameters.values(), *m._buffers.values()))
+        return any(t is not None and original_of(t) is None for m in candidate.modules
+                   for t in (*m._parameters.values(), *m._buffers.values()))
 
     def _run(self, run: Callable[[], Any]) -> Any:
         """Run the block as if nobody had looked at it."""
@@ -156,9 +163,12 @@ class BlockCopies:
             self.tape.paused = paused
 
     def _describe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
-        """The call, with a key of all that is not the block's own; None where it is given or surrounded by something that is not understood."""
+        """The call, with a key of all that is not the block's own; None where it is given or surrounded by something
+        that is not understood.
+        """
         tape = self.tape
-        if saves_are_hooked() or torch.is_inference_mode_enabled() or any(map(self._holds_result, (*args, *kwargs.values()))):
+        if saves_are_hooked() or torch.is_inference_mode_enabled() or any(
+                map(self._holds_result, (*args, *kwargs.values()))):
             return None
         leaves, structure = pytree.tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
@@ -173,19 +183,24 @@ class BlockCopies:
             return None
         frame = tape.regions.frame
         order: dict[int, int] = {}
-        alike = tuple([(order.setdefault(id(t), len(order)), order.setdefault(id(n), len(order)), n in tape.dependent, t.is_leaf)
-                       for t, n in zip(tensors, inputs)])
+        alike = tuple([(order.setdefault(id(t), len(order)), order.setdefault(id(n), len(order)), n
+                        in tape.dependent, t.is_leaf) for t, n in zip(tensors, inputs)])
         autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cuda", "cpu"))
-        context = (torch.is_grad_enabled(), frame.grad_mode, bool(frame.prefix), autocast, torch.is_autocast_cache_enabled(), torch.get_default_dtype(),
-                   torch.get_default_device(), torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack(), tape.active_impls(), user_line())
-        self._kept += [(s.known, s.drawn_from) for t in tensors if (s := t.untyped_storage()).known is not None or s.drawn_from is not None]  # type: ignore[attr-defined]
+        context = (torch.is_grad_enabled(), frame.grad_mode, bool(frame.prefix), autocast,
+                   torch.is_autocast_cache_enabled(), torch.get_default_dtype(), torch.get_default_device(),
+                   torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack(), tape.active_impls(),
+                   user_line())
+        self._kept += [(s.known, s.drawn_from) for t in tensors  # type: ignore[attr-defined]
+                       if (s := t.untyped_storage()).known is not None or s.drawn_from is not None  # type: ignore[attr-defined]
+                       ]
         return _Call((key, structure, alike, context), leaves, structure, tensors, inputs)
 
     def _holds_result(self, value: Any) -> bool:
         """Whether a container is the very one that a call returned: it is a node, as its parts are."""
         if isinstance(value, (tuple, list)):
             return self.tape.find(value) is not None or any(map(self._holds_result, value))
-        return isinstance(value, dict) and (self.tape.find(value) is not None or any(map(self._holds_result, value.values())))
+        return isinstance(value, dict) and (self.tape.find(value) is not None
+                                            or any(map(self._holds_result, value.values())))
 
     def _may_copy(self, traced: _Traced, candidate: _Candidate) -> bool:
         """Whether nothing that the block holds has nodes already."""
@@ -193,7 +208,8 @@ class BlockCopies:
         attributes = tape.regions.frame.attributes
         for place, below in traced.attributes:
             tensor = place.get(candidate.modules)
-            if id(tensor) in attributes or tape.find(tensor) is not None or tape.path_of(tensor) != candidate.path + below:
+            if id(tensor) in attributes or tape.find(tensor) is not None or tape.path_of(
+                    tensor) != candidate.path + below:
                 return False
         return True
 
@@ -234,14 +250,18 @@ class BlockCopies:
         state = tape.state
         torch_generator, _, numpy_generator = save_generators()
         with without_modes():
-            generators = torch_generator.numpy().tobytes(), [x.tobytes() if hasattr(x, "tobytes") else x for x in numpy_generator or ()]
+            generators = torch_generator.numpy().tobytes(), [
+                x.tobytes() if hasattr(x, "tobytes") else x for x in numpy_generator or ()
+            ]
         parameters = [t for m in candidate.modules for t in m._parameters.values() if t is not None]
         held = [[id(x) for d in (m._parameters, m._buffers, m._modules) for x in d.values()] for m in candidate.modules]
-        return (_Same(candidate.modules), held, generators, reads.count, state.random_seed, state.unknown_sizes, len(state.assumptions), len(state.conditions),
-                len(tape.constants), len(tape.wanted), len(tape.regions.frames), len(tape.regions.open_autocasts()),
-                torch.is_grad_enabled(), torch.get_default_dtype(), [t._version for t in (*call.tensors, *parameters)])
+        return (_Same(candidate.modules), held, generators, reads.count, state.random_seed, state.unknown_sizes,
+                len(state.assumptions), len(state.conditions), len(tape.constants), len(
+                    tape.wanted), len(tape.regions.frames), len(tape.regions.open_autocasts()), torch.is_grad_enabled(),
+                torch.get_default_dtype(), [t._version for t in (*call.tensors, *parameters)])
 
-    def _describe_block(self, candidate: _Candidate, call: _Call, around: Surroundings, last: fx.Node, result: Any, first_storage: int) -> _Traced:
+    def _describe_block(self, candidate: _Candidate, call: _Call, around: Surroundings, last: fx.Node, result: Any,
+                        first_storage: int) -> _Traced:
         tape = self.tape
         made: list[fx.Node] = []
         node = last.next
@@ -251,9 +271,11 @@ class BlockCopies:
         path = candidate.path
         places = {f"{path}{below}": place for place, below in _list_places(candidate)}
         nodes = BlockNodes(tape, around, made, call.inputs, places)
-        attributes = [(copied.attribute, copied.below) for copied in nodes.copies if copied.attribute is not None and copied.below is not None]
+        attributes = [(copied.attribute, copied.below) for copied in nodes.copies
+                      if copied.attribute is not None and copied.below is not None]
         own = set(made)
-        renamed = [(i, n) for i, (t, before) in enumerate(zip(call.tensors, call.inputs)) if (n := tape.find(t)) is not None and n is not before]
+        renamed = [(i, n) for i, (t, before) in enumerate(zip(call.tensors, call.inputs))
+                   if (n := tape.find(t)) is not None and n is not before]
         mapped = [(place, n) for place in places.values() if (n := tape.find(place.get(candidate.modules))) is not None]
         position = {id(t): i for i, t in reversed(list(enumerate(call.tensors)))}
         restored = [position.get(id(t), -1) for t, _ in tape.regions.frame.renamed[around.renamed:]]
@@ -276,7 +298,10 @@ class BlockCopies:
         return _Traced(nodes, attributes, mapped, renamed, restored, [], outputs, structure)
 
     def _note_written(self, traced: _Traced, candidate: _Candidate, contents: list[tuple[Any, ...]]) -> None:
-        buffers = [Place(i, "_buffers", name) for i, m in enumerate(candidate.modules) for name, t in m._buffers.items() if t is not None]
+        buffers = [
+            Place(i, "_buffers", name) for i, m in enumerate(candidate.modules) for name, t in m._buffers.items()
+            if t is not None
+        ]
         for place, before in zip(buffers, contents):
             now = _contents(place.get(candidate.modules))
             if now[0] is not before[0]:
@@ -308,7 +333,9 @@ class BlockCopies:
         return pytree.tree_unflatten(outputs, traced.structure)
 
     def keep_history(self) -> None:
-        """A backward pass starts inside the forward: it would end at the outputs of copied blocks. Raises Retrace where there are any."""
+        """A backward pass starts inside the forward: it would end at the outputs of copied blocks. Raises Retrace where
+        there are any.
+        """
         if self.copied:
             raise Retrace
 
@@ -325,12 +352,15 @@ class _Same:
 
 def _contents(tensor: Tensor) -> tuple[Any, ...]:
     storage = tensor.untyped_storage()
-    return (storage.known, storage.drawn_from, storage.density) if isinstance(storage, MetaStorage) else (None, None, None)
+    return (storage.known, storage.drawn_from, storage.density) if isinstance(storage, MetaStorage) else (None, None,
+                                                                                                          None)
 
 
-def _describe_output(x: Tensor, node: fx.Node | None, own: set[fx.Node], first_storage: int, storages: set[int]) -> _Output:
+def _describe_output(x: Tensor, node: fx.Node | None, own: set[fx.Node], first_storage: int,
+                     storages: set[int]) -> _Output:
     storage = x.untyped_storage() if type(x) is MetaTensor and x.layout is torch.strided else None
-    if not isinstance(storage, MetaStorage) or node not in own or x.__dict__ or x._backward_hooks or x.is_conj() or x.is_neg():
+    if not isinstance(storage,
+                      MetaStorage) or node not in own or x.__dict__ or x._backward_hooks or x.is_conj() or x.is_neg():
         raise NotCopied("it returns a tensor that is not a call's plain result")
     if storage.number < first_storage or storage.number in storages:
         raise NotCopied("an output shares memory with an input, a parameter or another output")
@@ -370,7 +400,9 @@ def _list_places(candidate: _Candidate) -> Iterator[tuple[Place, str]]:
 
 
 class _Survey(NamedTuple):
-    """A module with all below it: the modules, how many are leaves, whether all are registered there and hold plain stand-ins, and what these claim."""
+    """A module with all below it: the modules, how many are leaves, whether all are registered there and hold plain
+    stand-ins, and what these claim.
+    """
 
     modules: list[nn.Module]
     leaves: int
@@ -383,7 +415,10 @@ def _find_candidates(tape: Tape) -> Iterator[tuple[int, _Candidate]]:
     paths, root = tape.borrowed.modules, tape.borrowed.root
     found: dict[int, _Survey] = {}
     _survey(root, paths, found)
-    modules = [m for m in tape.borrowed.by_path.values() if m is not root and m._modules and found[id(m)].plain and not tape.is_leaf(m)]
+    modules = [
+        m for m in tape.borrowed.by_path.values()
+        if m is not root and m._modules and found[id(m)].plain and not tape.is_leaf(m)
+    ]
     shapes = Counter((type(m), found[id(m)].leaves) for m in modules)
     modules = [m for m in modules if shapes[type(m), found[id(m)].leaves] > 1]
     memo: dict[int, int | None] = {}
@@ -395,16 +430,21 @@ def _find_candidates(tape: Tape) -> Iterator[tuple[int, _Candidate]]:
     saved = {i: (counts[key] - 1) * (found[i].leaves - LEAVES_OF_A_COPY) for i, key in keys.items()}
     for module in modules:
         mine = saved.get(id(module))
-        if mine is not None and mine > LEAST_LEAVES_SAVED and all(saved.get(id(m), mine) <= mine for m in found[id(module)].modules):
+        if mine is not None and mine > LEAST_LEAVES_SAVED and all(
+                saved.get(id(m), mine) <= mine for m in found[id(module)].modules):
             yield id(module), _Candidate(keys[id(module)], paths[id(module)], found[id(module)].modules)
 
 
 def _settings_of(modules: list[nn.Module], known: dict[int, Hashable]) -> Hashable:
-    """What is likely to be read of a block and tells it from others before it is: its numbers, except integers, which count and index blocks."""
+    """What is likely to be read of a block and tells it from others before it is: its numbers, except integers, which
+    count and index blocks.
+    """
     for module in modules:
         if id(module) not in known:
-            known[id(module)] = tuple([tuple(v) if type(v) is list else v for v in module.__dict__.values()
-                                       if type(v) is float or type(v) in (list, tuple) and v and type(v[0]) in (int, float) and _is_flat(v)])
+            known[id(module)] = tuple([
+                tuple(v) if type(v) is list else v for v in module.__dict__.values()
+                if type(v) is float or type(v) in (list, tuple) and v and type(v[0]) in (int, float) and _is_flat(v)
+            ])
     return tuple([known[id(m)] for m in modules])
 
 

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import fx, nn
 
-from .call_target import CallTarget
 from analyzer.fx.graph.region import AutocastRegion, GradRegion, Region
+
+from .call_target import CallTarget
 
 if TYPE_CHECKING:
     from .tape import Tape
 
 # What a call of a function may be of: things that are there once, whichever block calls them.
-_SHARED = (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType, torch._ops.OpOverload,
-           torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator, torch.jit.ScriptFunction)
+_SHARED = (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+           types.MethodWrapperType, torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator,
+           torch.jit.ScriptFunction)
 
 
 class NotCopied(Exception):
@@ -25,7 +27,9 @@ class NotCopied(Exception):
 
 
 class Place(NamedTuple):
-    """Where a parameter or buffer is: the number of its module within the block, and whose dictionary holds it under which name."""
+    """Where a parameter or buffer is: the number of its module within the block, and whose dictionary holds it under
+    which name.
+    """
 
     module: int
     held: str
@@ -49,7 +53,9 @@ class Surroundings:
 
 
 class _Copied(NamedTuple):
-    """One node to be written. ``below`` is what follows the block's path in its target; None where that is the same for all blocks."""
+    """One node to be written. ``below`` is what follows the block's path in its target; None where that is the same for
+    all blocks.
+    """
 
     op: str
     target: Any
@@ -61,7 +67,8 @@ class _Copied(NamedTuple):
     meta: dict[str, Any]
     tail: tuple[Region, ...]                    #: of its regions, those inside the block
     module_path: str | None                     #: what follows the block's path, else None
-    stack: tuple[tuple[str | None, str, str], ...]  #: modules that run, from the block on: what follows its path, else the whole path; class
+    #: modules that run, from the block on: what follows its path, else the whole path; class
+    stack: tuple[tuple[str | None, str, str], ...]
     attribute: Place | None                     #: what a get_attr node stands for
     dependent: bool
     node: fx.Node
@@ -70,10 +77,12 @@ class _Copied(NamedTuple):
 class BlockNodes:
     """Nodes that a block's forward made, for `write`.
 
-    Raises NotCopied where they use more than the nodes in ``inputs``, parameters and buffers in ``places`` (by path), and what is the same for all.
+    Raises NotCopied where they use more than the nodes in ``inputs``, parameters and buffers in ``places`` (by path),
+    and what is the same for all.
     """
 
-    def __init__(self, tape: Tape, around: Surroundings, made: list[fx.Node], inputs: Iterable[fx.Node], places: Mapping[str, Place]) -> None:
+    def __init__(self, tape: Tape, around: Surroundings, made: list[fx.Node], inputs: Iterable[fx.Node],
+                 places: Mapping[str, Place]) -> None:
         self.around = around
         self.inputs = list(inputs)
         known = {*self.inputs, *made}
@@ -93,7 +102,8 @@ class BlockNodes:
         around, meta = self.around, node.meta
         region = meta["region"]
         tail = region[len(around.base):]
-        if region[:len(around.base)] != around.base or not all(isinstance(r, (AutocastRegion, GradRegion)) for r in tail):
+        if region[:len(around.base)] != around.base or not all(
+                isinstance(r, (AutocastRegion, GradRegion)) for r in tail):
             raise NotCopied("it leaves a region that it was called in")
         below = self._below(node.target) if node.op in ("call_module", "get_attr") else None
         place = None
@@ -106,15 +116,18 @@ class BlockNodes:
         stack = tuple((self._below(path), path, kind) for path, kind in meta["module_stack"][len(around.callers):])
         name = None if below is not None else node.graph._target_to_str(node.target)
         flat = not any(isinstance(a, (tuple, list, dict, slice)) for a in node.args)
-        return _Copied(node.op, node.target, below, name, node.args, node.kwargs, flat, meta, tail, self._below(meta["module_path"]), stack, place,
-                       dependent, node)
+        return _Copied(node.op, node.target, below, name, node.args, node.kwargs, flat, meta, tail,
+                       self._below(meta["module_path"]), stack, place, dependent, node)
 
     def _below(self, path: Any) -> str | None:
         around = self.around
         return path[len(around.path):] if path == around.path or path.startswith(around.below) else None
 
-    def write(self, tape: Tape, around: Surroundings, inputs: Iterable[fx.Node], modules: Sequence[nn.Module]) -> dict[fx.Node, fx.Node]:
-        """Write the nodes for the block whose ``modules`` these are, itself first; which of them stands for which of the first block's."""
+    def write(self, tape: Tape, around: Surroundings, inputs: Iterable[fx.Node],
+              modules: Sequence[nn.Module]) -> dict[fx.Node, fx.Node]:
+        """Write the nodes for the block whose ``modules`` these are, itself first; which of them stands for which of
+        the first block's.
+        """
         graph, path, callers = tape.graph, around.path, around.callers
         attributes = tape.regions.frame.attributes
         of = dict(zip(self.inputs, inputs))
@@ -125,7 +138,8 @@ class BlockNodes:
             target = copied.target if copied.below is None else path + copied.below
             node = of[copied.node] = graph.create_node(copied.op, target, name=copied.name)
             if copied.args:
-                node.args = tuple([find(a) if type(a) is fx.Node else a for a in copied.args]) if copied.flat else fx.node.map_arg(copied.args, find)
+                node.args = tuple([find(a) if type(a) is fx.Node else a
+                                   for a in copied.args]) if copied.flat else fx.node.map_arg(copied.args, find)
             if copied.kwargs:
                 node.kwargs = fx.node.map_arg(copied.kwargs, find)
             region = tails.get(copied.tail)
@@ -137,7 +151,8 @@ class BlockNodes:
             meta["region"] = region
             if copied.module_path is not None:
                 meta["module_path"] = path + copied.module_path
-            meta["module_stack"] = (*callers, *[(whole if below is None else path + below, kind) for below, whole, kind in copied.stack])
+            meta["module_stack"] = (*callers, *[(whole if below is None else path + below, kind)
+                                                for below, whole, kind in copied.stack])
             if copied.dependent:
                 tape.dependent.add(node)
             if copied.attribute is not None:
@@ -150,4 +165,3 @@ class BlockNodes:
 def _is_shared(target: Any) -> bool:
     wrapped = target.wrapped if isinstance(target, CallTarget) else target
     return isinstance(wrapped, _SHARED) or isinstance(wrapped, types.FunctionType) and "<" not in wrapped.__qualname__
-

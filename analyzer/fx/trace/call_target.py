@@ -13,13 +13,16 @@ from torch.fx.node import _get_qualified_name
 class CallTarget:
     """A callable around ``wrapped``, equal to every other around the same, pickled by reference to it.
 
-    torch.fx names a target in generated code by ``__module__`` and ``__name__``; names under ``torch`` would be taken for paths.
+    torch.fx names a target in generated code by ``__module__`` and ``__name__``; names under ``torch`` would be taken
+    for paths.
     """
 
     def __init__(self, wrapped: Any) -> None:
         self.wrapped = wrapped
         scripted = isinstance(wrapped, torch.jit.ScriptFunction)
-        self.__name__ = str(wrapped.name if scripted else getattr(wrapped, "__name__", type(wrapped).__name__)).replace("<lambda>", "function")
+        self.__name__ = str(wrapped.name if scripted else getattr(wrapped, "__name__",
+                                                                  type(wrapped).__name__)).replace(
+                                                                      "<lambda>", "function")
         module = str(getattr(wrapped, "__module__", None) or "").replace("<", "_").replace(">", "_")
         self.__module__ = "function" if module.startswith("torch") or not module else module
         self.__qualname__ = self.__name__

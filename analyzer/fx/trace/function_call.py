@@ -17,7 +17,8 @@ _OPERATORS = ("add sub mul truediv floordiv mod pow matmul and or xor lshift rsh
 _OTHERS = "eq ne lt le gt ge neg pos abs invert getitem setitem".split()
 
 #: dunder method -> operator function; reflected ones swap their operands
-OPERATOR_OF: dict[str, Callable[..., Any]] = {f"__{n}__": getattr(operator, f"__{n}__") for n in (*_OPERATORS, *_OTHERS)}
+OPERATOR_OF: dict[str, Callable[...,
+                                Any]] = {f"__{n}__": getattr(operator, f"__{n}__") for n in (*_OPERATORS, *_OTHERS)}
 IN_PLACE_OF: dict[str, Callable[..., Any]] = {f"__i{n}__": getattr(operator, f"__i{n}__") for n in _OPERATORS}
 REFLECTED_OF: dict[str, Callable[..., Any]] = {f"__r{n}__": getattr(operator, f"__{n}__") for n in _OPERATORS}
 for _old, _new in (("div", "truediv"), ("idiv", "itruediv"), ("rdiv", "rtruediv")):
@@ -30,11 +31,15 @@ _RENAMED = {f: n for table in (OPERATOR_OF, IN_PLACE_OF, REFLECTED_OF) for n in 
             if (f := getattr(Tensor, n, None)) is not None and getattr(Tensor, f.__name__, None) is not f}
 
 #: calls that matter although they return no tensor
-_EFFECTS = frozenset({"__setitem__", "__set__", "backward", "retain_grad", "register_hook", "register_post_accumulate_grad_hook", "set_",
-                      "_assert", "_assert_async"})
+_EFFECTS = frozenset({
+    "__setitem__", "__set__", "backward", "retain_grad", "register_hook", "register_post_accumulate_grad_hook", "set_",
+    "_assert", "_assert_async"
+})
 #: calls that turn contents of a tensor into Python values
-READS = frozenset({"item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__",
-                   "is_nonzero", "equal", "allclose", "__dlpack__"})
+READS = frozenset({
+    "item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__complex__", "__index__",
+    "__contains__", "is_nonzero", "equal", "allclose", "__dlpack__"
+})
 #: calls that tell Python code how many elements there are
 _SIZES = frozenset({"size", "numel", "nelement", "__len__"})
 

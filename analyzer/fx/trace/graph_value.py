@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .tape import Tape
 
 Tensor = torch.Tensor
-_LITERALS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(Ellipsis), range,
-             enum.Enum)
+_LITERALS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format,
+             type(Ellipsis), range, enum.Enum)
 
 
 def to_argument(tape: Tape, value: Any) -> Any:
@@ -29,7 +29,8 @@ def to_argument(tape: Tape, value: Any) -> Any:
         return value
     kind = type(value)
     if kind.__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-        return value.item()  # before what is a literal: numpy.float64 is a float, but generated code does not know its name
+        # before what is a literal: numpy.float64 is a float, but generated code does not know its name
+        return value.item()
     if isinstance(value, _LITERALS):
         return value
     if kind is tuple or kind is torch.Size:
@@ -57,7 +58,9 @@ def _rebuild(tape: Tape, value: Any) -> fx.Node:
     if isinstance(value, tuple):
         items = tuple(to_argument(tape, v) for v in value)
         args = items if hasattr(value, "_fields") else (items,)
-        return tape.create_from(NodeCall("call_function", CallTarget(kind) if kind.__module__.startswith("torch") else kind, args, {}))
+        return tape.create_from(
+            NodeCall("call_function",
+                     CallTarget(kind) if kind.__module__.startswith("torch") else kind, args, {}))
     if _is_output_class(value):
         fields = {a.key: to_argument(tape, v) for a, v in children(value) if v is not None}
         return tape.create_from(NodeCall("call_function", kind, (), fields))
@@ -66,7 +69,8 @@ def _rebuild(tape: Tape, value: Any) -> fx.Node:
         entries = [(to_argument(tape, k), to_argument(tape, v)) for k, v in value.items()]
         return tape.create_from(NodeCall("call_function", BuildDict(kind), (entries, attributes), {}))
     if isinstance(value, list):
-        return tape.create_from(NodeCall("call_function", BuildList(kind), ([to_argument(tape, v) for v in value], attributes), {}))
+        return tape.create_from(
+            NodeCall("call_function", BuildList(kind), ([to_argument(tape, v) for v in value], attributes), {}))
     if not is_plain_object(value):
         raise InputError(f"{kind.__module__}.{kind.__qualname__} holds tensors in a way that a graph cannot rebuild; "
                          f"return or pass tensors, containers, dataclasses or objects with a __dict__")
@@ -76,5 +80,5 @@ def _rebuild(tape: Tape, value: Any) -> fx.Node:
 def _is_output_class(value: Any) -> bool:
     """A dataclass whose constructor takes exactly its fields, such as transformers' ``ModelOutput``."""
     params = getattr(type(value), "__dataclass_params__", None)
-    return params is not None and params.init and (not hasattr(value, "__post_init__") or hasattr(value, "to_tuple")) and all(
-        f.init for f in type(value).__dataclass_fields__.values())
+    return params is not None and params.init and (not hasattr(value, "__post_init__") or hasattr(
+        value, "to_tuple")) and all(f.init for f in type(value).__dataclass_fields__.values())

@@ -36,14 +36,17 @@ class Expected(NamedTuple):
         if isinstance(value, fx.Proxy):
             return
         if self.shape is None:
-            if isinstance(value, Tensor) or isinstance(value, _SIMPLE) and (type(value) is not type(self.constant) or value != self.constant):
-                raise InputError(f"{self}: got {_describe(value)}, but the graph was traced with the constant {self.constant!r}; "
-                                 f"trace again with the value that you want")
+            if isinstance(value, Tensor) or isinstance(value, _SIMPLE) and (type(value) is not type(self.constant)
+                                                                            or value != self.constant):
+                raise InputError(
+                    f"{self}: got {_describe(value)}, but the graph was traced with the constant {self.constant!r}; "
+                    f"trace again with the value that you want")
         elif not isinstance(value, Tensor):
             raise InputError(f"{self}: got {_describe(value)}, but the graph was traced with {self.describe()}")
         elif tuple(value.shape) != self.shape or value.dtype != self.dtype:
-            raise InputError(f"{self}: got {_describe(value)}, but the graph was traced with {self.describe()}; shapes and dtypes are "
-                             f"constants of a traced graph: trace again with a tensor like this one in meta_args")
+            raise InputError(
+                f"{self}: got {_describe(value)}, but the graph was traced with {self.describe()}; shapes and dtypes are "
+                f"constants of a traced graph: trace again with a tensor like this one in meta_args")
 
     def describe(self) -> str:
         if self.shape is None:
@@ -60,7 +63,8 @@ def _describe(value: Any) -> str:
 def expectations(argument: str, value: Any) -> list[Expected]:
     """What an argument of the traced forward was."""
     if not holds_tensor(value):
-        return [Expected(argument, (), None, None, value if isinstance(value, _SIMPLE) else None)] if isinstance(value, _SIMPLE) else []
+        return [Expected(argument, (), None, None, value if isinstance(value, _SIMPLE) else None)] if isinstance(
+            value, _SIMPLE) else []
     found: list[Expected] = []
 
     def walk(value: Any, path: tuple[Access, ...]) -> None:

@@ -33,24 +33,31 @@ class _LeafRegistry(Registry[Any, Impl]):
 
 
 register_leaf_module = _LeafRegistry("register_leaf_module")
-"""Make every module of a class one ``call_module`` node instead of tracing its forward. Modules of torch.nn are, except containers."""
+"""Make every module of a class one ``call_module`` node instead of tracing its forward. Modules of torch.nn are, except
+containers.
+"""
 
 register_non_leaf_module = _LeafRegistry("register_non_leaf_module")
 """Trace into the modules of a class that would be leaves."""
 
 register_leaf_module_impl: Registry[Any, Impl] = Registry("register_leaf_module_impl")
-"""Give a leaf module what to run while tracing, in place of its forward: ``impl(module, *args, **kwargs)`` returns tensors of
-the right shapes. For modules that cannot run without data; the traced graph calls the module itself."""
+"""Give a leaf module what to run while tracing, in place of its forward: ``impl(module, *args, **kwargs)`` returns
+tensors of the right shapes. For modules that cannot run without data; the traced graph calls the module itself.
+"""
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
-_leaf_classes: weakref.WeakKeyDictionary[type, tuple[int, bool]] = weakref.WeakKeyDictionary()  # and when that was found: see `is_leaf`
+# and when that was found: see `is_leaf`
+_leaf_classes: weakref.WeakKeyDictionary[type, tuple[int, bool]] = weakref.WeakKeyDictionary()
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether ``module`` becomes one node. The most derived registered class decides, then torch.fx's rule: torch.nn is leaf."""
-    registered = register_non_leaf_module.version + register_leaf_module.version + register_leaf_module_impl.version  # none ever shrinks
+    """Whether ``module`` becomes one node. The most derived registered class decides, then torch.fx's rule: torch.nn is
+    leaf.
+    """
+    # none ever shrinks
+    registered = register_non_leaf_module.version + register_leaf_module.version + register_leaf_module_impl.version
     found = _leaf_classes.get(type(module))
     if found is None or found[0] != registered:
         found = _leaf_classes[type(module)] = registered, _is_leaf_class(type(module))
@@ -66,8 +73,8 @@ def _is_leaf_class(kind: type[nn.Module]) -> bool:
     if issubclass(kind, torch.jit.ScriptModule):
         return True
     name = kind.__module__
-    return (name.startswith(("torch.nn.", "torch.ao.nn.")) and not name.startswith("torch.nn.parallel") and kind is not nn.Module
-            and not issubclass(kind, _CONTAINERS))
+    return (name.startswith(("torch.nn.", "torch.ao.nn.")) and not name.startswith("torch.nn.parallel")
+            and kind is not nn.Module and not issubclass(kind, _CONTAINERS))
 
 
 def find_leaf_impl(module: nn.Module) -> Impl | None:

@@ -1,8 +1,8 @@
 """Functions and modules of the model that become one node because what they do depends on data.
 
-Where Python code asks for a size or a value that only data could give, the graph cannot hold the answer. The smallest function or module
-around that code whose results can be told from outside becomes a node that runs it, so that results and gradients are the original's
-whatever the data is.
+Where Python code asks for a size or a value that only data could give, the graph cannot hold the answer. The smallest
+function or module around that code whose results can be told from outside becomes a node that runs it, so that results
+and gradients are the original's whatever the data is.
 """
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from torch import nn
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from analyzer.errors import InputError
+from analyzer.fx.module_borrow import Borrowed
 from analyzer.meta.intercept.patch import Undo, replace
 from analyzer.meta.source_line import is_user_code
 
 from .call_target import CallTarget
-from analyzer.fx.module_borrow import Borrowed
 from .structure import children, holds_tensor, is_plain_object, tensors_of
 
 _TRACER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tracer.py")
@@ -31,8 +31,9 @@ _FUNCTIONAL = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "nn
 
 
 class Site(NamedTuple):
-    """What can be one node: a module, or every module of a class that forward makes anew (``name`` empty), or the function that ``owner``, a
-    class or a Python module, holds under ``name``."""
+    """What can be one node: a module, or every module of a class that forward makes anew (``name`` empty), or the
+    function that ``owner``, a class or a Python module, holds under ``name``.
+    """
 
     owner: Any
     name: str = ""
@@ -80,7 +81,9 @@ def _thaw(value: Any) -> Any:
 
 
 def module_site(module: nn.Module, borrowed: Borrowed) -> Site | None:
-    """What names ``module`` in the next run of the forward too; None for one that is made anew by each run, with tensors."""
+    """What names ``module`` in the next run of the forward too; None for one that is made anew by each run, with
+    tensors.
+    """
     if id(module) in borrowed.modules:
         return Site(module)
     tensors = [*module.parameters(), *module.buffers(), *_attributes(module)]
@@ -105,7 +108,8 @@ def open_sites(borrowed: Borrowed) -> list[Site]:
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if code is end and (first is root or not inspect.ismethod(root.forward)):
             return found
-        if (is_user_code(code.co_filename) or code.co_filename == _FUNCTIONAL) and not code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE):
+        if (is_user_code(code.co_filename) or code.co_filename
+                == _FUNCTIONAL) and not code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE):
             site = _site(frame, code, first, borrowed)
             if site is not None:
                 found.append(site)
@@ -125,7 +129,8 @@ def _site(frame: FrameType, code: CodeType, first: Any, borrowed: Borrowed) -> S
                 return Site(kind, code.co_name)
     held = frame.f_globals.get(code.co_name)
     module = sys.modules.get(frame.f_globals.get("__name__", ""))
-    if module is not None and isinstance(held, FunctionType) and _code_of(held) is code and vars(module).get(code.co_name) is held:
+    if module is not None and isinstance(held, FunctionType) and _code_of(held) is code and vars(module).get(
+            code.co_name) is held:
         return Site(module, code.co_name)
     return None
 
@@ -137,8 +142,10 @@ def _code_of(function: Any) -> CodeType | None:
     return getattr(function, "__code__", None)
 
 
-def outline_functions(sites: Iterable[Site], run: Callable[[Site, Any, tuple[Any, ...], dict[str, Any]], Any]) -> Iterator[Undo]:
-    """Let calls of the functions go through ``run``, wherever a class, a Python module or a table (a dict) in one of its package holds them.
+def outline_functions(sites: Iterable[Site], run: Callable[[Site, Any, tuple[Any, ...], dict[str, Any]],
+                                                           Any]) -> Iterator[Undo]:
+    """Let calls of the functions go through ``run``, wherever a class, a Python module or a table (a dict) in one of
+    its package holds them.
 
     Each result undoes one step.
     """
@@ -182,8 +189,9 @@ def keep_structure(value: Any, expected: Any) -> Any:
     """
     if isinstance(expected, list):
         if len(value) != len(expected):
-            raise InputError(f"the graph was traced with {len(expected)} items where this data gives {len(value)}: what takes them one by one "
-                             f"must be in the function or module that makes them")
+            raise InputError(
+                f"the graph was traced with {len(expected)} items where this data gives {len(value)}: what takes them one by one "
+                f"must be in the function or module that makes them")
         for v, e in zip(value, expected):
             keep_structure(v, e)
     elif isinstance(expected, dict):
@@ -201,8 +209,10 @@ def keep_sizes(tensor: torch.Tensor, sizes: dict[int, int], place: str) -> torch
     """
     for d, size in sizes.items():
         if tensor.shape[d] != size:
-            raise InputError(f"a tensor has {tensor.shape[d]} elements in dimension {d}, which depends on data; the code at {place} was traced "
-                             f"with {size} and is part of the traced forward itself. Put it into a submodule or a function, which then becomes one node")
+            raise InputError(
+                f"a tensor has {tensor.shape[d]} elements in dimension {d}, which depends on data; the code at {place} was traced "
+                f"with {size} and is part of the traced forward itself. Put it into a submodule or a function, which then becomes one node"
+            )
     return tensor
 
 
@@ -212,14 +222,20 @@ def held_tensors(value: Any) -> list[int]:
 
 
 def holds_made_anew(value: Any, borrowed: Borrowed) -> bool:
-    """Whether there is a module among arguments that each run of the forward makes anew, with tensors: the graph could only hold those of one run."""
+    """Whether there is a module among arguments that each run of the forward makes anew, with tensors: the graph could
+    only hold those of one run.
+    """
     if isinstance(value, nn.Module):
         return module_site(value, borrowed) is None
-    return any(isinstance(child, (nn.Module, tuple, list, dict)) and holds_made_anew(child, borrowed) for _, child in children(value))
+    return any(
+        isinstance(child, (nn.Module, tuple, list, dict)) and holds_made_anew(child, borrowed)
+        for _, child in children(value))
 
 
 def own_tensors(value: Any) -> list[int]:
     """Identities of the tensors in plain attributes of the modules among arguments, all the way down."""
     if isinstance(value, nn.Module):
         return [id(t) for t in _attributes(value)]
-    return [i for _, child in children(value) if isinstance(child, (nn.Module, tuple, dict)) for i in own_tensors(child)]
+    return [
+        i for _, child in children(value) if isinstance(child, (nn.Module, tuple, dict)) for i in own_tensors(child)
+    ]

@@ -19,7 +19,8 @@ class Frame:
         self.grad_mode = _grad_mode()
         self.autocasts = autocasts  #: how many autocast blocks were open outside
         self.attributes: dict[int, fx.Node] = {}  #: id(tensor or object) -> its get_attr node
-        self.renamed: list[tuple[torch.Tensor, fx.Node]] = []  #: tensors that a call inside gave back unchanged, with their nodes outside
+        #: tensors that a call inside gave back unchanged, with their nodes outside
+        self.renamed: list[tuple[torch.Tensor, fx.Node]] = []
 
 
 def _grad_mode() -> tuple[bool, bool]:
@@ -54,7 +55,8 @@ class RegionStack:
     @contextmanager
     def checkpoint(self, **options: Any) -> Iterator[Frame]:
         """A checkpointed function runs."""
-        region = CheckpointRegion(id=self._number("checkpoint"), replay=self.replays_checkpoints, restores_buffers=False, **options)
+        region = CheckpointRegion(id=self._number("checkpoint"), replay=self.replays_checkpoints,
+                                  restores_buffers=False, **options)
         self.frames.append(Frame((*self.current(), region), len(self._autocasts)))
         try:
             yield self.frame

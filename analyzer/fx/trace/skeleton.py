@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from analyzer.fx.module_borrow import Borrowed, uncompiled
+
 from .outline import HeldModule
 from .tape import Tape
 
@@ -21,7 +22,8 @@ def collect_contents(tape: Tape, borrowed: Borrowed) -> dict[str, Any]:
     for target in targets:
         held = tape.constants.get(target, originals.get(target))
         contents[target] = borrowed.by_path[target] if held is None else held
-    if any(isinstance(held, HeldModule) for held in contents.values()):  # code of the root may use whatever the root has
+    # code of the root may use whatever the root has
+    if any(isinstance(held, HeldModule) for held in contents.values()):
         contents.update({name: child for name, child in borrowed.root._modules.items() if child is not None})
         contents.update({path: original for path, original in originals.items() if "." not in path})
     return contents

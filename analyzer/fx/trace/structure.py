@@ -12,8 +12,8 @@ from torch import nn
 
 Tensor = torch.Tensor
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, slice,
-          range, type, type(Ellipsis))
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout,
+          torch.memory_format, slice, range, type, type(Ellipsis))
 
 
 class Access(NamedTuple):
@@ -30,7 +30,9 @@ class Access(NamedTuple):
 
 
 def children(value: Any) -> list[tuple[Access, Any]]:
-    """What a container holds: items of tuples, lists and dicts, fields of dataclasses, attributes of other plain objects."""
+    """What a container holds: items of tuples, lists and dicts, fields of dataclasses, attributes of other plain
+    objects.
+    """
     if isinstance(value, _PLAIN) or isinstance(value, Tensor):
         return []
     if dataclasses.is_dataclass(value):
@@ -46,10 +48,12 @@ def children(value: Any) -> list[tuple[Access, Any]]:
 
 
 def is_plain_object(value: Any) -> bool:
-    """An object of the user's whose state is its ``__dict__``: a cache of keys and values, a distribution, a sparse batch."""
+    """An object of the user's whose state is its ``__dict__``: a cache of keys and values, a distribution, a sparse
+    batch.
+    """
     kind = type(value)
-    return (type(getattr(value, "__dict__", None)) is dict and not isinstance(value, (nn.Module, type, enum.Enum)) and not callable(value)
-            and not kind.__module__.startswith(("builtins", "types", "torch._C", "torch.fx")))
+    return (type(getattr(value, "__dict__", None)) is dict and not isinstance(value, (nn.Module, type, enum.Enum))
+            and not callable(value) and not kind.__module__.startswith(("builtins", "types", "torch._C", "torch.fx")))
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

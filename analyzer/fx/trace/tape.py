@@ -11,25 +11,38 @@ import torch
 from torch import fx, nn
 
 from analyzer.errors import DataDependentError, InputError
-from analyzer.meta.value.known_value import read_known
-from analyzer.meta.mode import active_dispatch_mode, mode_in_force
+from analyzer.fx.graph.codegen import RegionCodeGen
+from analyzer.fx.module_borrow import Borrowed
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.mode import active_dispatch_mode, mode_in_force
 from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.source_line import user_line
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import claim_of
+from analyzer.meta.value.known_value import read_known
 
-from .block_copy import BlockCopies
 from .bias_split import register_bias_split, splits
+from .block_copy import BlockCopies
 from .call_target import ApplyFunction, name_target
-from analyzer.fx.graph.codegen import RegionCodeGen
 from .function_call import READS, NodeCall, describe_call, reads_size, writes
 from .graph_value import to_argument
 from .leaf_module import is_leaf
-from analyzer.fx.module_borrow import Borrowed
-from .outline import (CallMethod, GiveArguments, HeldModule, Site, call_module, expected_structure, held_tensors, holds_made_anew, keep_sizes,
-                      keep_structure, module_site, open_sites, own_tensors)
+from .outline import (
+    CallMethod,
+    GiveArguments,
+    HeldModule,
+    Site,
+    call_module,
+    expected_structure,
+    held_tensors,
+    holds_made_anew,
+    keep_sizes,
+    keep_structure,
+    module_site,
+    open_sites,
+    own_tensors,
+)
 from .region_stack import RegionStack
 from .structure import children, copy_objects, holds_tensor, tensors_of
 from .tracer_impl import register_tracer_impl
@@ -38,8 +51,10 @@ from .unknown_size import Run, SizeWatch, forget_contents, known_contents, subsc
 Tensor = torch.Tensor
 
 _RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "dropout", "rrelu")
-_SPEC_ONLY = frozenset({"zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full", "arange", "zeros",
-                        "ones", "full", "empty"})
+_SPEC_ONLY = frozenset({
+    "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full", "arange",
+    "zeros", "ones", "full", "empty"
+})
 
 
 class _Pause:
@@ -62,10 +77,11 @@ class Tape:
     buffer of the root (a ``get_attr`` node), or a constant that the graph module will hold.
     """
 
-    def __init__(self, state: MetaState, borrowed: Borrowed, replays_checkpoints: bool = False, splits_bias: bool = False,
-                 outlined: Mapping[Site, str] | None = None, copies: bool = False) -> None:
+    def __init__(self, state: MetaState, borrowed: Borrowed, replays_checkpoints: bool = False,
+                 splits_bias: bool = False, outlined: Mapping[Site, str] | None = None, copies: bool = False) -> None:
         self.state, self.borrowed = state, borrowed
-        self.outlined = outlined or {}           #: functions and modules that are one node, with the line that asks for what depends on data
+        #: functions and modules that are one node, with the line that asks for what depends on data
+        self.outlined = outlined or {}
         self.wanted: dict[Site, str] = {}        #: those that should be as well
         self.sizes = SizeWatch(state)
         state.expects_contents = False           # code that read them would make them constants of the graph
@@ -78,13 +94,16 @@ class Tape:
         self.constants: dict[str, Any] = {}      #: attribute name on the graph module -> tensor, module or object
         self.modules: tuple[tuple[str, str], ...] = () #: (path, class) of the modules that run, outermost first
         self.failed_in: tuple[str, str] | None = None
-        self.optional: list[fx.Node] = []        #: nodes that nobody asked for, such as the parts of a container; dropped where unused
+        #: nodes that nobody asked for, such as the parts of a container; dropped where unused
+        self.optional: list[fx.Node] = []
         self._nodes: dict[int, fx.Node] = {}
         self._kept: list[Any] = []               # keeps what `_nodes` names by id alive
         self._held: dict[int, Tensor] = {}       # id(tensor without a node) -> what the graph module holds for it
         self.dependent: set[fx.Node] = set()     #: nodes whose contents depend on inputs, parameters or chance
         self._active_impls: set[Any] = set()
-        self._paths = {id(stand_in): path for group in (borrowed.parameters, borrowed.buffers) for path, stand_in, _ in group}
+        self._paths = {
+            id(stand_in): path for group in (borrowed.parameters, borrowed.buffers) for path, stand_in, _ in group
+        }
         self.blocks = BlockCopies(self) if copies else None
 
     # -- what the mode calls -------------------------------------------------------------------------------------
@@ -104,12 +123,15 @@ class Tape:
             except DataDependentError:
                 self._want()
                 raise
-            differs = self.sizes.concerns(args, kwargs) and self.sizes.follow(lambda a, k: call(func, a, k), args, kwargs, result)
+            differs = self.sizes.concerns(args, kwargs) and self.sizes.follow(lambda a, k: call(func, a, k), args,
+                                                                              kwargs, result)
         self._record(func, args, kwargs, result, differs)
         return result
 
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Write down an operator that no torch function announced: from TorchScript, a C++ extension, vmap or a collective."""
+        """Write down an operator that no torch function announced: from TorchScript, a C++ extension, vmap or a
+        collective.
+        """
         if self.paused or func.namespace == "profiler" or describe_operator(func).composite:
             return
         if not holds_tensor(result) and not writes(func, kwargs):
@@ -146,7 +168,8 @@ class Tape:
 
     # -- what the patches call -----------------------------------------------------------------------------------
 
-    def run_leaf(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run, module: nn.Module | None = None) -> Any:
+    def run_leaf(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run,
+                 module: nn.Module | None = None) -> Any:
         """Run something whose inside is not looked at, as one node."""
         with self.pause():
             try:
@@ -161,8 +184,10 @@ class Tape:
         self._bind(result, node, rename=True)
         return result
 
-    def run_outlined(self, site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module | None = None) -> Any:
-        """Run code that asks for what depends on data, as one node; where its result shows what that was, code around it is wanted too.
+    def run_outlined(self, site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+                     module: nn.Module | None = None) -> Any:
+        """Run code that asks for what depends on data, as one node; where its result shows what that was, code around
+        it is wanted too.
 
         ``function`` is that of ``site``, or what runs ``module``.
         """
@@ -170,22 +195,26 @@ class Tape:
             return function(*args, **kwargs)
 
         if holds_made_anew((args, kwargs), self.borrowed) and not self._want():
-            raise InputError(f"{site} asks for what depends on data at {self.outlined[site]} and is given a module with tensors that forward makes anew. "
-                             f"Make that module inside of it, or once, as a submodule")
+            raise InputError(
+                f"{site} asks for what depends on data at {self.outlined[site]} and is given a module with tensors that forward makes anew. "
+                f"Make that module inside of it, or once, as a submodule")
         given = tuple(to_argument(self, a) for a in args), {k: to_argument(self, v) for k, v in kwargs.items()}
         held, kept = held_tensors((args, kwargs)), own_tensors((module, args, kwargs))
         copies: dict[int, tuple[Any, Any]] = {}
         again = copy_objects((args, kwargs), copies)
         before = known_contents([*tensors_of((args, kwargs)), *(() if module is None else module.buffers())])
-        options, self.state.options = self.state.options, dataclasses.replace(self.state.options, unknown_value="placeholder")
+        options, self.state.options = self.state.options, dataclasses.replace(self.state.options,
+                                                                              unknown_value="placeholder")
         self.state.expects_contents = True
         try:
             with self.pause():
                 result = run(args, kwargs)
                 for tensor, known in before:
-                    if tensor.untyped_storage().known is not known:  # type: ignore[attr-defined]  # written to, with what data decides
+                    if tensor.untyped_storage(
+                    ).known is not known:  # type: ignore[attr-defined]  # written to, with what data decides
                         forget_contents(tensor)
-                differs = self.sizes.follow(lambda a, k: run(*copy_objects((a, k))), again[0], again[1], result, module, contents=True)
+                differs = self.sizes.follow(lambda a, k: run(*copy_objects((a, k))), again[0], again[1], result, module,
+                                            contents=True)
         except Exception:  # it cannot run with what unknown data was taken as
             self._want()
             raise
@@ -207,13 +236,17 @@ class Tape:
             node = self._create(NodeCall("call_function", GiveArguments(target), *given))
             self._bind(returned, self._with_structure(node, returned), rename=True)
         else:
-            call = NodeCall("call_function", target, *given) if module is None else NodeCall("call_module", self.module_target(module), *given)
+            call = NodeCall("call_function", target, *given) if module is None else NodeCall(
+                "call_module", self.module_target(module), *given)
             self._bind(result, self._with_structure(self._create(call), result), rename=True)
-        self.state.assume(f"{site} asks for what depends on data at {self.outlined[site]}: it is one node, which runs it as it is")
+        self.state.assume(
+            f"{site} asks for what depends on data at {self.outlined[site]}: it is one node, which runs it as it is")
         return result
 
     def _give_copies(self, given: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
-        """``given``, nodes of arguments, with objects that tensors have been put into as they were before: another copy of it in each run."""
+        """``given``, nodes of arguments, with objects that tensors have been put into as they were before: another copy
+        of it in each run.
+        """
         fresh: dict[fx.Node, fx.Node] = {}
         for name, held in list(self.constants.items()):
             if id(held) not in copies or not holds_tensor(held):
@@ -226,7 +259,8 @@ class Tape:
                 node.replace_all_uses_with(fresh[node], delete_user_cb=lambda user: user not in fresh.values())
         return fx.node.map_arg(given, lambda node: fresh.get(node, node))
 
-    def run_function(self, cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
+    def run_function(self, cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any],
+                     run: Run) -> Any:
         """Run a custom autograd function as one node."""
         return self.run_leaf("call_function", ApplyFunction(cls), args, kwargs, run)
 
@@ -322,8 +356,7 @@ class Tape:
             raise InputError(
                 f"a tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype} in module {self.where()!r} at {user_line()} was made where "
                 f"tracing does not look (inside a leaf module, or before tracing, without data). Return it from the leaf module's forward, "
-                f"or trace into that module with register_non_leaf_module"
-            )
+                f"or trace into that module with register_non_leaf_module")
         with without_modes():
             return value.clone().to(claim_of(tensor))
 
@@ -351,11 +384,14 @@ class Tape:
             return self._attribute_node(module, path)
         if path is None:
             return self._attribute_node(module, self.module_target(module))
-        held = next((value for value in self.constants.values() if isinstance(value, HeldModule)), None) or HeldModule(module)
+        held = next(
+            (value for value in self.constants.values() if isinstance(value, HeldModule)), None) or HeldModule(module)
         return self.attribute(module, "_root", held)
 
     def module_target(self, module: nn.Module) -> str:
-        """The target of a ``call_module`` node: the module's path, or a name on the graph module for one that is not registered."""
+        """The target of a ``call_module`` node: the module's path, or a name on the graph module for one that is not
+        registered.
+        """
         path = self.borrowed.modules.get(id(module))
         if path is not None:
             return path
@@ -379,7 +415,9 @@ class Tape:
         self._bind(result, node, rename=not writes(func, kwargs))
 
     def _want(self, leaf: nn.Module | None = None) -> bool:
-        """Ask for ``leaf``, or the innermost function or module that runs, to be one node that may depend on data; False where only the root does."""
+        """Ask for ``leaf``, or the innermost function or module that runs, to be one node that may depend on data;
+        False where only the root does.
+        """
         inner = None if leaf is None else module_site(leaf, self.borrowed)
         site = next((s for s in (inner, *open_sites(self.borrowed)) if s is not None and s not in self.outlined), None)
         if site is not None:
@@ -394,15 +432,19 @@ class Tape:
             asked = subscript_of_shape()
             dims = dims if asked is None else dims & {asked % tensor.dim()}
         if dims and not self._want():
-            self.state.assume(f"a size that depends on data is a constant of the graph, which raises where data gives another one, at {user_line()}")
+            self.state.assume(
+                f"a size that depends on data is a constant of the graph, which raises where data gives another one, at {user_line()}"
+            )
             sizes = {d: tensor.shape[d] for d in sorted(dims)}
-            node = self.create_from(NodeCall("call_function", keep_sizes, (self.node_of(tensor), sizes, user_line()), {}))
+            node = self.create_from(
+                NodeCall("call_function", keep_sizes, (self.node_of(tensor), sizes, user_line()), {}))
             self.map(tensor, node)
 
     def _with_structure(self, node: fx.Node, result: Any) -> fx.Node:
         """``node``, checked when it runs to give as many items as now, where it gives a container."""
         expected = expected_structure(result)
-        return node if expected is None else self.create_from(NodeCall("call_function", keep_structure, (node, expected), {}))
+        return node if expected is None else self.create_from(
+            NodeCall("call_function", keep_structure, (node, expected), {}))
 
     def _note_read(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         tensor = next(tensors_of(args), None)
@@ -410,7 +452,9 @@ class Tape:
         if node is not None and node in self.dependent:
             text = repr(result)
             text = text if len(text) < 60 else text[:57] + "..."
-            self.state.assume(f"{func.__name__} of {node.name} was {text} when traced and is a constant of the graph at {user_line()}")
+            self.state.assume(
+                f"{func.__name__} of {node.name} was {text} when traced and is a constant of the graph at {user_line()}"
+            )
 
     def _create(self, call: NodeCall) -> fx.Node:
         """A node for ``call``, whose arguments hold tensors."""
@@ -430,7 +474,8 @@ class Tape:
         node.args = call.args  # given to create_node, they would be searched for symbolic sizes
         if call.kwargs:
             node.kwargs = call.kwargs
-        node.meta.update(region=self.regions.current(), module_path=self.where(), module_stack=self.modules, source=user_line())
+        node.meta.update(region=self.regions.current(), module_path=self.where(), module_stack=self.modules,
+                         source=user_line())
         return node
 
     def where(self) -> str:
@@ -445,7 +490,8 @@ class Tape:
     def _bind(self, value: Any, node: fx.Node, rename: bool = False) -> None:
         """Map ``value``, the result of ``node``, and what is inside it.
 
-        With ``rename``, a tensor that had a node before is the same tensor, given back by a call that did not write to it.
+        With ``rename``, a tensor that had a node before is the same tensor, given back by a call that did not write to
+        it.
         """
         if isinstance(value, Tensor):
             frame = self.regions.frame
@@ -479,7 +525,8 @@ def assign_buffer(buffer: Tensor, value: Tensor) -> None:
 def _unwrap_numbers(tree: Any) -> Any:
     """Numbers that C++ wrapped into tensors on the host, as numbers."""
     if isinstance(tree, Tensor):
-        if tree.dim() == 0 and type(tree) is Tensor and not tree.requires_grad and not isinstance(tree.untyped_storage(), MetaStorage):
+        if tree.dim() == 0 and type(tree) is Tensor and not tree.requires_grad and not isinstance(
+                tree.untyped_storage(), MetaStorage):
             with without_modes():
                 return tree.item()
         return tree

@@ -44,4 +44,5 @@ def locate(error: AnalyzerError, tape: Tape, meta_args: Mapping[str, Any]) -> An
 
 def wrap(error: Exception, tape: Tape, meta_args: Mapping[str, Any]) -> InputError:
     """An error of torch's or of the model's: the arguments do not fit it, or it cannot run with them."""
-    return InputError(f"forward failed {_place(error, tape)}, traced with {_describe(meta_args)}: {type(error).__name__}: {error}")
+    return InputError(
+        f"forward failed {_place(error, tape)}, traced with {_describe(meta_args)}: {type(error).__name__}: {error}")

@@ -12,18 +12,18 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.meta.mode import MetaTensorMode
+from analyzer.fx.graph.codegen import RegionCodeGen
+from analyzer.fx.graph.graph_module import GraphModule
+from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.options import MetaOptions
 from analyzer.meta.state import current
 from analyzer.meta.tensor import MetaTensor
 
 from .binding import Bound, bind_arguments
 from .block_copy import Retrace
-from analyzer.fx.graph.codegen import RegionCodeGen
-from analyzer.fx.graph.graph_module import GraphModule
 from .input_check import expectations
-from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
 from .outline import Site
 from .skeleton import build_skeleton, collect_contents
 from .structure import replace_tensors, tensors_of
@@ -40,16 +40,19 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
                    bias_addition_split: bool = False) -> GraphModule:
     """Trace ``root`` into a graph module that shares its parameters and buffers and gives its results.
 
-    ``root``'s own code runs once, on tensors without data, and every torch function that it calls becomes a node; so control flow,
-    shapes and containers are what they are in Python, and constants of the graph. ``meta_args`` maps argument names to tensors (with
-    or without data; of any device), also nested in containers, dataclasses and objects; ``concrete_args`` maps names to constants.
-    For ``*args`` give a tuple under its name; names that forward does not list go to its ``**kwargs``.
+    ``root``'s own code runs once, on tensors without data, and every torch function that it calls becomes a node; so
+    control flow, shapes and containers are what they are in Python, and constants of the graph. ``meta_args`` maps
+    argument names to tensors (with or without data; of any device), also nested in containers, dataclasses and objects;
+    ``concrete_args`` maps names to constants. For ``*args`` give a tuple under its name; names that forward does not
+    list go to its ``**kwargs``.
 
-    With ``trace_act_ckpt`` the code of the graph uses ``torch.utils.checkpoint`` where ``root`` does; without, such nodes are only
-    annotated. With ``bias_addition_split``, the bias of linear and convolution layers is added by a node of its own.
+    With ``trace_act_ckpt`` the code of the graph uses ``torch.utils.checkpoint`` where ``root`` does; without, such
+    nodes are only annotated. With ``bias_addition_split``, the bias of linear and convolution layers is added by a node
+    of its own.
 
-    Raises InputError for arguments that do not fit, and where forward fails for them (with module and line), DataDependentError where
-    forward asks for contents that only data could give, UnsupportedOperatorError for an operator without a shape.
+    Raises InputError for arguments that do not fit, and where forward fails for them (with module and line),
+    DataDependentError where forward asks for contents that only data could give, UnsupportedOperatorError for an
+    operator without a shape.
 
     >>> gm = symbolic_trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), meta_args={"input": torch.empty(3, 4, device="meta")})
     >>> [(node.op, node.target) for node in gm.graph.nodes]
@@ -60,8 +63,9 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     return trace(root, concrete_args, meta_args, trace_act_ckpt, bias_addition_split)
 
 
-def trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[str, Any] | None = None, meta_args: Mapping[str, Any] | None = None,
-          trace_act_ckpt: bool = False, bias_addition_split: bool = False, reuse: bool = True) -> GraphModule:
+def trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[str, Any] | None = None,
+          meta_args: Mapping[str, Any] | None = None, trace_act_ckpt: bool = False, bias_addition_split: bool = False,
+          reuse: bool = True) -> GraphModule:
     """`symbolic_trace`; without ``reuse`` every block is run, also one that is like another (tests hold both equal)."""
     module = uncompiled(root) if isinstance(root, nn.Module) else _FunctionModule(root)
     bound = bind_arguments(module.forward, meta_args or {}, concrete_args or {})
@@ -91,7 +95,8 @@ def trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[str, Any]
 class _Attempt:
     """One run of a forward on tensors without data, with the code in ``outlined`` as one node each."""
 
-    def __init__(self, module: nn.Module, bound: Bound, meta_args: Mapping[str, Any], outlined: Mapping[Site, str]) -> None:
+    def __init__(self, module: nn.Module, bound: Bound, meta_args: Mapping[str, Any], outlined: Mapping[Site,
+                                                                                                        str]) -> None:
         self.module, self.bound, self.meta_args, self.outlined = module, bound, meta_args, outlined
         self.wanted: dict[Site, str] = {}  #: what must be outlined as well; then the result is not to be used
         self.contents: dict[str, Any] = {}
@@ -108,7 +113,8 @@ class _Attempt:
         module, bound = self.module, self.bound
         outer = current()
         mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
-        with _torch_state(), mode, borrow_module(module) as borrowed, tracing_patches(self.outlined), _eager_compiled_functions():
+        with _torch_state(), mode, borrow_module(module) as borrowed, tracing_patches(
+                self.outlined), _eager_compiled_functions():
             _refuse_lazy(borrowed)
             mode.state.follows_expected = bool(self.outlined)
             tape = self.tape = Tape(mode.state, borrowed, trace_act_ckpt, bias_addition_split, self.outlined, reuse)
@@ -146,7 +152,9 @@ class _FunctionModule(nn.Module):
 def _refuse_lazy(borrowed: Borrowed) -> None:
     lazy = [path for path, _, original in (*borrowed.parameters, *borrowed.buffers) if is_lazy(original)]
     if lazy:
-        raise InputError(f"{', '.join(lazy[:3])}: not initialised, as its lazy module has not run; run the model once on a real input")
+        raise InputError(
+            f"{', '.join(lazy[:3])}: not initialised, as its lazy module has not run; run the model once on a real input"
+        )
 
 
 def _class_name(root: Any) -> str:
@@ -171,7 +179,10 @@ def _stand_in(bound: Bound, borrowed: Borrowed) -> dict[str, Any]:
 
 def _write_placeholders(tape: Tape, bound: Bound, values: dict[str, Any]) -> None:
     defaults = {p.name: _default(p, values) for p in bound.parameters}
-    required = [p for p in bound.parameters if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) and not defaults[p.name]]
+    required = [
+        p for p in bound.parameters
+        if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) and not defaults[p.name]
+    ]
     for p in bound.parameters[:bound.parameters.index(required[-1])] if required else ():
         defaults[p.name] = ()  # a constant before an argument that must be given
     for p in bound.parameters:

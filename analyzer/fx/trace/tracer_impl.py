@@ -7,7 +7,8 @@ from typing import Any
 from analyzer.registry import Registry
 
 register_tracer_impl: Registry[Callable[..., Any], Callable[..., Any]] = Registry("register_tracer_impl")
-"""Trace ``impl`` wherever the model calls a function: a torch function, or any Python function that is held by a module under a name.
+"""Trace ``impl`` wherever the model calls a function: a torch function, or any Python function that is held by a module
+under a name.
 
 >>> import torch
 >>> from analyzer import symbolic_trace
@@ -22,7 +23,8 @@ register_tracer_impl: Registry[Callable[..., Any], Callable[..., Any]] = Registr
 
 
 class _LeafFunctions(Registry[Callable[..., Any], Callable[..., Any]]):
-    def __call__(self, key: Callable[..., Any], impl: Callable[..., Any] | None = None, *, override: bool = False) -> Any:
+    def __call__(self, key: Callable[..., Any], impl: Callable[..., Any] | None = None, *,
+                 override: bool = False) -> Any:
         super().__call__(key, impl or key, override=override)
         return key
 

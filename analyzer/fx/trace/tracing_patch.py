@@ -1,4 +1,5 @@
-"""What must be replaced in torch, and in the user's modules, while any thread traces; put back in reverse when the last one ends.
+"""What must be replaced in torch, and in the user's modules, while any thread traces; put back in reverse when the last
+one ends.
 
 The replacements act only in threads that trace; other threads get what was there before.
 """
@@ -21,10 +22,10 @@ from torch.amp import autocast_mode
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._pytree import tree_map_only
 
-from analyzer.meta.intercept.patch import SharedReplacements, Undo, replace
 from analyzer.cuda.flex_attention import FlexAttention
-from analyzer.meta.opaque import Opaque, call_opaque
 from analyzer.meta.function import MoveDevice
+from analyzer.meta.intercept.patch import SharedReplacements, Undo, replace
+from analyzer.meta.opaque import Opaque, call_opaque
 from analyzer.meta.shape_registry import register_shape_impl
 from analyzer.meta.state import current
 
@@ -39,7 +40,9 @@ _checkpoint = torch.utils.checkpoint
 
 
 def recording_tape() -> Tape | None:
-    """The tape of this thread, where it writes down what is called now (under vmap, the operators that come out of it instead)."""
+    """The tape of this thread, where it writes down what is called now (under vmap, the operators that come out of it
+    instead).
+    """
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return None
     state = current()
@@ -49,7 +52,9 @@ def recording_tape() -> Tape | None:
 
 @contextmanager
 def tracing_patches(outlined: Iterable[Site] = ()) -> Iterator[None]:
-    """Count one more tracing thread; the first replaces, the last puts back. Functions of ``outlined`` are replaced for this trace."""
+    """Count one more tracing thread; the first replaces, the last puts back. Functions of ``outlined`` are replaced for
+    this trace.
+    """
     with _shared.installed(), SharedReplacements(lambda: outline_functions(outlined, _call_outlined)).installed():
         yield
 
@@ -71,7 +76,8 @@ def _replace(owner: Any, name: str, value: Any) -> Undo:
 
 def _replacements() -> Iterator[Undo]:
     yield replace(nn.Module, "__call__", _call_module)
-    yield _replace(torch.autograd.Function, "apply", classmethod(_apply_function(torch.autograd.Function.__dict__["apply"])))
+    yield _replace(torch.autograd.Function, "apply",
+                   classmethod(_apply_function(torch.autograd.Function.__dict__["apply"])))
     yield _replace(_checkpoint, "_checkpoint_without_reentrant_generator",
                    _checkpoint_generator(_checkpoint._checkpoint_without_reentrant_generator))
     yield _replace(torch.jit.ScriptFunction, "__call__", _call_scripted(torch.jit.ScriptFunction.__call__))
@@ -91,8 +97,10 @@ def _call_module(original: Any) -> Any:
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         site = module_site(module, tape.borrowed) if tape.outlined else None
         outlined = site is not None and site in tape.outlined
-        if module is tape.borrowed.root or not outlined and (not tape.is_leaf(module) or tape.borrowed.lends_others(module)):
-            with tape.module(path if path is not None else f"{tape.where()}.<{type(module).__name__}>".lstrip("."), kind):
+        if module is tape.borrowed.root or not outlined and (not tape.is_leaf(module)
+                                                             or tape.borrowed.lends_others(module)):
+            with tape.module(path if path is not None else f"{tape.where()}.<{type(module).__name__}>".lstrip("."),
+                             kind):
                 if tape.blocks is None:
                     return original(module, *args, **kwargs)
                 return tape.blocks.call(module, args, kwargs, lambda: original(module, *args, **kwargs))
@@ -116,7 +124,8 @@ def _call_scripted(original: Any) -> Any:
         if tape is None:
             return original(function, *args, **kwargs)
         # One node: TorchScript may differentiate it on its own, which the operators that come out of it do not show.
-        return tape.run_leaf("call_function", CallTarget(function), args, kwargs, lambda a, k: original(function, *a, **k))
+        return tape.run_leaf("call_function", CallTarget(function), args, kwargs,
+                             lambda a, k: original(function, *a, **k))
 
     return call
 
@@ -141,17 +150,23 @@ def _apply_function(original: Any) -> Any:
             return result
         if cls is FlexAttention:  # of a compiled function, which holds what is not replaced
             operands = (*args[:7], args[8:], args[7])
-            return tape.run_leaf("call_function", CallTarget(torch.ops.higher_order.flex_attention), operands, {}, lambda a, k: real(*a[:7], a[8], *a[7]))
+            return tape.run_leaf("call_function", CallTarget(torch.ops.higher_order.flex_attention), operands, {},
+                                 lambda a, k: real(*a[:7], a[8], *a[7]))
         return tape.run_function(cls, args, kwargs, lambda a, k: real(*a, **k))
 
     return apply
 
 
 def _run_reentrant(tape: Tape, function: Any, preserve_rng_state: bool, args: tuple[Any, ...]) -> Any:
-    """A reentrant checkpoint, which gives gradients to the tensors among its arguments, and to those alone that it returns by themselves or in a tuple."""
+    """A reentrant checkpoint, which gives gradients to the tensors among its arguments, and to those alone that it
+    returns by themselves or in a tuple.
+    """
     tracks = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-    runs_plainly = tracks or tape.regions.replays_checkpoints  # else the graph must do without gradients where it has no checkpoint that does
-    with tape.checkpoint(use_reentrant=True, preserve_rng_state=preserve_rng_state), contextlib.nullcontext() if runs_plainly else torch.no_grad():
+    # else the graph must do without gradients where it has no checkpoint that does
+    runs_plainly = tracks or tape.regions.replays_checkpoints
+    with tape.checkpoint(
+            use_reentrant=True,
+            preserve_rng_state=preserve_rng_state), contextlib.nullcontext() if runs_plainly else torch.no_grad():
         result = function(*args)
     if not tracks or isinstance(result, torch.Tensor):
         return result
@@ -176,14 +191,17 @@ def _run_backward(original: Any) -> Any:
 
 def _checkpoint_generator(original: Any) -> Any:
     @functools.wraps(original)
-    def generator(fn: Any, preserve_rng_state: bool = True, context_fn: Any = _checkpoint.noop_context_fn, determinism_check: str = "default",
-                  debug: bool = False, early_stop: bool = True, *args: Any, **kwargs: Any) -> Iterator[None]:
+    def generator(fn: Any, preserve_rng_state: bool = True, context_fn: Any = _checkpoint.noop_context_fn,
+                  determinism_check: str = "default", debug: bool = False, early_stop: bool = True, *args: Any,
+                  **kwargs: Any) -> Iterator[None]:
         tape = recording_tape()
         if tape is None:
-            yield from original(fn, preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args, **kwargs)
+            yield from original(fn, preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args,
+                                **kwargs)
             return
-        with tape.checkpoint(use_reentrant=False, preserve_rng_state=preserve_rng_state, determinism_check=determinism_check, debug=debug,
-                             early_stop=early_stop, context_fn=None if context_fn is _checkpoint.noop_context_fn else context_fn):
+        with tape.checkpoint(use_reentrant=False, preserve_rng_state=preserve_rng_state,
+                             determinism_check=determinism_check, debug=debug, early_stop=early_stop,
+                             context_fn=None if context_fn is _checkpoint.noop_context_fn else context_fn):
             yield
 
     return generator
@@ -277,7 +295,8 @@ def _find_names(functions: frozenset[int]) -> list[tuple[Any, str]]:
 def _is_library(names: dict[str, Any]) -> bool:
     """Whether a namespace is that of Python, of an installed package or of this one."""
     top = str(names.get("__name__")).partition(".")[0]
-    file = names.get("__file__") or getattr(sys.modules.get(top), "__file__", None)  # the parts of an extension have none
+    # the parts of an extension have none
+    file = names.get("__file__") or getattr(sys.modules.get(top), "__file__", None)
     return top in sys.builtin_module_names or str(file).startswith(_LIBRARIES)
 
 
@@ -285,7 +304,9 @@ _OVERRIDABLE = ("torch", "torch.functional", "torch._tensor", "torch.autograd")
 
 
 def _is_torch_function(func: Any) -> bool:
-    """Whether the function mode sees calls of ``func`` itself. (torch.nn.functional runs its own Python: see meta/intercept/patch.py.)"""
+    """Whether the function mode sees calls of ``func`` itself. (torch.nn.functional runs its own Python: see
+    meta/intercept/patch.py.)
+    """
     return func.__module__ in _OVERRIDABLE
 
 
@@ -294,8 +315,9 @@ def _collectives() -> list[Any]:
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return []
-    names = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "reduce_scatter", "reduce_scatter_tensor",
-             "reduce_scatter_single", "broadcast", "reduce", "scatter", "gather", "all_to_all", "all_to_all_single", "barrier", "send", "recv")
+    names = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "reduce_scatter",
+             "reduce_scatter_tensor", "reduce_scatter_single", "broadcast", "reduce", "scatter", "gather", "all_to_all",
+             "all_to_all_single", "barrier", "send", "recv")
     return [getattr(distributed, name) for name in names if hasattr(distributed, name)]
 
 

@@ -1,9 +1,9 @@
 """Which sizes of traced tensors depend on data, found by running a call again with other sizes.
 
-A size that data decides (``nonzero``, ``unique``, a mask) is taken by a policy while tracing, so it must not become a constant of
-the graph. What depends on it is found by repeating each call that such a tensor goes into with other values for these sizes: what
-comes out different depends on them. Sizes are monotonic in the sizes that they are computed from, so three values around the one
-taken (none, a little more, a lot more) do not miss a bound such as that of ``x[:100]``.
+A size that data decides (``nonzero``, ``unique``, a mask) is taken by a policy while tracing, so it must not become a
+constant of the graph. What depends on it is found by repeating each call that such a tensor goes into with other values
+for these sizes: what comes out different depends on them. Sizes are monotonic in the sizes that they are computed from,
+so three values around the one taken (none, a little more, a lot more) do not miss a bound such as that of ``x[:100]``.
 """
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from analyzer.meta.value.known_value import Known, read_known
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage, attach
 from analyzer.meta.tensor import META, MetaTensor, claim_of, copy_claim
+from analyzer.meta.value.known_value import Known, read_known
 
 from .structure import children, replace_tensors, tensors_of
 
@@ -31,8 +31,10 @@ Tensor = torch.Tensor
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
-#: (another value for a size, the bound for sizes that the call itself takes from data, also its answer for an unknown scalar)
-_OTHERS: tuple[tuple[Callable[[int], int], int], ...] = ((lambda n: 0, 0), (lambda n: n + 3, 2), (lambda n: 2 * n + 7, 3))
+#: (another value for a size, the bound for sizes that the call itself takes from data, also its answer for an unknown
+#: scalar)
+_OTHERS: tuple[tuple[Callable[[int], int], int],
+               ...] = ((lambda n: 0, 0), (lambda n: n + 3, 2), (lambda n: 2 * n + 7, 3))
 
 
 class SizeWatch:
@@ -57,29 +59,40 @@ class SizeWatch:
     def concerns(self, args: Any, kwargs: Any) -> bool:
         """Whether a call that has just run took a size by policy, or was given a tensor with such a size."""
         answered, self._answered = self._answered != self.state.unknown_sizes, self.state.unknown_sizes
-        return answered or bool(self._dims) and any(id(t) in self._dims and self._dims[id(t)] for t in tensors_of((args, kwargs)))
+        return answered or bool(self._dims) and any(
+            id(t) in self._dims and self._dims[id(t)] for t in tensors_of((args, kwargs)))
 
-    def follow(self, run: Run, args: Any, kwargs: Any, result: Any, module: nn.Module | None = None, contents: bool = False) -> bool:
-        """Note what sizes of ``result``, which ``run(args, kwargs)`` gave, depend on data; whether anything else in it does.
+    def follow(self, run: Run, args: Any, kwargs: Any, result: Any, module: nn.Module | None = None,
+               contents: bool = False) -> bool:
+        """Note what sizes of ``result``, which ``run(args, kwargs)`` gave, depend on data; whether anything else in it
+        does.
 
-        ``module`` is the one that runs, if any: its buffers stay as they are. With ``contents``, those that are known of tensors in ``result``
-        are not from then on, where they depend on data.
+        ``module`` is the one that runs, if any: its buffers stay as they are. With ``contents``, those that are known
+        of tensors in ``result`` are not from then on, where they depend on data.
         """
-        others = [again for change, bound in _OTHERS if (again := self._repeat(run, args, kwargs, change, bound, module)) is not None]
+        others = [
+            again for change, bound in _OTHERS
+            if (again := self._repeat(run, args, kwargs, change, bound, module)) is not None
+        ]
         tensors = list(tensors_of(result))
         known = [list(tensors_of(other)) for other in others]
         outline = _outline((result,), set())
         differs = any(_outline(other, set()) != outline for other in others) if others else not _is_fixed(result)
         for i, tensor in enumerate(tensors):
             shapes = [found[i].shape for found in known if len(found) == len(tensors)]
-            dims = [d for d in range(tensor.dim()) if any(len(s) != tensor.dim() or s[d] != tensor.shape[d] for s in shapes)]
+            dims = [
+                d for d in range(tensor.dim()) if any(
+                    len(s) != tensor.dim() or s[d] != tensor.shape[d] for s in shapes)
+            ]
             self.set_dims(tensor, frozenset(dims if shapes else range(tensor.dim())))
-            if contents and not (shapes and all(_same_contents(tensor, found[i]) for found in known if len(found) == len(tensors))):
+            if contents and not (shapes and all(
+                    _same_contents(tensor, found[i]) for found in known if len(found) == len(tensors))):
                 forget_contents(tensor)
         self._answered = self.state.unknown_sizes
         return differs
 
-    def _repeat(self, run: Run, args: Any, kwargs: Any, change: Callable[[int], int], bound: int, module: nn.Module | None) -> Any:
+    def _repeat(self, run: Run, args: Any, kwargs: Any, change: Callable[[int], int], bound: int,
+                module: nn.Module | None) -> Any:
         """What ``run`` gives for other sizes, in a tuple; None where it cannot run with them."""
         memo: dict[int, Any] = {}
         with self._undone(module, bound):
@@ -98,7 +111,8 @@ class SizeWatch:
             out: Tensor = copy_claim(tensor, memo)
         else:
             with without_modes():
-                out = torch.empty([change(n) if d in dims else n for d, n in enumerate(tensor.shape)], dtype=tensor.dtype, device=META)
+                out = torch.empty([change(n) if d in dims else n for d, n in enumerate(tensor.shape)],
+                                  dtype=tensor.dtype, device=META)
             attach(out, claim_of(tensor), self.state.space)
             out.__class__ = MetaTensor
         out.requires_grad_(tensor.requires_grad)
@@ -110,7 +124,8 @@ class SizeWatch:
         state = self.state
         before = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
         assumptions = dict(state.assumptions)
-        storages = [s for b in module.buffers() if isinstance(s := b.untyped_storage(), MetaStorage)] if module is not None else []
+        storages = [s for b in module.buffers()
+                    if isinstance(s := b.untyped_storage(), MetaStorage)] if module is not None else []
         contents = [s.known for s in storages]
         state.options = dataclasses.replace(state.options, unknown_size=bound)
         state.placeholder = bound
@@ -127,7 +142,8 @@ class SizeWatch:
 
 def known_contents(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Known | None]]:
     """Tensors with what is known of them now."""
-    return [(t, s.known) for t in tensors if t.layout is torch.strided and isinstance(s := t.untyped_storage(), MetaStorage)]
+    return [(t, s.known) for t in tensors
+            if t.layout is torch.strided and isinstance(s := t.untyped_storage(), MetaStorage)]
 
 
 def forget_contents(tensor: Tensor) -> None:
@@ -169,9 +185,13 @@ def subscript_of_shape() -> int | None:
         frame = frame.f_back
     if frame is None:
         return None
-    following = [i for i in dis.get_instructions(frame.f_code) if i.offset >= frame.f_lasti and i.opname not in ("CACHE", "EXTENDED_ARG")][:3]
+    following = [
+        i for i in dis.get_instructions(frame.f_code)
+        if i.offset >= frame.f_lasti and i.opname not in ("CACHE", "EXTENDED_ARG")
+    ][:3]
     if [i.opname for i in following[:1]] != ["LOAD_ATTR"] or following[0].argval != "shape" or len(following) < 3:
         return None
     index = following[1].argval
-    subscript = following[2].opname == "BINARY_SUBSCR" or following[2].opname == "BINARY_OP" and following[2].argrepr == "[]"
+    subscript = following[
+        2].opname == "BINARY_SUBSCR" or following[2].opname == "BINARY_OP" and following[2].argrepr == "[]"
     return index if following[1].opname.startswith("LOAD_") and type(index) is int and subscript else None

@@ -1,4 +1,6 @@
-"""Compiled functions under the mode run as they are written: a compiler that sees tensors without data ends the process."""
+"""Compiled functions under the mode run as they are written: a compiler that sees tensors without data ends the
+process.
+"""
 from __future__ import annotations
 
 import sys
@@ -7,8 +9,9 @@ from typing import Any
 
 import torch
 
-from .patch import Undo, replace
 from analyzer.meta.state import current
+
+from .patch import Undo, replace
 
 _undo: list[Callable[[], None]] = []
 

@@ -1,9 +1,10 @@
 """Kernels that the dispatcher calls ahead of autograd, in threads that ask for them and in no other.
 
-What a claimed device does differently from meta must also be seen where C++ code calls an operator (dropout inside attention, a
-softmax inside a loss, every operator of the backward pass). So such kernels are registered with the dispatcher, at the autocast
-keys of two backends that are in no build of PyTorch but their own: these keys come before autograd, no tensor carries them, and they are
-excluded in every thread until it says otherwise. All names used are private to torch: ``torch._C._dispatch_*``.
+What a claimed device does differently from meta must also be seen where C++ code calls an operator (dropout inside
+attention, a softmax inside a loss, every operator of the backward pass). So such kernels are registered with the
+dispatcher, at the autocast keys of two backends that are in no build of PyTorch but their own: these keys come before
+autograd, no tensor carries them, and they are excluded in every thread until it says otherwise. All names used are
+private to torch: ``torch._C._dispatch_*``.
 """
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ class GatedKernels:
 
     def install(self) -> Undo:
         if self._fallthrough is None:
-            # Of all other operators. It stays: registering it touches every operator of the process, and a kernel that does nothing, at a key
-            # that is excluded everywhere, changes nothing.
+            # Of all other operators. It stays: registering it touches every operator of the process, and a kernel that
+            # does nothing, at a key that is excluded everywhere, changes nothing.
             self._fallthrough = torch.library.Library("_", "IMPL", self.key_name)
             self._fallthrough.fallback(torch.library.fallthrough_kernel)
         library = torch.library.Library("aten", "IMPL", self.key_name)
@@ -64,7 +65,9 @@ class GatedKernels:
 
     @contextmanager
     def reopened(self) -> Iterator[None]:
-        """Under a dispatch mode, whose handler runs with all keys above its own excluded: let calls reach open kernels again."""
+        """Under a dispatch mode, whose handler runs with all keys above its own excluded: let calls reach open kernels
+        again.
+        """
         was_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(self._key)
         torch._C._dispatch_tls_set_dispatch_key_excluded(self._key, False)
         try:
@@ -86,7 +89,9 @@ def claimed_type(state: MetaState, tensor: Tensor) -> str:
 
 
 def is_simulating() -> MetaState | None:
-    """The mode's state where an operator call belongs to the simulation: not inside a kernel, nor computing known contents."""
+    """The mode's state where an operator call belongs to the simulation: not inside a kernel, nor computing known
+    contents.
+    """
     if kernel.depth or torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):
         return None
     return current()

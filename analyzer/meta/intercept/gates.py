@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda import autocast, kernel_registry as claimed
+from analyzer.cuda import autocast
+from analyzer.cuda import kernel_registry as claimed
+from analyzer.meta.state import current
+
 from . import compiled_function, higher_order
 from .patch import Undo, replace
-from analyzer.meta.state import current
 
 
 def open_gates() -> None:
@@ -34,12 +36,13 @@ def reopened() -> Iterator[None]:
 
 def replacements() -> Iterator[Undo]:
     """Register the kernels and follow the switches of autocast; each result undoes one step."""
-    from analyzer.cuda.kernels import nested as claimed_nested  # which need the modes
     from analyzer.cuda import flex_attention  # which need the modes
+    from analyzer.cuda.kernels import nested as claimed_nested  # which need the modes
 
     yield claimed.install()
     yield autocast.uninstall
-    yield from higher_order.replacements(tuple(getattr(torch._C.DispatchKey, gate.key_name) for gate in (claimed.gate, autocast.gate)))
+    yield from higher_order.replacements(
+        tuple(getattr(torch._C.DispatchKey, gate.key_name) for gate in (claimed.gate, autocast.gate)))
     yield from flex_attention.replacements()
     yield from claimed_nested.replacements()
     yield from compiled_function.replacements()
@@ -49,7 +52,9 @@ def replacements() -> Iterator[Undo]:
 
 
 def _around(before: Callable[[], None] | None, after: Callable[[], None]) -> Callable[[Any], Any]:
-    """In threads that are simulated, call ``before`` a switch is turned on what takes long: torch does not turn it off where that is interrupted."""
+    """In threads that are simulated, call ``before`` a switch is turned on what takes long: torch does not turn it off
+    where that is interrupted.
+    """
     def make(original: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             if current() is None:

@@ -1,4 +1,6 @@
-"""Higher-order operators find their kernel in Python, by the highest key that is set: the keys of the mode's own kernels are not for them."""
+"""Higher-order operators find their kernel in Python, by the highest key that is set: the keys of the mode's own
+kernels are not for them.
+"""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -9,7 +11,9 @@ from .patch import Undo
 
 
 def replacements(keys: tuple[torch._C.DispatchKey, ...]) -> Iterator[Undo]:
-    """Let calls of higher-order operators fall through ``keys``, as they do through those of autocast; each result undoes one step."""
+    """Let calls of higher-order operators fall through ``keys``, as they do through those of autocast; each result
+    undoes one step.
+    """
     defaults = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
     added = [key for key in keys if key not in defaults]
     defaults.extend(added)  # for those that are defined while the mode is active

@@ -9,8 +9,8 @@ from typing import Any
 class InterruptsHeld:
     """While it is entered, an interrupt waits; the end of the block raises it.
 
-    For the few milliseconds in which functions of torch are replaced or put back. Only the main thread is ever interrupted, so that it alone waits, and
-    only for a handler of Python's.
+    For the few milliseconds in which functions of torch are replaced or put back. Only the main thread is ever
+    interrupted, so that it alone waits, and only for a handler of Python's.
 
     >>> from contextlib import suppress
     >>> done = []
@@ -26,7 +26,8 @@ class InterruptsHeld:
     def __enter__(self) -> None:
         self._handler: Any = None
         self._waits = False
-        if threading.current_thread() is threading.main_thread() and callable(handler := signal.getsignal(signal.SIGINT)):
+        if threading.current_thread() is threading.main_thread() and callable(
+                handler := signal.getsignal(signal.SIGINT)):
             self._handler = handler
             signal.signal(signal.SIGINT, self._wait)
 

@@ -1,4 +1,6 @@
-"""Private torch API: how dispatch modes are called, which are active in this thread, and code that runs as if none were."""
+"""Private torch API: how dispatch modes are called, which are active in this thread, and code that runs as if none
+were.
+"""
 from __future__ import annotations
 
 from typing import Any
@@ -8,7 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 
 class DirectDispatchMode(TorchDispatchMode):
-    """A dispatch mode whose method torch calls as it is; it wraps that of others in two more calls, which keep a compiler out of it."""
+    """A dispatch mode whose method torch calls as it is; it wraps that of others in two more calls, which keep a
+    compiler out of it.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -41,5 +45,7 @@ class without_modes:
 
 
 def is_active(mode: TorchDispatchMode) -> bool:
-    """Whether ``mode`` sees what this thread runs, as one does that was active where a backward pass was asked for in the engine's threads."""
+    """Whether ``mode`` sees what this thread runs, as one does that was active where a backward pass was asked for in
+    the engine's threads.
+    """
     return any(one is mode for one in _get_current_dispatch_mode_stack())

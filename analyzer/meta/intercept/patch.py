@@ -18,9 +18,10 @@ import torch.optim
 import torch.overrides
 import torch.utils._foreach_utils
 
-from .interrupt import InterruptsHeld
 from analyzer.meta.state import current
 from analyzer.meta.tensor import META, MetaTensor, claim_of
+
+from .interrupt import InterruptsHeld
 
 Undo = Callable[[], None]
 
@@ -123,7 +124,9 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, MetaTensor)
 
 
 def _overrides(values: Any) -> bool:
-    """Whether a value's class overrides torch functions; the mode itself does not count, as no mode runs on a real device."""
+    """Whether a value's class overrides torch functions; the mode itself does not count, as no mode runs on a real
+    device.
+    """
     if not torch._C._is_torch_function_enabled():
         return False
     for v in values:
@@ -137,10 +140,14 @@ def _overrides(values: Any) -> bool:
 
 def _replacements() -> Iterator[Undo]:
     for owner in (torch.nn.functional, torch.overrides):
-        yield replace(owner, "has_torch_function", lambda f: _in_place_of(f, lambda values: f(values) if current() is None else _overrides(values)))
-        yield replace(owner, "has_torch_function_unary", lambda f: _in_place_of(f, lambda v: f(v) if current() is None else _overrides((v,))))
-        yield replace(owner, "has_torch_function_variadic", lambda f: _in_place_of(f, lambda *vs: f(*vs) if current() is None else _overrides(vs)))
-    yield replace(torch.jit._builtins, "_find_builtin", lambda f: lambda function: f(getattr(function, "in_place_of", function)))
+        yield replace(owner, "has_torch_function",
+                      lambda f: _in_place_of(f, lambda values: f(values) if current() is None else _overrides(values)))
+        yield replace(owner, "has_torch_function_unary",
+                      lambda f: _in_place_of(f, lambda v: f(v) if current() is None else _overrides((v, ))))
+        yield replace(owner, "has_torch_function_variadic",
+                      lambda f: _in_place_of(f, lambda *vs: f(*vs) if current() is None else _overrides(vs)))
+    yield replace(torch.jit._builtins, "_find_builtin",
+                  lambda f: lambda function: f(getattr(function, "in_place_of", function)))
     # Optimizers and clip_grad_norm_ take the foreach path for these types only; plain CUDA parameters do.
     for module in (sys.modules["torch.optim.optimizer"], torch.utils._foreach_utils):  # torch.optim deletes the name
         types = module._foreach_supported_types
@@ -150,7 +157,9 @@ def _replacements() -> Iterator[Undo]:
     yield replace(torch.nn.init, "_no_grad_trunc_normal_", _fill_normal)
     yield replace(torch.autograd, "_engine_run_backward", _with_mode)
     yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
-    from analyzer.cuda import facade as cuda_facade, data_parallel
+    from analyzer.cuda import data_parallel
+    from analyzer.cuda import facade as cuda_facade
+
     from . import gates
 
     yield from gates.replacements()
@@ -167,7 +176,8 @@ def _in_place_of(original: Any, function: Any) -> Any:
 def _fill_normal(original: Any) -> Any:
     """torch redraws values until none is outside the bounds, which needs data; without any, one draw is all there is."""
 
-    def trunc_normal(tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None) -> torch.Tensor:
+    def trunc_normal(tensor: torch.Tensor, mean: float, std: float, a: float, b: float,
+                     generator: Any = None) -> torch.Tensor:
         if current() is None:
             return original(tensor, mean, std, a, b, generator)  # type: ignore[no-any-return]
         with torch.no_grad():
@@ -177,7 +187,9 @@ def _fill_normal(original: Any) -> Any:
 
 
 def _with_mode(original: Any) -> Any:
-    """The engine gives a backward pass the modes that it is started under, and torch takes the function mode off for ``Tensor.backward``."""
+    """The engine gives a backward pass the modes that it is started under, and torch takes the function mode off for
+    ``Tensor.backward``.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if current() is None:
@@ -195,7 +207,9 @@ def _real_device(device: torch.device) -> torch.device:
 
 
 def _on_meta(original: Any) -> Any:
-    """A tensor around tensors is where they are: autograd ends the process for one that says it is on an accelerator that is not there."""
+    """A tensor around tensors is where they are: autograd ends the process for one that says it is on an accelerator
+    that is not there.
+    """
 
     def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if current() is not None:
@@ -213,10 +227,13 @@ def _group_by_claim(original: Any) -> Any:
             return original(tensorlistlist, with_indices)
         members: dict[Any, list[int]] = {}
         with torch._C.DisableTorchFunction():
-            for i, first in enumerate(tensorlistlist[0]):  # as torch/csrc/utils/tensor_list... : the first list decides, the others follow its order
+            # as torch/csrc/utils/tensor_list... : the first list decides, the others follow its order
+            for i, first in enumerate(tensorlistlist[0]):
                 members.setdefault((claim_of(first), first.dtype), []).append(i)
-        return {key: ([[source[i] for i in indices] if source else [] for source in tensorlistlist], indices if with_indices else [])
-                for key, indices in members.items()}
+        return {
+            key: ([[source[i] for i in indices] if source else []
+                   for source in tensorlistlist], indices if with_indices else []) for key, indices in members.items()
+        }
 
     return group
 

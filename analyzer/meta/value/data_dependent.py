@@ -7,9 +7,6 @@ from typing import Any
 import torch
 
 from analyzer.errors import DataDependentError
-
-from .density import distinct_count, origin_of
-from .known_value import Call, Deferred, Known, ReadArgument, Result, read_known, small_enough, window_of
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.operator_info import OperatorInfo
 from analyzer.meta.output_cache import spec_of
@@ -18,6 +15,9 @@ from analyzer.meta.source_line import asked_by
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage, attach
 from analyzer.meta.tensor import META, MetaTensor, kernel
+
+from .density import distinct_count, origin_of
+from .known_value import Call, Deferred, Known, ReadArgument, Result, read_known, small_enough, window_of
 from .unknown_scalar import expected_scalar, going_on
 from .validity_check import passing_value
 
@@ -31,7 +31,8 @@ _CONDITION = torch.empty((), dtype=torch.bool, device=META)  # whose value nobod
 _MOST_PLACEHOLDERS = 100_000  # a loop that data would end does not end with them; a trace gives it up
 
 
-def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any],
+                          tensors: list[Tensor]) -> Any:
     """The result of a data-dependent operator, or NotImplemented where its result depends on specs only."""
     name = info.name
     if name == "_local_scalar_dense":
@@ -57,7 +58,8 @@ def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwarg
         count = _count(state, "nms", args[1])
         return _first(state, _new(state, args[0], (count,), torch.int64), (args[1].numel(),))
     if name == "nonzero":
-        return _first(state, _new(state, args[0], (_count(state, "nonzero", args[0]), args[0].dim()), torch.int64), tuple(args[0].shape))
+        return _first(state, _new(state, args[0], (_count(state, "nonzero", args[0]), args[0].dim()), torch.int64),
+                      tuple(args[0].shape))
     if name == "repeat_interleave":
         return _new(state, args[0], (kwargs["output_size"],), torch.int64)
     if name in ("_unique", "_unique2", "unique_consecutive"):
@@ -66,7 +68,8 @@ def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwarg
         x, dim = args[0], args[1]
         n = _distinct(state, x.shape[dim], "slices")
         shape = [n if d == dim % x.dim() else size for d, size in enumerate(x.shape)]
-        return _new(state, x, tuple(shape), x.dtype), _new(state, x, (x.shape[dim],), torch.int64), _new(state, x, (n,), torch.int64)
+        return _new(state, x, tuple(shape), x.dtype), _new(state, x, (x.shape[dim], ), torch.int64), _new(
+            state, x, (n, ), torch.int64)
     if name == "bincount":
         raise _unknown(state, "aten.bincount", "use torch.zeros(n).scatter_add_ with a size that is known")
     return NotImplemented
@@ -78,12 +81,14 @@ def _has_value(tensor: Tensor) -> bool:
 
 
 def _unknown(state: MetaState, operator: str, remedy: str) -> DataDependentError:
-    return DataDependentError(f"{operator} needs the contents of a tensor that has no data. {state.where()}\nWay out: {remedy}.")
+    return DataDependentError(
+        f"{operator} needs the contents of a tensor that has no data. {state.where()}\nWay out: {remedy}.")
 
 
-_VALUE = ("aten.item (also bool(), int(), float(), if tensor:)",
-          "compute the value from shapes or Python numbers, pass the tensor with its values (a small integer or boolean tensor keeps them), or choose "
-          "ProfileOptions(unknown_value='placeholder') or, for a condition, unknown_condition='false'")
+_VALUE = (
+    "aten.item (also bool(), int(), float(), if tensor:)",
+    "compute the value from shapes or Python numbers, pass the tensor with its values (a small integer or boolean tensor keeps them), or choose "
+    "ProfileOptions(unknown_value='placeholder') or, for a condition, unknown_condition='false'")
 
 
 def _scalar(state: MetaState, tensor: Tensor, operator: str = _VALUE[0], remedy: str = _VALUE[1]) -> Any:
@@ -101,7 +106,9 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = _VALUE[0], remedy:
     value = read_known(tensor, assumed=True) if state.expects_contents and not state.repeats else None
     if value is not None and (not tensor.dtype.is_floating_point or bool(value.isfinite())):
         number = value.item()
-        state.assume(f"an unknown scalar ({tensor.dtype}) was taken as {number:.4g}, its value where what the layers compute is zero {state.where()}")
+        state.assume(
+            f"an unknown scalar ({tensor.dtype}) was taken as {number:.4g}, its value where what the layers compute is zero {state.where()}"
+        )
         state.unknown_sizes += 1
         return number
     if (expected := expected_scalar(state, tensor)) is not None:
@@ -111,7 +118,8 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = _VALUE[0], remedy:
         state.assume(f"an unknown scalar ({tensor.dtype}) was taken as {state.placeholder} {state.where()}")
         state.unknown_sizes += 1
         if state.unknown_sizes < _MOST_PLACEHOLDERS or state.tape is None:
-            return float(state.placeholder) if tensor.dtype.is_floating_point else bool(state.placeholder) if tensor.dtype is torch.bool else state.placeholder
+            return float(state.placeholder) if tensor.dtype.is_floating_point else bool(
+                state.placeholder) if tensor.dtype is torch.bool else state.placeholder
     raise _unknown(state, operator, remedy)
 
 
@@ -122,8 +130,11 @@ def _compare(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, 
             return True
         if args[0].shape != args[1].shape:
             return False
-        return bool(_scalar(state, _CONDITION, f"aten.{info.name}",
-                            "compare shapes instead, keep the comparison out of the model, or choose ProfileOptions(unknown_condition='false')"))
+        return bool(
+            _scalar(
+                state, _CONDITION, f"aten.{info.name}",
+                "compare shapes instead, keep the comparison out of the model, or choose ProfileOptions(unknown_condition='false')"
+            ))
     return bool(info.op(*values, *args[2:], **kwargs))
 
 
@@ -183,7 +194,8 @@ def _first(state: MetaState, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
     if state.follows_expected:
         with without_modes():
             found = torch.unravel_index(torch.arange(indices.shape[0]), shape) if shape else ()
-            value = torch.stack(found, 1).reshape(indices.shape).contiguous() if found else torch.zeros(indices.shape, dtype=torch.int64)
+            value = torch.stack(found, 1).reshape(indices.shape).contiguous() if found else torch.zeros(
+                indices.shape, dtype=torch.int64)
             indices.untyped_storage().known = Deferred(value, assumed=True)  # type: ignore[attr-defined]
     return indices
 
@@ -207,14 +219,17 @@ def _exact(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, An
         out = _new(state, tensors[0], tuple(value.shape), value.dtype)
         storage = out.untyped_storage()
         if small_enough(value.numel(), value.dtype) and isinstance(storage, MetaStorage):
-            known: Known = Result(call, None if single else i, (tuple(out.shape), out.stride(), 0), value.numel(), value.dtype)
+            known: Known = Result(call, None if single else i, (tuple(out.shape), out.stride(), 0), value.numel(),
+                                  value.dtype)
             storage.known = known
         outs.append(out)
     return outs[0] if single else tuple(outs)
 
 
 def _index_with_mask(state: MetaState, x: Tensor, indices: list[Any]) -> Tensor:
-    """``x[mask]``: each mask becomes the rows of its nonzero, as aten/src/ATen/native/IndexingUtils.h expandTensors does."""
+    """``x[mask]``: each mask becomes the rows of its nonzero, as aten/src/ATen/native/IndexingUtils.h expandTensors
+    does.
+    """
     rows: list[Any] = []
     for index in indices:
         if isinstance(index, Tensor) and index.dtype in _BOOLEAN:

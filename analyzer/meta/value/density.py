@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from .known_value import Known
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage
+
+from .known_value import Known
 
 Rule = Callable[[Any, list[MetaStorage], "float | None"], "float | None"]
 
@@ -32,7 +33,9 @@ def balanced_counts(total: int, bins: int, only: int | None = None) -> list[int]
 
 
 def expected_counts(name: str, args: Any, kwargs: Any, only: int | None = None) -> list[int] | None:
-    """Expected contents of what ``histc`` counts, as routing to experts does, see `balanced_counts`; None for other operators."""
+    """Expected contents of what ``histc`` counts, as routing to experts does, see `balanced_counts`; None for other
+    operators.
+    """
     if name != "histc":
         return None
     bins = args[1] if len(args) > 1 else kwargs.get("bins", 100)
@@ -40,7 +43,9 @@ def expected_counts(name: str, args: Any, kwargs: Any, only: int | None = None) 
 
 
 def drawn_contents(name: str, storages: list[MetaStorage]) -> Known | None:
-    """Known integers among which every element of the first output is: what is picked from them by unknown indices, and copies of that."""
+    """Known integers among which every element of the first output is: what is picked from them by unknown indices, and
+    copies of that.
+    """
     if not storages or name not in _KEEPING or name == "cat" and len({id(origin_of(s)) for s in storages}) > 1:
         return None
     return origin_of(storages[0])
@@ -63,7 +68,8 @@ class Positions(Known):
         return torch.arange(self.count)
 
 
-_positions = functools.lru_cache(maxsize=1024)(Positions)  # one object for each count: tensors are compared by what they are drawn from
+# one object for each count: tensors are compared by what they are drawn from
+_positions = functools.lru_cache(maxsize=1024)(Positions)
 
 
 def chosen_among(name: str, args: Any, kwargs: Any) -> Known:
@@ -98,9 +104,12 @@ def expected_density(name: str, args: Any, storages: list[MetaStorage]) -> float
 
 
 def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
-    """Unknown classes compared with one another, with one of them or with an enumeration of n of them: one in n is equal (``one_hot`` is computed so)."""
+    """Unknown classes compared with one another, with one of them or with an enumeration of n of them: one in n is
+    equal (``one_hot`` is computed so).
+    """
     drawn = storages[0].drawn_from
-    if drawn is not None and (drawn is storages[1].drawn_from if len(storages) == 2 else isinstance(args[1], (int, float))):
+    if drawn is not None and (drawn is storages[1].drawn_from if len(storages) == 2 else isinstance(
+            args[1], (int, float))):
         return 1 / max(1, distinct_count(drawn))
     if len(storages) == 2 and (storages[0].known is None) != (storages[1].known is None):
         known = args[1] if storages[0].known is None else args[0]
@@ -158,6 +167,8 @@ def _largest(args: Any, storages: list[MetaStorage], first: float | None) -> flo
     return first
 
 
-_RULES: dict[str, Rule] = {"eq": _equal, "sum": _sum, "gt": _greater, "ge": _greater, "scatter": _scatter, "any": _any, "ne": _not_equal,
-                           "ceil": _rounded, "round": _rounded, "floor": _rounded, "clamp": _clamped, "clamp_min": _clamped,
-                           "max": _largest, "amax": _largest, "select": _largest, "squeeze": _largest, "masked_fill": _largest}
+_RULES: dict[str, Rule] = {
+    "eq": _equal, "sum": _sum, "gt": _greater, "ge": _greater, "scatter": _scatter, "any": _any, "ne": _not_equal,
+    "ceil": _rounded, "round": _rounded, "floor": _rounded, "clamp": _clamped, "clamp_min": _clamped, "max": _largest,
+    "amax": _largest, "select": _largest, "squeeze": _largest, "masked_fill": _largest
+}

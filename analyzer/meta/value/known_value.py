@@ -15,9 +15,9 @@ import torch
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage
 
-# Larger contents are forgotten. Masks of batch x sequence and position tables of long contexts stay within the first, also as
-# floating masks of pixels, which code fills or computes from integers; schedules, scalars and boxes stay within the second, the most
-# that is read of a floating tensor with data: weights and images decide nothing.
+# Larger contents are forgotten. Masks of batch x sequence and position tables of long contexts stay within the first,
+# also as floating masks of pixels, which code fills or computes from integers; schedules, scalars and boxes stay within
+# the second, the most that is read of a floating tensor with data: weights and images decide nothing.
 LARGEST_INTEGER = 1 << 20
 LARGEST_FLOATING = 1 << 12
 
@@ -51,7 +51,8 @@ class Known:
     def __init__(self, assumed: bool = False) -> None:
         self._flat: torch.Tensor | None = None
         self._number: int | float | bool | complex | None = None
-        self.assumed = assumed  #: whether something unknown was taken as zero: good for an answer, not for what is said to be exact
+        #: whether something unknown was taken as zero: good for an answer, not for what is said to be exact
+        self.assumed = assumed
 
     def parents(self) -> Sequence[Known]:
         """What must be computed first."""
@@ -71,7 +72,8 @@ class Known:
         """As `flat`, where no mode is on."""
         reads.count += 1
         if self._flat is None:
-            pending: list[Known] = [self]  # a loop, because chains of in-place updates can be deeper than Python's stack
+            # a loop, because chains of in-place updates can be deeper than Python's stack
+            pending: list[Known] = [self]
             while pending:
                 top = pending[-1]
                 missing = [p for p in top.parents() if p._flat is None]
@@ -172,7 +174,8 @@ class Call:
         args, kwargs = _substitute(self.args if args is None else args), _substitute(self.kwargs)
         if self.seed is None:
             return self.op(*args, **kwargs)
-        generator = torch.default_generator  # random scalars have a seed of their own; the user's generator stays as it is
+        # random scalars have a seed of their own; the user's generator stays as it is
+        generator = torch.default_generator
         before = generator.get_state()
         try:
             generator.manual_seed(self.seed)
@@ -209,7 +212,8 @@ class Written(Known):
 
     __slots__ = ("before", "call", "position", "window", "numel", "dtype")
 
-    def __init__(self, before: Known | None, call: Call, position: Any, window: Window, numel: int, dtype: torch.dtype) -> None:
+    def __init__(self, before: Known | None, call: Call, position: Any, window: Window, numel: int,
+                 dtype: torch.dtype) -> None:
         super().__init__(before is not None and before.assumed or any(r.known.assumed for r in call.reads))
         self.before, self.call, self.position, self.window, self.numel, self.dtype = before, call, position, window, numel, dtype
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from analyzer.errors import DataDependentError
-
 from analyzer.meta.source_line import user_frame
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
@@ -24,7 +23,8 @@ _Loop = (ast.For, ast.While, ast.AsyncFor)
 
 def going_on(state: MetaState, tensor: torch.Tensor) -> bool | None:
     """The answer that lets a loop go on which unknown data would end; None where the asking line ends no loop."""
-    if tensor.dtype is not torch.bool or state.tape is not None or state.options.unknown_condition == "error":  # a graph must hold for all data
+    # a graph must hold for all data
+    if tensor.dtype is not torch.bool or state.tape is not None or state.options.unknown_condition == "error":
         return None
     frame = user_frame()
     place = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
@@ -35,7 +35,8 @@ def going_on(state: MetaState, tensor: torch.Tensor) -> bool | None:
     if state.conditions[place] > MOST_STEPS:
         raise DataDependentError(f"a loop that only data ends ran {MOST_STEPS} times. {state.where()}\n"
                                  f"Way out: give the loop a bound of its own, such as a largest number of steps.")
-    state.assume(f"a condition on data that ends a loop is taken as never met: the loop runs to its own bound {state.where()}")
+    state.assume(
+        f"a condition on data that ends a loop is taken as never met: the loop runs to its own bound {state.where()}")
     return answer
 
 
@@ -60,19 +61,22 @@ def _count(state: MetaState, tensor: torch.Tensor) -> Any:
         state.assume(f"a number that depends on data was taken as {policy} (the bound given) {state.where()}")
         return policy if not tensor.dtype.is_floating_point else float(policy)
     value = density if tensor.dtype.is_floating_point else round(density)
-    state.assume(f"a number that depends on data was taken as {value:g}: counts are 1 per element (balanced) {state.where()}")
+    state.assume(
+        f"a number that depends on data was taken as {value:g}: counts are 1 per element (balanced) {state.where()}")
     return value
 
 
 def _condition(state: MetaState, tensor: torch.Tensor) -> bool | None:
     density = _density(tensor)
     if density in (0.0, 1.0):  # a comparison of expected counts
-        state.assume(f"a condition that depends on data is {bool(density)} for the expected counts (balanced) {state.where()}")
+        state.assume(
+            f"a condition that depends on data is {bool(density)} for the expected counts (balanced) {state.where()}")
         return bool(density)
     policy = state.options.unknown_condition
     if policy == "error":
         return None
-    state.assume(f"a condition that depends on data was taken as {policy} (unknown_condition={policy!r}) {state.where()}")
+    state.assume(
+        f"a condition that depends on data was taken as {policy} (unknown_condition={policy!r}) {state.where()}")
     return policy == "true"
 
 
@@ -80,7 +84,8 @@ def _condition(state: MetaState, tensor: torch.Tensor) -> bool | None:
 
 
 def value_that_stays(filename: str, line: int) -> bool | None:
-    """The truth value of the condition on a line that does not leave the loop around it; None where it decides no such thing.
+    """The truth value of the condition on a line that does not leave the loop around it; None where it decides no such
+    thing.
 
     ``if finished.all(): break`` gives False, ``while unfinished.any() and step < most`` gives True.
     """

@@ -1,7 +1,8 @@
-"""Conditions on unknown data that only decide whether the code raises: ``assert x.isfinite().all()``, ``if (i >= n).any(): raise``.
+"""Conditions on unknown data that only decide whether the code raises: ``assert x.isfinite().all()``, ``if (i >=
+n).any(): raise``.
 
-Which branch raises is read from the bytecode of the function that asks. No model is meant to fail its own checks, so the other
-branch is taken.
+Which branch raises is read from the bytecode of the function that asks. No model is meant to fail its own checks, so
+the other branch is taken.
 """
 from __future__ import annotations
 
@@ -22,12 +23,15 @@ _LONGEST = 200  #: instructions; a message that takes more to build is not looke
 
 
 def passing_value() -> bool | None:
-    """The truth value that lets the asking function go on where the other one makes it raise; None where it is not such a check."""
+    """The truth value that lets the asking function go on where the other one makes it raise; None where it is not such
+    a check.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_HERE) or name.startswith(_OWN_MODELS):
-            if frame.f_code is torch._check_tensor_all_with.__code__:  # what it asks is passed on to a function that raises
+            # what it asks is passed on to a function that raises
+            if frame.f_code is torch._check_tensor_all_with.__code__:
                 return True
             return _find_passing_value(frame.f_code, frame.f_lasti)
         frame = frame.f_back
@@ -44,7 +48,8 @@ def _find_passing_value(code: CodeType, offset: int) -> bool | None:
     turned = False
     while not _jumps_on_truth(instructions[at]):
         at += 1
-        if at >= len(instructions) or not (_jumps_on_truth(instructions[at]) or instructions[at].opname in _BETWEEN | {"UNARY_NOT"}):
+        if at >= len(instructions) or not (_jumps_on_truth(instructions[at])
+                                           or instructions[at].opname in _BETWEEN | {"UNARY_NOT"}):
             return None
         turned ^= instructions[at].opname == "UNARY_NOT"
     jump = instructions[at]

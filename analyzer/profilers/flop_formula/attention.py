@@ -130,14 +130,15 @@ def biased_flops(query: Spec, key: Spec, value: Spec, attn_bias: Any, compute_lo
     return flash_flops(query, key, value, dropout_p, is_causal)
 
 
-def overrideable_flops(query: Spec, key: Spec, value: Spec, attn_bias: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-                       *_: Any, out: Any = None, **__: Any) -> FlopCount:
+def overrideable_flops(query: Spec, key: Spec, value: Spec, attn_bias: Any = None, dropout_p: float = 0.0,
+                       is_causal: bool = False, *_: Any, out: Any = None, **__: Any) -> FlopCount:
     return flash_flops(query, key, value, dropout_p, is_causal)
 
 
 def backward_of(causal_at: int) -> Any:
     """The formula of a backward kernel (grad_out, query, key, value, ...) whose `is_causal` is argument ``causal_at``."""
-    def sdpa_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
+    def sdpa_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, *rest: Any, out: Any = None,
+                            **_: Any) -> FlopCount:
         is_causal = bool(rest[causal_at - 4]) if len(rest) > causal_at - 4 else False
         return Attention.of(query, key, value).backward(query, masked(is_causal))
 
@@ -167,8 +168,8 @@ def flash_window(is_causal: bool, left: int | None, right: int | None) -> Window
     return Window(left, right, bottom_right=True)
 
 
-def raw_flash_flops(query: Spec, key: Spec, value: Spec, cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int, max_k: int,
-                    dropout_p: float, is_causal: bool, *_: Any, window_size_left: int | None = None,
+def raw_flash_flops(query: Spec, key: Spec, value: Spec, cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int,
+                    max_k: int, dropout_p: float, is_causal: bool, *_: Any, window_size_left: int | None = None,
                     window_size_right: int | None = None, out: Any = None, **__: Any) -> FlopCount:
     problem = flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k)
     return problem.forward(query, flash_window(is_causal, window_size_left, window_size_right))
@@ -180,8 +181,8 @@ def raw_flash_out_flops(_out: Spec, *args: Any, out: Any = None, **kwargs: Any) 
 
 def raw_flash_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, _out: Spec, _logsumexp: Spec,
                              cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int, max_k: int, dropout_p: float,
-                             is_causal: bool, *_: Any, window_size_left: int | None = None, window_size_right: int | None = None,
-                             out: Any = None, **__: Any) -> FlopCount:
+                             is_causal: bool, *_: Any, window_size_left: int | None = None,
+                             window_size_right: int | None = None, out: Any = None, **__: Any) -> FlopCount:
     problem = flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k)
     return problem.backward(query, flash_window(is_causal, window_size_left, window_size_right))
 
@@ -205,36 +206,40 @@ def efficient_window(custom_mask_type: int, window_size: int | None) -> Window:
     return Window(left, 0 if custom_mask_type else None, bottom_right=custom_mask_type == 2)
 
 
-def raw_efficient_flops(query: Spec, key: Spec, value: Spec, bias: Any, cu_seqlens_q: Spec | None, cu_seqlens_k: Spec | None,
-                        max_seqlen_q: int | None, max_seqlen_k: int | None, dropout_p: float, custom_mask_type: int,
-                        *_: Any, window_size: int | None = None, out: Any = None, **__: Any) -> FlopCount:
+def raw_efficient_flops(query: Spec, key: Spec, value: Spec, bias: Any, cu_seqlens_q: Spec | None,
+                        cu_seqlens_k: Spec | None, max_seqlen_q: int | None, max_seqlen_k: int | None, dropout_p: float,
+                        custom_mask_type: int, *_: Any, window_size: int | None = None, out: Any = None,
+                        **__: Any) -> FlopCount:
     problem = efficient_problem(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return problem.forward(query, efficient_window(custom_mask_type, window_size))
 
 
-def raw_efficient_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, bias: Any, _out: Spec, cu_seqlens_q: Spec | None,
-                                 cu_seqlens_k: Spec | None, max_seqlen_q: int, max_seqlen_k: int, logsumexp: Spec, dropout_p: float,
-                                 philox_seed: Any, philox_offset: Any, custom_mask_type: int, *_: Any, window_size: int | None = None,
+def raw_efficient_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, bias: Any, _out: Spec,
+                                 cu_seqlens_q: Spec | None, cu_seqlens_k: Spec | None, max_seqlen_q: int,
+                                 max_seqlen_k: int, logsumexp: Spec, dropout_p: float, philox_seed: Any,
+                                 philox_offset: Any, custom_mask_type: int, *_: Any, window_size: int | None = None,
                                  out: Any = None, **__: Any) -> FlopCount:
     problem = efficient_problem(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return problem.backward(query, efficient_window(custom_mask_type, window_size))
 
 
-def cudnn_flops(query: Spec, key: Spec, value: Spec, attn_bias: Any, cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int,
-                max_k: int, compute_log_sumexp: bool, dropout_p: float = 0.0, is_causal: bool = False,
-                *_: Any, out: Any = None, **__: Any) -> FlopCount:
+def cudnn_flops(query: Spec, key: Spec, value: Spec, attn_bias: Any, cum_seq_q: Spec | None, cum_seq_k: Spec | None,
+                max_q: int, max_k: int, compute_log_sumexp: bool, dropout_p: float = 0.0, is_causal: bool = False, *_:
+                Any, out: Any = None, **__: Any) -> FlopCount:
     """Raw cuDNN kernel: [batch, heads, sequence, dim], or packed as flash."""
     if cum_seq_q is None:
         return flash_flops(query, key, value, dropout_p, is_causal)
     return flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k).forward(query, masked(is_causal))
 
 
-def cudnn_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, _out: Any, _logsumexp: Any, _seed: Any, _offset: Any,
-                         attn_bias: Any, cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int, max_k: int, dropout_p: float,
-                         is_causal: bool, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+def cudnn_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, _out: Any, _logsumexp: Any, _seed: Any,
+                         _offset: Any, attn_bias: Any, cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int,
+                         max_k: int, dropout_p: float, is_causal: bool, *_: Any, out: Any = None,
+                         **__: Any) -> FlopCount:
     """Both names of the cuDNN backward; the scaled-dot-product one is given no lengths for dense inputs."""
     packed = len(query) == 3
-    problem = flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k) if packed else Attention.of(query, key, value)
+    problem = flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k) if packed else Attention.of(
+        query, key, value)
     return problem.backward(query, masked(is_causal))
 
 
@@ -247,11 +252,14 @@ def flex_backward_flops(query: Spec, key: Spec, value: Spec, *_: Any, out: Any =
     return Attention.of(query, key, value).backward(query)
 
 
-register_each("_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu _triton_scaled_dot_attention", flash_flops)
+register_each(
+    "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu _triton_scaled_dot_attention",
+    flash_flops)
 register_flop_impl("aten::_scaled_dot_product_flash_attention.quantized", quantized_flash_flops)
 register_each("_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention", biased_flops)
-register_each("_scaled_dot_product_fused_attention_overrideable scaled_dot_product_attention _scaled_dot_product_attention_math "
-              "_scaled_dot_product_attention_math_for_mps", overrideable_flops)
+register_each(
+    "_scaled_dot_product_fused_attention_overrideable scaled_dot_product_attention _scaled_dot_product_attention_math "
+    "_scaled_dot_product_attention_math_for_mps", overrideable_flops)
 register_each("_scaled_dot_product_flash_attention_backward", backward_of(causal_at=11))
 register_each("_scaled_dot_product_flash_attention_for_cpu_backward", backward_of(causal_at=7))
 register_each("_scaled_dot_product_efficient_attention_backward", backward_of(causal_at=11))

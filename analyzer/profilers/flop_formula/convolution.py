@@ -15,12 +15,14 @@ Spec = TensorSpec
 
 
 def convolution_macs(x: Spec, weight: Spec, out: Spec, transposed: bool) -> int:
-    """Multiply-adds of a convolution: x [n, c_in, ...], weight [c_out, c_in/groups, ...] (transposed: [c_in, c_out/groups, ...])."""
+    """Multiply-adds of a convolution: x [n, c_in, ...], weight [c_out, c_in/groups, ...] (transposed: [c_in,
+    c_out/groups, ...]).
+    """
     return (x.numel if transposed else out.numel) * prod(weight[1:])
 
 
-def convolution_flops(x: Spec, weight: Spec, _bias: Any, _stride: Any, _padding: Any, _dilation: Any, transposed: bool = False,
-                      *_: Any, out: Spec, **__: Any) -> FlopCount:
+def convolution_flops(x: Spec, weight: Spec, _bias: Any, _stride: Any, _padding: Any, _dilation: Any,
+                      transposed: bool = False, *_: Any, out: Spec, **__: Any) -> FlopCount:
     """aten.convolution and _convolution."""
     return multiply_adds(convolution_macs(x, weight, out, transposed), x)
 
@@ -54,14 +56,15 @@ def backward(grad: Spec, x: Spec, weight: Spec, transposed: bool, output_mask: S
     return multiply_adds(wanted * convolution_macs(x, weight, grad, transposed), x)
 
 
-def convolution_backward_flops(grad: Spec, x: Spec, weight: Spec, _bias_sizes: Any, _stride: Any, _padding: Any, _dilation: Any,
-                               transposed: bool, _output_padding: Any, _groups: int, output_mask: list[bool],
-                               *, out: Any = None, **_: Any) -> FlopCount:
+def convolution_backward_flops(grad: Spec, x: Spec, weight: Spec, _bias_sizes: Any, _stride: Any, _padding: Any,
+                               _dilation: Any, transposed: bool, _output_padding: Any, _groups: int,
+                               output_mask: list[bool], *, out: Any = None, **_: Any) -> FlopCount:
     return backward(grad, x, weight, transposed, output_mask)
 
 
-def overrideable_backward_flops(grad: Spec, x: Spec, weight: Spec, _stride: Any, _padding: Any, _dilation: Any, transposed: bool,
-                                _output_padding: Any, _groups: int, output_mask: list[bool], *, out: Any = None, **_: Any) -> FlopCount:
+def overrideable_backward_flops(grad: Spec, x: Spec, weight: Spec, _stride: Any, _padding: Any, _dilation: Any,
+                                transposed: bool, _output_padding: Any, _groups: int, output_mask: list[bool], *,
+                                out: Any = None, **_: Any) -> FlopCount:
     return backward(grad, x, weight, transposed, output_mask)
 
 
@@ -69,7 +72,8 @@ def mps_backward_flops(x: Spec, grad: Spec, weight: Spec, *rest: Any, out: Any =
     return backward(grad, x, weight, False, rest[-1])
 
 
-def mps_transposed_backward_flops(x: Spec, grad: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
+def mps_transposed_backward_flops(x: Spec, grad: Spec, weight: Spec, *rest: Any, out: Any = None,
+                                  **_: Any) -> FlopCount:
     return backward(grad, x, weight, True, rest[-1])
 
 
@@ -88,11 +92,13 @@ def conv_tbc_backward_flops(grad: Spec, x: Spec, weight: Spec, *_: Any, out: Any
 
 
 register_each("convolution _convolution convolution_overrideable", convolution_flops)
-register_each("conv1d conv2d conv3d cudnn_convolution mkldnn_convolution miopen_convolution miopen_depthwise_convolution "
-              "_mps_convolution _nnpack_spatial_convolution _slow_conv2d_forward slow_conv3d_forward slow_conv3d thnn_conv2d "
-              "slow_conv_dilated2d slow_conv_dilated3d _conv_depthwise2d conv_depthwise3d", forward_convolution_flops)
-register_each("conv_transpose1d conv_transpose2d conv_transpose3d cudnn_convolution_transpose miopen_convolution_transpose "
-              "_mps_convolution_transpose slow_conv_transpose2d slow_conv_transpose3d", transposed_convolution_flops)
+register_each(
+    "conv1d conv2d conv3d cudnn_convolution mkldnn_convolution miopen_convolution miopen_depthwise_convolution "
+    "_mps_convolution _nnpack_spatial_convolution _slow_conv2d_forward slow_conv3d_forward slow_conv3d thnn_conv2d "
+    "slow_conv_dilated2d slow_conv_dilated3d _conv_depthwise2d conv_depthwise3d", forward_convolution_flops)
+register_each(
+    "conv_transpose1d conv_transpose2d conv_transpose3d cudnn_convolution_transpose miopen_convolution_transpose "
+    "_mps_convolution_transpose slow_conv_transpose2d slow_conv_transpose3d", transposed_convolution_flops)
 register_each("cudnn_convolution_relu miopen_convolution_relu", relu_convolution_flops)
 register_each("cudnn_convolution_add_relu miopen_convolution_add_relu", add_relu_convolution_flops)
 register_each("convolution_backward", convolution_backward_flops)

@@ -12,30 +12,36 @@ Spec = TensorSpec
 
 
 def embedding_bag_flops(weight: Spec, indices: Spec, offsets: Spec, scale_grad_by_freq: bool = False, mode: int = 0,
-                        sparse: bool = False, per_sample_weights: Any = None, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+                        sparse: bool = False, per_sample_weights: Any = None, *_: Any, out: Any = None,
+                        **__: Any) -> FlopCount:
     """Each index adds a row (mode 0), adds it towards a mean (1) or compares it (2); with weights it is a multiply-add."""
     elements = indices.numel * weight[-1]
     return FlopCount(elements) if per_sample_weights is None else multiply_adds(elements)
 
 
-def embedding_bag_backward_flops(grad: Spec, indices: Spec, offsets: Spec, offset2bag: Spec, bag_size: Spec, maximum_indices: Spec,
-                                 num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool = False,
-                                 per_sample_weights: Any = None, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """Each index adds its bag's gradient, ÷ the bag's size in mode 1, × its weight where there is one; mode 2 adds once a bag."""
+def embedding_bag_backward_flops(grad: Spec, indices: Spec, offsets: Spec, offset2bag: Spec, bag_size: Spec,
+                                 maximum_indices: Spec, num_weights: int, scale_grad_by_freq: bool, mode: int,
+                                 sparse: bool = False, per_sample_weights: Any = None, *_: Any, out: Any = None,
+                                 **__: Any) -> FlopCount:
+    """Each index adds its bag's gradient, ÷ the bag's size in mode 1, × its weight where there is one; mode 2 adds once
+    a bag.
+    """
     if mode == 2:
         return FlopCount(grad.numel)
     elements = indices.numel * grad[-1]
     return multiply_adds(elements) if per_sample_weights is not None else FlopCount(elements * (2 if mode == 1 else 1))
 
 
-def embedding_bag_dense_backward_flops(grad: Spec, indices: Spec, offset2bag: Spec, bag_size: Spec, maximum_indices: Spec, num_weights: int,
-                                       scale_grad_by_freq: bool, mode: int, per_sample_weights: Any = None, *_: Any, out: Any = None,
+def embedding_bag_dense_backward_flops(grad: Spec, indices: Spec, offset2bag: Spec, bag_size: Spec,
+                                       maximum_indices: Spec, num_weights: int, scale_grad_by_freq: bool, mode: int,
+                                       per_sample_weights: Any = None, *_: Any, out: Any = None,
                                        **__: Any) -> FlopCount:
-    return embedding_bag_backward_flops(grad, indices, offset2bag, offset2bag, bag_size, maximum_indices, num_weights, scale_grad_by_freq,
-                                        mode, False, per_sample_weights)
+    return embedding_bag_backward_flops(grad, indices, offset2bag, offset2bag, bag_size, maximum_indices, num_weights,
+                                        scale_grad_by_freq, mode, False, per_sample_weights)
 
 
-def sample_weights_backward_flops(grad: Spec, weight: Spec, indices: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+def sample_weights_backward_flops(grad: Spec, weight: Spec, indices: Spec, *_: Any, out: Any = None,
+                                  **__: Any) -> FlopCount:
     """The dot product of a row and its bag's gradient, for each index."""
     return multiply_adds(indices.numel * weight[-1])
 

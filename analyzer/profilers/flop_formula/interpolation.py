@@ -1,5 +1,6 @@
-"""Interpolation and grid sampling, per output element and tap. Coordinates and weights are shared by batch and channels and
-left out, but those of a sampling grid, whose every point has its own."""
+"""Interpolation and grid sampling, per output element and tap. Coordinates and weights are shared by batch and channels
+and left out, but those of a sampling grid, whose every point has its own.
+"""
 from __future__ import annotations
 
 from math import ceil, prod
@@ -16,7 +17,9 @@ LERP_FLOPS = 3  # w₀ a + w₁ b
 CUBIC_FLOPS = 7  # four products, three sums
 
 # A d-linear value is 2ᵈ - 1 such pairs; a bicubic one is a cubic of each of four rows and one of those.
-UPSAMPLE_FLOPS = {"linear1d": LERP_FLOPS, "bilinear2d": 3 * LERP_FLOPS, "trilinear3d": 7 * LERP_FLOPS, "bicubic2d": 5 * CUBIC_FLOPS}
+UPSAMPLE_FLOPS = {
+    "linear1d": LERP_FLOPS, "bilinear2d": 3 * LERP_FLOPS, "trilinear3d": 7 * LERP_FLOPS, "bicubic2d": 5 * CUBIC_FLOPS
+}
 
 # Each tap of the gradient: the product of its weights (dims factors), × grad, and the sum into place.
 UPSAMPLE_BACKWARD_FLOPS = {"linear1d": 2 * 2, "bilinear2d": 4 * 3, "trilinear3d": 8 * 4, "bicubic2d": 16 * 3}
@@ -58,7 +61,9 @@ def antialiased_backward(support: int) -> Formula:
 
 
 def grid_point_flops(dims: int) -> int:
-    """Per grid point: each coordinate scaled to pixels (3), its two weights (2), and the 2ᵈ products of weights (d - 1 each)."""
+    """Per grid point: each coordinate scaled to pixels (3), its two weights (2), and the 2ᵈ products of weights (d - 1
+    each).
+    """
     return int(5 * dims + 2 ** dims * (dims - 1))
 
 
@@ -69,7 +74,8 @@ def grid_sampler(dims: int) -> Formula:
         if interpolation_mode == 1:
             return 4 * dims * points  # scaled (3) and rounded
         if interpolation_mode == 2:
-            return 5 * CUBIC_FLOPS * out.numel + 19 * dims * points  # and four cubic weights of 4 FLOPs for each coordinate
+            # and four cubic weights of 4 FLOPs for each coordinate
+            return 5 * CUBIC_FLOPS * out.numel + 19 * dims * points
         return int(out.numel * (2 * 2 ** dims - 1) + points * grid_point_flops(dims))
 
     return grid_sampler_flops
@@ -77,8 +83,9 @@ def grid_sampler(dims: int) -> Formula:
 
 def sampler_backward_flops(dims: int, grad: Spec, x: Spec, grid: Spec, interpolation_mode: int = 0,
                            output_mask: Any = (True, True)) -> int:
-    """Each tap: weight × grad summed into x's gradient (2), and for each coordinate of the grid's, the tap's value × grad ×
-    the other weights, summed (dims + 1)."""
+    """Each tap: weight × grad summed into x's gradient (2), and for each coordinate of the grid's, the tap's value ×
+    grad × the other weights, summed (dims + 1).
+    """
     nearest = interpolation_mode == 1
     taps = int({0: 2 ** dims, 1: 1, 2: 16}[interpolation_mode])
     of_input = 2 * taps if output_mask[0] else 0
@@ -89,8 +96,8 @@ def sampler_backward_flops(dims: int, grad: Spec, x: Spec, grid: Spec, interpola
 
 def grid_sampler_backward(dims: int) -> Formula:
     def grid_sampler_backward_flops(grad: Spec, x: Spec, grid: Spec, interpolation_mode: int = 0, padding_mode: int = 0,
-                                    align_corners: bool = False, output_mask: Any = (True, True), *_: Any, out: Any = None,
-                                    **__: Any) -> int:
+                                    align_corners: bool = False, output_mask: Any = (True, True), *_: Any,
+                                    out: Any = None, **__: Any) -> int:
         return sampler_backward_flops(dims, grad, x, grid, interpolation_mode, output_mask)
 
     return grid_sampler_backward_flops
@@ -124,8 +131,8 @@ def cudnn_grid_sampler_backward_flops(x: Spec, grid: Spec, grad: Spec, *_: Any, 
     return sampler_backward_flops(2, grad, x, grid)
 
 
-def fallback_grid_sampler_backward_flops(grad: Spec, x: Spec, grid: Spec, interpolation_mode: int = 0, *_: Any, out: Any = None,
-                                         **__: Any) -> int:
+def fallback_grid_sampler_backward_flops(grad: Spec, x: Spec, grid: Spec, interpolation_mode: int = 0, *_: Any,
+                                         out: Any = None, **__: Any) -> int:
     return sampler_backward_flops(2, grad, x, grid, interpolation_mode)
 
 

@@ -1,6 +1,8 @@
-"""Dense linear algebra: the leading terms of LAPACK Working Note 41 (Blackford and Dongarra, appendix C) for factorizations and
-solves, and of Golub and Van Loan, Matrix Computations (4th ed.), for eigenvalues and singular values, whose iterations
-depend on data and are given there on average. Rounded down; a complex matrix counts four times a real one."""
+"""Dense linear algebra: the leading terms of LAPACK Working Note 41 (Blackford and Dongarra, appendix C) for
+factorizations and solves, and of Golub and Van Loan, Matrix Computations (4th ed.), for eigenvalues and singular
+values, whose iterations depend on data and are given there on average. Rounded down; a complex matrix counts four times
+a real one.
+"""
 from __future__ import annotations
 
 from math import prod
@@ -36,7 +38,9 @@ def form_q(m: int, n: int, k: int) -> int:
 
 
 def svd(m: int, n: int, vectors: bool) -> int:
-    """Golub and Van Loan, figure 8.6.1 (Golub–Reinsch): 4 m n² - 4/3 n³ for the values, 14 m n² + 8 n³ with thin vectors."""
+    """Golub and Van Loan, figure 8.6.1 (Golub–Reinsch): 4 m n² - 4/3 n³ for the values, 14 m n² + 8 n³ with thin
+    vectors.
+    """
     m, n = max(m, n), min(m, n)
     return 14 * m * n * n + 8 * n ** 3 if vectors else 4 * m * n * n - 4 * n ** 3 // 3
 
@@ -111,7 +115,8 @@ def eigh_flops(a: Spec, uplo: str = "L", compute_v: bool = True, *_: Any, out: A
     return matrices(a) * (9 * n ** 3 if compute_v else 4 * n ** 3 // 3)
 
 
-def svd_flops(a: Spec, full_matrices: bool = False, compute_uv: bool = True, *_: Any, out: Any = None, **__: Any) -> int:
+def svd_flops(a: Spec, full_matrices: bool = False, compute_uv: bool = True, *_: Any, out: Any = None,
+              **__: Any) -> int:
     return matrices(a) * svd(a[-2], a[-1], compute_uv)
 
 
@@ -129,7 +134,8 @@ def lstsq_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> int:
     return matrices(a) * (qr(m, n) + columns * (4 * m * n - 2 * n * n + n * n))
 
 
-MATRIX_EXP_PRODUCTS = 5  # Bader, Blanes and Casas 2019: the Taylor polynomial of degree 18 takes 5 products; squarings are data
+# Bader, Blanes and Casas 2019: the Taylor polynomial of degree 18 takes 5 products; squarings are data
+MATRIX_EXP_PRODUCTS = 5
 
 
 def symmetric_indefinite_solve_flops(a: Spec, pivots: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> int:
@@ -137,7 +143,8 @@ def symmetric_indefinite_solve_flops(a: Spec, pivots: Spec, b: Spec, *_: Any, ou
     return 2 * triangular_flops(a, b, out=out)
 
 
-register_each("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", of_square(lambda n: n ** 3 // 3))  # POTRF, SYTRF: n³/3
+# POTRF, SYTRF: n³/3
+register_each("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", of_square(lambda n: n ** 3 // 3))
 register_each("linalg_lu linalg_lu_factor_ex", lu_flops)
 register_each("_linalg_det _linalg_slogdet", of_square(lambda n: lu(n, n) + n))  # and the product of the diagonal
 register_each("linalg_inv_ex", of_square(lambda n: 2 * n ** 3))  # GETRF + GETRI: 2/3 n³ + 4/3 n³

@@ -50,36 +50,38 @@ def bce_flops(x: Spec, target: Spec, weight: Any = None, reduction: int = 1, *, 
     return x.numel * (9 + (weight is not None) + (reduction != NONE))
 
 
-def bce_backward_flops(grad: Spec, x: Spec, target: Spec, weight: Any = None, reduction: int = 1, *, out: Any = None, **_: Any) -> int:
+def bce_backward_flops(grad: Spec, x: Spec, target: Spec, weight: Any = None, reduction: int = 1, *, out: Any = None,
+                       **_: Any) -> int:
     """g (x - t) / max((1 - x) x, ε), × weight, ÷ n for a mean."""
     return x.numel * (6 + (weight is not None) + (reduction == 1))
 
 
-def bce_logits_flops(x: Spec, target: Spec, weight: Any = None, pos_weight: Any = None, reduction: int = 1, *, out: Any = None,
-                     **_: Any) -> int:
+def bce_logits_flops(x: Spec, target: Spec, weight: Any = None, pos_weight: Any = None, reduction: int = 1, *,
+                     out: Any = None, **_: Any) -> int:
     """(1 - t) x - logsigmoid(x) (6): 9; a positive weight makes it × ((p - 1) t + 1): 4 more."""
     return x.numel * (9 + 4 * (pos_weight is not None) + (weight is not None) + (reduction != NONE))
 
 
-def nll_flops(x: Spec, target: Spec, weight: Any = None, reduction: int = 1, *_: Any, out: Any = None, **__: Any) -> int:
+def nll_flops(x: Spec, target: Spec, weight: Any = None, reduction: int = 1, *_: Any, out: Any = None,
+              **__: Any) -> int:
     """Per target: a negation and a sum; with weights a product and the sum of weights."""
     return target.numel * (1 + (weight is not None) + (reduction != NONE) * (1 + (weight is not None)))
 
 
-def nll_backward_flops(grad: Spec, x: Spec, target: Spec, weight: Any = None, reduction: int = 1, *_: Any, out: Any = None,
-                       **__: Any) -> int:
+def nll_backward_flops(grad: Spec, x: Spec, target: Spec, weight: Any = None, reduction: int = 1, *_: Any,
+                       out: Any = None, **__: Any) -> int:
     """Per target: -g, ÷ the total weight for a mean, × weight."""
     return target.numel * (1 + (reduction == 1) + (weight is not None))
 
 
-def multi_margin_flops(x: Spec, target: Spec, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1, *_: Any,
-                       out: Any = None, **__: Any) -> int:
+def multi_margin_flops(x: Spec, target: Spec, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1, *_:
+                       Any, out: Any = None, **__: Any) -> int:
     """Per class: margin - x_t + x_j, maximum, sum (4); × itself for p = 2; × weight."""
     return x.numel * (4 + int(p == 2) + int(weight is not None))
 
 
-def multi_margin_backward_flops(grad: Spec, x: Spec, target: Spec, p: Any, margin: Any, weight: Any = None, *_: Any, out: Any = None,
-                                **__: Any) -> int:
+def multi_margin_backward_flops(grad: Spec, x: Spec, target: Spec, p: Any, margin: Any, weight: Any = None, *_: Any,
+                                out: Any = None, **__: Any) -> int:
     """The margin again (3), × g, its sum into the target's; × 2 z for p = 2 (2); × weight."""
     return x.numel * (5 + 2 * int(p == 2) + int(weight is not None))
 
@@ -93,7 +95,8 @@ def multilabel_margin_backward_flops(grad: Spec, x: Spec, *_: Any, out: Any = No
     return 4 * x.numel * (x[-1] if x else 1)
 
 
-# Joining three states: two maxima, three differences, three exponentials, two sums, log, + maximum; and + the log probability.
+# Joining three states: two maxima, three differences, three exponentials, two sums, log, + maximum; and + the log
+# probability.
 CTC_STEP_FLOPS = 13
 CTC_JOIN_FLOPS = 9
 CTC_CLASS_FLOPS = 6
@@ -105,9 +108,11 @@ def ctc_flops(log_probs: Spec, *_: Any, out: Any, **__: Any) -> int:
     return CTC_STEP_FLOPS * alpha.numel
 
 
-def ctc_backward_flops(grad: Spec, log_probs: Spec, targets: Spec, input_lengths: Any, target_lengths: Any, loss: Spec, log_alpha: Spec,
-                       *_: Any, out: Any = None, **__: Any) -> int:
-    """Beta as alpha; alpha + beta joined by label (1 and a two-state logsumexp, 8); (exp(x) - exp(joined + loss - x)) g a class."""
+def ctc_backward_flops(grad: Spec, log_probs: Spec, targets: Spec, input_lengths: Any, target_lengths: Any, loss: Spec,
+                       log_alpha: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    """Beta as alpha; alpha + beta joined by label (1 and a two-state logsumexp, 8); (exp(x) - exp(joined + loss - x)) g
+    a class.
+    """
     return (CTC_STEP_FLOPS + CTC_JOIN_FLOPS) * log_alpha.numel + CTC_CLASS_FLOPS * log_probs.numel
 
 
@@ -119,8 +124,9 @@ def vendor_ctc_flops(log_probs: Spec, targets: Spec, *_: Any, out: Any, **__: An
 
 
 def linear_cross_entropy_flops(x: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
-    """x [n, d] by weight [classes, d], a log-softmax (5) and, where gradients come with the loss, the products for those of x
-    and of the weight and of each logit's exp(x - log sum), - target, × g (4)."""
+    """x [n, d] by weight [classes, d], a log-softmax (5) and, where gradients come with the loss, the products for
+    those of x and of the weight and of each logit's exp(x - log sum), - target, × g (4).
+    """
     wanted = [bool(flag) for flag in rest[10:12]]  # compute_input_grad, compute_linear_weight_grad
     logits = x.numel // x[-1] * weight[0]
     return multiply_adds(logits * x[-1] * (1 + sum(wanted)), x) + FlopCount(logits * (9 if any(wanted) else 5))

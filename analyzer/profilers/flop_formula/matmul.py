@@ -47,7 +47,8 @@ def linear_flops(x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> 
     return multiply_adds(x.numel * prod(weight[:-1]), x)
 
 
-def linear_backward_flops(x: Spec, _grad: Spec, weight: Spec, output_mask: list[bool], *, out: Any = None, **_: Any) -> FlopCount:
+def linear_backward_flops(x: Spec, _grad: Spec, weight: Spec, output_mask: list[bool], *, out: Any = None,
+                          **_: Any) -> FlopCount:
     """Input and weight gradient are each a product of the forward's size; a bias gradient adds nothing."""
     return multiply_adds(x.numel * prod(weight[:-1]) * (bool(output_mask[0]) + bool(output_mask[1])), x)
 
@@ -67,10 +68,11 @@ def matmul_backward_flops(_grad: Spec, a: Spec, b: Spec, mask: list[bool], *, ou
 
 
 def grouped_mm_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """Products over groups that split one of the dimensions (rows, columns or k), or one product per group (3-D by 3-D).
+    """Products over groups that split one of the dimensions (rows, columns or k), or one product per group (3-D by
+    3-D).
 
-    Where the offsets split a dimension its groups add up to the whole, so only the 3-D by 3-D case multiplies by groups;
-    offsets are data: rows past the last one count.
+    Where the offsets split a dimension its groups add up to the whole, so only the 3-D by 3-D case multiplies by
+    groups; offsets are data: rows past the last one count.
     """
     groups = a[0] if len(a) == 3 and len(b) == 3 else 1
     return multiply_adds(groups * a[-2] * a[-1] * b[-1], a)
@@ -135,7 +137,8 @@ def linear_combination_flops(x: Spec, coefficients: Spec, *, out: Any = None, **
     return multiply_adds(x.numel * coefficients[0], x)
 
 
-register_each("mm bmm mv dot vdot matmul linalg_matmul _scaled_mm _scaled_mm_v2 _int_mm _mixed_dtypes_linear", matmul_flops)
+register_each("mm bmm mv dot vdot matmul linalg_matmul _scaled_mm _scaled_mm_v2 _int_mm _mixed_dtypes_linear",
+              matmul_flops)
 register_each("addmm baddbmm addbmm addmv", added_matmul_flops)
 register_each("_addmm_activation", activated_matmul_flops)
 register_each("addr", outer_flops)
@@ -145,8 +148,9 @@ register_each("mkldnn_linear_backward_input", linear_input_backward_flops)
 register_each("mkldnn_linear_backward_weights", linear_weight_backward_flops)
 register_each("matmul_backward", matmul_backward_flops)
 register_each("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", grouped_mm_flops)
-register_each("_weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros "
-              "_dyn_quant_matmul_4bit", weight_packed_flops)
+register_each(
+    "_weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros "
+    "_dyn_quant_matmul_4bit", weight_packed_flops)
 for _name in ("linear_dynamic", "linear_relu_dynamic", "linear_dynamic_fp16", "linear_relu_dynamic_fp16"):
     register_flop_impl(f"quantized::{_name}", packed_linear_flops)
 register_each("_sparse_semi_structured_mm", semi_structured_flops)

@@ -23,7 +23,8 @@ def affine(weight: Any, bias: Any) -> int:
     return (weight is not None) + (bias is not None)
 
 
-def layer_norm_flops(x: Spec, _shape: Any, weight: Any = None, bias: Any = None, *_: Any, out: Any = None, **__: Any) -> int:
+def layer_norm_flops(x: Spec, _shape: Any, weight: Any = None, bias: Any = None, *_: Any, out: Any = None,
+                     **__: Any) -> int:
     """
     >>> import torch
     >>> x, w = (TensorSpec.of(s, (1,) * len(s), torch.float32, "cpu") for s in ((8, 16), (16,)))
@@ -43,7 +44,9 @@ def rms_norm_flops(x: Spec, _shape: Any, weight: Any = None, *_: Any, out: Any =
 
 
 def batch_norm(training_at: int | None, training: bool = False) -> Formula:
-    """Batch norm (input, weight, bias, ...) whose flag is argument ``training_at``, or that is always or never ``training``."""
+    """Batch norm (input, weight, bias, ...) whose flag is argument ``training_at``, or that is always or never
+    ``training``.
+    """
     def batch_norm_flops(x: Spec, weight: Any = None, bias: Any = None, *rest: Any, out: Any = None, **_: Any) -> int:
         trains = rest[training_at - 3] if training_at is not None else training
         return x.numel * ((MOMENTS_FLOPS + 1 if trains else NORMALIZE_FLOPS) + affine(weight, bias))
@@ -67,25 +70,26 @@ def norm_backward_flops(numel: int, output_mask: Any, weight: Any, through_momen
     return numel * (flops + of_bias)
 
 
-def layer_norm_backward_flops(grad: Spec, x: Spec, _shape: Any, _mean: Any, _rstd: Any, weight: Any, bias: Any, output_mask: Any,
-                              *, out: Any = None, **_: Any) -> int:
-    return norm_backward_flops(x.numel, output_mask, weight)
-
-
-def group_norm_backward_flops(grad: Spec, x: Spec, _mean: Any, _rstd: Any, weight: Any, n: int, c: int, hxw: int, group: int,
+def layer_norm_backward_flops(grad: Spec, x: Spec, _shape: Any, _mean: Any, _rstd: Any, weight: Any, bias: Any,
                               output_mask: Any, *, out: Any = None, **_: Any) -> int:
     return norm_backward_flops(x.numel, output_mask, weight)
 
 
-def rms_norm_backward_flops(grad: Spec, x: Spec, _shape: Any, _rstd: Any, weight: Any, output_mask: Any, *, out: Any = None,
-                            **_: Any) -> int:
+def group_norm_backward_flops(grad: Spec, x: Spec, _mean: Any, _rstd: Any, weight: Any, n: int, c: int, hxw: int,
+                              group: int, output_mask: Any, *, out: Any = None, **_: Any) -> int:
+    return norm_backward_flops(x.numel, output_mask, weight)
+
+
+def rms_norm_backward_flops(grad: Spec, x: Spec, _shape: Any, _rstd: Any, weight: Any, output_mask: Any, *,
+                            out: Any = None, **_: Any) -> int:
     """Input: x̂ (1), g w (1), Σ g w x̂ (2), (g w - x̂ Σ) / rms (3). Weight: x̂ g summed (2), x̂ at hand or not."""
     of_input, of_weight = (bool(m) for m in output_mask)
     return x.numel * (of_input * (7 - (weight is None)) + of_weight * (2 + (not of_input)))
 
 
-def batch_norm_backward_flops(grad: Spec, x: Spec, weight: Any, _mean: Any, _var: Any, _save_mean: Any, _save_invstd: Any, train: bool,
-                              eps: float, output_mask: Any, *_: Any, out: Any = None, **__: Any) -> int:
+def batch_norm_backward_flops(grad: Spec, x: Spec, weight: Any, _mean: Any, _var: Any, _save_mean: Any,
+                              _save_invstd: Any, train: bool, eps: float, output_mask: Any, *_: Any, out: Any = None,
+                              **__: Any) -> int:
     """In evaluation the statistics are constants: grad × weight / σ."""
     return norm_backward_flops(x.numel, output_mask, weight, through_moments=bool(train))
 
@@ -95,8 +99,9 @@ def vendor_batch_norm_backward_flops(x: Spec, grad: Spec, weight: Any, *_: Any, 
     return norm_backward_flops(x.numel, (True, True, True), weight)
 
 
-def batch_norm_update_backward_flops(grad: Spec, x: Spec, weight: Any, _mean: Any, _var: Any, _save_mean: Any, _save_var: Any,
-                                     update: bool, eps: float, output_mask: Any, *_: Any, out: Any = None, **__: Any) -> int:
+def batch_norm_update_backward_flops(grad: Spec, x: Spec, weight: Any, _mean: Any, _var: Any, _save_mean: Any,
+                                     _save_var: Any, update: bool, eps: float, output_mask: Any, *_: Any,
+                                     out: Any = None, **__: Any) -> int:
     return norm_backward_flops(x.numel, output_mask, weight, through_moments=bool(update))
 
 
@@ -115,8 +120,10 @@ register_each("native_group_norm", group_norm_flops)
 register_each("native_group_norm_backward", group_norm_backward_flops)
 register_each("_fused_rms_norm rms_norm", rms_norm_flops)
 register_each("_fused_rms_norm_backward", rms_norm_backward_flops)
-register_each("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit", batch_norm(training_at=5))
-register_each("_native_batch_norm_legit_no_training _batch_norm_no_update quantized_batch_norm", batch_norm(None, training=False))
+register_each("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit",
+              batch_norm(training_at=5))
+register_each("_native_batch_norm_legit_no_training _batch_norm_no_update quantized_batch_norm",
+              batch_norm(None, training=False))
 register_each("_batch_norm_with_update", batch_norm(None, training=True))
 register_each("native_batch_norm_backward", batch_norm_backward_flops)
 register_each("cudnn_batch_norm_backward miopen_batch_norm_backward", vendor_batch_norm_backward_flops)
@@ -125,12 +132,14 @@ register_each("batch_norm_stats batch_norm_update_stats", per_input(MOMENTS_FLOP
 register_each("batch_norm_elemt", batch_norm_elementwise_flops)
 register_each("batch_norm_gather_stats batch_norm_gather_stats_with_counts", gather_statistics_flops)
 register_each("batch_norm_backward_reduce", per_input(4))  # x - mean, × grad, two sums
-register_each("batch_norm_backward_elemt", per_input(6))   # x - mean, × and - the two sums, × weight / σ: as above, x̂ apart
+# x - mean, × and - the two sums, × weight / σ: as above, x̂ apart
+register_each("batch_norm_backward_elemt", per_input(6))
 register_each("_weight_norm_interface", per_input(3))      # square, sum, × g / norm
 register_each("_weight_norm_interface_backward", per_input(5))  # Σ grad v (2), (grad - v Σ) × g / norm (3)
 
-register_each("_softmax softmax _log_softmax log_softmax _safe_softmax _masked_softmax _nested_tensor_softmax_with_shape",
-              per_input(5))                                # maximum, - maximum, exp, sum, and ÷ sum or - log sum
+register_each(
+    "_softmax softmax _log_softmax log_softmax _safe_softmax _masked_softmax _nested_tensor_softmax_with_shape",
+    per_input(5))  # maximum, - maximum, exp, sum, and ÷ sum or - log sum
 register_each("_softmax_backward_data", per_input(4))      # y (g - Σ g y)
 register_each("_log_softmax_backward_data", per_input(4))  # g - exp(y) Σ g
 register_each("_masked_softmax_backward", per_input(4))

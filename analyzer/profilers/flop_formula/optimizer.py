@@ -23,8 +23,8 @@ def gradient_flops(maximize: bool, grad_scale: Any) -> int:
 
 def adam(decay_flops: int) -> Formula:
     """m: lerp (3); v: β₂ v + (1 - β₂) g g (4); √v ÷ c + ε (3); p - step × m ÷ that (3); amsgrad's maximum (1)."""
-    def adam_flops(params: list[Spec], *_: Any, weight_decay: float = 0.0, amsgrad: bool = False, maximize: bool = False,
-                   grad_scale: Any = None, out: Any = None, **__: Any) -> int:
+    def adam_flops(params: list[Spec], *_: Any, weight_decay: float = 0.0, amsgrad: bool = False,
+                   maximize: bool = False, grad_scale: Any = None, out: Any = None, **__: Any) -> int:
         each = 13 + (decay_flops if weight_decay else 0) + bool(amsgrad) + gradient_flops(maximize, grad_scale)
         return each * elements(params)
 
@@ -32,17 +32,19 @@ def adam(decay_flops: int) -> Formula:
 
 
 def sgd_flops(params: list[Spec], *_: Any, weight_decay: float = 0.0, momentum: float = 0.0, dampening: float = 0.0,
-              nesterov: bool = False, maximize: bool = False, is_first_step: bool = False, grad_scale: Any = None, out: Any = None,
-              **__: Any) -> int:
-    """p - lr g (2); g + λ p (2); buffer μ b + (1 - d) g (2, 3 with dampening d; a copy at the first step); Nesterov's g + μ b (2)."""
+              nesterov: bool = False, maximize: bool = False, is_first_step: bool = False, grad_scale: Any = None,
+              out: Any = None, **__: Any) -> int:
+    """p - lr g (2); g + λ p (2); buffer μ b + (1 - d) g (2, 3 with dampening d; a copy at the first step); Nesterov's g
+    + μ b (2).
+    """
     of_momentum = 0
     if momentum:
         of_momentum = (0 if is_first_step else 3 if dampening else 2) + (2 if nesterov else 0)
     return elements(params) * (2 + (2 if weight_decay else 0) + of_momentum + gradient_flops(maximize, grad_scale))
 
 
-def adagrad_flops(params: list[Spec], *_: Any, weight_decay: float = 0.0, maximize: bool = False, grad_scale: Any = None, out: Any = None,
-                  **__: Any) -> int:
+def adagrad_flops(params: list[Spec], *_: Any, weight_decay: float = 0.0, maximize: bool = False,
+                  grad_scale: Any = None, out: Any = None, **__: Any) -> int:
     """sum + g g (2); p - lr × g ÷ (√sum + ε) (5); g + λ p (2)."""
     return elements(params) * (7 + (2 if weight_decay else 0) + gradient_flops(maximize, grad_scale))
 

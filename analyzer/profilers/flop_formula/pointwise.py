@@ -1,10 +1,11 @@
 """Operators that work on each element alone.
 
 The convention: one FLOP for each elementary operation that an output element needs. Elementary are + - × ÷, negation,
-absolute value, sign, rounding to an integer, minimum and maximum (so ReLU), remainder, and each function that libm or CUDA's
-math library gives in one call: exp, log, pow, square root, erf, tanh, lgamma and so on, sigmoid and the special functions too.
-Comparing into a boolean and choosing between values (where, masked_fill, the gradient of ReLU) are free, constants are folded,
-and of a piecewise function the longest branch counts. A complex element counts each operation once a part, save COMPLEX_FLOPS.
+absolute value, sign, rounding to an integer, minimum and maximum (so ReLU), remainder, and each function that libm or
+CUDA's math library gives in one call: exp, log, pow, square root, erf, tanh, lgamma and so on, sigmoid and the special
+functions too. Comparing into a boolean and choosing between values (where, masked_fill, the gradient of ReLU) are free,
+constants are folded, and of a piecewise function the longest branch counts. A complex element counts each operation
+once a part, save COMPLEX_FLOPS.
 """
 from __future__ import annotations
 
@@ -69,13 +70,15 @@ POINTWISE_FLOPS = dict.fromkeys(ELEMENTARY.split(), 1) | {
     "glu_jvp": 6,                          # s; da s + y (db - s db)
     "linalg_cross": 3,                     # two products and their difference
     "_fused_dropout": 2, "native_dropout_backward": 2, "_masked_scale": 2,    # × mask, × scale
-    "quantize_per_tensor": 5, "quantize_per_tensor_dynamic": 5, "quantize_per_channel": 5,  # ÷ scale, +, round, max, min
+    # ÷ scale, +, round, max, min
+    "quantize_per_tensor": 5, "quantize_per_tensor_dynamic": 5, "quantize_per_channel": 5,
     "dequantize": 2,                       # - zero point, × scale
     "fake_quantize_per_tensor_affine_cachemask": 7, "fake_quantize_per_channel_affine_cachemask": 7,  # both of these
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": 7,
     "_fake_quantize_learnable_per_tensor_affine": 7, "_fake_quantize_learnable_per_channel_affine": 7,
     "_fused_moving_avg_obs_fq_helper": 9,  # and the running minimum and maximum of the input
-    "_fake_quantize_learnable_per_tensor_affine_backward": 12,   # the forward's rounding again; gradient of x, scale and zero point
+    # the forward's rounding again; gradient of x, scale and zero point
+    "_fake_quantize_learnable_per_tensor_affine_backward": 12,
     "_fake_quantize_learnable_per_channel_affine_backward": 12,
     "linspace": 2, "arange": 2, "range": 2,  # start + i × step
     "logspace": 3,                         # base ** (start + i × step)
@@ -122,7 +125,8 @@ def added_flops(self: Any, other: Any, alpha: Any = 1, *_: Any, out: Spec, **__:
     return out.numel * parts("add", (self, other), out) * (1 if alpha == 1 else 2)
 
 
-def clamp_flops(_self: Spec, lower: Any = None, upper: Any = None, *, out: Spec, min: Any = None, max: Any = None, **_: Any) -> int:
+def clamp_flops(_self: Spec, lower: Any = None, upper: Any = None, *, out: Spec, min: Any = None, max: Any = None,
+                **_: Any) -> int:
     """One FLOP an element for each bound."""
     return out.numel * sum(bound is not None for bound in (lower, upper, min, max))
 
@@ -139,7 +143,8 @@ def gelu_flops(x: Spec, *_: Any, out: Any = None, approximate: str = "none", **_
 def gelu_backward_flops(_grad: Spec, x: Spec, *, out: Any = None, approximate: str = "none", **_: Any) -> int:
     """Exact: cdf (4) and density c exp(-x·x / 2) (4), then g (cdf + x density) (3).
 
-    Tanh: its argument (5), tanh, halves of x and of 1 + tanh (3), 1 - tanh² (2), derivative of the argument (3), joined (4).
+    Tanh: its argument (5), tanh, halves of x and of 1 + tanh (3), 1 - tanh² (2), derivative of the argument (3), joined
+    (4).
     """
     return x.numel * (11 if approximate == "none" else 18)
 

@@ -52,8 +52,12 @@ def adaptive_average_backward(dims: int) -> Formula:
 
 
 register_each("avg_pool1d max_pool1d max_pool1d_with_indices quantized_max_pool1d", pool(1))
-register_each("avg_pool2d max_pool2d max_pool2d_with_indices fractional_max_pool2d mkldnn_max_pool2d quantized_max_pool2d", pool(2))
-register_each("avg_pool3d max_pool3d max_pool3d_with_indices fractional_max_pool3d mkldnn_max_pool3d quantized_max_pool3d", pool(3))
+register_each(
+    "avg_pool2d max_pool2d max_pool2d_with_indices fractional_max_pool2d mkldnn_max_pool2d quantized_max_pool2d",
+    pool(2))
+register_each(
+    "avg_pool3d max_pool3d max_pool3d_with_indices fractional_max_pool3d mkldnn_max_pool3d quantized_max_pool3d",
+    pool(3))
 register_each("avg_pool2d_backward", average_backward(2))
 register_each("avg_pool3d_backward", average_backward(3))
 register_each("adaptive_avg_pool1d adaptive_max_pool1d", adaptive(1))

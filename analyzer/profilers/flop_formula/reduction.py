@@ -27,7 +27,8 @@ REDUCTION_FLOPS = {
     "var": 4, "std": 4, "var_mean": 4, "std_mean": 4,   # mean's sum; x - mean, square, sum
     "logsumexp": 4,                                     # maximum, - maximum, exp, sum
     "_logcumsumexp": 7, "logcumsumexp": 7,              # a logaddexp each
-    "histc": 3, "histogram": 3, "_histogramdd_from_bin_cts": 3, "_histogramdd_from_bin_tensors": 3,  # - lowest, × bins / range, count
+    # - lowest, × bins / range, count
+    "histc": 3, "histogram": 3, "_histogramdd_from_bin_cts": 3, "_histogramdd_from_bin_tensors": 3,
     "_histogramdd_bin_edges": 2,                        # lowest and highest
     "segment_reduce": 1, "bincount": 1,
 }
@@ -83,8 +84,11 @@ def unique_flops(x: Spec, *_: Any, out: Any = None, **__: Any) -> int:
     return whole_rows_flops(x, x.numel)
 
 
-def multinomial_flops(probabilities: Spec, num_samples: int, replacement: bool = False, *_: Any, out: Spec, **__: Any) -> int:
-    """Without replacement: p ÷ an exponential number (3) and the largest of each row; with: cumulative sums (2), binary search."""
+def multinomial_flops(probabilities: Spec, num_samples: int, replacement: bool = False, *_: Any, out: Spec,
+                      **__: Any) -> int:
+    """Without replacement: p ÷ an exponential number (3) and the largest of each row; with: cumulative sums (2), binary
+    search.
+    """
     if not replacement or num_samples == 1:
         return 5 * probabilities.numel
     return 2 * probabilities.numel + out.numel * ceil(log2(probabilities[-1] + 1))
@@ -99,12 +103,14 @@ def bucketize_flops(values: Any, boundaries: Spec, *_: Any, out: Spec, **__: Any
     return search_flops(boundaries, values, out=out)
 
 
-def index_add_flops(_self: Spec, _dim: int, _index: Spec, source: Spec, alpha: Any = 1, *_: Any, out: Any = None, **kwargs: Any) -> int:
+def index_add_flops(_self: Spec, _dim: int, _index: Spec, source: Spec, alpha: Any = 1, *_: Any, out: Any = None,
+                    **kwargs: Any) -> int:
     """One sum an element of the source, and a product where alpha is not 1."""
     return source.numel * (1 if kwargs.get("alpha", alpha) == 1 else 2)
 
 
-def scatter_flops(_self: Spec, _dim: int, index: Spec, *_: Any, out: Any = None, reduce: str | None = None, **__: Any) -> int:
+def scatter_flops(_self: Spec, _dim: int, index: Spec, *_: Any, out: Any = None, reduce: str | None = None,
+                  **__: Any) -> int:
     """Moves elements; with ``reduce``, one operation for each index."""
     return 0 if reduce is None else index.numel
 
@@ -113,7 +119,8 @@ def scatter_add_flops(_self: Spec, _dim: int, index: Spec, *_: Any, out: Any = N
     return index.numel
 
 
-def index_put_flops(self: Spec, indices: Any, values: Spec, accumulate: bool = False, *_: Any, out: Any = None, **__: Any) -> int:
+def index_put_flops(self: Spec, indices: Any, values: Spec, accumulate: bool = False, *_: Any, out: Any = None,
+                    **__: Any) -> int:
     """Moves elements; accumulating adds one for each element addressed.
 
     A boolean index addresses a number of elements that is data: those of ``values`` stand for it.
@@ -131,7 +138,8 @@ def index_put_flops(self: Spec, indices: Any, values: Spec, accumulate: bool = F
     return prod(broadcast(*given)) * untouched
 
 
-def put_flops(_self: Spec, index: Spec, _source: Spec, accumulate: bool = False, *_: Any, out: Any = None, **__: Any) -> int:
+def put_flops(_self: Spec, index: Spec, _source: Spec, accumulate: bool = False, *_: Any, out: Any = None,
+              **__: Any) -> int:
     return index.numel if accumulate else 0
 
 
@@ -156,11 +164,12 @@ register_each("index_put _index_put_impl _unsafe_index_put", index_put_flops)
 register_each("put", put_flops)
 register_each("_segment_reduce_backward", per_input(1, position=2))
 register_each("embedding_dense_backward unfold_backward", per_input(1))  # gradients summed into place
-register_each("max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward "
-              "adaptive_max_pool3d_backward fractional_max_pool2d_backward fractional_max_pool3d_backward "
-              "max_pool2d_backward mkldnn_max_pool2d_backward mkldnn_max_pool3d_backward "
-              "reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward "
-              "replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward "
-              "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward "
-              "_upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward "
-              "col2im", per_input(1))
+register_each(
+    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward "
+    "adaptive_max_pool3d_backward fractional_max_pool2d_backward fractional_max_pool3d_backward "
+    "max_pool2d_backward mkldnn_max_pool2d_backward mkldnn_max_pool3d_backward "
+    "reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward "
+    "replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward "
+    "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward "
+    "_upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward "
+    "col2im", per_input(1))

@@ -5,13 +5,12 @@ import importlib
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 import torch
 
-from analyzer.registry import Registry
-
 from analyzer.profilers.flop_formula import FAMILIES
+from analyzer.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class FlopCount:
         return self.flops if self.executed_flops is None else self.executed_flops
 
 
-Formula: TypeAlias = Callable[..., Union[int, FlopCount, None]]  # None: this call's count depends on data
+Formula: TypeAlias = Callable[..., int | FlopCount | None]  # None: this call's count depends on data
 
 
 def name_key(key: Hashable) -> Hashable:
@@ -60,7 +59,8 @@ def name_key(key: Hashable) -> Hashable:
 class FlopRegistry(Registry[Hashable, Formula]):
     """`Registry` whose keys are operators, operator packets, their names, higher-order operators or Triton kernels.
 
-    The package's own formulas are imported at the first use, not with the package: that would take a tenth of torch's own import.
+    The package's own formulas are imported at the first use, not with the package: that would take a tenth of torch's
+    own import.
     """
 
     _is_filled = False

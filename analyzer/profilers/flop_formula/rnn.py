@@ -1,7 +1,8 @@
-"""Recurrent layers. Each weight matrix meets every row of the sequence once: (sum of matrix elements) × rows multiply-adds.
+"""Recurrent layers. Each weight matrix meets every row of the sequence once: (sum of matrix elements) × rows
+multiply-adds.
 
-The cell's own arithmetic is counted per hidden element and step: biases add nothing in the fused layers, as in a matrix product;
-in the fused cells they are sums like any other.
+The cell's own arithmetic is counted per hidden element and step: biases add nothing in the fused layers, as in a matrix
+product; in the fused cells they are sums like any other.
 """
 from __future__ import annotations
 
@@ -28,14 +29,17 @@ CELL_BACKWARD_FLOPS = {
 
 
 def layer_flops(rows: int, weights: list[Spec], mode: int, hidden_size: int, like: Spec) -> FlopCount:
-    """Forward of a stack of layers and directions, given all their weights: matrices [gates · hidden, inputs] and biases."""
+    """Forward of a stack of layers and directions, given all their weights: matrices [gates · hidden, inputs] and
+    biases.
+    """
     matrices = [w for w in weights if len(w) == 2]
     recurrent = sum(w[0] == GATES[mode] * hidden_size for w in matrices) // 2  # layers × directions (projections aside)
     cells = rows * hidden_size * recurrent
     return multiply_adds(rows * sum(w.numel for w in matrices), like) + FlopCount(CELL_FLOPS[mode] * cells)
 
 
-def layer_backward_flops(rows: int, weights: list[Spec], mode: int, hidden_size: int, like: Spec, of_weights: bool) -> FlopCount:
+def layer_backward_flops(rows: int, weights: list[Spec], mode: int, hidden_size: int, like: Spec,
+                         of_weights: bool) -> FlopCount:
     """The gradient of the data always runs; that of the weights is as many multiply-adds again."""
     matrices = [w for w in weights if len(w) == 2]
     recurrent = sum(w[0] == GATES[mode] * hidden_size for w in matrices) // 2
@@ -43,33 +47,33 @@ def layer_backward_flops(rows: int, weights: list[Spec], mode: int, hidden_size:
     return products + FlopCount(CELL_BACKWARD_FLOPS[mode] * rows * hidden_size * recurrent)
 
 
-def cudnn_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf: Any, hx: Spec, cx: Any, mode: int, hidden_size: int,
-                *_: Any, out: Any = None, **__: Any) -> FlopCount:
+def cudnn_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf: Any, hx: Spec, cx: Any, mode: int,
+                hidden_size: int, *_: Any, out: Any = None, **__: Any) -> FlopCount:
     """x [time, batch, features] (or batch first), or packed [rows, features]."""
     return layer_flops(prod(x[:-1]), weight, mode, hidden_size, x)
 
 
-def cudnn_backward_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf: Any, hx: Spec, cx: Any, output: Spec,
-                         grad_output: Any, grad_hy: Any, grad_cy: Any, mode: int, hidden_size: int, *rest: Any, out: Any = None,
-                         **_: Any) -> FlopCount:
+def cudnn_backward_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf: Any, hx: Spec, cx: Any,
+                         output: Spec, grad_output: Any, grad_hy: Any, grad_cy: Any, mode: int, hidden_size: int, *rest:
+                         Any, out: Any = None, **_: Any) -> FlopCount:
     """Of cuDNN and MIOpen; the last argument says which gradients are wanted, weights the last of them."""
     return layer_backward_flops(prod(x[:-1]), weight, mode, hidden_size, x, bool(rest[-1][3]))
 
 
-def miopen_flops(x: Spec, weight: list[Spec], weight_stride0: int, hx: Spec, cx: Any, mode: int, hidden_size: int, *_: Any,
-                 out: Any = None, **__: Any) -> FlopCount:
+def miopen_flops(x: Spec, weight: list[Spec], weight_stride0: int, hx: Spec, cx: Any, mode: int, hidden_size: int, *_:
+                 Any, out: Any = None, **__: Any) -> FlopCount:
     return layer_flops(prod(x[:-1]), weight, mode, hidden_size, x)
 
 
-def mkldnn_flops(x: Spec, w_ih: Spec, w_hh: Spec, b_ih: Spec, b_hh: Spec, hx: Spec, cx: Spec, reverse: bool, batch_sizes: Any, mode: int,
-                 hidden_size: int, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+def mkldnn_flops(x: Spec, w_ih: Spec, w_hh: Spec, b_ih: Spec, b_hh: Spec, hx: Spec, cx: Spec, reverse: bool,
+                 batch_sizes: Any, mode: int, hidden_size: int, *_: Any, out: Any = None, **__: Any) -> FlopCount:
     """One layer in one direction."""
     return layer_flops(prod(x[:-1]), [w_ih, w_hh], mode, hidden_size, x)
 
 
-def mkldnn_backward_flops(x: Spec, w_ih: Spec, w_hh: Spec, b_ih: Spec, b_hh: Spec, hx: Spec, cx: Spec, output: Spec, hy: Spec, cy: Spec,
-                          grad_output: Any, grad_hy: Any, grad_cy: Any, reverse: bool, mode: int, hidden_size: int, *_: Any,
-                          out: Any = None, **__: Any) -> FlopCount:
+def mkldnn_backward_flops(x: Spec, w_ih: Spec, w_hh: Spec, b_ih: Spec, b_hh: Spec, hx: Spec, cx: Spec, output: Spec,
+                          hy: Spec, cy: Spec, grad_output: Any, grad_hy: Any, grad_cy: Any, reverse: bool, mode: int,
+                          hidden_size: int, *_: Any, out: Any = None, **__: Any) -> FlopCount:
     return layer_backward_flops(prod(x[:-1]), [w_ih, w_hh], mode, hidden_size, x, True)
 
 
@@ -80,8 +84,9 @@ def mps_lstm_flops(x: Spec, hx: list[Spec], params: list[Spec], *_: Any, out: An
     return layer_flops(prod(x[:-1]), params, LSTM, hx[1][-1], x)
 
 
-def mps_lstm_backward_flops(grad_y: Any, grad_hy: Any, grad_cy: Any, z_state: Spec, cell_state: Spec, x: Spec, outputs: Spec,
-                            hx: list[Spec], params: list[Spec], *_: Any, out: Any = None, **__: Any) -> FlopCount:
+def mps_lstm_backward_flops(grad_y: Any, grad_hy: Any, grad_cy: Any, z_state: Spec, cell_state: Spec, x: Spec,
+                            outputs: Spec, hx: list[Spec], params: list[Spec], *_: Any, out: Any = None,
+                            **__: Any) -> FlopCount:
     return layer_backward_flops(prod(x[:-1]), params, LSTM, hx[1][-1], x, True)
 
 

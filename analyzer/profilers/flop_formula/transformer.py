@@ -15,8 +15,8 @@ from .size import multiply_adds
 Spec = TensorSpec
 
 
-def multi_head_attention_flops(query: Spec, key: Spec, value: Spec, embed_dim: int, num_head: int, qkv_weight: Spec, *_: Any,
-                               out: Any = None, **__: Any) -> FlopCount:
+def multi_head_attention_flops(query: Spec, key: Spec, value: Spec, embed_dim: int, num_head: int, qkv_weight: Spec, *_:
+                               Any, out: Any = None, **__: Any) -> FlopCount:
     """Projections of q, k, v and of the output ([.., embed] by [embed, embed]) and the attention between them.
 
     As everywhere for fused attention: matrix products only, biases and softmax add nothing.
@@ -28,14 +28,16 @@ def multi_head_attention_flops(query: Spec, key: Spec, value: Spec, embed_dim: i
     return multiply_adds(projections * embed_dim, query) + attention.forward(query)
 
 
-def encoder_layer_flops(src: Spec, embed_dim: int, num_heads: int, qkv_weight: Spec, qkv_bias: Spec, proj_weight: Spec, proj_bias: Spec,
-                        use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Spec, norm_bias_1: Spec, norm_weight_2: Spec,
-                        norm_bias_2: Spec, ffn_weight_1: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+def encoder_layer_flops(src: Spec, embed_dim: int, num_heads: int, qkv_weight: Spec, qkv_bias: Spec, proj_weight: Spec,
+                        proj_bias: Spec, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Spec,
+                        norm_bias_1: Spec, norm_weight_2: Spec, norm_bias_2: Spec, ffn_weight_1: Spec, *_: Any,
+                        out: Any = None, **__: Any) -> FlopCount:
     """Multi-head attention, two linear layers, their activation, two residual sums and two layer norms."""
     hidden = src.numel // embed_dim * ffn_weight_1[0]
     feed_forward = multiply_adds(2 * hidden * embed_dim, src)
     elementwise = hidden * (GELU_FLOPS if use_gelu else 1) + src.numel * (2 + 2 * LAYER_NORM_FLOPS)
-    return multi_head_attention_flops(src, src, src, embed_dim, num_heads, qkv_weight) + feed_forward + FlopCount(elementwise)
+    return multi_head_attention_flops(src, src, src, embed_dim, num_heads,
+                                      qkv_weight) + feed_forward + FlopCount(elementwise)
 
 
 def rescale_qkv_flops(qkv: Spec, _bias: Spec, num_heads: int, *, out: Any = None, **_: Any) -> FlopCount:

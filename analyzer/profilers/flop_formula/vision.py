@@ -27,15 +27,17 @@ def nms_flops(boxes: Spec, *_: Any, out: Any = None, **__: Any) -> int:
 
 def roi_align_flops(x: Spec, rois: Spec, scale: float, height: int, width: int, sampling_ratio: int, *_: Any, out: Any,
                     **__: Any) -> int | None:
-    """sampling_ratio² samples an output element, their sum, ÷ their number; a ratio ≤ 0 takes it from each box: unknown."""
+    """sampling_ratio² samples an output element, their sum, ÷ their number; a ratio ≤ 0 takes it from each box:
+    unknown.
+    """
     if sampling_ratio <= 0:
         return None
     samples = sampling_ratio ** 2
     return rois[0] * x[1] * height * width * samples * (SAMPLE_FLOPS + 1)
 
 
-def ps_roi_align_flops(x: Spec, rois: Spec, scale: float, height: int, width: int, sampling_ratio: int, *_: Any, out: Any,
-                       **__: Any) -> int | None:
+def ps_roi_align_flops(x: Spec, rois: Spec, scale: float, height: int, width: int, sampling_ratio: int, *_: Any,
+                       out: Any, **__: Any) -> int | None:
     """Position-sensitive: each bin has channels of its own."""
     channels = TensorSpec.of((x[0], x[1] // (height * width), *x[2:]), x.stride, x.dtype, x.device)
     return roi_align_flops(channels, rois, scale, height, width, sampling_ratio, out=out)
@@ -53,14 +55,17 @@ def sampled_columns(x: Spec, weight: Spec, positions: int) -> int:
     return x[0] * x[1] * prod(weight[2:]) * positions
 
 
-def deform_conv2d_flops(x: Spec, weight: Spec, offset: Spec, mask: Spec, bias: Spec, *rest: Any, out: Spec, **_: Any) -> FlopCount:
+def deform_conv2d_flops(x: Spec, weight: Spec, offset: Spec, mask: Spec, bias: Spec, *rest: Any, out: Spec,
+                        **_: Any) -> FlopCount:
     """Bilinear samples, × the mask where used, and the convolution of them."""
     columns = sampled_columns(x, weight, out[2] * out[3])
     return multiply_adds(out.numel * prod(weight[1:]), x) + FlopCount(columns * (SAMPLE_FLOPS + bool(rest[-1])))
 
 
 def deform_conv2d_backward_flops(grad: Spec, x: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
-    """The two products, the samples again for the weight's, and the gradients of input, offset and mask (2) from the columns'."""
+    """The two products, the samples again for the weight's, and the gradients of input, offset and mask (2) from the
+    columns'.
+    """
     columns = sampled_columns(x, weight, grad[2] * grad[3])
     masked = 3 * bool(rest[-1])
     return multiply_adds(2 * grad.numel * prod(weight[1:]), x) + FlopCount(

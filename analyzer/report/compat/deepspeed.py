@@ -1,4 +1,6 @@
-"""The report of DeepSpeed's FLOPs profiler, and of flops-profiler, which came from it: summary, aggregated and detailed profile."""
+"""The report of DeepSpeed's FLOPs profiler, and of flops-profiler, which came from it: summary, aggregated and detailed
+profile.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,22 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
+from analyzer.report.column import check_layout, print_rows
+from analyzer.report.module_row import Ignored, divide, find_root, format_shapes, has_own_row, leave_out, plain
+from analyzer.report.notation import NOTATIONS, list_notations
 from analyzer.results.profile import CostInfo, ModuleInfo, Profile
 from analyzer.units import format_bytes, format_figure, format_latency, format_share
 
-from analyzer.report.column import check_layout, print_rows
 from .functional import FunctionInfo, list_functions, sum_functions
-from analyzer.report.module_row import Ignored, divide, find_root, format_shapes, has_own_row, leave_out, plain
-from analyzer.report.notation import NOTATIONS, list_notations
 
 STYLES = ("deepspeed", "flops-profiler")
 _WIDTH = 78
 _ORDER = {
     "deepspeed": "params, percentage of total params, MACs, percentage of total MACs, fwd latency, percentage of total fwd latency, fwd FLOPS,\n"
-                 "activation bytes, input shapes -> output shapes, arguments of the module",
+    "activation bytes, input shapes -> output shapes, arguments of the module",
     "flops-profiler": "params, flops, MACs, fwd latency, fwd FLOPS and their shares of the model's; the functions that run in it with their shares of\n"
-                      "the model's flops and MACs, of the time of all functions (allfuncs) and of the model's fwd latency (e2e); activation bytes,\n"
-                      "input shapes -> output shapes, arguments of the module",
+    "the model's flops and MACs, of the time of all functions (allfuncs) and of the model's fwd latency (e2e); activation bytes,\n"
+    "input shapes -> output shapes, arguments of the module",
 }
 _NOTE = """\
 Note: 1. What a module does outside its submodules is its "(own)" row, so that a module is the sum of the rows right below it.
@@ -31,18 +33,22 @@ Note: 1. What a module does outside its submodules is its "(own)" row, so that a
 3. A module that stands in several places is counted in the first."""
 
 
-def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, detailed: bool = True, as_string: bool = True,
-                     output_file: str | Path | None = None, ignore_modules: Ignored | None = None, depth: int | None = None,
-                     style: str = "deepspeed", recompute_fwd_factor: float = 0.0) -> str:
+def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, detailed: bool = True,
+                     as_string: bool = True, output_file: str | Path | None = None,
+                     ignore_modules: Ignored | None = None, depth: int | None = None, style: str = "deepspeed",
+                     recompute_fwd_factor: float = 0.0) -> str:
     """The report as text, also written to ``output_file`` if one is given (its folder is made).
 
-    The aggregated profile names, at each depth down to ``module_depth`` (-1: all), the ``top_modules`` classes that have most parameters,
-    FLOPs, MACs, latency and activation bytes. ``detailed`` adds the tree of modules, each with its figures, down to ``depth``.
-    ``as_string=False`` prints plain numbers (bytes, seconds). ``ignore_modules`` are classes, class names or paths that count as their
-    parent's own. ``style="flops-profiler"`` adds what each function costs within each module. Under DeepSpeed's convention, which counts
-    no backward pass, that is taken for 2 + ``recompute_fwd_factor`` forward passes.
+    The aggregated profile names, at each depth down to ``module_depth`` (-1: all), the ``top_modules`` classes that
+    have most parameters, FLOPs, MACs, latency and activation bytes. ``detailed`` adds the tree of modules, each with
+    its figures, down to ``depth``.
+    ``as_string=False`` prints plain numbers (bytes, seconds). ``ignore_modules`` are classes, class names or paths that
+    count as their parent's own. ``style="flops-profiler"`` adds what each function costs within each module. Under
+    DeepSpeed's convention, which counts no backward pass, that is taken for 2 + ``recompute_fwd_factor`` forward
+    passes.
 
-    Raises InputError for a profile without modules, a depth or a number of modules that cannot be, and for unknown names.
+    Raises InputError for a profile without modules, a depth or a number of modules that cannot be, and for unknown
+    names.
 
     >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, params=10, fwd_macs=80, fwd_flops=160, extra_repr="in_features=4")
     >>> tree = ModuleInfo(path="", type="Net", params=10, fwd_macs=80, fwd_flops=160, own=CostInfo(params=0), children=(leaf,))
@@ -73,8 +79,9 @@ def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: i
 def _describe_source(profile: Profile) -> str:
     step = "" if profile.profile_step is None else f" at step {profile.profile_step}"
     steps = "" if profile.measured_steps is None else f", mean of {profile.measured_steps} runs"
-    return (f"Profile Summary{step}: {profile.name}, {profile.mode}{'' if profile.device is None else f', {profile.device}'}; "
-            f"latency: {profile.seconds_method}{steps}")
+    return (
+        f"Profile Summary{step}: {profile.name}, {profile.mode}{'' if profile.device is None else f', {profile.device}'}; "
+        f"latency: {profile.seconds_method}{steps}")
 
 
 def _rule(title: str) -> str:
@@ -95,7 +102,8 @@ class Figures:
     def quantities(self) -> tuple[tuple[str, str, Callable[[Any], str]], ...]:
         """Name, field and format of what the aggregated profile compares."""
         return (("params", "params", self.params), ("flops", "fwd_flops", self.flops), ("MACs", "fwd_macs", self.macs),
-                ("fwd latency", "fwd_seconds", self.latency), ("bwd flops", "bwd_flops", self.flops), ("bwd latency", "bwd_seconds", self.latency),
+                ("fwd latency", "fwd_seconds",
+                 self.latency), ("bwd flops", "bwd_flops", self.flops), ("bwd latency", "bwd_seconds", self.latency),
                 ("step", "optimizer_seconds", self.latency), ("activations", "activation_bytes", self.bytes))
 
     def params(self, value: int | None) -> str:
@@ -124,9 +132,12 @@ class Figures:
 # ---- the aggregated profile
 
 
-def aggregate(root: ModuleInfo, module_depth: int = -1, top_modules: int = 1, figures: Figures | None = None) -> list[str]:
+def aggregate(root: ModuleInfo, module_depth: int = -1, top_modules: int = 1,
+              figures: Figures | None = None) -> list[str]:
     """Lines that name the classes with the largest sums at each depth."""
-    lines = [f"Top {top_modules} classes of modules at each depth by params, flops, MACs, latency and activation bytes:"]
+    lines = [
+        f"Top {top_modules} classes of modules at each depth by params, flops, MACs, latency and activation bytes:"
+    ]
     depth_before = None
     for depth, quantity, largest in list_largest(root, module_depth, top_modules, figures or Figures(root)):
         if depth != depth_before:
@@ -136,9 +147,10 @@ def aggregate(root: ModuleInfo, module_depth: int = -1, top_modules: int = 1, fi
     return lines
 
 
-def largest_modules(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, as_string: bool = True, ignore_modules: Ignored | None = None,
-                    fmt: str = "text") -> str:
-    """The aggregated profile as a table: at each depth and for each quantity, the classes of modules that have most of it together.
+def largest_modules(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, as_string: bool = True,
+                    ignore_modules: Ignored | None = None, fmt: str = "text") -> str:
+    """The aggregated profile as a table: at each depth and for each quantity, the classes of modules that have most of
+    it together.
 
     >>> tree = ModuleInfo(path="", type="Net", params=10, children=(ModuleInfo(path="fc", type="Linear", depth=1, params=10),))
     >>> largest_modules(Profile(name="Net", mode="infer", modules=tree), fmt="csv").splitlines()[:3]
@@ -155,11 +167,13 @@ def largest_modules(profile: Profile, *, module_depth: int = -1, top_modules: in
     return print_rows(["Depth", "Quantity", "Rank", "Type", "Sum", "Share"], rows, left=(0, 1, 3), fmt=fmt)
 
 
-def list_largest(root: ModuleInfo, module_depth: int, top_modules: int, figures: Figures) -> Iterator[tuple[int, str, dict[str, str]]]:
+def list_largest(root: ModuleInfo, module_depth: int, top_modules: int,
+                 figures: Figures) -> Iterator[tuple[int, str, dict[str, str]]]:
     """Depth, quantity, and the classes with the largest sums of it and these sums."""
     if module_depth < -1 or top_modules < 1:
-        raise InputError(f"module_depth={module_depth!r}, top_modules={top_modules!r}: a depth is 0 or more, or -1 for all, and at least one "
-                         "module is named")
+        raise InputError(
+            f"module_depth={module_depth!r}, top_modules={top_modules!r}: a depth is 0 or more, or -1 for all, and at least one "
+            "module is named")
     sums = sum_by_class(root)
     deepest = len(sums) - 1 if module_depth == -1 else min(module_depth, len(sums) - 1)
     for depth, by_class in enumerate(sums[:deepest + 1]):
@@ -186,8 +200,12 @@ def sum_by_class(root: ModuleInfo) -> list[dict[str, CostInfo]]:
 
 def _print_module(module: ModuleInfo, figures: Figures, style: str, depth: int | None) -> list[str]:
     """As the repr of a module, which puts the figures where `extra_repr` stands."""
-    told = [*_tell(module, figures, sum_functions(module) if style != "deepspeed" else {}, style),
-            f"{figures.bytes(module.activation_bytes)} activations", f"{format_shapes(module.inputs)} -> {format_shapes(module.outputs)}"]
+    told = [
+        *_tell(module, figures,
+               sum_functions(module) if style != "deepspeed" else {}, style),
+        f"{figures.bytes(module.activation_bytes)} activations",
+        f"{format_shapes(module.inputs)} -> {format_shapes(module.outputs)}"
+    ]
     if module.shared_with is not None:
         told.append(f"same as ({module.shared_with or module.type})")
     if module.extra_repr:
@@ -210,9 +228,12 @@ def _print_own(module: ModuleInfo, figures: Figures, style: str) -> list[str]:
     line = ", ".join(told)
     if style != "deepspeed" or not functions:
         return [f"(own): ({line})"]
-    rows = [f"  ({f.name}): {f.calls} call{'s' if f.calls > 1 else ''}, {figures.flops(f.flops)} flops, {figures.share(f, 'flops', 'fwd_flops')} flops, "
-            f"{figures.macs(f.macs)}, {figures.share(f, 'macs', 'fwd_macs')} MACs, {figures.latency(f.seconds)}, "
-            f"{figures.share(f, 'seconds', 'fwd_seconds')} latency, {figures.rate(f.flops, f.seconds)}" for f in functions.values()]
+    rows = [
+        f"  ({f.name}): {f.calls} call{'s' if f.calls > 1 else ''}, {figures.flops(f.flops)} flops, {figures.share(f, 'flops', 'fwd_flops')} flops, "
+        f"{figures.macs(f.macs)}, {figures.share(f, 'macs', 'fwd_macs')} MACs, {figures.latency(f.seconds)}, "
+        f"{figures.share(f, 'seconds', 'fwd_seconds')} latency, {figures.rate(f.flops, f.seconds)}"
+        for f in functions.values()
+    ]
     return ["(own): (", f"  {line}", *rows, ")"]
 
 
@@ -220,17 +241,33 @@ def _tell(costs: CostInfo, figures: Figures, functions: Mapping[str, FunctionInf
     share = figures.share
     rate = figures.rate(costs.fwd_flops, costs.fwd_seconds)
     if style == "deepspeed":
-        return [figures.params(costs.params), f"{share(costs, 'params')} Params", figures.macs(costs.fwd_macs),
-                f"{share(costs, 'fwd_macs')} MACs", figures.latency(costs.fwd_seconds), f"{share(costs, 'fwd_seconds')} latency", rate]
-    row = {"param": figures.params(costs.params), "flops": figures.flops(costs.fwd_flops), "macs": figures.macs(costs.fwd_macs),
-           "duration": figures.latency(costs.fwd_seconds), "FLOPS": rate, "params%": share(costs, "params"), "flops%": share(costs, "fwd_flops"),
-           "macs%": share(costs, "fwd_macs"), "duration%": share(costs, "fwd_seconds")}
-    rows = {f.name: {
-        "flops": figures.flops(f.flops), "macs": figures.macs(f.macs), "duration": figures.latency(f.seconds),
-        "FLOPS": figures.rate(f.flops, f.seconds), "flops%": share(f, "flops", "fwd_flops"), "macs%": share(f, "macs", "fwd_macs"),
-        "duration%/allfuncs": format_share(f.seconds, figures.functions_seconds), "duration%/e2e": share(f, "seconds", "fwd_seconds"),
-    } for f in functions.values()}
-    return [f"module = {row}", f"functionals = {rows}", f"functionals_duration = {figures.latency(sum_seconds(functions.values()))}"]
+        return [
+            figures.params(costs.params), f"{share(costs, 'params')} Params",
+            figures.macs(costs.fwd_macs), f"{share(costs, 'fwd_macs')} MACs",
+            figures.latency(costs.fwd_seconds), f"{share(costs, 'fwd_seconds')} latency", rate
+        ]
+    row = {
+        "param": figures.params(costs.params), "flops": figures.flops(costs.fwd_flops), "macs": figures.macs(
+            costs.fwd_macs), "duration": figures.latency(costs.fwd_seconds), "FLOPS": rate, "params%": share(
+                costs, "params"), "flops%": share(costs, "fwd_flops"), "macs%": share(costs, "fwd_macs"),
+        "duration%": share(costs, "fwd_seconds")
+    }
+    rows = {
+        f.name: {
+            "flops": figures.flops(f.flops),
+            "macs": figures.macs(f.macs),
+            "duration": figures.latency(f.seconds),
+            "FLOPS": figures.rate(f.flops, f.seconds),
+            "flops%": share(f, "flops", "fwd_flops"),
+            "macs%": share(f, "macs", "fwd_macs"),
+            "duration%/allfuncs": format_share(f.seconds, figures.functions_seconds),
+            "duration%/e2e": share(f, "seconds", "fwd_seconds"),
+        } for f in functions.values()
+    }
+    return [
+        f"module = {row}", f"functionals = {rows}",
+        f"functionals_duration = {figures.latency(sum_seconds(functions.values()))}"
+    ]
 
 
 def sum_seconds(functions: Iterable[FunctionInfo]) -> float | None:

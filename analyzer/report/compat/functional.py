@@ -9,13 +9,27 @@ from analyzer.results.profile import ModuleInfo, OperatorInfo
 
 # Where the ATen operator goes by another name than the Python function; torch.nn.functional and torch dispatch so.
 _NAMES = {
-    "addmm": "linear", "_addmm_activation": "linear", "bmm": "matmul", "baddbmm": "baddbmm", "native_layer_norm": "layer_norm",
-    "native_group_norm": "group_norm", "_softmax": "softmax", "_safe_softmax": "softmax", "_log_softmax": "log_softmax",
-    "native_dropout": "dropout", "_prelu_kernel": "prelu", "_embedding_bag": "embedding_bag", "nll_loss_forward": "nll_loss",
-    "_fused_rms_norm": "rms_norm", "_cudnn_rnn": "rnn", "_unsafe_view": "view", "_to_copy": "to",
+    "addmm": "linear",
+    "_addmm_activation": "linear",
+    "bmm": "matmul",
+    "baddbmm": "baddbmm",
+    "native_layer_norm": "layer_norm",
+    "native_group_norm": "group_norm",
+    "_softmax": "softmax",
+    "_safe_softmax": "softmax",
+    "_log_softmax": "log_softmax",
+    "native_dropout": "dropout",
+    "_prelu_kernel": "prelu",
+    "_embedding_bag": "embedding_bag",
+    "nll_loss_forward": "nll_loss",
+    "_fused_rms_norm": "rms_norm",
+    "_cudnn_rnn": "rnn",
+    "_unsafe_view": "view",
+    "_to_copy": "to",
 }
-_FAMILIES = ((r".*batch_norm.*", "batch_norm"), (r"_?(adaptive_)?(avg|max)_pool([123])d.*", r"\1\2_pool\3d"), (r"_?upsample_.*", "interpolate"),
-             (r"_?scaled_dot_product_.*|_flash_attention.*|_efficient_attention.*", "scaled_dot_product_attention"))
+_FAMILIES = ((r".*batch_norm.*", "batch_norm"), (r"_?(adaptive_)?(avg|max)_pool([123])d.*", r"\1\2_pool\3d"),
+             (r"_?upsample_.*", "interpolate"), (r"_?scaled_dot_product_.*|_flash_attention.*|_efficient_attention.*",
+                                                 "scaled_dot_product_attention"))
 _COSTS = ("flops", "macs", "seconds")
 
 
@@ -32,11 +46,13 @@ class FunctionInfo:
     def __add__(self, other: FunctionInfo) -> FunctionInfo:
         """Both together; unknown plus anything is unknown."""
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in _COSTS}
-        return FunctionInfo(self.name, self.calls + other.calls, **{name: None if a is None or b is None else a + b for name, (a, b) in pairs.items()})
+        return FunctionInfo(self.name, self.calls + other.calls,
+                            **{name: None if a is None or b is None else a + b for name, (a, b) in pairs.items()})
 
 
 def name_function(operator: str, module: ModuleInfo | None = None) -> str:
-    """The Python function behind an operator that ``module`` called; the names of functions and of other libraries' operators stay.
+    """The Python function behind an operator that ``module`` called; the names of functions and of other libraries'
+    operators stay.
 
     >>> name_function("aten.addmm.default"), name_function("aten.relu_.default"), name_function("softmax"), name_function("mylib.scan.default")
     ('linear', 'relu', 'softmax', 'mylib.scan')
@@ -52,7 +68,8 @@ def name_function(operator: str, module: ModuleInfo | None = None) -> str:
         kind = "conv_transpose" if module is not None and "Transpose" in module.type else "conv"
         return f"{kind}{dims}d" if dims else "convolution"
     if name == "mm":  # a linear layer without a bias, or a product of two activations
-        return "linear" if module is not None and any(len(p.shape) == 2 for p in module.parameters.values()) else "matmul"
+        return "linear" if module is not None and any(len(p.shape) == 2
+                                                      for p in module.parameters.values()) else "matmul"
     for pattern, function in _FAMILIES:
         if (found := re.fullmatch(pattern, name)) is not None:
             return found.expand(function) if "\\" in function else function
@@ -60,7 +77,9 @@ def name_function(operator: str, module: ModuleInfo | None = None) -> str:
 
 
 def list_functions(module: ModuleInfo) -> dict[str, FunctionInfo]:
-    """The functions that the module itself called in the forward pass, the longest first; views and the like, which cost nothing, are left out."""
+    """The functions that the module itself called in the forward pass, the longest first; views and the like, which
+    cost nothing, are left out.
+    """
     return _collect([(module, row) for row in module.operators])
 
 

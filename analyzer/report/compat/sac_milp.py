@@ -1,7 +1,8 @@
 """Statistics of modules in the form that PyTorch's planner of activation checkpointing reads.
 
-The records are those of ``torch/distributed/_tools/ilp_utils.py`` (``ModuleInfo``, ``ModStats``) and ``sac_estimator.py`` (``SACStats``); what
-each field is there, `aggregate_stats` and `SACEstimator` say. Times are milliseconds, memory bytes.
+The records are those of ``torch/distributed/_tools/ilp_utils.py`` (``ModuleInfo``, ``ModStats``) and
+``sac_estimator.py`` (``SACStats``); what each field is there, `aggregate_stats` and `SACEstimator` say. Times are
+milliseconds, memory bytes.
 """
 from __future__ import annotations
 
@@ -20,18 +21,23 @@ _SEGMENTS = 8  #: most lines of a trade-off curve; each adds a constraint to the
 def to_module_info(profile: Profile) -> dict[str, Any]:
     """What ``parse_module_info`` reads: the order of modules, and for each its memory, time, and trade-off of the two.
 
-    A module's trade-off curve gives the least part of its forward time that must run again when a part of its memory is discarded, node by
-    node; a leaf has none. ``act_grad_per_module`` is the largest gradient that a node of the module makes for its inputs.
+    A module's trade-off curve gives the least part of its forward time that must run again when a part of its memory is
+    discarded, node by node; a leaf has none. ``act_grad_per_module`` is the largest gradient that a node of the module
+    makes for its inputs.
 
     Raises InputError for a profile without seconds, or of inference.
     """
     rows = _timed(profile, "to_module_info")
     modules = _Modules(profile, rows)
     stats = [modules.describe(path) for path in modules.preorder]
-    return {"mod_order": {"fw_pre_order": [modules.name(p) for p in modules.preorder], "fw_post_order": [modules.name(p) for p in modules.postorder],
-                          "bw_pre_order": [modules.name(p) for p in reversed(modules.postorder)],
-                          "bw_post_order": [modules.name(p) for p in reversed(modules.preorder)]},
-            "mod_stats": stats}
+    return {
+        "mod_order": {
+            "fw_pre_order": [modules.name(p) for p in modules.preorder], "fw_post_order": [
+                modules.name(p) for p in modules.postorder
+            ], "bw_pre_order": [modules.name(p) for p in reversed(modules.postorder)],
+            "bw_post_order": [modules.name(p) for p in reversed(modules.preorder)]
+        }, "mod_stats": stats
+    }
 
 
 def to_sac_stats(profile: Profile, module_path: str = "") -> dict[str, Any]:
@@ -39,7 +45,9 @@ def to_sac_stats(profile: Profile, module_path: str = "") -> dict[str, Any]:
 
     Raises InputError for a profile without seconds, or of inference, or a path where nothing runs.
     """
-    rows = [r for r in _timed(profile, "to_sac_stats") if _is_in(r.module_path, module_path) and r.op.startswith("call")]
+    rows = [
+        r for r in _timed(profile, "to_sac_stats") if _is_in(r.module_path, module_path) and r.op.startswith("call")
+    ]
     if not rows:
         raise InputError(f"to_sac_stats(module_path={module_path!r}): no node of {profile.name} runs in it")
     index = {r.name: i for i, r in enumerate(rows)}
@@ -59,7 +67,8 @@ def _timed(profile: Profile, caller: str) -> Sequence[NodeInfo]:
     if profile.mode != "train" or not profile.nodes:
         raise InputError(f"{caller}(): needs the nodes of a training step; profile the model with mode='train'")
     if any(r.fwd_seconds is None or r.bwd_seconds is None for r in profile.nodes):
-        raise InputError(f"{caller}(): the profile holds no seconds; profile the model with device=, for instance device='h100'")
+        raise InputError(
+            f"{caller}(): the profile holds no seconds; profile the model with device=, for instance device='h100'")
     end = next((i for i, r in enumerate(profile.nodes) if r.op == "output"), len(profile.nodes))
     return profile.nodes[:end]  # without the loss
 
@@ -85,7 +94,10 @@ class _Modules:
         assert profile.modules is not None
         self.rows = rows
         self.root = profile.modules.type
-        self.ran = {m.path: [i for i, r in enumerate(self.rows) if _is_in(r.module_path, m.path)] for m in profile.modules.walk()}
+        self.ran = {
+            m.path: [i for i, r in enumerate(self.rows) if _is_in(r.module_path, m.path)]
+            for m in profile.modules.walk()
+        }
         self.info = {m.path: m for m in profile.modules.walk() if self.ran[m.path]}
         self.children: dict[str, list[str]] = {path: [] for path in self.info}
         for path in sorted(self.info, key=lambda p: self.ran[p][0]):
@@ -141,7 +153,9 @@ class _Modules:
 
 
 def _tradeoff(rows: Sequence[NodeInfo]) -> list[tuple[float, float]]:
-    """Points (part of the memory discarded, part of the forward time run again), the cheapest memory first: a convex curve from (0, 0) to (1, 1)."""
+    """Points (part of the memory discarded, part of the forward time run again), the cheapest memory first: a convex
+    curve from (0, 0) to (1, 1).
+    """
     memory, seconds = sum(_made_bytes(r) for r in rows), sum(r.fwd_seconds or 0.0 for r in rows)
     if not memory or not seconds:
         return []

@@ -3,19 +3,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analyzer.results.profile import ModuleInfo, Profile, TensorInfo
-from analyzer.units import UNKNOWN
-
 from analyzer.report.column import check_layout
 from analyzer.report.module_row import find_root, has_own_row, plain
+from analyzer.results.profile import ModuleInfo, Profile, TensorInfo
+from analyzer.units import UNKNOWN
 
 _INDENT = " " * 8
 
 
 def tids_report(profile: Profile, *, depth: int | None = None) -> str:
-    """One line a module: class, parameters, milliseconds and share of the forward pass, shapes of its first input and its first output; down to ``depth``.
+    """One line a module: class, parameters, milliseconds and share of the forward pass, shapes of its first input and
+    its first output; down to ``depth``.
 
-    What a module does outside its submodules is a line of its own where it takes time. Raises InputError for a profile without modules.
+    What a module does outside its submodules is a line of its own where it takes time. Raises InputError for a profile
+    without modules.
 
     >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, params=10, fwd_seconds=0.0005, outputs=(TensorInfo((2, 5), "float32", "cpu"),))
     >>> tree = ModuleInfo(path="", type="Net", params=10, fwd_seconds=0.001, children=(leaf,))
@@ -28,14 +29,18 @@ def tids_report(profile: Profile, *, depth: int | None = None) -> str:
 
 
 def _list_lines(module: ModuleInfo, root: ModuleInfo, name: str, depth: int | None) -> list[str]:
-    lines = [f"({name}): {module.type}, num_params {plain(module.params)}, {_tell_latency(module.fwd_seconds, root.fwd_seconds)}, "
-             f"input shape {_shape(module.inputs)}, output shape {_shape(module.outputs)}"]
+    lines = [
+        f"({name}): {module.type}, num_params {plain(module.params)}, {_tell_latency(module.fwd_seconds, root.fwd_seconds)}, "
+        f"input shape {_shape(module.inputs)}, output shape {_shape(module.outputs)}"
+    ]
     if not module.children or module.depth == depth:
         return lines
     for child in module.children:
         lines += [_INDENT + line for line in _list_lines(child, root, child.path.rpartition(".")[2], depth)]
     if has_own_row(module) and (module.own.fwd_seconds or module.own.params):
-        lines.append(f"{_INDENT}(own): num_params {plain(module.own.params)}, {_tell_latency(module.own.fwd_seconds, root.fwd_seconds)}")
+        lines.append(
+            f"{_INDENT}(own): num_params {plain(module.own.params)}, {_tell_latency(module.own.fwd_seconds, root.fwd_seconds)}"
+        )
     return lines
 
 

@@ -1,4 +1,6 @@
-"""The table of torchinfo: one row a run of a module, in the order of the runs, with shared modules marked and counted once."""
+"""The table of torchinfo: one row a run of a module, in the order of the runs, with shared modules marked and counted
+once.
+"""
 from __future__ import annotations
 
 import math
@@ -6,14 +8,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from analyzer.errors import InputError
-from analyzer.results.profile import ModuleCall, ModuleInfo, Profile, TensorInfo
-
 from analyzer.report.column import check_layout, print_rows
 from analyzer.report.module_row import divide, find_root, name_module
+from analyzer.results.profile import ModuleCall, ModuleInfo, Profile, TensorInfo
 
 COLUMNS = {
-    "kernel_size": "Kernel Shape", "input_size": "Input Shape", "output_size": "Output Shape", "num_params": "Param #",
-    "params_percent": "Param %", "mult_adds": "Mult-Adds", "trainable": "Trainable", "output_bytes": "Output Size", "fwd_seconds": "Latency (ms)",
+    "kernel_size": "Kernel Shape",
+    "input_size": "Input Shape",
+    "output_size": "Output Shape",
+    "num_params": "Param #",
+    "params_percent": "Param %",
+    "mult_adds": "Mult-Adds",
+    "trainable": "Trainable",
+    "output_bytes": "Output Size",
+    "fwd_seconds": "Latency (ms)",
 }
 ROW_SETTINGS = ("ascii_only", "depth", "var_names", "hide_recursive_layers")
 _RECURSIVE = "(recursive)"
@@ -26,7 +34,8 @@ class Layer:
     """One row: a run of a module, or a container that was never called itself."""
 
     module: ModuleInfo                  #: where it is counted
-    place: ModuleInfo                   #: where it stands, which is another place of the same module where that is shared
+    #: where it stands, which is another place of the same module where that is shared
+    place: ModuleInfo
     call: ModuleCall | None
     is_recursive: bool                  #: the module has a row already
     index: int                          #: of the rows at its depth, from 1
@@ -42,18 +51,21 @@ class Layer:
 
 
 def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_size", "num_params"), depth: int = 3,
-                    row_settings: Iterable[str] = ("depth",), verbose: int = 1, col_width: int = 25, mult_adds: str = "own",
-                    fmt: str = "text") -> str:
+                    row_settings: Iterable[str] = ("depth", ), verbose: int = 1, col_width: int = 25,
+                    mult_adds: str = "own", fmt: str = "text") -> str:
     """The table as text, as ``torchinfo.summary`` prints it.
 
-    ``col_names`` are of ``input_size output_size num_params params_percent kernel_size mult_adds trainable`` (torchinfo's own) and
-    ``output_bytes fwd_seconds``; ``depth`` is that of the deepest rows shown, a module there standing for all below it; ``row_settings`` are of
-    ``ascii_only depth var_names hide_recursive_layers``; ``verbose=2`` adds a row for each parameter. ``fmt`` other than ``"text"``
-    (``"markdown"``, ``"csv"``, ``"latex"``, ``"html"``) gives the rows alone, as a table.
+    ``col_names`` are of ``input_size output_size num_params params_percent kernel_size mult_adds trainable``
+    (torchinfo's own) and
+    ``output_bytes fwd_seconds``; ``depth`` is that of the deepest rows shown, a module there standing for all below it;
+    ``row_settings`` are of
+    ``ascii_only depth var_names hide_recursive_layers``; ``verbose=2`` adds a row for each parameter. ``fmt`` other
+    than ``"text"`` (``"markdown"``, ``"csv"``, ``"latex"``, ``"html"``) gives the rows alone, as a table.
 
-    Mult-adds are the forward MACs of the profile, all of those of a module's runs that differ in shape in the first of them.
-    ``mult_adds="torchinfo"`` counts as torchinfo does: each weight and bias once a sample (once an output position of a convolution), and nothing
-    of what has no parameters, so that of a transformer over 512 tokens it sees one.
+    Mult-adds are the forward MACs of the profile, all of those of a module's runs that differ in shape in the first of
+    them.
+    ``mult_adds="torchinfo"`` counts as torchinfo does: each weight and bias once a sample (once an output position of a
+    convolution), and nothing of what has no parameters, so that of a transformer over 512 tokens it sees one.
 
     Raises InputError for a profile without modules and for unknown names.
 
@@ -68,18 +80,22 @@ def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_siz
     columns, settings = tuple(col_names), set(row_settings)
     for name in columns:
         if name not in COLUMNS:
-            raise InputError(f"torchinfo_table(col_names={columns!r}): no column {name!r}; columns are {', '.join(COLUMNS)}")
+            raise InputError(
+                f"torchinfo_table(col_names={columns!r}): no column {name!r}; columns are {', '.join(COLUMNS)}")
     for name in sorted(settings - set(ROW_SETTINGS)):
-        raise InputError(f"torchinfo_table(row_settings=...): no setting {name!r}; settings are {', '.join(ROW_SETTINGS)}")
+        raise InputError(
+            f"torchinfo_table(row_settings=...): no setting {name!r}; settings are {', '.join(ROW_SETTINGS)}")
     if mult_adds not in ("own", "torchinfo"):
         raise InputError(f"torchinfo_table(mult_adds={mult_adds!r}): must be 'own' or 'torchinfo'")
     if verbose not in (0, 1, 2) or col_width < 1:
-        raise InputError(f"torchinfo_table(verbose={verbose!r}, col_width={col_width!r}): verbose is 0, 1 or 2, a width at least 1")
+        raise InputError(
+            f"torchinfo_table(verbose={verbose!r}, col_width={col_width!r}): verbose is 0, 1 or 2, a width at least 1")
     check_layout(depth, 0, fmt, "torchinfo_table()")
     layers = list_layers(profile, root, mult_adds)
     table = _Table(layers, root.params, columns, settings, depth, verbose == 2)
     if fmt != "text":
-        return print_rows([table.title, *(COLUMNS[name] for name in columns)], list(table.list_rows()), left=range(len(columns) + 1), fmt=fmt)
+        return print_rows([table.title, *(COLUMNS[name] for name in columns)], list(table.list_rows()),
+                          left=range(len(columns) + 1), fmt=fmt)
     width = table.first_width()
     rule = "=" * (width + len(columns) * col_width)
 
@@ -94,7 +110,9 @@ def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_siz
 
 
 def list_layers(profile: Profile, root: ModuleInfo, mult_adds: str = "own") -> list[Layer]:
-    """All rows: the runs of modules, and before the first run inside a container that is not called itself, the container."""
+    """All rows: the runs of modules, and before the first run inside a container that is not called itself, the
+    container.
+    """
     by_path = {module.path: module for module in root.walk()}
     calls = profile.module_calls or _calls_of_tree(root)
     layers: list[Layer] = []
@@ -131,14 +149,18 @@ def list_layers(profile: Profile, root: ModuleInfo, mult_adds: str = "own") -> l
 def _find_place(call: ModuleCall, calls: Sequence[ModuleCall], by_path: Mapping[str, ModuleInfo]) -> ModuleInfo:
     """Where in the tree the called module stands: of several places, the one below the module that called it."""
     caller = None if call.parent is None else by_path[calls[call.parent].path]
-    return next((child for child in (() if caller is None else caller.children) if child.shared_with == call.path), by_path[call.path])
+    return next((child for child in (() if caller is None else caller.children) if child.shared_with == call.path),
+                by_path[call.path])
 
 
 def _count_unlisted(module: ModuleInfo, runs_of: Mapping[str, object]) -> int | None:
     """Its own parameters and those of modules below it that no row stands for, since they did not run."""
     if not module.children:
         return module.params
-    return _add([module.own.params, *(_count_unlisted(c, runs_of) for c in module.children if c.shared_with is None and c.path not in runs_of)])
+    return _add([
+        module.own.params,
+        *(_count_unlisted(c, runs_of) for c in module.children if c.shared_with is None and c.path not in runs_of)
+    ])
 
 
 def _sum_params(layer: Layer) -> int | None:
@@ -156,7 +178,8 @@ def _add(values: Iterable[int | None]) -> int | None:
 
 def _calls_of_tree(root: ModuleInfo) -> tuple[ModuleCall, ...]:
     """One run of each module, where the runs are not known."""
-    return tuple(ModuleCall(m.path, None, m.inputs, m.outputs, m.fwd_seconds) for m in root.walk() if m.shared_with is None)
+    return tuple(
+        ModuleCall(m.path, None, m.inputs, m.outputs, m.fwd_seconds) for m in root.walk() if m.shared_with is None)
 
 
 def _list_holders(path: str) -> list[str]:
@@ -168,7 +191,9 @@ def _list_holders(path: str) -> list[str]:
 
 
 def _share_costs(runs: Sequence[Layer], mult_adds: str) -> None:
-    """Divide the MACs of a module's own and its time among its runs: evenly where all are alike, else all MACs to the first."""
+    """Divide the MACs of a module's own and its time among its runs: evenly where all are alike, else all MACs to the
+    first.
+    """
     module = runs[0].module
     alike = all(run.call and run.call[2:4] == (module.inputs, module.outputs) for run in runs)
     macs = module.own.fwd_macs if module.children else module.fwd_macs
@@ -278,7 +303,9 @@ def sum_macs(layer: Layer) -> int | None:
 
 
 def describe_training(module: ModuleInfo) -> str:
-    """``True`` where all parameters are trained, ``False`` where none is, ``Partial`` between, ``--`` without parameters."""
+    """``True`` where all parameters are trained, ``False`` where none is, ``Partial`` between, ``--`` without
+    parameters.
+    """
     if not module.params or module.trainable_params is None:
         return "--"
     return "False" if module.trainable_params == 0 else "True" if module.trainable_params == module.params else "Partial"
@@ -293,17 +320,25 @@ def _shape(tensors: Sequence[TensorInfo]) -> str:
 
 def _list_totals(profile: Profile, root: ModuleInfo, layers: Sequence[Layer], mult_adds: str, rule: str) -> list[str]:
     trainable = root.trainable_params
-    lines = [f"Total params: {_group(root.params)}", f"Trainable params: {_group(trainable)}",
-             f"Non-trainable params: {_group(None if root.params is None or trainable is None else root.params - trainable)}"]
+    lines = [
+        f"Total params: {_group(root.params)}", f"Trainable params: {_group(trainable)}",
+        f"Non-trainable params: {_group(None if root.params is None or trainable is None else root.params - trainable)}"
+    ]
     if not profile.inputs:
         return lines
     macs = root.fwd_macs if mult_adds == "own" else sum(layer.macs or 0 for layer in layers)
     input_bytes = sum(tensor.nbytes for tensor in profile.inputs.values())
     # an output and its gradient, of each layer that has parameters
-    pass_bytes = 2 * sum(t.nbytes for layer in layers if layer.is_leaf and layer.module.params and layer.call for t in layer.call.outputs[:1])
-    sizes = (("Input size", input_bytes), ("Forward/backward pass size", pass_bytes), ("Params size", profile.param_bytes),
-             ("Estimated Total Size", None if profile.param_bytes is None else input_bytes + pass_bytes + profile.param_bytes))
-    return [*lines, f"Total mult-adds{_scale(macs)}", rule, *(f"{name} (MB): {'--' if n is None else f'{n / _MEGA:.2f}'}" for name, n in sizes)]
+    pass_bytes = 2 * sum(t.nbytes for layer in layers if layer.is_leaf and layer.module.params and layer.call
+                         for t in layer.call.outputs[:1])
+    sizes = (("Input size", input_bytes), ("Forward/backward pass size", pass_bytes), ("Params size",
+                                                                                       profile.param_bytes),
+             ("Estimated Total Size",
+              None if profile.param_bytes is None else input_bytes + pass_bytes + profile.param_bytes))
+    return [
+        *lines, f"Total mult-adds{_scale(macs)}", rule,
+        *(f"{name} (MB): {'--' if n is None else f'{n / _MEGA:.2f}'}" for name, n in sizes)
+    ]
 
 
 def _group(value: int | None) -> str:
