@@ -153,7 +153,8 @@ def run_profile(arguments: argparse.Namespace) -> int:
 
     import torch
 
-    from analyzer.api.profile import build_model, profile
+    from analyzer.api.argument import build_model
+    from analyzer.api.profile import profile
     from analyzer.profilers.flops import make_flops_profiler
 
     def build() -> torch.nn.Module:

@@ -11,16 +11,13 @@ from torch import fx
 from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
-from analyzer.cuda.current_spec import claimed_spec, claiming
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.graph.codegen import RegionCodeGen
 from analyzer.fx.graph.interpreter import RecordingInterpreter
 from analyzer.fx.graph.region import GradRegion
 from analyzer.fx.graph.run_record import RunRecord, Unknown, Value, fingerprint_nodes, held_tensors
 from analyzer.fx.graph.statement import statements_of
-from analyzer.fx.module_borrow import borrow_module
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import attach
@@ -28,11 +25,9 @@ from analyzer.meta.tensor import META, MetaTensor
 from analyzer.record.hold import Hold
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder, tensors_in
-from analyzer.results.build import build_profile
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 
-from .profile import choose_profilers, register_inputs
 from .symbolic_profile import LastRun, last_runs
 
 Tensor = torch.Tensor
@@ -252,35 +247,30 @@ class _Window:
         return {n: found[n.name] for n in (*given, *inside) if n in window}
 
     def _profile(self, part: fx.GraphModule, given: list[fx.Node], results: list[fx.Node]) -> dict[str, NodeInfo]:
-        last = self.last
-        mode = MetaTensorMode(ProfileOptions(steps=1), adopted_claim=last.claim)
-        with mode, claiming(last.device or claimed_spec()), borrow_module(part, last.claim) as borrowed:
-            recorder = Recorder(mode, part, last.claim)
-            with recorder.recording():
-                makers = _Makers(mode.state)
+        with self.last.session.open(part, ProfileOptions(steps=1), eager=False) as run:
+            with run.recording() as recorder:
+                makers = _Makers(recorder.mode.state)
                 leaves = {n.name: makers.make_tree(self.record.values.get(n.name, Unknown())) for n in given}
                 inputs = {n.name: leaves[n.name] for n in given if n.op == "placeholder"}
-                register_inputs(recorder, part, borrowed, (), inputs, [])
+                run.register_inputs((), inputs, ())
                 self._step(recorder, part, makers, given, leaves, results)
             self.result.log = recorder.log
             self.result.complete()
-            annotations = [f(recorder.log) for f in choose_profilers(last.profilers, last.device).values()]
-            profile = build_profile(recorder.log, part, annotations, name="", mode=last.mode)
-        return {row.name: row for row in profile.nodes}
+            return {row.name: row for row in run.build().nodes}
 
     def _step(self, recorder: Recorder, part: fx.GraphModule, makers: _Makers, given: list[fx.Node],
               leaves: dict[str, Any], results: list[fx.Node]) -> None:
         """As `GraphStep`, with the gradients that the results had in the whole run in place of a loss."""
-        last = self.last
+        session = self.last.session
         interpreter = RecordingInterpreter(part, recorder)
         self.result = interpreter.record
         holds = [Hold(t) for n in given if n.op == "placeholder" for t in tensors_in(leaves[n.name])]
         recorder.start_step(0, placeholders=False)
         interpreter.begin_step()
         recorder.begin("forward")
-        casting = contextlib.nullcontext() if last.autocast is None else torch.autocast(
-            last.claim.type, dtype=last.autocast)
-        with torch.set_grad_enabled(last.mode == "train"):
+        casting = contextlib.nullcontext() if session.autocast is None else torch.autocast(
+            session.device.type, dtype=session.autocast)
+        with torch.set_grad_enabled(session.mode == "train"):
             values = {
                 n.name: leaves[n.name] if n.op == "placeholder" else pytree.tree_map(_pass_on, leaves[n.name])
                 for n in given
@@ -289,7 +279,7 @@ class _Window:
             with casting:
                 output = interpreter.run(**values)
         values.clear()
-        if last.mode == "infer":
+        if session.mode == "infer":
             recorder.end()
             return
         edges, gradients = [], []

@@ -9,38 +9,29 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx
 
-from analyzer.cuda.current_spec import claimed_spec, claiming
 from analyzer.errors import InputError
 from analyzer.fx.graph.graph_step import GraphStep
 from analyzer.fx.graph.run_record import RunRecord, fingerprint_nodes
-from analyzer.fx.module_borrow import borrow_module
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.meta.argument import stand_in_arguments
-from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.tensor import claim_of
-from analyzer.record.collector import rare_collections
 from analyzer.record.options import ProfileOptions
-from analyzer.record.recorder import Recorder, tensors_in
+from analyzer.record.recorder import tensors_in
 from analyzer.replay.played_twice import PlayedTwice
-from analyzer.results.build import build_profile
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 
-from .profile import Profilers, check_arguments, choose_profilers, expect_values, register_inputs
+from .profile import expect_values
+from .session import Profilers, Session
 
 
 @dataclass
 class LastRun:
     """How a graph module was profiled last, and what the run said of its values."""
 
+    session: Session
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     loss_fn: Callable[[Any], torch.Tensor] | None
     repeat: Callable[[fx.GraphModule], fx.GraphModule]
-    mode: str
-    autocast: torch.dtype | None
-    device: DeviceSpec | None
-    claim: torch.device
-    profilers: Profilers
     record: RunRecord
 
 
@@ -72,54 +63,44 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     if not isinstance(gm, fx.GraphModule):
         raise InputError(
             f"symbolic_profile({type(gm).__name__}): takes a GraphModule; trace the model first with symbolic_trace")
-    check_arguments(mode, autocast, ProfileOptions(steps=1))
     spec = None if device is None else find_device(device)
-    claim = _claim(gm, (args, kwargs), spec)
-    rows: dict[fx.Node, int] = {}
-    records: list[RunRecord] = []
-
+    session = Session(spec, ProfileOptions(steps=1), mode=mode, autocast=autocast, profilers=profilers,
+                      place=_find_place(gm, (args, kwargs)))
+    names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
     infos: dict[fx.Node, NodeInfo] = {}
+    records: list[RunRecord] = []
     plays = reuse
 
     def read_rows() -> dict[str, Any]:
         found.nodes  # fills the records of all nodes
         return {}
 
-    def run(options: ProfileOptions) -> Profile:
-        meta_mode = MetaTensorMode(options, adopted_claim=claim)
-        with rare_collections(), meta_mode, claiming(spec or claimed_spec()), borrow_module(gm, claim) as borrowed:
-            recorder = Recorder(meta_mode, gm, claim)
-            with recorder.recording():
-                run_args, run_kwargs = stand_in_arguments(meta_mode.state, (args, dict(kwargs or {})), claim)
-                names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
-                register_inputs(recorder, gm, borrowed, run_args, run_kwargs, names)
+    def run_once(options: ProfileOptions) -> Profile:
+        with session.open(gm, options, eager=False) as run:
+            with run.recording() as recorder:
+                run_args, run_kwargs = run.take_inputs(args, kwargs or {}, names)
                 step = GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast,
-                                 device_type=claim.type, reuse=plays)
-                rows.clear()
-                rows.update(step.run())
+                                 device_type=session.device.type, reuse=plays)
+                rows = step.run()
             step.interpreter.record.log = recorder.log
             records.append(step.interpreter.record)
-            annotations = [f(recorder.log) for f in choose_profilers(profilers, spec).values()]
             infos.clear()
             infos.update((node, _blank(node, read_rows)) for node in rows)
-            return build_profile(recorder.log, gm, annotations, is_final=True, blanks={
-                row: infos[node] for node, row in rows.items()
-            }, name=type(gm).__name__, mode=mode, device=None if spec is None else spec.name,
-                                 autocast=None if autocast is None else str(autocast).removeprefix("torch."))
+            return run.build(is_final=True, blanks={row: infos[node] for node, row in rows.items()})
 
     try:
-        found = expect_values(run, ProfileOptions(steps=1))
+        found = expect_values(run_once, session.options)
     except PlayedTwice:
         plays = False
-        found = expect_values(run, ProfileOptions(steps=1))
+        found = expect_values(run_once, session.options)
     for node, info in infos.items():
         node.meta["info"] = info
     gm.meta["profile"] = found
     records[-1].fingerprints = fingerprint_nodes(gm.graph)
-    last_runs[gm] = LastRun((args, dict(kwargs or {})), loss_fn,
-                            lambda gm: symbolic_profile(gm, *args, kwargs=kwargs, mode=mode, loss_fn=loss_fn, autocast=
-                                                        autocast, device=device, profilers=profilers, reuse=reuse),
-                            mode, autocast, spec, claim, profilers, records[-1])
+    settings: dict[str, Any] = {"kwargs": kwargs, "mode": mode, "loss_fn": loss_fn, "autocast": autocast,
+                                "device": device, "profilers": profilers, "reuse": reuse}
+    last_runs[gm] = LastRun(session, (args, dict(kwargs or {})), loss_fn,
+                            lambda gm: symbolic_profile(gm, *args, **settings), records[-1])
     if verbose:
         print(found.table())
     return gm
@@ -133,12 +114,10 @@ def _blank(node: fx.Node, read_rows: Callable[[], dict[str, Any]]) -> NodeInfo:
     return NodeInfo.blank(read_rows, **known)
 
 
-def _claim(gm: fx.GraphModule, arguments: Any, spec: DeviceSpec | None) -> torch.device:
-    """The device asked for, else the first accelerator that an argument or parameter claims, else the host."""
-    if spec is not None:
-        return torch.device("cpu") if spec.kind == "cpu" else torch.device(spec.kind, 0)
+def _find_place(gm: fx.GraphModule, arguments: Any) -> torch.device:
+    """The first accelerator that an argument or parameter is taken to be on, else the host."""
     for tensor in (*tensors_in(arguments), *gm.parameters(), *gm.buffers()):
-        claim = claim_of(tensor)
-        if claim.type not in ("cpu", "meta"):
-            return claim
+        place = claim_of(tensor)
+        if place.type not in ("cpu", "meta"):
+            return place
     return torch.device("cpu")

@@ -11,17 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-import torch
-
-from analyzer.api.profile import ProfileOptions, choose_profilers, limit_memory
-from analyzer.cuda.current_spec import claiming
+from analyzer.api.session import Run, Session
 from analyzer.errors import InputError
 from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta.mode import MetaTensorMode
+from analyzer.record.options import ProfileOptions
 from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
-from analyzer.results.build import build_profile
 from analyzer.results.profile import Profile
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
@@ -68,19 +64,16 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
     if steps < 1:
         raise InputError(f"steps={steps}: at least one optimizer step is needed")
     spec = find_device(device)
-    claim = torch.device("cpu") if spec.kind == "cpu" else torch.device(spec.kind, 0)
-    options = options or ProfileOptions(unknown_value="placeholder", limit_to_device=spec.memory_bytes is not None)
-    options, remark = limit_memory(options, spec)
+    session = Session(spec, options or ProfileOptions(unknown_value="placeholder",
+                                                      limit_to_device=spec.memory_bytes is not None))
     define_torchvision_ops()  # so that a script can import torchvision beside a torch without CUDA
-    mode = MetaTensorMode(options)
     error: BaseException | None = None
     is_stopped = False
     left: object = None
-    with mode, claiming(spec):
-        if remark:
-            mode.state.assume(remark)
-        recorder = ScriptRecorder(mode, claim, is_leaf, find_leaf_impl, steps)
-        with recorder.recording():
+    with session.simulate(adopts=False) as mode:
+        recorder = ScriptRecorder(mode, session.device, is_leaf, find_leaf_impl, steps)
+        run = Run(session, recorder, recorder.script)
+        with run.recording():
             try:
                 with _as_main(path, arguments), scripted(), recorder.counting_steps():
                     # keeps what the script made until the log is closed
@@ -88,20 +81,16 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
                 recorder.finish()
             except EnoughSteps:
                 is_stopped = True
-            except DeviceOutOfMemoryError as ran_out:
-                recorder.end_short(ran_out)
-            except KeyboardInterrupt:
+            except (DeviceOutOfMemoryError, KeyboardInterrupt):
                 raise
             except BaseException as raised:
                 recorder.finish()
                 error = None if isinstance(raised, SystemExit) and raised.code in (None, 0) else _without_own_frames(
                     raised, path)
         del left
-        log = recorder.log
-        annotations = [profiler(log) for profiler in choose_profilers(None, spec).values()]
-        trains = any(record.phase == "backward" for record in log.phases)
-        profile = build_profile(log, recorder.script, annotations, name=path.name, mode="train" if trains else "infer",
-                                device=spec.name, optimizer=", ".join(recorder.step_counts) or None)
+        trains = any(record.phase == "backward" for record in recorder.log.phases)
+        profile = run.build(name=path.name, mode="train" if trains else "infer",
+                            optimizer=", ".join(recorder.step_counts) or None)
     return DryRun(profile, recorder.steps_taken, is_stopped, error)
 
 

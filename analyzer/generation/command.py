@@ -55,7 +55,7 @@ def add_generate_command(commands: Any) -> None:
 
 def run_generate(arguments: argparse.Namespace) -> int:
     """``analyzer generate``; the result is the exit code."""
-    from analyzer.api.profile import build_model
+    from analyzer.api.argument import build_model
     from analyzer.hardware import find_device
     from analyzer.meta.mode import MetaTensorMode
     from analyzer.zoo.target import load_target

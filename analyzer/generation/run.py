@@ -9,26 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analyzer.api.profile import (
-    ProfileOptions,
-    build_model,
-    check_arguments,
-    default_profilers,
-    limit_memory,
-    register_inputs,
-)
-from analyzer.cuda.current_spec import claiming
+from analyzer.api.argument import build_model
+from analyzer.api.session import Run, Session
 from analyzer.errors import InputError
-from analyzer.fx.module_borrow import borrow_module, uncompiled
-from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
-from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta.argument import stand_in_arguments
-from analyzer.meta.mode import MetaTensorMode
-from analyzer.profilers.annotation import Annotation
-from analyzer.record.collector import rare_collections
+from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
-from analyzer.results.build import build_profile, build_unplaced_profile
 from analyzer.results.out_of_memory import describe_shortage
 from analyzer.results.profile import OutOfMemoryInfo, Profile
 
@@ -81,9 +68,7 @@ def profile_generate(
         raise InputError(
             f"profile_generate(prompt_tokens={prompt_tokens!r}, new_tokens={new_tokens!r}, batch_size={batch_size!r}, "
             f"samples={samples!r}): each must be 1 or more")
-    options = options or ProfileOptions()
-    check_arguments("infer", autocast, options)
-    spec = find_device(device)
+    session = Session(device, options, autocast=autocast)
     module = model if isinstance(model, nn.Module) else build_model(model)
     if prompt is None:
         prompt = torch.ones((batch_size, prompt_tokens), dtype=torch.int64)
@@ -91,26 +76,22 @@ def profile_generate(
         raise InputError(
             f"profile_generate(prompt of shape {tuple(prompt.shape)}): its first dimension is the batch, the next the tokens"
         )
-    run = _Run(module, prompt, new_tokens, cache, autocast, spec, options)
+    generation = _Generation(session, module, prompt, new_tokens, cache)
     training = {m: m.training for m in module.modules()}
     module.eval()
     try:
-        return run.run(samples)
+        return generation.run(samples)
     finally:
         for m, flag in training.items():
             m.training = flag
 
 
-class _Run:
+class _Generation:
     """One generation under one recorder: each pass that is run is a step of its log."""
 
-    def __init__(self, module: nn.Module, prompt: Tensor, new_tokens: int, cache: str, autocast: torch.dtype | None,
-                 spec: DeviceSpec, options: ProfileOptions) -> None:
-        self.module, self.prompt, self.new_tokens, self.cache, self.autocast, self.spec = module, prompt, new_tokens, cache, autocast, spec
-        self.options, self.remark = limit_memory(options, spec)
-        self.claim = torch.device("cpu") if spec.kind == "cpu" else torch.device(spec.kind, 0)
-        self.facts: dict[str, Any] = {"name": type(uncompiled(module)).__name__, "mode": "infer", "device": spec.name,
-                                      "autocast": None if autocast is None else str(autocast).removeprefix("torch.")}
+    def __init__(self, session: Session, module: nn.Module, prompt: Tensor, new_tokens: int, cache: str) -> None:
+        self.session, self.module, self.prompt = session, module, prompt
+        self.new_tokens, self.cache = new_tokens, cache
         # of a spectrogram the time comes last
         self.prompt_tokens = prompt.shape[-1 if prompt.is_floating_point() else 1]
         self.finished: list[int] = []      # which passes were run, and of each of them:
@@ -121,47 +102,39 @@ class _Run:
         try:
             return self._run(samples)
         except DeviceOutOfMemoryError as error:  # the model itself does not fit
-            unplaced = build_unplaced_profile(self.module, error, **self.facts,
-                                              assumptions=(self.remark, ) if self.remark else ())
+            unplaced = self.session.build_unplaced(self.module, error)
             return self._result((), [], unplaced, None, self.cache, unplaced.assumptions, unplaced.out_of_memory)
 
     def _run(self, samples: int | None) -> GenerationProfile:
-        mode = MetaTensorMode(self.options, adopted_claim=self.claim)
-        with rare_collections(), mode, claiming(self.spec), borrow_module(self.module, self.claim) as borrowed:
-            if self.remark:
-                mode.state.assume(self.remark)
-            root = borrowed.root
-            recorder = Recorder(mode, root, self.claim, is_leaf, find_leaf_impl)
-            with recorder.recording():
-                (tokens,) = stand_in_arguments(mode.state, (self.prompt,), self.claim)
-                register_inputs(recorder, root, borrowed, (tokens,), {}, ["prompt"])
-                decoder = make_decoder(root, self.cache, self.prompt_tokens, self.new_tokens)
+        next_token: Tensor | None = None
+        with self.session.open(self.module) as run:
+            with run.recording() as recorder:
+                (tokens,), _ = run.take_inputs((self.prompt,), {}, ["prompt"])
+                decoder = make_decoder(run.root, self.cache, self.prompt_tokens, self.new_tokens)
                 next_token = self._pass(recorder, decoder, tokens, 0, 0)
             passes = self._choose_passes(samples, [bend - self.prompt_tokens for bend in decoder.bends()])
-            prefill = self._build(recorder, root)
-            with recorder.recording():
-                for step, index in enumerate(passes[1:], 1):
-                    if next_token is None:
-                        break
+            prefill = run.build()
+            with run.recording() as recorder:
+                for step, index in enumerate(passes[1:] if next_token is not None else (), 1):
                     if (skipped := index - passes[step - 1] - 1) > 0:
                         with recorder.during(_SKIPPED), torch.no_grad():
                             decoder.skip(skipped)
                     if index == passes[-1]:
                         recorder.describe_step(step)
+                    assert next_token is not None
                     next_token = self._pass(recorder, decoder, next_token, step, index)
-            decode = self._build(recorder, root) if len(self.finished) > 1 else None
-            with torch._C.DisableTorchFunction():
-                steps = self._list_steps(recorder)
+            decode = run.build() if len(self.finished) > 1 else None
+            steps = self._list_steps(run)
             short = describe_shortage(recorder.log)
             if short is not None and short.step is not None:
                 short = replace(short, step=passes[short.step])
             return self._result(steps, self.finished, prefill, decode, decoder.cache_kind,
-                                tuple(mode.state.assumptions), short)
+                                tuple(recorder.mode.state.assumptions), short)
 
     def _result(self, steps: Sequence[GenerationStep], finished: list[int], prefill: Profile, decode: Profile | None,
                 cache: str, assumptions: tuple[str, ...], short: OutOfMemoryInfo | None) -> GenerationProfile:
         filled = tuple(fill_in(steps, finished[-1] + 1)) if finished else ()
-        return GenerationProfile(name=self.facts["name"], device=self.spec.name, cache=cache,
+        return GenerationProfile(name=prefill.name, device=prefill.device, cache=cache,
                                  batch_size=self.prompt.shape[0], prompt_tokens=self.prompt_tokens,
                                  new_tokens=self.new_tokens, steps=filled, prefill=prefill, decode=decode,
                                  out_of_memory=short, assumptions=assumptions)
@@ -174,23 +147,17 @@ class _Run:
         beside = {index for bend in bends for index in range(bend - 1, bend + 3) if 0 < index < last}
         return sorted({0, *(1 + i for i in spread(last, max(2, samples))), *beside})
 
-    def _pass(self, recorder: Recorder, decoder: Decoder, tokens: Tensor, step: int, index: int) -> Tensor | None:
+    def _pass(self, recorder: Recorder, decoder: Decoder, tokens: Tensor, step: int, index: int) -> Tensor:
         """One pass, and the choice of the next token, (batch, 1): the largest of the last logits in float32, as
         `generate` has it.
-
-        None where memory ran out.
         """
         recorder.start_step(step, placeholders=step == 0)
         recorder.begin("forward")
-        casting = contextlib.nullcontext() if self.autocast is None else torch.autocast(
-            self.claim.type, dtype=self.autocast)
-        try:
-            with torch.no_grad(), casting:
-                logits = decoder.read(tokens)
-                chosen = logits[:, -1, :].to(torch.float32, copy=True).argmax(dim=-1, keepdim=True)
-        except DeviceOutOfMemoryError as error:
-            recorder.end_short(error)
-            return None
+        dtype = self.session.autocast
+        casting = contextlib.nullcontext() if dtype is None else torch.autocast(self.session.device.type, dtype=dtype)
+        with torch.no_grad(), casting:
+            logits = decoder.read(tokens)
+            chosen = logits[:, -1, :].to(torch.float32, copy=True).argmax(dim=-1, keepdim=True)
         del logits
         recorder.end()
         kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_kept(decoder.kept())}
@@ -201,17 +168,9 @@ class _Run:
         self.cache_bytes.append(sum(kept.values()))
         return chosen
 
-    def _annotate(self, recorder: Recorder) -> list[Annotation]:
-        with torch._C.DisableTorchFunction():
-            return [profiler(recorder.log) for profiler in default_profilers(self.spec).values()]
-
-    def _build(self, recorder: Recorder, root: nn.Module) -> Profile:
-        with torch._C.DisableTorchFunction():
-            return build_profile(recorder.log, root, self._annotate(recorder), **self.facts)
-
-    def _list_steps(self, recorder: Recorder) -> list[GenerationStep]:
+    def _list_steps(self, run: Run) -> list[GenerationStep]:
         rows: dict[int, dict[str, Any]] = {}
-        for annotation in self._annotate(recorder):
+        for annotation in run.annotate():
             for (step, phase), row in annotation.phases.items():
                 if phase == "forward":
                     rows.setdefault(step, {}).update(row)

@@ -9,23 +9,20 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from analyzer.api.profile import as_arguments, check_arguments
+from analyzer.api.argument import argument_names, as_arguments
+from analyzer.api.session import Run, Session, mark_inputs
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.fx.module_borrow import restore_generators, save_generators, uncompiled
 from analyzer.hardware import find_device
-from analyzer.profilers.communication import profile_communication
 from analyzer.profilers.flops import make_flops_profiler
-from analyzer.profilers.memory import profile_memory
-from analyzer.profilers.traffic import profile_traffic
-from analyzer.record.eager import EagerStep, OptimizerFactory, find_optimizer
+from analyzer.record.eager import EagerStep, OptimizerFactory
 from analyzer.record.options import ProfileOptions
-from analyzer.results.build import build_profile
 from analyzer.results.profile import Profile
 from analyzer.units import format_seconds
 
 from .clock import Clock, choose_clock
 from .latency import add_call_seconds, make_measured_profiler
-from .recorder import RuntimeRecorder, device_of, mark_inputs
+from .recorder import RuntimeRecorder, device_of
 
 LIVE_TENSORS = "bytes are those of the tensors alive, without what an allocator rounds up or kernels take for themselves"
 
@@ -60,29 +57,26 @@ def measure(
     >>> p.fwd_flops, p.bwd_flops, p.measured_steps, 0 < p.fwd_seconds < p.step_seconds
     (33280, 33024, 3, True)
     """
-    options = ProfileOptions(steps=warm_up + steps, keep_events=False)
-    check_arguments(mode, autocast, options)
     if steps < 1 or warm_up < 0:
         raise InputError(f"measure(steps={steps}, warm_up={warm_up}): at least one step must be measured")
-    factory = find_optimizer(optimizer)
+    session = Session(None, ProfileOptions(steps=warm_up + steps, keep_events=False), mode=mode, optimizer=optimizer,
+                      autocast=autocast)
     if not isinstance(model, torch.nn.Module):
         model = build_real(model)
     device = check_device(model)
     args = as_arguments(args)
     kwargs = dict(kwargs or {})
     measured = range(warm_up, warm_up + steps)
-    with unchanged(model, device, weights=factory is not None or step is not None):
+    with unchanged(model, device, weights=session.optimizer is not None or step is not None):
         recorder = RuntimeRecorder(model, clock or choose_clock(device), whole=True)
-        mark_inputs(recorder, model, args, kwargs)
+        mark_inputs(recorder, args, kwargs, argument_names(uncompiled(model), args, kwargs))
         driver = EagerStep(recorder, model, args, kwargs, mode=mode, loss_fn=loss_fn,
-                           optimizer=factory if mode == "train" else None, autocast=autocast, step=step,
-                           device_type=device.type, options=options, reuse=False)
+                           optimizer=session.optimizer if mode == "train" else None, autocast=autocast, step=step,
+                           device_type=device.type, options=session.options, reuse=False)
         with recorder.recording():
             driver.run()
-        found = make_profile(
-            recorder, measured, convention, mode=mode,
-            optimizer=optimizer if isinstance(optimizer, str) else None if factory is None else "custom",
-            autocast=None if autocast is None else str(autocast).removeprefix("torch."))
+        found = make_profile(recorder, measured, convention, mode=mode, optimizer=session.facts["optimizer"],
+                             autocast=session.facts["autocast"])
         if not list_compiled(model):
             return found
         with torch.set_grad_enabled(mode == "train"), torch.autocast(device.type, dtype=autocast, enabled=autocast
@@ -93,7 +87,8 @@ def measure(
                        assumptions=(*others, f"{remark}; as compiled, a forward pass takes {format_seconds(seconds)}"))
 
 
-def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: str, **facts: Any) -> Profile:
+def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: str, *, mode: str,
+                 **facts: Any) -> Profile:
     """What a recorder saw, as a profile; ``steps`` are those whose times are averaged, of the last of which the counts
     are.
     """
@@ -104,15 +99,11 @@ def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: st
     log.assumptions = [LIVE_TENSORS]
     if compiled := list_compiled(model):  # operators are watched one by one, which compiled code does not run
         log.assumptions.append(f"compiled, measured as written: {', '.join(compiled)}")
-    annotations = [
-        f(log) for f in (make_flops_profiler(convention), profile_traffic, profile_memory, profile_communication,
-                         make_measured_profiler(recorder, steps))
-    ]
-    facts = {
-        "name": type(uncompiled(model)).__name__, "device": name_device(device), "measured_steps": len(steps),
-        **facts, "seconds_method": f"measured on {describe_device(device)} ({recorder.clock.name})"
-    }
-    return add_call_seconds(build_profile(log, model, annotations, **facts), recorder, steps)
+    session = Session(None, mode=mode, profilers={"flops": make_flops_profiler(convention),
+                                                  "measured": make_measured_profiler(recorder, steps)})
+    facts = {"device": name_device(device), "measured_steps": len(steps), **facts,
+             "seconds_method": f"measured on {describe_device(device)} ({recorder.clock.name})"}
+    return add_call_seconds(Run(session, recorder, model).build(**facts), recorder, steps)
 
 
 def build_real(factory: Any) -> torch.nn.Module:

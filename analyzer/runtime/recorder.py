@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from analyzer.api.profile import argument_names
+from analyzer.api.argument import argument_names
+from analyzer.api.session import mark_inputs
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.fx.trace.leaf_module import is_leaf
@@ -19,7 +20,7 @@ from analyzer.meta.signature import Signature
 from analyzer.record.autograd_node import next_sequence_number
 from analyzer.record.collector import rare_collections
 from analyzer.record.hooks import listen
-from analyzer.record.recorder import FAILED, Recorder, tensors_in
+from analyzer.record.recorder import FAILED, Recorder
 
 from .as_written import run_as_written
 from .clock import Clock
@@ -154,7 +155,7 @@ class RuntimeRecorder(Recorder):
         if module is self.root and not (self.whole or self._stack):
             if not self.root_calls:
                 with suppress(InputError):  # where the call does not fit, the model itself will say so
-                    mark_inputs(self, module, args, kwargs)
+                    mark_inputs(self, args, kwargs, argument_names(uncompiled(module), args, kwargs))
             log = self.log
             self.root_calls.append(
                 Position(len(log.call_slots),
@@ -290,13 +291,6 @@ class RuntimeRecorder(Recorder):
             yield self
         finally:
             self.stop()
-
-
-def mark_inputs(recorder: Recorder, root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tell the recorder which tensors are a step's inputs, by name."""
-    for name, value in [*zip(argument_names(uncompiled(root), args, kwargs), args), *kwargs.items()]:
-        for i, tensor in enumerate(tensors_in(value)):
-            recorder.mark([tensor], "input", name if i == 0 else f"{name}_{i}")
 
 
 def device_of(root: torch.nn.Module) -> torch.device:

@@ -61,7 +61,8 @@ def add_fit_command(commands: Any) -> None:
 
 def run_fit(arguments: argparse.Namespace) -> int:
     """``analyzer fit``; the result is the exit code."""
-    from analyzer.api.profile import ProfileOptions, build_model
+    from analyzer.api.argument import build_model
+    from analyzer.api.profile import ProfileOptions
     from analyzer.sweep.checkpointing import checkpoint_blocks
     from analyzer.sweep.configuration import Configuration, resolve_inputs
     from analyzer.zoo.input_spec import DTYPES

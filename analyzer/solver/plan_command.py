@@ -83,7 +83,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
             f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input x=int64:8x512"
         )
 
-    from analyzer.api.profile import build_model, profile
+    from analyzer.api.argument import build_model
+    from analyzer.api.profile import profile
     from analyzer.fx.trace.tracer import symbolic_trace
 
     args = tuple(s.make() for s in inputs if s.name is None)

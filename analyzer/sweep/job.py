@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from analyzer.api.profile import ProfileOptions, build_model, profile
+from analyzer.api.argument import build_model
+from analyzer.api.profile import ProfileOptions, profile
 from analyzer.results.build import package_version
 from analyzer.results.profile import Profile
 from analyzer.zoo.input_spec import DTYPES, InputSpec

@@ -1,0 +1,61 @@
+"""What users pass to a driver: models, their arguments and the settings of a run, checked before any work."""
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from analyzer.errors import InputError
+from analyzer.fx.graph.graph_module import forward_signature
+from analyzer.meta.mode import MetaTensorMode
+from analyzer.record.options import ProfileOptions
+
+
+def check_arguments(mode: str, autocast: Any, options: Any) -> None:
+    """Raise InputError for values that no run could use."""
+    if mode not in ("train", "infer"):
+        raise InputError(f"mode={mode!r}: must be 'train' or 'infer'")
+    if autocast is not None and not isinstance(autocast, torch.dtype):
+        raise InputError(f"autocast={autocast!r}: must be a torch.dtype such as torch.bfloat16, or None")
+    if not isinstance(options, ProfileOptions):
+        raise InputError(f"options={options!r}: must be a ProfileOptions")
+    if options.steps < 1:
+        raise InputError(f"options.steps={options.steps}: at least one step is needed")
+
+
+def as_arguments(args: Any) -> tuple[Any, ...]:
+    """Positional arguments that were given as a tuple or a list of them, or as the only one."""
+    return tuple(args) if isinstance(args, (tuple, list)) else (args,)
+
+
+def build_model(factory: Any) -> torch.nn.Module:
+    """Call a factory under a mode of its own. Raises InputError where it is not callable or gives no module."""
+    if not callable(factory):
+        raise InputError(f"model={factory!r}: must be a torch.nn.Module or a callable of no arguments that builds one")
+    with MetaTensorMode():
+        module = factory()
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(f"model: {factory!r} returned {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Names of the positional arguments in forward's signature. Raises InputError where the call does not fit it."""
+    try:
+        signature = forward_signature(module)
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"{type(module).__name__}.forward{signature} cannot be called with {len(args)} positional arguments "
+            f"and {sorted(kwargs)}: {error}") from None
+    except ValueError:  # a builtin without a signature
+        return [f"arg{i}" for i in range(len(args))]
+    names: list[str] = []
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            names.extend(f"{name}_{i}" for i in range(len(value)))
+        elif kind is not inspect.Parameter.VAR_KEYWORD:
+            names.append(name)
+    return names

@@ -1,0 +1,187 @@
+"""`Session`: the one place that sets up a recorded run, ends it and builds its profile, for every driver."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from analyzer.cuda.current_spec import claimed_spec, claiming
+from analyzer.errors import InputError
+from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
+from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
+from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware.unseen import list_unseen
+from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta.argument import stand_in_arguments
+from analyzer.meta.mode import MetaTensorMode
+from analyzer.profilers.annotation import Annotation, Profiler
+from analyzer.profilers.communication import profile_communication
+from analyzer.profilers.flops import profile_flops
+from analyzer.profilers.latency import make_latency_profiler
+from analyzer.profilers.memory import profile_memory
+from analyzer.profilers.traffic import profile_traffic
+from analyzer.record.collector import rare_collections
+from analyzer.record.eager import OptimizerFactory, find_optimizer
+from analyzer.record.options import ProfileOptions
+from analyzer.record.recorder import Recorder, tensors_in
+from analyzer.replay.reserved import Reserved
+from analyzer.replay.twin import Twin
+from analyzer.results.build import build_profile, build_unplaced_profile
+from analyzer.results.profile import Profile
+
+from .argument import check_arguments
+
+Profilers = Mapping[str, Profiler] | Sequence[Profiler] | None
+
+
+class Session:
+    """What all runs of one request share: the simulated device, its options, the profilers and the facts of the result.
+
+    ``device`` is a name of the catalogue, a `DeviceSpec`, or None for a device whose speed and memory are unknown;
+    tensors are then on ``place``, which a named device decides itself. Raises InputError for settings that no run could
+    use and UnknownDeviceError for a name that the catalogue does not hold.
+    """
+
+    def __init__(self, device: str | DeviceSpec | None, options: ProfileOptions | None = None, *, mode: str = "infer",
+                 optimizer: str | OptimizerFactory | None = None, autocast: torch.dtype | None = None,
+                 profilers: Profilers = None, place: torch.device | None = None) -> None:
+        options = options or ProfileOptions()
+        check_arguments(mode, autocast, options)
+        self.spec = None if device is None else find_device(device)
+        self.optimizer = find_optimizer(optimizer)
+        self.mode, self.autocast = mode, autocast
+        self.device = place or torch.device("cpu")  #: where tensors are
+        if self.spec is not None:
+            self.device = torch.device("cpu") if self.spec.kind == "cpu" else torch.device(self.spec.kind, 0)
+        self.options, self.remark = limit_memory(options, self.spec)
+        self.profilers = choose_profilers(profilers, self.spec)
+        self.facts: dict[str, Any] = {
+            "mode": mode, "device": None if self.spec is None else self.spec.name,
+            "optimizer": optimizer if isinstance(optimizer, str) or optimizer is None else "custom",
+            "autocast": None if autocast is None else str(autocast).removeprefix("torch.")}
+
+    @contextmanager
+    def simulate(self, options: ProfileOptions | None = None, *, adopts: bool = True) -> Iterator[MetaTensorMode]:
+        """The simulated device for the length of a block; tensors that are nowhere are on it where it ``adopts``."""
+        mode = MetaTensorMode(options or self.options, adopted_claim=self.device if adopts else None)
+        with mode, claiming(self.spec or claimed_spec()):
+            if self.remark:
+                mode.state.assume(self.remark)
+            yield mode
+
+    @contextmanager
+    def open(self, module: torch.nn.Module, options: ProfileOptions | None = None, *, twins: Iterable[Twin] = (),
+             eager: bool = True) -> Iterator[Run]:
+        """A run of ``module``, which is borrowed for the block; ``eager`` is not by a graph interpreter."""
+        with rare_collections(), self.simulate(options) as mode, borrow_module(module, self.device, twins) as borrowed:
+            recorder = Recorder(mode, borrowed.root, self.device, is_leaf if eager else None,
+                                find_leaf_impl if eager else lambda module: None, borrowed.walked)
+            yield Run(self, recorder, borrowed.root, borrowed)
+
+    def build_unplaced(self, module: torch.nn.Module, error: DeviceOutOfMemoryError) -> Profile:
+        """The profile of a model that does not fit before its first step."""
+        return build_unplaced_profile(module, error, name=type(uncompiled(module)).__name__, **self.facts,
+                                      assumptions=(self.remark,) if self.remark else ())
+
+
+class Run:
+    """One run of a session: its recorder, the module that is run, and the profile of what was recorded."""
+
+    def __init__(self, session: Session, recorder: Recorder, root: torch.nn.Module,
+                 borrowed: Borrowed | None = None) -> None:
+        self.session, self.recorder, self.root = session, recorder, root
+        self._borrowed = borrowed
+
+    @property
+    def borrowed(self) -> Borrowed:
+        """The module's tensors and what takes their place."""
+        assert self._borrowed is not None, "this run borrows no module"
+        return self._borrowed
+
+    @contextmanager
+    def recording(self) -> Iterator[Recorder]:
+        """Record for the length of a block; it ends early, and the log says so, where a step needs too much memory."""
+        recorder = self.recorder
+        with recorder.recording():
+            try:
+                yield recorder
+            except DeviceOutOfMemoryError as error:
+                if not recorder.log.steps:
+                    raise
+                recorder.end_short(error)
+
+    def take_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any],
+                    names: Iterable[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments without data in place of those given; they and the module's tensors are there before a step."""
+        taken: tuple[tuple[Any, ...], dict[str, Any]] = stand_in_arguments(
+            self.recorder.mode.state, (args, dict(kwargs)), self.session.device)
+        with torch._C.DisableTorchFunction():
+            self.register_inputs(*taken, names)
+        return taken
+
+    def register_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Tell the recorder what is there before the first step."""
+        recorder, borrowed = self.recorder, self.borrowed
+        attributes = [fake for fake, _ in borrowed.attributes]
+        held = [(item, category) if isinstance(item, Reserved) else item
+                for items, category in zip(borrowed.held, ("parameter", "buffer")) for item in items]
+        recorder.register_existing([*held, *attributes])
+        recorder.own_parameters_of(borrowed.by_path.values())
+        recorder.mark(attributes, "buffer")
+        mark_inputs(recorder, args, kwargs, names)
+
+    def annotate(self) -> list[Annotation]:
+        """What the session's profilers say of the log."""
+        with torch._C.DisableTorchFunction():
+            return [profiler(self.recorder.log) for profiler in self.session.profilers.values()]
+
+    def build(self, *, is_final: bool = False, **facts: Any) -> Profile:
+        """The profile of what was recorded; ``facts`` go before what the session and the log say."""
+        annotations = self.annotate()
+        with torch._C.DisableTorchFunction():
+            known = {"name": type(uncompiled(self.root)).__name__, **self.session.facts, **facts}
+            return build_profile(self.recorder.log, self.root, annotations, is_final=is_final, **known)
+
+
+def mark_inputs(recorder: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Tell the recorder which tensors are a step's inputs, by the ``names`` of the positional ones."""
+    for name, value in [*zip(names, args), *kwargs.items()]:
+        for i, tensor in enumerate(tensors_in(value)):
+            recorder.mark([tensor], "input", name if i == 0 else f"{name}_{i}")
+
+
+def default_profilers(device: DeviceSpec | None) -> dict[str, Profiler]:
+    """The profilers that run unless the caller says otherwise, by name."""
+    found: dict[str, Profiler] = {"flops": profile_flops, "traffic": profile_traffic, "memory": profile_memory,
+                                  "communication": profile_communication}
+    if device is not None:
+        found["latency"] = make_latency_profiler(device)
+    return found
+
+
+def choose_profilers(given: Profilers, device: DeviceSpec | None) -> dict[str, Profiler]:
+    """The default profilers with those ``given`` in place: a mapping replaces by name or adds, a sequence adds."""
+    named = given if isinstance(given, Mapping) else {
+        getattr(profiler, "__name__", f"profiler_{i}"): profiler for i, profiler in enumerate(given or ())}
+    return {**default_profilers(device), **named}
+
+
+def limit_memory(options: ProfileOptions, spec: DeviceSpec | None) -> tuple[ProfileOptions, str | None]:
+    """``options`` with the device's memory as the capacity where they ask for it, and what was taken for granted then.
+
+    Raises InputError where the device's memory is not known.
+    """
+    if not options.limit_to_device or spec is None:
+        return options, None
+    if spec.memory_bytes is None:
+        raise InputError(
+            f"limit_to_device=True: the memory of {spec.name!r} is not known; give ProfileOptions(capacity_bytes=...)")
+    unseen = list_unseen(spec)
+    known = sum(u.bytes or 0 for u in unseen)
+    remark = (f"the allocator may take {spec.memory_bytes - known:,} bytes: the memory of {spec.name}" +
+              "".join(f", less {u.bytes:,} for {u.what}" if u.bytes else f" ({u.what}: unknown, not taken off)"
+                      for u in unseen))
+    return replace(options, limit_to_device=False, capacity_bytes=spec.memory_bytes - known), remark
