@@ -34,8 +34,6 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 import torch  # noqa: E402
 
 from analyzer import Profile, profile  # noqa: E402
-from analyzer.fx.trace import block_copy  # noqa: E402
-from analyzer.fx.trace.tracer import trace  # noqa: E402
 from analyzer.replay import block_reuse, optimizer_play  # noqa: E402
 from analyzer.replay.optimizer_trial import REPRESENTATIVES  # noqa: E402
 
@@ -316,24 +314,6 @@ def measure_updates(report: Report) -> None:
         markdown(["kinds", "1", "2", "4", "8", "16"], rows))
 
 
-def measure_copies(report: Report) -> None:
-    """From how many leaves on it pays to copy the nodes of alike blocks: where the thresholds of
-    `fx/trace/block_copy.py` come from.
-    """
-    def trace_and(reuse: bool, model: torch.nn.Module, x: torch.Tensor) -> None:
-        with mock.patch.object(block_copy, "LEAST_LEAVES_SAVED", 0):
-            trace(model, meta_args={"input": x}, reuse=reuse)
-
-    table = _time_blocks(report, (4, 8, 16), lambda leaves, blocks: (blocks - 1) *
-                         (leaves - block_copy.LEAVES_OF_A_COPY), partial(trace_and, True), partial(trace_and, False))
-    report.add(
-        "When a block's nodes are copied",
-        "Time of a trace in which the nodes of alike blocks are copied from the first, to that of one in which all "
-        "are run (processor time), by leaf modules in a block and number of blocks. Before each ratio stands how many leaves that saves, a copy "
-        f"being worth {block_copy.LEAVES_OF_A_COPY} of them: above {block_copy.LEAST_LEAVES_SAVED} blocks are copied "
-        "(`analyzer/fx/trace/block_copy.py`).", table)
-
-
 def measure_memory(report: Report) -> None:
     """Resident memory, and memory of the records."""
     names = [case.name for case in report.cases if case.name in ("resnet152", "opt_350m")]
@@ -439,7 +419,6 @@ SECTIONS: dict[str, Callable[[Report], None]] = {
     "reuse": measure_reuse,
     "blocks": measure_blocks,
     "updates": measure_updates,
-    "copies": measure_copies,
     "memory": measure_memory,
     "llama": measure_llama,
     "import": measure_imports,

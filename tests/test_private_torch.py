@@ -54,11 +54,6 @@ NAMES = {
     "fx/graph/storage_table.py": ["torch.UntypedStorage._cdata"],
     "fx/graph/version_alias.py": ["torch._C._SetExcludeDispatchKeyGuard", "torch._C.DispatchKey.ADInplaceOrView"],
     "runtime/storage.py": ["torch.UntypedStorage._cdata"],
-    "fx/trace/block_copy.py": [
-        "torch._C._len_torch_function_stack", "torch._C._len_torch_dispatch_stack", "torch._debug_has_internal_overlap",
-        "torch.autograd._engine_run_backward"
-    ],
-    "fx/trace/block_nodes.py": ["torch.fx.Graph._target_to_str"],
     "fx/trace/tracing_patch.py": [
         "torch.utils.checkpoint._checkpoint_without_reentrant_generator", "torch.utils.checkpoint.CheckpointFunction"
     ],

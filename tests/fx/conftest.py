@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
+from analyzer import symbolic_trace
 from analyzer.fx.graph.graph_module import GraphModule
-from analyzer.fx.trace import block_copy
 from analyzer.fx.trace.structure import tensors_of
-from analyzer.fx.trace.tracer import trace
 
 
 def run(called: nn.Module, owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -85,48 +84,16 @@ def duplicate(request: pytest.FixtureRequest) -> Callable[[GraphModule], GraphMo
     return request.param
 
 
-def assert_same_graph(got: GraphModule, expected: GraphModule) -> None:
-    """Equal nodes with equal annotations, and equal contents."""
-    def describe(value: Any) -> Any:
-        return fx.node.map_arg(value, lambda n: f"%{n.name}")
-
-    for one, other in zip(got.graph.nodes, expected.graph.nodes, strict=True):
-        for name in ("op", "name", "target"):
-            assert getattr(one, name) == getattr(other, name), (one.name, other.name)
-        assert repr(describe((one.args, one.kwargs))) == repr(describe((other.args, other.kwargs))), one.name
-        assert one.meta == other.meta, one.name
-        assert [n.name for n in one.users] == [n.name for n in other.users], one.name
-    assert got.meta == expected.meta
-    tensors = [dict(gm.named_parameters()) | dict(gm.named_buffers()) for gm in (got, expected)]
-    assert tensors[0].keys() == tensors[1].keys() and all(t is tensors[1][n] or n.startswith("_tensor_constant")
-                                                          for n, t in tensors[0].items())
-    assert [n for n, _ in got.named_modules()] == [n for n, _ in expected.named_modules()]
-
-
-def trace_both(model: nn.Module, meta_args: dict[str, Any], **options: Any) -> list[GraphModule]:
-    """Traced with reuse of blocks and without, from one line, as nodes know the line that they come from."""
-    return [trace(model, meta_args=meta_args, reuse=reuse, **options) for reuse in (True, False)]
-
-
 @pytest.fixture
-def every_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copy the nodes of every block that is like another, also where that does not pay."""
-    monkeypatch.setattr(block_copy, "LEAST_LEAVES_SAVED", -10**9)
-
-
-@pytest.fixture
-def traced_like(every_block: None) -> Callable[..., GraphModule]:
+def traced_like() -> Callable[..., GraphModule]:
     """Trace a module; the graph module gives the same outputs, gradients and buffers, also on other data of the same
     shapes.
-
-    Its graph is the one that running every block gives.
     """
 
     def check(model: nn.Module, meta_args: dict[str,
                                                 Any], *, call: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
               other: dict[str, Any] | None = None, **options: Any) -> GraphModule:
-        gm, whole = trace_both(model, meta_args, **options)
-        assert_same_graph(gm, whole)
+        gm = symbolic_trace(model, meta_args=meta_args, **options)
         gm.graph.lint()
         assert gm.training == model.training
         for inputs in (meta_args, other):

@@ -23,7 +23,6 @@ from analyzer.meta.tensor import claim_of
 from analyzer.meta.value.known_value import read_known
 
 from .bias_split import register_bias_split, splits
-from .block_copy import BlockCopies
 from .call_target import ApplyFunction, name_target
 from .function_call import READS, NodeCall, describe_call, reads_size, writes
 from .graph_value import to_argument
@@ -78,7 +77,7 @@ class Tape:
     """
 
     def __init__(self, state: MetaState, borrowed: Borrowed, replays_checkpoints: bool = False,
-                 splits_bias: bool = False, outlined: Mapping[Site, str] | None = None, copies: bool = False) -> None:
+                 splits_bias: bool = False, outlined: Mapping[Site, str] | None = None) -> None:
         self.state, self.borrowed = state, borrowed
         #: functions and modules that are one node, with the line that asks for what depends on data
         self.outlined = outlined or {}
@@ -104,7 +103,6 @@ class Tape:
         self._paths = {
             id(stand_in): path for group in (borrowed.parameters, borrowed.buffers) for path, stand_in, _ in group
         }
-        self.blocks = BlockCopies(self) if copies else None
 
     # -- what the mode calls -------------------------------------------------------------------------------------
 
@@ -161,10 +159,6 @@ class Tape:
 
     def is_inside_impl(self, func: Any) -> bool:
         return func in self._active_impls
-
-    def active_impls(self) -> frozenset[Any]:
-        """Functions in whose implementation for tracing the code is that runs now."""
-        return frozenset(self._active_impls)
 
     # -- what the patches call -----------------------------------------------------------------------------------
 
@@ -338,10 +332,6 @@ class Tape:
     def find(self, value: Any) -> fx.Node | None:
         """The node of a tensor, or of a container that a call returned, if it has one."""
         return self._nodes.get(id(value))
-
-    def path_of(self, tensor: Tensor) -> str | None:
-        """The first path of a parameter or buffer of the root."""
-        return self._paths.get(id(tensor))
 
     def _constant(self, tensor: Tensor) -> Tensor:
         """The tensor that the graph module will hold for one that was not made by a recorded call."""

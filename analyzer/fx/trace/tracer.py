@@ -22,7 +22,6 @@ from analyzer.meta.state import current
 from analyzer.meta.tensor import MetaTensor
 
 from .binding import Bound, bind_arguments
-from .block_copy import Retrace
 from .input_check import expectations
 from .outline import Site
 from .skeleton import build_skeleton, collect_contents
@@ -60,13 +59,6 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     >>> gm(torch.ones(3, 4)).shape
     torch.Size([3, 2])
     """
-    return trace(root, concrete_args, meta_args, trace_act_ckpt, bias_addition_split)
-
-
-def trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[str, Any] | None = None,
-          meta_args: Mapping[str, Any] | None = None, trace_act_ckpt: bool = False, bias_addition_split: bool = False,
-          reuse: bool = True) -> GraphModule:
-    """`symbolic_trace`; without ``reuse`` every block is run, also one that is like another (tests hold both equal)."""
     module = uncompiled(root) if isinstance(root, nn.Module) else _FunctionModule(root)
     bound = bind_arguments(module.forward, meta_args or {}, concrete_args or {})
     outlined: dict[Site, str] = {}
@@ -74,12 +66,8 @@ def trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[str, Any]
     while True:
         attempt = _Attempt(module, bound, meta_args or {}, outlined)
         try:
-            graph = attempt.run(trace_act_ckpt, bias_addition_split, reuse and not outlined)
-        except (AnalyzerError, Retrace) as error:
-            if attempt.copied:  # what went wrong is told of a forward that was run whole
-                reuse = False
-                continue
-            assert isinstance(error, AnalyzerError)
+            graph = attempt.run(trace_act_ckpt, bias_addition_split)
+        except AnalyzerError as error:
             first = first or error
             if not attempt.wanted:
                 raise first
@@ -101,14 +89,8 @@ class _Attempt:
         self.wanted: dict[Site, str] = {}  #: what must be outlined as well; then the result is not to be used
         self.contents: dict[str, Any] = {}
         self.assumptions: list[str] = []
-        self.tape: Tape | None = None
 
-    @property
-    def copied(self) -> bool:
-        """Whether nodes of a block were copied."""
-        return self.tape is not None and self.tape.blocks is not None and self.tape.blocks.copied
-
-    def run(self, trace_act_ckpt: bool, bias_addition_split: bool, reuse: bool) -> fx.Graph:
+    def run(self, trace_act_ckpt: bool, bias_addition_split: bool) -> fx.Graph:
         """The graph. Raises what `symbolic_trace` does."""
         module, bound = self.module, self.bound
         outer = current()
@@ -117,7 +99,7 @@ class _Attempt:
                 self.outlined), _eager_compiled_functions():
             _refuse_lazy(borrowed)
             mode.state.follows_expected = bool(self.outlined)
-            tape = self.tape = Tape(mode.state, borrowed, trace_act_ckpt, bias_addition_split, self.outlined, reuse)
+            tape = Tape(mode.state, borrowed, trace_act_ckpt, bias_addition_split, self.outlined)
             self.wanted = tape.wanted
             values = _stand_in(bound, borrowed)
             _write_placeholders(tape, bound, values)

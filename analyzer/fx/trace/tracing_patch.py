@@ -83,7 +83,6 @@ def _replacements() -> Iterator[Undo]:
     yield _replace(torch.jit.ScriptFunction, "__call__", _call_scripted(torch.jit.ScriptFunction.__call__))
     yield replace(autocast_mode.autocast, "__enter__", _enter_autocast)
     yield replace(autocast_mode.autocast, "__exit__", _exit_autocast)
-    yield replace(torch.autograd, "_engine_run_backward", _run_backward)
     yield from _function_replacements()
 
 
@@ -101,9 +100,7 @@ def _call_module(original: Any) -> Any:
                                                              or tape.borrowed.lends_others(module)):
             with tape.module(path if path is not None else f"{tape.where()}.<{type(module).__name__}>".lstrip("."),
                              kind):
-                if tape.blocks is None:
-                    return original(module, *args, **kwargs)
-                return tape.blocks.call(module, args, kwargs, lambda: original(module, *args, **kwargs))
+                return original(module, *args, **kwargs)
         target = tape.module_target(module)
         impl = find_leaf_impl(module)
 
@@ -177,16 +174,6 @@ def _run_reentrant(tape: Tape, function: Any, preserve_rng_state: bool, args: tu
 
 def _detach(tree: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda t: t.detach() if t.requires_grad else t, tree)
-
-
-def _run_backward(original: Any) -> Any:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        state = current()
-        if state is not None and isinstance(state.tape, Tape) and state.tape.blocks is not None:
-            state.tape.blocks.keep_history()
-        return original(*args, **kwargs)
-
-    return run
 
 
 def _checkpoint_generator(original: Any) -> Any:

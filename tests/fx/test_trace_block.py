@@ -1,6 +1,4 @@
-"""Blocks that are alike are traced once; the graph is that of a trace which runs them all, and gives the model's
-results.
-"""
+"""Models of blocks that look alike and may do different things: the graph does what each block does."""
 from __future__ import annotations
 
 import random
@@ -15,34 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 from analyzer import MetaTensorMode, symbolic_trace
 from analyzer.errors import InputError
-from analyzer.fx.trace.block_copy import BlockCopies
-from analyzer.fx.trace.tape import Tape
 
-from .conftest import assert_equal, assert_same_graph, run, trace_both
+from .conftest import assert_equal, run
 
 transformers = pytest.importorskip("transformers")
 torchvision = pytest.importorskip("torchvision")
 
 X = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
-
-
-@pytest.fixture
-def blocks(monkeypatch: pytest.MonkeyPatch) -> list[BlockCopies]:
-    """What decided about blocks, of each attempt to trace."""
-    made: list[BlockCopies] = []
-
-    class Noted(BlockCopies):
-        def __init__(self, tape: Tape) -> None:
-            super().__init__(tape)
-            made.append(self)
-
-    monkeypatch.setattr("analyzer.fx.trace.tape.BlockCopies", Noted)
-    return made
-
-
-def assert_copied(blocks: BlockCopies, count: int) -> None:
-    copied = sum(blocks._copies.values())
-    assert copied == count, (copied, blocks.refusals)
 
 
 class Block(nn.Module):
@@ -76,7 +53,7 @@ class Model(nn.Module):
         return x
 
 
-# -- blocks that can be copied -----------------------------------------------------------------------------------------
+# -- blocks that are alike ----------------------------------------------------------------------------------------------
 
 
 class Several(Block):
@@ -245,43 +222,40 @@ class Closure(Block):
         return x + torch.func.vmap(double)(self.body(x))
 
 
-COPIED: dict[str, tuple[Callable[[], nn.Module], int]] = {
-    "plain": (lambda: Model(Block), 3),
-    "several outputs": (lambda: Dicts(Several), 3),
-    "parts of results": (lambda: Model(Parts), 3),
-    "regions inside": (lambda: Model(Regions), 3),
-    "custom function": (lambda: Model(Custom), 3),
-    "batch norm": (lambda: Model(Normed), 3),
-    "dropout": (lambda: Model(Dropped), 3),
-    "index unread": (lambda: Model(Named), 3),
-    "in place on its own": (lambda: Model(InPlaceOnItsOwn), 3),
-    "output written to": (lambda: NextWrites(Block), 3),
-    "checkpointed": (lambda: Checkpointed(Block), 2),
-    "grad modes": (lambda: SomeWithoutGradients(Block, 6), 2),
-    "input passed on": (lambda: UsesThrough(Through), 3),
-    "torch's own layer, a leaf": (lambda: Model(encoder), 0),
-    "blocks in blocks": (lambda: Model(lambda i: nn.Sequential(Block(i), Block(i)), 2), 1),
-    "more blocks in blocks": (lambda: Model(lambda i: nn.Sequential(Wide(i), Wide(i)), 2), 3),
-    "a function of its own under vmap": (lambda: Model(Closure), 3),
-    "casts its weight": (lambda: Model(CastsWeight), 3),
-    "casts its weight, checkpointed": (lambda: Checkpointed(CastsWeight), 2),
-    "writes a buffer": (lambda: Model(WritesBuffer), 3),
+ALIKE: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: Model(Block),
+    "several outputs": lambda: Dicts(Several),
+    "parts of results": lambda: Model(Parts),
+    "regions inside": lambda: Model(Regions),
+    "custom function": lambda: Model(Custom),
+    "batch norm": lambda: Model(Normed),
+    "dropout": lambda: Model(Dropped),
+    "index unread": lambda: Model(Named),
+    "in place on its own": lambda: Model(InPlaceOnItsOwn),
+    "output written to": lambda: NextWrites(Block),
+    "checkpointed": lambda: Checkpointed(Block),
+    "grad modes": lambda: SomeWithoutGradients(Block, 6),
+    "input passed on": lambda: UsesThrough(Through),
+    "torch's own layer, a leaf": lambda: Model(encoder),
+    "blocks in blocks": lambda: Model(lambda i: nn.Sequential(Block(i), Block(i)), 2),
+    "more blocks in blocks": lambda: Model(lambda i: nn.Sequential(Wide(i), Wide(i)), 2),
+    "a function of its own under vmap": lambda: Model(Closure),
+    "casts its weight": lambda: Model(CastsWeight),
+    "casts its weight, checkpointed": lambda: Checkpointed(CastsWeight),
+    "writes a buffer": lambda: Model(WritesBuffer),
 }
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", COPIED)
+@pytest.mark.parametrize("name", ALIKE)
 @pytest.mark.parametrize("train", [True, False])
-def test_alike_blocks_are_copied(traced_like: Any, blocks: list[BlockCopies], name: str, train: bool) -> None:
+def test_alike_blocks(traced_like: Any, name: str, train: bool) -> None:
     torch.manual_seed(0)
-    make, copies = COPIED[name]
-    model = make().train(train)
+    model = ALIKE[name]().train(train)
     traced_like(model, {"x": X}, other={"x": X.flip(0) + 1}, trace_act_ckpt=name == "checkpointed")
-    assert len(blocks) == 1
-    assert_copied(blocks[0], copies)
 
 
-# -- blocks that cannot ------------------------------------------------------------------------------------------------
+# -- blocks that are not ------------------------------------------------------------------------------------------------
 
 
 class ReadsIndex(Block):
@@ -539,6 +513,36 @@ class ReadsCount(Model):
         return x * int(self.blocks[3].norm.num_batches_tracked)  # type: ignore[arg-type,union-attr]
 
 
+class Larger(Block):
+    """A block of so many layers that much would be saved if it were traced once."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.rest = nn.ModuleList(nn.Identity() for _ in range(5))
+        self.parent: list[nn.ModuleList] = []
+
+
+class FindsItself(Larger):
+    def forward(self, x: Tensor) -> Any:
+        return x + self.body(x) * (1 + list(self.parent[0]).index(self) % 2)
+
+
+class ReadsAnAttributeOfItsWeight(Larger):
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.scale.factor = 1 + index % 2  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Any:
+        return x + self.body(x) * self.scale.factor  # type: ignore[attr-defined]
+
+
+def with_parents(kind: Callable[[int], nn.Module]) -> nn.Module:
+    model = Model(kind, 20)
+    for block in model.blocks:
+        block.parent.append(model.blocks)  # type: ignore[union-attr,operator,arg-type]
+    return model
+
+
 def hooked(kind: Callable[[int], nn.Module]) -> nn.Module:
     model = Model(kind)
     for i, block in enumerate(model.blocks):
@@ -546,61 +550,60 @@ def hooked(kind: Callable[[int], nn.Module]) -> nn.Module:
     return model
 
 
-COPIED_NOT: dict[str, tuple[Callable[[], nn.Module], int]] = {
-    "reads its index": (lambda: Model(ReadsIndex), 0),
-    "chance of Python": (lambda: Model(Chance), 0),
-    "chance of torch": (lambda: Model(ChanceOfTorch), 0),
-    "counts its calls": (lambda: Model(Counts), 0),
-    "writes shared state": (lambda: Model(WritesSharedState), 0),
-    "writes a shared list": (lambda: Model(WritesSharedList), 0),
-    "writes a global list": (lambda: Model(CountsInAGlobal), 0),
-    "reads shared state": (lambda: ModelWritesSharedState(ReadsSharedState), 1),
-    "writes its input": (lambda: Model(WritesInput), 0),
-    "rectifies its input": (lambda: Model(RectifiesInput), 0),
-    "returns a view": (lambda: Model(ReturnsView), 0),
-    "returns what a call returned": (lambda: UsesSplit(ReturnsSplit), 0),
-    "replaces a buffer": (lambda: Model(ReplacesBuffer), 0),
-    "reads a buffer": (lambda: Model(ReadsBuffer), 0),
-    "holds a constant": (lambda: Model(MakesConstant), 0),
-    "fills a list": (lambda: GivesList(TakesList), 0),
-    "changes an object": (lambda: GivesObject(TakesObject), 0),
-    "known output": (lambda: UsesKnown(KnownOutput), 0),
-    "computes a property": (lambda: Model(Computes), 0),
-    "shared layer": (lambda: Model(SharedLayer), 0),
-    "called again": (lambda: OneBlock(Block), 0),
-    "tied parameter": (lambda: Tied(Block), 0),
-    "frozen": (lambda: Frozen(Block), 2),
-    "weights used before": (lambda: UsesTheirWeights(Block), 0),
-    "called from several lines": (lambda: FromTwoLines(Block), 0),
-    "differentiated inside": (lambda: Gradient(Block), 3),
-    "reads what was copied": (lambda: ReadsCount(Normed), 3),
-    "hooks": (lambda: hooked(Block), 0),
+OTHERS: dict[str, Callable[[], nn.Module]] = {
+    "reads its index": lambda: Model(ReadsIndex),
+    "chance of Python": lambda: Model(Chance),
+    "chance of torch": lambda: Model(ChanceOfTorch),
+    "counts its calls": lambda: Model(Counts),
+    "writes shared state": lambda: Model(WritesSharedState),
+    "writes a shared list": lambda: Model(WritesSharedList),
+    "writes a global list": lambda: Model(CountsInAGlobal),
+    "reads shared state": lambda: ModelWritesSharedState(ReadsSharedState),
+    "writes its input": lambda: Model(WritesInput),
+    "rectifies its input": lambda: Model(RectifiesInput),
+    "returns a view": lambda: Model(ReturnsView),
+    "returns what a call returned": lambda: UsesSplit(ReturnsSplit),
+    "replaces a buffer": lambda: Model(ReplacesBuffer),
+    "reads a buffer": lambda: Model(ReadsBuffer),
+    "holds a constant": lambda: Model(MakesConstant),
+    "fills a list": lambda: GivesList(TakesList),
+    "changes an object": lambda: GivesObject(TakesObject),
+    "known output": lambda: UsesKnown(KnownOutput),
+    "computes a property": lambda: Model(Computes),
+    "shared layer": lambda: Model(SharedLayer),
+    "called again": lambda: OneBlock(Block),
+    "tied parameter": lambda: Tied(Block),
+    "frozen": lambda: Frozen(Block),
+    "weights used before": lambda: UsesTheirWeights(Block),
+    "called from several lines": lambda: FromTwoLines(Block),
+    "differentiated inside": lambda: Gradient(Block),
+    "reads what was copied": lambda: ReadsCount(Normed),
+    "finds itself through its parent": lambda: with_parents(FindsItself),
+    "reads an attribute of its weight": lambda: Model(ReadsAnAttributeOfItsWeight, 20),
+    "hooks": lambda: hooked(Block),
 }
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", COPIED_NOT)
-def test_other_blocks_are_run(every_block: None, blocks: list[BlockCopies], name: str) -> None:
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_blocks(name: str) -> None:
     torch.manual_seed(0)
-    make, copies = COPIED_NOT[name]
-    model = make().train()
+    model = OTHERS[name]().train()
     random.seed(7)
     state = random.getstate()
-    gm, whole = trace_both(model, {"x": X})
+    gm = symbolic_trace(model, meta_args={"x": X})
     assert random.getstate() == state
-    assert_same_graph(gm, whole)
-    assert_copied(blocks[0], copies)
-    if not name.startswith("chance"):
-        for called in gm, whole:
-            inputs = {"x": X.flip(0) + (0 if "buffer" in name else 1)}
-            got = run(called, model, (), inputs)
-            for owner in WritesSharedState, WritesSharedList, ReadsSharedState:
-                owner.state.step, owner.state.seen = 0, []
-            expected = run(model, model, (), inputs)
-            # whose runs differ from each other
-            if name not in ("counts its calls", "writes shared state", "writes a shared list"):
-                for part in expected:
-                    assert_equal(got[part], expected[part], f"{name} {part}")
+    if name.startswith("chance"):
+        return
+    inputs = {"x": X.flip(0) + (0 if "buffer" in name else 1)}
+    got = run(gm, model, (), inputs)
+    for owner in WritesSharedState, WritesSharedList, ReadsSharedState:
+        owner.state.step, owner.state.seen = 0, []
+    expected = run(model, model, (), inputs)
+    # whose runs differ from each other
+    if name not in ("counts its calls", "writes shared state", "writes a shared list"):
+        for part in expected:
+            assert_equal(got[part], expected[part], f"{name} {part}")
 
 
 class Moves(Model):
@@ -611,32 +614,22 @@ class Moves(Model):
         return x
 
 
-def test_blocks_on_another_device_are_others(every_block: None, blocks: list[BlockCopies]) -> None:
+def test_blocks_on_another_device() -> None:
     with MetaTensorMode():
         model = Moves(Block, 6).cuda()
         model.blocks[3:].to("cuda:1")
-        x = torch.empty(2, 3, 4, device="cuda")
-        graphs = trace_both(model, {"x": x})
-    assert_same_graph(*graphs)
-    assert {key[0][1] for key in blocks[0]._known} == {frozenset({torch.device("cuda", i)}) for i in range(2)}
-    assert_copied(blocks[0], 4)
+        gm = symbolic_trace(model, meta_args={"x": torch.empty(2, 3, 4, device="cuda")})
+    moves = [node.args[1].index for node in gm.graph.nodes if node.target == "to"]
+    assert moves == [0, 0, 0, 1, 1, 1]
 
 
-def test_an_error_is_told_of_a_forward_that_was_run_whole(every_block: None, blocks: list[BlockCopies]) -> None:
+def test_an_error_in_a_model_of_blocks() -> None:
     class Fails(Model):
         def forward(self, x: Tensor) -> Any:
             return super().forward(x) @ torch.ones(7, 7)
 
     with pytest.raises(InputError, match="must have same reduction dim"):
         symbolic_trace(Fails(Block), meta_args={"x": X})
-    assert len(blocks) == 1 and blocks[0].copied
-
-
-def test_few_small_blocks_are_not_tried(blocks: list[BlockCopies]) -> None:
-    symbolic_trace(Model(Block, 3), meta_args={"x": X})
-    assert not blocks[0]._candidates
-    symbolic_trace(Model(lambda i: nn.Sequential(*[nn.Linear(4, 4) for _ in range(12)]), 9), meta_args={"x": X})
-    assert_copied(blocks[1], 8)  # which save 8 × (12 - 3) leaves
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -669,52 +662,49 @@ def checkpointing(build: Callable[[], nn.Module], reentrant: bool) -> Callable[[
 OPT: dict[str, Any] = dict(vocab_size=60, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, ffn_dim=32,
                            max_position_embeddings=32)
 LLAMA = text("LlamaForCausalLM", **SMALL, **HEADS, use_cache=False)
-#: model, how many blocks are copied in training mode
-MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
-    "bert": (text("BertForMaskedLM", **SMALL), 3),
-    "electra": (text("ElectraForPreTraining", **SMALL), 3),
-    "albert": (text("AlbertModel", **SMALL), 0),
-    "opt": (text("OPTForCausalLM", **OPT, use_cache=False), 3),
-    "opt with layer drop": (text("OPTForCausalLM", **OPT, use_cache=False, layerdrop=0.5), 2),
-    "bloom": (text("BloomForCausalLM", vocab_size=60, hidden_size=16, n_layer=4, n_head=2, use_cache=False), 3),
-    "gpt2": (text("GPT2LMHeadModel", vocab_size=60, n_embd=16, n_layer=4, n_head=2, n_positions=32,
-                  use_cache=False), 3),
-    "gpt2 with a cache": (text("GPT2LMHeadModel", vocab_size=60, n_embd=16, n_layer=4, n_head=2, n_positions=32), 3),
-    "llama": (LLAMA, 3),
-    "llama with a cache": (text("LlamaForCausalLM", **SMALL, **HEADS), 3),
-    "llama with hidden states": (text("LlamaForCausalLM", **SMALL, **HEADS, use_cache=False,
-                                      output_hidden_states=True), 1),
-    "llama, checkpointed": (checkpointing(LLAMA, False), 3),
-    "llama, checkpointed reentrantly": (checkpointing(LLAMA, True), 3),
-    "mixtral": (text("MixtralForCausalLM", **SMALL, **HEADS, num_local_experts=4, use_cache=False), 3),
-    "gemma3": (text("Gemma3ForCausalLM", **SMALL, **HEADS, head_dim=8, use_cache=False), 3),
-    "t5": (text("T5ForConditionalGeneration", vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=4, num_heads=2,
-                decoder_start_token_id=0, use_cache=False), 8),
-    "mamba": (text("MambaForCausalLM", vocab_size=60, hidden_size=16, num_hidden_layers=4, state_size=4,
-                   use_cache=False), 3),
-    "resnet": (lambda: torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [1, 4, 1, 1], num_classes=5), 2),
-    "densenet": (lambda: torchvision.models.DenseNet(4, (2, 2), 8, num_classes=5), 0),
-    "vit": (lambda: torchvision.models.VisionTransformer(32, 8, 4, 2, 16, 32, num_classes=5), 2),
-    "swin": (
-        lambda: torchvision.models.swin_transformer.SwinTransformer([4, 4], 8, [2, 6], [2, 2], [4, 4], num_classes=5),
-        10),
-    "efficientnet": (lambda: torchvision.models.efficientnet_b0(num_classes=5), 6),
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "bert": text("BertForMaskedLM", **SMALL),
+    "electra": text("ElectraForPreTraining", **SMALL),
+    "albert": text("AlbertModel", **SMALL),
+    "opt": text("OPTForCausalLM", **OPT, use_cache=False),
+    "opt with layer drop": text("OPTForCausalLM", **OPT, use_cache=False, layerdrop=0.5),
+    "bloom": text("BloomForCausalLM", vocab_size=60, hidden_size=16, n_layer=4, n_head=2, use_cache=False),
+    "gpt2": text("GPT2LMHeadModel", vocab_size=60, n_embd=16, n_layer=4, n_head=2, n_positions=32,
+                  use_cache=False),
+    "gpt2 with a cache": text("GPT2LMHeadModel", vocab_size=60, n_embd=16, n_layer=4, n_head=2, n_positions=32),
+    "llama": LLAMA,
+    "llama with a cache": text("LlamaForCausalLM", **SMALL, **HEADS),
+    "llama with hidden states": text("LlamaForCausalLM", **SMALL, **HEADS, use_cache=False,
+                                      output_hidden_states=True),
+    "llama, checkpointed": checkpointing(LLAMA, False),
+    "llama, checkpointed reentrantly": checkpointing(LLAMA, True),
+    "mixtral": text("MixtralForCausalLM", **SMALL, **HEADS, num_local_experts=4, use_cache=False),
+    "gemma3": text("Gemma3ForCausalLM", **SMALL, **HEADS, head_dim=8, use_cache=False),
+    "t5": text("T5ForConditionalGeneration", vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=4, num_heads=2,
+                decoder_start_token_id=0, use_cache=False),
+    "mamba": text("MambaForCausalLM", vocab_size=60, hidden_size=16, num_hidden_layers=4, state_size=4,
+                   use_cache=False),
+    "resnet": lambda: torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [1, 4, 1, 1], num_classes=5),
+    "densenet": lambda: torchvision.models.DenseNet(4, (2, 2), 8, num_classes=5),
+    "vit": lambda: torchvision.models.VisionTransformer(32, 8, 4, 2, 16, 32, num_classes=5),
+    "swin": lambda: torchvision.models.swin_transformer.SwinTransformer([4, 4], 8, [2, 6], [2, 2], [4, 4],
+                                                                        num_classes=5),
+    "efficientnet": lambda: torchvision.models.efficientnet_b0(num_classes=5),
 }
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MODELS)
-def test_models(every_block: None, blocks: list[BlockCopies], name: str) -> None:
+def test_models(name: str) -> None:
     torch.manual_seed(0)
-    make, copies = MODELS[name]
-    model = make().train()
+    model = MODELS[name]().train()
     ids = torch.arange(3, 19).reshape(2, 8)
     given: dict[str, Any] = {"input_ids": ids} if hasattr(model, "config") else {"x": torch.rand(2, 3, 32, 32)}
     if name == "t5":
         given["labels"] = ids
-    gm, whole = trace_both(model, given, trace_act_ckpt="checkpointed" in name)
-    assert_same_graph(gm, whole)
-    assert_copied(blocks[0], copies)
-    got, expected = run(gm, model, (), given), run(whole, model, (), given)
+    gm = symbolic_trace(model, meta_args=given, trace_act_ckpt="checkpointed" in name)
+    if name == "opt with layer drop":  # which draws layers anew in each run
+        return
+    got, expected = run(gm, model, (), given), run(model, model, (), given)
     for part in expected:
         assert_equal(got[part], expected[part], part)
