@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.current_spec import claimed_spec, claiming
+from analyzer.hardware.current_spec import simulated_spec, simulating
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
 from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
@@ -67,7 +67,7 @@ class Session:
     def simulate(self, options: ProfileOptions | None = None, *, adopts: bool = True) -> Iterator[MetaTensorMode]:
         """The simulated device for the length of a block; tensors that are nowhere are on it where it ``adopts``."""
         mode = MetaTensorMode(options or self.options, adopted_claim=self.device if adopts else None)
-        with mode, claiming(self.spec or claimed_spec()):
+        with mode, simulating(self.spec or simulated_spec()):
             if self.remark:
                 mode.state.assume(self.remark)
             yield mode

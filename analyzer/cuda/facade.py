@@ -18,8 +18,8 @@ from analyzer.memory.allocator import CachingAllocator
 from analyzer.meta.current_device import selected
 from analyzer.meta.state import MetaState, current
 
-from .current_spec import claimed_spec
-from .sdp_choice import CUDNN_VERSION, claimed_capability
+from analyzer.hardware.current_spec import simulated_spec
+from .sdp_choice import CUDNN_VERSION, simulated_capability
 from .stream import SimulatedEvent, SimulatedGenerator, SimulatedStream, device_index, stand_in_class
 
 Undo = Callable[[], None]
@@ -82,17 +82,17 @@ def _maybe_exchange_device(device: int) -> int:
 
 def _total_bytes() -> int | None:
     capacity_bytes = _state().options.capacity_bytes
-    return claimed_spec().memory_bytes if capacity_bytes is None else capacity_bytes
+    return simulated_spec().memory_bytes if capacity_bytes is None else capacity_bytes
 
 
 def _name(device: Any = None) -> str:
     """The driver's name for it, which the catalogue keeps in lower case among the aliases."""
-    spec = claimed_spec()
+    spec = simulated_spec()
     return next((alias.upper().replace("_", " ") for alias in spec.aliases if alias.startswith("nvidia_")), spec.name)
 
 
 def _properties(device: Any = None) -> DeviceProperties:
-    spec, (major, minor) = claimed_spec(), claimed_capability()
+    spec, (major, minor) = simulated_spec(), simulated_capability()
     return DeviceProperties(_name(), major, minor, _total_bytes(), spec.multiprocessors, spec.l2_bytes)
 
 
@@ -121,13 +121,13 @@ def _mem_get_info(device: Any = None) -> tuple[int, int]:
     reserved_bytes = _allocator(device).reserved_bytes
     if total_bytes is None:
         _state().assume(
-            f"the memory of {claimed_spec().name!r} is not known: torch.cuda.mem_get_info() answers what is reserved")
+            f"the memory of {simulated_spec().name!r} is not known: torch.cuda.mem_get_info() answers what is reserved")
         total_bytes = reserved_bytes
     return total_bytes - reserved_bytes, total_bytes
 
 
 def _is_bf16_supported(including_emulation: bool = True) -> bool:
-    return claimed_capability() >= (8, 0) or including_emulation
+    return simulated_capability() >= (8, 0) or including_emulation
 
 
 def _is_acceptable(tensor: torch.Tensor) -> bool:
@@ -195,7 +195,7 @@ _DEVICE: dict[str, Callable[..., Any]] = {
     "is_available": _constant(True), "is_initialized": _constant(True), "device_count": _constant(1),
     "current_device": lambda: selected.index, "set_device": _set_device, "_exchange_device": _exchange_device,
     "_maybe_exchange_device": _maybe_exchange_device, "is_bf16_supported": _is_bf16_supported,
-    "get_device_name": _name, "get_device_capability": lambda device=None: claimed_capability(),
+    "get_device_name": _name, "get_device_capability": lambda device=None: simulated_capability(),
     "is_current_stream_capturing": _constant(False),
     "get_device_properties": _properties, "can_device_access_peer": _constant(True), "get_arch_list": _constant([]),
     "current_stream": _current_stream, "default_stream": _default_stream, "set_stream": _set_stream,

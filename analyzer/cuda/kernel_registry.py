@@ -1,9 +1,8 @@
-"""Operators that take another path on the accelerator that tensors claim than on meta: the table, and its place in the
-dispatcher.
-"""
+"""Operators that take another path on the simulated device than on meta: the tables, and their place in the dispatcher."""
 from __future__ import annotations
 
 import importlib
+import itertools
 import pkgutil
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +14,15 @@ from analyzer.registry import Registry
 
 Impl = Callable[..., Any]
 
-claimed_kernels: Registry[Any, Impl] = Registry("claimed_kernels")
+device_kernels: Registry[Any, Impl] = Registry("device_kernels")
 """What CUDA does ahead of autograd. A function of the operator's arguments, written in terms of other operators, which
-may return NotImplemented to leave the call as it is. It is asked where a tensor argument claims ``cuda``.
+may return NotImplemented to leave the call as it is. It is asked where a tensor argument is on a simulated GPU.
 """
 
-_on_any_device: set[Any] = set()  # operators whose implementation is asked wherever their tensors are
+host_kernels: Registry[Any, Impl] = Registry("host_kernels")
+"""The same for the CPU, asked where no tensor argument is on a simulated GPU."""
 
-claimed_shapes: Registry[Any, Impl] = Registry("claimed_shapes")
+device_shapes: Registry[Any, Impl] = Registry("device_shapes")
 """What an operator's CUDA kernel returns, where torch has no meta kernel or one that differs: a function of tensors on
 meta.
 """
@@ -42,52 +42,55 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
             ] if found is not None and (overload or "default") in found.overloads() else []
 
 
-def claimed(*names: str, on_any_device: bool = False) -> Callable[[Impl], Impl]:
-    """Register a function for the overloads ``names`` of aten, those that exist.
-
-    ``on_any_device`` is for operators that cannot run on meta at all: they are taken over on the claimed host too.
-
-    >>> @claimed("no_such_operator")
-    ... def never_called(x):
-    ...     return x
-    """
+def _register(names: tuple[str, ...], *tables: Registry[Any, Impl]) -> Callable[[Impl], Impl]:
     def register(impl: Impl) -> Impl:
-        for name in names:
-            for op in overloads(name):
-                claimed_kernels(op, impl)
-                if on_any_device:
-                    _on_any_device.add(op)
-        return impl
-
-    return register
-
-
-def claimed_shape(*names: str, table: Registry[Any, Impl] = claimed_shapes) -> Callable[[Impl], Impl]:
-    """Like `claimed`, for `claimed_shapes`."""
-    def register(impl: Impl) -> Impl:
-        for name in names:
-            for op in overloads(name):
+        for op in itertools.chain.from_iterable(map(overloads, names)):
+            for table in tables:
                 table(op, impl)
         return impl
 
     return register
 
 
+def device_kernel(*names: str, on_any_device: bool = False) -> Callable[[Impl], Impl]:
+    """Register a function for the overloads ``names`` of aten, those that exist, in `device_kernels`.
+
+    ``on_any_device`` is for what the CPU does in the same way, or cannot do without data: `host_kernels` gets it too.
+
+    >>> @device_kernel("no_such_operator")
+    ... def never_called(x):
+    ...     return x
+    """
+    return _register(names, device_kernels, *[host_kernels] * on_any_device)
+
+
+def host_kernel(*names: str) -> Callable[[Impl], Impl]:
+    """Like `device_kernel`, for `host_kernels`."""
+    return _register(names, host_kernels)
+
+
+def device_shape(*names: str, table: Registry[Any, Impl] = device_shapes) -> Callable[[Impl], Impl]:
+    """Like `device_kernel`, for `device_shapes`."""
+    return _register(names, table)
+
+
 def host_shape(*names: str) -> Callable[[Impl], Impl]:
-    """Like `claimed`, for `host_shapes`."""
-    return claimed_shape(*names, table=host_shapes)
+    """Like `device_kernel`, for `host_shapes`."""
+    return _register(names, host_shapes)
 
 
-def _make_kernel(op: torch._ops.OpOverload, impl: Impl) -> Callable[..., Any]:
-    anywhere = op in _on_any_device
+def _make_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    on_device, on_host = device_kernels.find(op), host_kernels.find(op)
 
     def kernel_at_key(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         state = is_simulating()
-        if state is not None and (anywhere or any_claims(state, "cuda", args)):
-            with torch._C.DisableTorchFunction():  # the engine calls this with the function mode still active
-                result = impl(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+        if state is not None:
+            impl = on_host if on_device is on_host or not any_claims(state, "cuda", args) else on_device
+            if impl is not None:
+                with torch._C.DisableTorchFunction():  # the engine calls this with the function mode still active
+                    result = impl(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
         return gate.redispatch(op, keyset, args, kwargs)
 
     return kernel_at_key
@@ -105,13 +108,11 @@ def install() -> Callable[[], None]:
     """Register everything with the dispatcher; the result undoes it. Threads see it after `set_open`."""
     load_kernels()
 
-    for op in claimed_kernels:
-        impl = claimed_kernels.find(op)
-        assert impl is not None
-        gate.add(op, _make_kernel(op, impl))
+    for op in {*device_kernels, *host_kernels}:
+        gate.add(op, _make_kernel(op))
     return gate.install()
 
 
 def set_open(is_open: bool) -> None:
-    """Let this thread's calls take the claimed device's paths, or no longer."""
+    """Let this thread's calls take the simulated device's paths, or no longer."""
     gate.set_open(is_open)

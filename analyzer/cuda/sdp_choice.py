@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .current_spec import claimed_spec
+from analyzer.hardware.current_spec import simulated_spec
 
 Tensor = torch.Tensor
 
@@ -42,9 +42,9 @@ class AttentionCall(NamedTuple):
         return torch.is_grad_enabled() and any(t.requires_grad for t in self[:3])
 
 
-def claimed_capability() -> tuple[int, int]:
+def simulated_capability() -> tuple[int, int]:
     """The compute capability of the claimed device; Hopper's where the device is no GPU or its generation is unknown."""
-    return claimed_spec().compute_capability or (9, 0)
+    return simulated_spec().compute_capability or (9, 0)
 
 
 def choose_backend(call: AttentionCall) -> int:
@@ -63,7 +63,7 @@ def _priority_order() -> tuple[int, ...]:
         return chosen  # sdpa_kernel(..., set_priority=True)
     # check_prefer_cudnn_attention, of builds with CUDA 13
     is_demoted = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
-    return _CUDNN_ORDER if not is_demoted and CUDNN_VERSION > 91500 and claimed_capability()[0] in (
+    return _CUDNN_ORDER if not is_demoted and CUDNN_VERSION > 91500 and simulated_capability()[0] in (
         9, 10) else _DEFAULT_ORDER
 
 
@@ -113,7 +113,7 @@ def _mask_shape_is_supported(call: AttentionCall) -> bool:  # check_attn_mask_sh
 
 
 def _can_use_cudnn(call: AttentionCall) -> bool:
-    capability = claimed_capability()
+    capability = simulated_capability()
     if not torch._C._get_cudnn_sdp_enabled() or not _is_dense_4d(call):
         return False
     if call.dropout > 0 and 91100 < CUDNN_VERSION < 91400:
@@ -139,7 +139,7 @@ def _cudnn_shapes_fit(call: AttentionCall, capability: tuple[int, int]) -> bool:
 
 
 def _can_use_flash(call: AttentionCall) -> bool:
-    capability = claimed_capability()
+    capability = simulated_capability()
     q, k, v = call[:3]
     if not torch._C._get_flash_sdp_enabled() or not _is_dense_4d(call) or call.mask is not None:
         return False
@@ -164,7 +164,7 @@ def _gemm_alignment(call: AttentionCall, capability: tuple[int, int]) -> int:  #
 
 
 def _can_use_efficient(call: AttentionCall) -> bool:
-    capability = claimed_capability()
+    capability = simulated_capability()
     q, k, v = call[:3]
     if not torch._C._get_mem_efficient_sdp_enabled() or not (5, 0) <= capability <= (12, 1) or not _is_dense_4d(call):
         return False

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import claimed_shapes, host_shapes
+from analyzer.cuda.kernel_registry import device_shapes, host_shapes
 from analyzer.cuda.kernels.sparse import sparse_shapes
 from analyzer.cuda.workspaces import convolution as convolution_workspace  # noqa: F401  four register their rules
 from analyzer.cuda.workspaces.library import library_needs, take_library_workspaces
@@ -413,7 +413,7 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
         kwargs = {**kwargs, "pin_memory": False}
     shape_impl = register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
     if shape_impl is None:
-        shape_impl = (claimed_shapes if claim.type == "cuda" else host_shapes).find(func)
+        shape_impl = (device_shapes if claim.type == "cuda" else host_shapes).find(func)
     check_dtypes(func, args)
     kernel.depth += 1
     try:
@@ -426,7 +426,7 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
                 # torch/_library/custom_ops.py
                 if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):
                     raise
-                shape_impl = claimed_shapes.find(func) or sparse_shapes.find(func)
+                shape_impl = device_shapes.find(func) or sparse_shapes.find(func)
                 if shape_impl is not None:
                     return shape_impl(*args, **kwargs)
                 decomposition = torch._decomp.decomposition_table.get(func)

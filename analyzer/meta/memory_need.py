@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from analyzer.cuda.current_spec import claimed_spec
+from analyzer.hardware.current_spec import simulated_spec
 from analyzer.registry import Registry
 
 from .operator_info import OperatorInfo
@@ -96,7 +96,7 @@ def stages_of(signature: Signature) -> tuple[Stage, ...]:
         outputs = signature.outputs
         need = impl(*signature.args, out=outputs[0] if len(outputs) == 1 else outputs, **signature.kwargs)
         return (Stage((need.workspace_bytes,)),) if need.workspace_bytes else ()
-    key = ("stages", claimed_spec().name)  # rules may ask for the device's generation
+    key = ("stages", simulated_spec().name)  # rules may ask for the device's generation
     stages: tuple[Stage, ...] | None = signature.memo.get(key)
     if stages is None:
         stages = signature.memo[key] = _rules[packet](signature) if _runs_on_cuda(signature) else ()

@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from analyzer import MetaTensorMode
-from analyzer.cuda.current_spec import claiming
+from analyzer.hardware.current_spec import simulating
 from analyzer.hardware import find_device
 from analyzer.meta.options import MetaOptions
 
@@ -36,7 +36,7 @@ def test_the_claimed_device_is_there_and_has_its_properties(mode):
 
 def test_another_device_can_be_claimed(mode):
     old = dataclasses.replace(find_device("t4"), name="t4", aliases=())
-    with claiming(old):
+    with simulating(old):
         assert (torch.cuda.get_device_name(), torch.cuda.get_device_capability()) == ("t4", (7, 5))
         assert (torch.cuda.is_bf16_supported(), torch.cuda.is_bf16_supported(including_emulation=False)) == (True,
                                                                                                              False)

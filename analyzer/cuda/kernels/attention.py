@@ -12,7 +12,7 @@ import torch
 
 from analyzer.cuda.factory import new_on_device_of
 from analyzer.cuda.host_attention import choose_host_backend
-from analyzer.cuda.kernel_registry import claimed, claimed_shape
+from analyzer.cuda.kernel_registry import device_kernel, device_shape
 from analyzer.cuda.sdp_choice import CUDNN, EFFICIENT, FLASH, MATH, AttentionCall, choose_backend, describe
 from analyzer.errors import InputError
 from analyzer.meta.intercept.gated_kernel import any_claims
@@ -24,7 +24,7 @@ _FLASH_ALIGNMENT = 8       # pad_last_dim<8>: head sizes of the flash kernel
 _EFFICIENT_ALIGNMENT = 8   # preprocess_mask, mem_eff_alignment
 
 
-@claimed("scaled_dot_product_attention", on_any_device=True)
+@device_kernel("scaled_dot_product_attention", on_any_device=True)
 def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
            is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False) -> Any:
     if not _is_valid(query, key, value, attn_mask, is_causal):
@@ -101,7 +101,7 @@ def _align(mask: Tensor) -> Tensor:  # preprocess_mask, pad_bias
     return aten.slice.Tensor(padded, -1, 0, length)  # type: ignore[no-any-return]
 
 
-@claimed("_scaled_dot_product_attention_math")
+@device_kernel("_scaled_dot_product_attention_math")
 def attend_with_products(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
                          dropout_p: float = 0.0, is_causal: bool = False, dropout_mask: Tensor | None = None, *,
                          scale: float | None = None, enable_gqa: bool = False) -> Any:
@@ -131,7 +131,7 @@ def _repeat_heads(x: Tensor, query: Tensor) -> Tensor:  # pre_process_group_quer
     return aten.repeat_interleave.self_int(x, query.shape[-3] // x.shape[-3], -3)  # type: ignore[no-any-return]
 
 
-@claimed_shape("_scaled_dot_product_cudnn_attention")
+@device_shape("_scaled_dot_product_cudnn_attention")
 def cudnn_attention_shape(query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None, compute_log_sumexp: bool,
                           *args: Any, **kwargs: Any) -> Any:
     """run_cudnn_SDP_fprop makes the log-sum-exp only where a backward pass needs it; the meta kernel always does."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import claimed
+from analyzer.cuda.kernel_registry import device_kernel
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import current
 from analyzer.meta.value.density import balanced_counts
@@ -14,7 +14,7 @@ from analyzer.meta.value.known_value import Deferred, read_known
 aten = torch.ops.aten
 
 
-@claimed("bincount", on_any_device=True)
+@device_kernel("bincount", on_any_device=True)
 def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
     if minlength <= 0 or read_known(self) is not None:
         return NotImplemented

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import claimed
+from analyzer.cuda.kernel_registry import device_kernel
 
 aten = torch.ops.aten
 
 
-@claimed("dropout")
+@device_kernel("dropout")
 def drop_out(input: torch.Tensor, p: float, train: bool) -> Any:
     if train and 0 < p < 1 and input.numel():
         return aten.native_dropout.default(input, p, True)[0]

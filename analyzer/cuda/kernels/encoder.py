@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import claimed, claimed_shape
+from analyzer.cuda.kernel_registry import device_kernel, device_shape
 from analyzer.cuda.sdp_choice import MATH, AttentionCall, choose_backend
 from analyzer.meta.state import current
 
@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
-@claimed("_native_multi_head_attention")
+@device_kernel("_native_multi_head_attention")
 def attend_with_heads(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
                       qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None,
                       need_weights: bool = True, average_attn_weights: bool = True,
@@ -65,18 +65,18 @@ def _project(query: Tensor, key: Tensor, value: Tensor, size: int, weight: Tenso
     return torch.cat([aten.matmul.default(x, w.t()) for x, w in zip((query, key, value), weight.chunk(3))], 2)
 
 
-@claimed_shape("_transform_bias_rescale_qkv")
+@device_shape("_transform_bias_rescale_qkv")
 def transform_shape(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
     batch, length, size = qkv.shape
     return tuple(qkv.new_empty(3, batch, num_heads, length, size // 3 // num_heads).unbind(0))
 
 
-@claimed_shape("_masked_softmax")
+@device_shape("_masked_softmax")
 def masked_softmax_shape(self: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None) -> Tensor:
     return torch.empty_like(self, memory_format=torch.contiguous_format)
 
 
-@claimed("_transformer_encoder_layer_fwd")
+@device_kernel("_transformer_encoder_layer_fwd")
 def encode(src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor,
            proj_bias: Tensor, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor,
            norm_weight_2: Tensor, norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor,
@@ -103,7 +103,7 @@ def encode(src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_
     return x if norm_first else norm(x, norm_weight_2, norm_bias_2)
 
 
-@claimed("_nested_tensor_from_mask_left_aligned", on_any_device=True)
+@device_kernel("_nested_tensor_from_mask_left_aligned", on_any_device=True)
 def is_left_aligned(t: Tensor, mask: Tensor) -> bool:
     state = current()
     assert state is not None

@@ -4,14 +4,14 @@ from __future__ import annotations
 import torch
 
 from analyzer.cuda.function import call_whole
-from analyzer.cuda.kernel_registry import claimed
+from analyzer.cuda.kernel_registry import device_kernel
 from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage
 
 aten = torch.ops.aten
 
 
-@claimed("_amp_foreach_non_finite_check_and_unscale_", on_any_device=True)
+@device_kernel("_amp_foreach_non_finite_check_and_unscale_", on_any_device=True)
 def check_and_unscale(self: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
     storage, state = found_inf.untyped_storage(), current()
     assert isinstance(storage, MetaStorage) and state is not None

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from analyzer.cuda.kernel_registry import claimed_shape, host_shape
+from analyzer.cuda.kernel_registry import device_shape, host_shape
 
 Tensor = torch.Tensor
 
 
 @host_shape("_grouped_mm")
-@claimed_shape("_grouped_mm")
+@device_shape("_grouped_mm")
 def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
                out_dtype: torch.dtype | None = None) -> Tensor:
     """``offs`` cuts rows, columns or the inner dimension of the 2-d operands into groups. Rows of the result start at

@@ -11,25 +11,25 @@ from typing import Any
 import torch
 
 from analyzer.cuda.factory import new_on_device_of
-from analyzer.cuda.kernel_registry import claimed
+from analyzer.cuda.kernel_registry import device_kernel
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
-@claimed("gather_backward")
+@device_kernel("gather_backward")
 def gather_backward(grad: Tensor, self: Tensor, dim: int, index: Tensor, sparse_grad: bool) -> Any:
     if sparse_grad:
         return NotImplemented
     return aten.scatter_add_.default(aten.new_zeros.default(grad, self.shape), dim, index, grad)
 
 
-@claimed("index_select_backward")
+@device_kernel("index_select_backward")
 def index_select_backward(grad: Tensor, self_sizes: list[int], dim: int, index: Tensor) -> Any:
     return aten.index_add_.default(aten.new_zeros.default(grad, self_sizes, dtype=grad.dtype), dim, index, grad)
 
 
-@claimed("value_selecting_reduction_backward")
+@device_kernel("value_selecting_reduction_backward")
 def value_selecting_reduction_backward(grad: Tensor, dim: int, indices: Tensor, sizes: list[int], keepdim: bool) -> Any:
     """Gradient of ``max(dim)``, ``sort``, ``topk`` and the like."""
     if not keepdim and sizes:
@@ -38,7 +38,7 @@ def value_selecting_reduction_backward(grad: Tensor, dim: int, indices: Tensor, 
     return aten.scatter_.src(zeros, dim, indices, grad)
 
 
-@claimed("index_put")
+@device_kernel("index_put")
 def index_put(self: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
     """Inside ``index_backward`` this adds into the zeros that were made for it; a user's own call makes a copy on CUDA
     too.
@@ -49,7 +49,7 @@ def index_put(self: Tensor, indices: list[Tensor | None], values: Tensor, accumu
     return aten._index_put_impl_.default(self, indices, values, True, True)
 
 
-@claimed("linear")
+@device_kernel("linear")
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     """``aten/src/ATen/native/Linear.cpp``: an input that cannot be flattened to a matrix gets its bias after the
     product.

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import claimed_shape
+from analyzer.cuda.kernel_registry import device_shape
 
 Tensor = torch.Tensor
 
 
-@claimed_shape("_ctc_loss.Tensor")
+@device_shape("_ctc_loss.Tensor")
 def ctc_loss_shape(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *args: Any,
                    **kwargs: Any) -> tuple[Tensor, Tensor]:
     """The loss of each sequence and the logarithms of alpha; targets are taken to be as long as their tensor allows."""
@@ -22,6 +22,6 @@ def ctc_loss_shape(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, ta
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * longest + 1)
 
 
-@claimed_shape("_ctc_loss_backward.Tensor")
+@device_shape("_ctc_loss_backward.Tensor")
 def ctc_loss_backward_shape(grad: Tensor, log_probs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return torch.empty_like(log_probs, memory_format=torch.contiguous_format)

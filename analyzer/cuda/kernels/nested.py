@@ -8,7 +8,7 @@ import torch
 import torch.nested._internal.sdpa
 import torch.utils.flop_counter  # noqa: F401  # torch/nested/_internal/sdpa.py asks for it under a mode, and does not import it
 
-from analyzer.cuda.kernel_registry import claimed, claimed_shape
+from analyzer.cuda.kernel_registry import device_kernel, device_shape
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.intercept.patch import Undo, replace
 from analyzer.meta.state import current
@@ -49,7 +49,7 @@ def _choose(can_use: Callable[[torch.dtype], bool]) -> Callable[[Any], Any]:
     return make
 
 
-@claimed("_nested_tensor_from_tensor_list", "_nested_view_from_buffer", on_any_device=True)
+@device_kernel("_nested_tensor_from_tensor_list", "_nested_view_from_buffer", on_any_device=True)
 def refuse_strided_layout(*args: Any, **kwargs: Any) -> Any:
     """Raise UnsupportedOperatorError: C++ asserts that such a tensor is on a device with data (NestedTensorImpl.cpp)."""
     state = current()
@@ -60,7 +60,7 @@ def refuse_strided_layout(*args: Any, **kwargs: Any) -> Any:
     )
 
 
-@claimed_shape("_padded_dense_to_jagged_forward")
+@device_shape("_padded_dense_to_jagged_forward")
 def shape_padded_dense_to_jagged(dense: Tensor, offsets: list[Tensor], total_L: int | None = None) -> Tensor:
     """aten/src/ATen/native/nested/NestedTensorTransformerFunctions.cpp: one row for each element."""
     rows = int(offsets[0][-1]) if total_L is None else total_L

@@ -13,7 +13,7 @@ import torch
 from torch._prims_common import get_computation_dtype, suggest_memory_format
 
 from analyzer.cuda.function import call_whole
-from analyzer.cuda.kernel_registry import claimed, claimed_shape
+from analyzer.cuda.kernel_registry import device_kernel, device_shape
 from analyzer.meta.state import current
 
 Tensor = torch.Tensor
@@ -23,7 +23,7 @@ _LARGEST_EVALUATION_BATCH = 65535
 _INT32_MAX = 2**31 - 1
 
 
-@claimed("_batch_norm_impl_index")
+@device_kernel("_batch_norm_impl_index")
 def normalize_batch(input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
                     running_var: Tensor | None, training: bool, momentum: float, eps: float,
                     cudnn_enabled: bool) -> Any:
@@ -80,7 +80,7 @@ class FusedRmsNorm(torch.autograd.Function):
         return grad_input, None, grad_weight, None
 
 
-@claimed("rms_norm")
+@device_kernel("rms_norm")
 def normalize_root_mean_square(input: Tensor, normalized_shape: list[int], weight: Tensor | None = None,
                                eps: float | None = None) -> Any:
     fits = tuple(input.shape[input.dim() - len(normalized_shape):]) == tuple(normalized_shape)
@@ -91,7 +91,7 @@ def normalize_root_mean_square(input: Tensor, normalized_shape: list[int], weigh
     return FusedRmsNorm.apply(input, list(normalized_shape), weight, eps)
 
 
-@claimed_shape("_fused_rms_norm")
+@device_shape("_fused_rms_norm")
 def fused_rms_norm_shape(input: Tensor, normalized_shape: list[int], weight: Tensor | None,
                          eps: float | None) -> tuple[Tensor, Tensor]:
     outer = input.shape[:input.dim() - len(normalized_shape)]
@@ -99,7 +99,7 @@ def fused_rms_norm_shape(input: Tensor, normalized_shape: list[int], weight: Ten
     return torch.empty_like(input, memory_format=torch.contiguous_format), rstd
 
 
-@claimed_shape("_fused_rms_norm_backward")
+@device_shape("_fused_rms_norm_backward")
 def fused_rms_norm_backward_shape(grad_out: Tensor, input: Tensor, normalized_shape: list[int], rstd: Tensor,
                                   weight: Tensor | None,
                                   output_mask: list[bool]) -> tuple[Tensor | None, Tensor | None]:

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from analyzer.cuda.factory import new_on_device_of
-from analyzer.cuda.kernel_registry import claimed
+from analyzer.cuda.kernel_registry import device_kernel
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.value.known_value import read_known
 
 aten = torch.ops.aten
 
 
-@claimed("one_hot")
+@device_kernel("one_hot")
 def one_hot(self: torch.Tensor, num_classes: int = -1) -> Any:
     if num_classes <= 0 or self.dtype is not torch.int64 or not self.numel() or read_known(self) is not None:
         return NotImplemented  # classes that are known stay so by comparison

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import claimed
+from analyzer.cuda.kernel_registry import device_kernel
 from analyzer.errors import DataDependentError
 from analyzer.meta.function import constant
 from analyzer.meta.intercept.mode_stack import without_modes
@@ -59,7 +59,7 @@ class PackPadded(torch.autograd.Function):
         return grad.transpose(0, 1) if batch_first else grad, None, None
 
 
-@claimed("_pack_padded_sequence", on_any_device=True)
+@device_kernel("_pack_padded_sequence", on_any_device=True)
 def pack_padded_sequence(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     wanted = read_lengths("pack_padded_sequence", lengths)
     if not wanted or min(wanted) <= 0 or sorted(wanted, reverse=True) != wanted:
@@ -70,7 +70,7 @@ def pack_padded_sequence(input: Tensor, lengths: Tensor, batch_first: bool) -> t
     return PackPadded.apply(input, batch_sizes, batch_first), _on_host(batch_sizes)
 
 
-@claimed("_pad_packed_sequence", on_any_device=True)
+@device_kernel("_pad_packed_sequence", on_any_device=True)
 def pad_packed_sequence(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float,
                         total_length: int) -> tuple[Tensor, Tensor]:
     sizes = read_lengths("pad_packed_sequence", batch_sizes)

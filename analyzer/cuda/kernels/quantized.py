@@ -5,44 +5,44 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import claimed_shape, claimed_shapes, host_shape
+from analyzer.cuda.kernel_registry import device_shape, device_shapes, host_shape
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import current
 
 Tensor = torch.Tensor
 
 
-@claimed_shape("fake_quantize_per_tensor_affine_cachemask", "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+@device_shape("fake_quantize_per_tensor_affine_cachemask", "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
                "fake_quantize_per_channel_affine_cachemask", "_fused_moving_avg_obs_fq_helper")
 def shape_fake_quantize(self: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     """aten/src/ATen/native/quantized/FakeQuantPerTensorAffine.cpp: the output, and where it was not cut off."""
     return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
 
 
-@claimed_shape("_fake_quantize_learnable_per_tensor_affine", "_fake_quantize_learnable_per_channel_affine")
+@device_shape("_fake_quantize_learnable_per_tensor_affine", "_fake_quantize_learnable_per_channel_affine")
 def shape_fake_quantize_learnable(self: Tensor, *_: Any, **__: Any) -> Tensor:
     return torch.empty_like(self)
 
 
-@claimed_shape("_fake_quantize_learnable_per_tensor_affine_backward", "_fake_quantize_learnable_per_channel_affine_backward")
+@device_shape("_fake_quantize_learnable_per_tensor_affine_backward", "_fake_quantize_learnable_per_channel_affine_backward")
 def shape_fake_quantize_learnable_backward(grad: Tensor, self: Tensor, scale: Tensor, zero_point: Tensor, *_: Any,
                                            **__: Any) -> Any:
     return torch.empty_like(self), torch.empty_like(scale), torch.empty_like(zero_point)
 
 
-@claimed_shape("quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_channel")
+@device_shape("quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_channel")
 @host_shape("quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_channel")
 def shape_quantize(self: Tensor, *args: Any, dtype: torch.dtype | None = None) -> Tensor:
     """The kernel on meta gives the dtype of its input."""
     return torch.empty(self.shape, dtype=dtype or args[-1], device=self.device)
 
 
-@claimed_shape("dequantize.self")
+@device_shape("dequantize.self")
 def shape_dequantize(self: Tensor) -> Tensor:
     return torch.empty(self.shape, dtype=torch.float32, device=self.device)
 
 
-@claimed_shape("int_repr")
+@device_shape("int_repr")
 def shape_int_repr(self: Tensor) -> Tensor:
     """c10/core/ScalarType.h, toUnderlying."""
     integer = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}[self.dtype]
@@ -65,4 +65,4 @@ def shape_linear_with_packed_weight(x: Tensor, packed: Any, *_: Any, **__: Any) 
 
 for _name in ("linear_dynamic", "linear_relu_dynamic", "linear_dynamic_fp16", "linear_relu_dynamic_fp16"):
     if hasattr(torch.ops.quantized, _name):
-        claimed_shapes(getattr(torch.ops.quantized, _name).default, shape_linear_with_packed_weight)
+        device_shapes(getattr(torch.ops.quantized, _name).default, shape_linear_with_packed_weight)

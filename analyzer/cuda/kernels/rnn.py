@@ -13,7 +13,7 @@ from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 
 from analyzer.cuda.autocast import lower_precision
 from analyzer.cuda.function import call_whole
-from analyzer.cuda.kernel_registry import claimed, claimed_shape
+from analyzer.cuda.kernel_registry import device_kernel, device_shape
 from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage
 
@@ -99,7 +99,7 @@ def _shared_buffer(weights: tuple[Tensor, ...]) -> Tensor | None:
         return first.detach().as_strided((total,), (1,), 0)
 
 
-@claimed_shape("_cudnn_rnn")
+@device_shape("_cudnn_rnn")
 def cudnn_rnn_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor | None, hx: Tensor,
                     cx: Tensor | None, mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool,
                     dropout: float, train: bool, bidirectional: bool, batch_sizes: list[int],
@@ -121,7 +121,7 @@ def cudnn_rnn_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, we
         count, dtype=torch.uint8), buffer
 
 
-@claimed_shape("_cudnn_rnn_backward")
+@device_shape("_cudnn_rnn_backward")
 def cudnn_rnn_backward_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor, hx: Tensor,
                              cx: Tensor | None, output: Tensor, grad_output: Tensor | None, grad_hy: Tensor | None,
                              grad_cy: Tensor | None, mode: int, hidden_size: int, proj_size: int, num_layers: int,
@@ -166,14 +166,14 @@ def _read_sizes(batch_sizes: Tensor) -> tuple[int, ...]:
     return tuple(read_lengths("a recurrent layer on a packed sequence", batch_sizes))
 
 
-@claimed("lstm.input")
+@device_kernel("lstm.input")
 def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
          train: bool, bidirectional: bool, batch_first: bool) -> Any:
     return _run(RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx[0], hx[1],
                 params)
 
 
-@claimed("lstm.data", on_any_device=True)
+@device_kernel("lstm.data", on_any_device=True)
 def packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool,
                 num_layers: int, dropout: float, train: bool, bidirectional: bool) -> Any:
     spec = RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))
@@ -181,13 +181,13 @@ def packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: lis
 
 
 def _register(name: str, mode: int) -> None:
-    @claimed(f"{name}.input")
+    @device_kernel(f"{name}.input")
     def layer(input: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
               train: bool, bidirectional: bool, batch_first: bool) -> Any:
         return _run(RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx, None,
                     params)
 
-    @claimed(f"{name}.data", on_any_device=True)
+    @device_kernel(f"{name}.data", on_any_device=True)
     def packed(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int,
                dropout: float, train: bool, bidirectional: bool) -> Any:
         spec = RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))
@@ -198,12 +198,12 @@ for _name, _mode in (("gru", GRU), ("rnn_tanh", TANH), ("rnn_relu", RELU)):
     _register(_name, _mode)
 
 
-@claimed("_use_cudnn_rnn_flatten_weight", on_any_device=True)
+@device_kernel("_use_cudnn_rnn_flatten_weight", on_any_device=True)
 def uses_flat_weights() -> bool:
     return True
 
 
-@claimed("_cudnn_rnn_flatten_weight")
+@device_kernel("_cudnn_rnn_flatten_weight")
 def flatten_weights(weight_arr: list[Tensor], weight_stride0: int, input_size: int, mode: int, hidden_size: int,
                     proj_size: int, num_layers: int, batch_first: bool, bidirectional: bool) -> Tensor:
     """copy_weights_to_flat_buf_views: one buffer, into which the weights move."""
@@ -220,28 +220,28 @@ def flatten_weights(weight_arr: list[Tensor], weight_stride0: int, input_size: i
     return buffer  # type: ignore[no-any-return]
 
 
-@claimed("lstm_cell")
+@device_kernel("lstm_cell")
 def lstm_cell(input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
               b_hh: Tensor | None = None) -> Any:
     gates = aten.linear.default(input, w_ih), aten.linear.default(hx[0], w_hh)
     return aten._thnn_fused_lstm_cell.default(*gates, hx[1], b_ih, b_hh)[:2]
 
 
-@claimed("gru_cell")
+@device_kernel("gru_cell")
 def gru_cell(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
              b_hh: Tensor | None = None) -> Any:
     gates = aten.linear.default(input, w_ih), aten.linear.default(hx, w_hh)
     return aten._thnn_fused_gru_cell.default(*gates, hx, b_ih, b_hh)[0]
 
 
-@claimed_shape("_thnn_fused_gru_cell")
+@device_shape("_thnn_fused_gru_cell")
 def fused_gru_cell_shape(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases:
                          Tensor | None) -> tuple[Tensor, Tensor]:
     # aten/src/ATen/native/cuda/RNN.cu, GRU_WORKSPACE_MULTIPLIER
     return torch.empty_like(hx, memory_format=torch.contiguous_format), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
 
 
-@claimed_shape("_thnn_fused_gru_cell_backward")
+@device_shape("_thnn_fused_gru_cell_backward")
 def fused_gru_cell_backward_shape(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
     batch, size = workspace.shape[0], workspace.shape[1] // 5
     gates = [workspace.new_empty(batch, 3 * size) for _ in range(2)]

@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import claimed
+from analyzer.cuda.kernel_registry import device_kernel
 
 aten = torch.ops.aten
 
 
-@claimed("softmax.int")
+@device_kernel("softmax.int")
 def softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
     if self.dtype is torch.float16 and dtype is torch.float32:
         return aten._softmax.default(self, dim, True)
     return NotImplemented
 
 
-@claimed("log_softmax.int")
+@device_kernel("log_softmax.int")
 def log_softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
     if self.dtype is torch.float16 and dtype is torch.float32:
         return aten._log_softmax.default(self, dim, True)

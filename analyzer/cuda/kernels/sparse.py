@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import claimed_shape
+from analyzer.cuda.kernel_registry import device_shape
 from analyzer.registry import Registry
 
 Tensor = torch.Tensor
@@ -15,14 +15,14 @@ sparse_shapes: Registry[Any, Callable[..., Any]] = Registry("sparse_shapes")
 """What an operator returns where an argument is sparse, for operators whose meta kernels take dense ones alone."""
 
 
-@claimed_shape("_sparse_addmm")
-@claimed_shape("addmm", table=sparse_shapes)
+@device_shape("_sparse_addmm")
+@device_shape("addmm", table=sparse_shapes)
 def shape_sparse_addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *_: Any, **__: Any) -> Tensor:
     """aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu: sparse times dense is dense."""
     return mat2.new_empty((mat1.shape[0], mat2.shape[1]))
 
 
-@claimed_shape("mm", table=sparse_shapes)
+@device_shape("mm", table=sparse_shapes)
 def shape_sparse_mm(self: Tensor, mat2: Tensor, **_: Any) -> Tensor:
     """The same source."""
     dense = mat2 if self.layout is not torch.strided else self

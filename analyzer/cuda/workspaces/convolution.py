@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.current_spec import claimed_spec
-from analyzer.cuda.kernel_registry import claimed_shape
+from analyzer.hardware.current_spec import simulated_spec
+from analyzer.cuda.kernel_registry import device_shape
 from analyzer.meta.memory_need import Stage, kernel_stages
 from analyzer.meta.output_cache import spec_of
 from analyzer.meta.signature import Signature
@@ -39,7 +39,7 @@ _GOOD_WAVE = 0.9                # share of busy multiprocessors; measured: 0.97 
 
 
 def _has_tensor_cores(dtype: torch.dtype) -> bool:
-    capability = claimed_spec().compute_capability or (0, 0)
+    capability = simulated_spec().compute_capability or (0, 0)
     if dtype == torch.float32:
         return capability >= (8, 0) and torch.backends.cudnn.allow_tf32
     return dtype == torch.bfloat16 and capability >= (8, 0) or dtype == torch.float16 and capability >= (7, 0)
@@ -142,7 +142,7 @@ class _Convolution:
             return 0
         # Stream-K (Osama et al., PPoPP 2023): where a last wave of output tiles would leave multiprocessors idle, they
         # share tiles, one partial tile each; few tiles are split evenly. A flag per tile.
-        multiprocessors = claimed_spec().multiprocessors
+        multiprocessors = simulated_spec().multiprocessors
         tiles = -(-self.w[0] // _TILE) * -(-(self.w.numel // self.w[0]) // _TILE)
         if multiprocessors is None or tiles >= _GOOD_WAVE * -(-tiles // multiprocessors) * multiprocessors:
             return 0
@@ -150,7 +150,7 @@ class _Convolution:
         return partial * _TILE_BYTES + 4 * tiles
 
 
-@claimed_shape("convolution")
+@device_shape("convolution")
 def convolve(input: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
     """The output of a CUDA convolution: channels last where cuDNN runs in that order, which torch's meta kernel cannot
     know.

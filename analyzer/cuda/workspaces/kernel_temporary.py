@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.current_spec import claimed_spec
+from analyzer.hardware.current_spec import simulated_spec
 from analyzer.meta.memory_need import Stage, allocated_in, kernel_stages
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
@@ -97,7 +97,7 @@ def _layer_norm_backward(signature: Signature) -> tuple[Stage, ...]:
     columns = math.prod(normalized)
     rows = x.numel // max(1, columns)
     grads = [o for o in signature.outputs[1:] if o.numel == columns]
-    multiprocessors = claimed_spec().multiprocessors
+    multiprocessors = simulated_spec().multiprocessors
     if multiprocessors is None or not grads or rows <= 64 * 1024 or columns // 32 >= multiprocessors // 2:
         return inputs + _stages(*copies)
     blocks = min(64 * 1024 // 2 // -(-columns // 32), -(-rows // 32))

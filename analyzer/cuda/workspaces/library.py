@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from analyzer.cuda.current_spec import claimed_spec
+from analyzer.hardware.current_spec import simulated_spec
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 
@@ -39,7 +39,7 @@ def cublas_workspace_bytes() -> int:
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
         return sum(int(kib) * int(count) for kib, count in pairs) << 10
-    return 32 * _MIB if claimed_spec().compute_capability == (9, 0) else (2 * 4096 + 8 * 16) << 10
+    return 32 * _MIB if simulated_spec().compute_capability == (9, 0) else (2 * 4096 + 8 * 16) << 10
 
 
 def cublaslt_workspace_bytes() -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from analyzer.cuda.current_spec import claimed_spec
+from analyzer.hardware.current_spec import simulated_spec
 from analyzer.meta.memory_need import Stage, kernel_stages
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
@@ -41,7 +41,7 @@ def reduction_blocks(x: TensorSpec, dims: tuple[int, ...], accumulator_bytes: in
     >>> reduction_blocks(TensorSpec.of((1568, 3072), (3072, 1), torch.float32, "cuda:0"), (0,), 4)
     (39321600, 96)
     """
-    multiprocessors = claimed_spec().multiprocessors
+    multiprocessors = simulated_spec().multiprocessors
     if multiprocessors is None or not x.numel:
         return ()
     order = _iteration_order(x, dims)
@@ -77,7 +77,7 @@ def reduction_blocks(x: TensorSpec, dims: tuple[int, ...], accumulator_bytes: in
     step_input *= block_height
     values = _div_up(inputs, step_input)
     grid = _div_up(outputs // vector, step_output)
-    per_sm = _MAX_THREADS_PER_SM.get(claimed_spec().compute_capability or (0, 0), _MOST_THREADS_PER_SM)
+    per_sm = _MAX_THREADS_PER_SM.get(simulated_spec().compute_capability or (0, 0), _MOST_THREADS_PER_SM)
     target = multiprocessors * (per_sm // (block_width * block_height))
     if values < largest or grid > target:
         return ()

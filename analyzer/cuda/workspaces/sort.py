@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.current_spec import claimed_spec
+from analyzer.hardware.current_spec import simulated_spec
 from analyzer.meta.memory_need import Stage, kernel_stages
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
@@ -74,7 +74,7 @@ def _topk(signature: Signature) -> tuple[Stage, ...]:
     dim = _argument(signature, 2, "dim", -1)
     rows, size = x.numel // x[dim], x[dim]
     blocks = [copy_bytes(x)]
-    multiprocessors = claimed_spec().multiprocessors
+    multiprocessors = simulated_spec().multiprocessors
     if multiprocessors is not None and size >= next(least for most, least in _MULTIBLOCK if rows <= most):
         resident = multiprocessors * (_REGISTERS_PER_MULTIPROCESSOR //
                                       (_TOPK_REGISTERS * _TOPK_THREADS)) * _TOPK_THREADS

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from analyzer import MetaTensorMode
-from analyzer.cuda.current_spec import claimed_spec
-from analyzer.cuda.kernel_registry import claimed_kernels
+from analyzer.hardware.current_spec import simulated_spec
+from analyzer.cuda.kernel_registry import device_kernels
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -170,7 +170,7 @@ def test_nothing_is_left_in_the_dispatcher_or_in_the_thread():
     with pytest.raises(ZeroDivisionError), MetaTensorMode():
         assert torch._C._dispatch_has_kernel_for_dispatch_key("aten::dropout", "AutocastIPU")
         raise ZeroDivisionError
-    assert op in claimed_kernels
+    assert op in device_kernels
     assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::dropout", "AutocastIPU")
     assert before == (torch._C._dispatch_tls_local_include_set().raw_repr(),
                       torch._C._dispatch_tls_local_exclude_set().raw_repr())
@@ -193,4 +193,4 @@ def test_other_threads_run_on_their_data_meanwhile():
 def test_known_contents_are_computed_with_torchs_own_kernels(mode):
     x = torch.tensor([0, 1, 2], device="cuda")
     assert torch.softmax(x.float(), 0).sum().item() == pytest.approx(1.0)
-    assert claimed_spec().name == "h200"
+    assert simulated_spec().name == "h200"

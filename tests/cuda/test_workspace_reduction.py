@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.cuda.current_spec import claiming
+from analyzer.hardware.current_spec import simulating
 from analyzer.cuda.workspaces.reduction import reduction_blocks
 from analyzer.hardware import find_device
 from analyzer.meta.spec import TensorSpec
@@ -45,5 +45,5 @@ def test_order_of_equal_dimensions_does_not_matter(shape: list[int], position: i
 def test_unknown_multiprocessors_give_no_buffers() -> None:
     import dataclasses
 
-    with claiming(dataclasses.replace(find_device("h200"), name="unknown", multiprocessors=None, aliases=())):
+    with simulating(dataclasses.replace(find_device("h200"), name="unknown", multiprocessors=None, aliases=())):
         assert reduction_blocks(spec(1568, 3072), (0,), 4) == ()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from analyzer import MetaTensorMode, profile
-from analyzer.cuda.current_spec import claiming
+from analyzer.hardware.current_spec import simulating
 from analyzer.cuda.workspaces.library import cublas_workspace_bytes, cublaslt_workspace_bytes
 from analyzer.hardware import find_device
 from analyzer.meta.memory_need import MemoryNeed, register_memory_impl
@@ -53,7 +53,7 @@ def test_workspaces_stay(program: Program, expected: int) -> None:
 
 @pytest.mark.parametrize(("device", "expected"), [("h200", 32 * MIB), ("h100", 32 * MIB), ("a100", 8519680), ("l4", 8519680)])
 def test_size_follows_the_generation(device: str, expected: int) -> None:
-    with claiming(find_device(device)):
+    with simulating(find_device(device)):
         assert cublas_workspace_bytes() == expected
 
 

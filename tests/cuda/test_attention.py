@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from analyzer import MetaTensorMode
-from analyzer.cuda.current_spec import claiming
+from analyzer.hardware.current_spec import simulating
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
 
@@ -112,7 +112,7 @@ def test_hopper_runs_the_kernel_that_pytorch_chooses(recorder, kernel, dtype, op
     ],
 )
 def test_other_generations_have_other_kernels(recorder, capability, kernel, dtype, options):
-    with claiming(gpu(capability)):
+    with simulating(gpu(capability)):
         assert attend(recorder, dtype, **options)[0] == kernel
 
 

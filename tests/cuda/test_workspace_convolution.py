@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from analyzer.cuda.current_spec import claiming
+from analyzer.hardware.current_spec import simulating
 from analyzer.hardware import find_device
 from analyzer.meta.memory_need import stages_of
 from analyzer.meta.mode import MetaTensorMode
@@ -66,7 +66,7 @@ def test_float32_needs_tf32() -> None:
         assert forward(x, w, y) == []
     finally:
         torch.backends.cudnn.allow_tf32 = True
-    with claiming(find_device("t4")):
+    with simulating(find_device("t4")):
         assert forward(X, W, Y) == []
 
 
