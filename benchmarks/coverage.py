@@ -274,7 +274,7 @@ def write_report(path: Path, first: list[Row], last: list[Row], sample: list[Row
         "",
         f"There are {total} models, built from their configs without weights. "
         "*Run in PyTorch*: the model and the inputs work on data, forward and (where it has a floating output with a gradient) backward; the "
-        "others cannot be judged and are listed last. *Profile*: `analyzer.api.profile` in the mode, with AdamW in training. *Trace*: the graph of "
+        "others cannot be judged and are listed last. *Profile*: `analyzer.profile` in the mode, with AdamW in training. *Trace*: the graph of "
         "`symbolic_trace` gives the original's outputs, gradients and buffers on data (up to 150 million parameters), or calls the same "
         "operators with the same shapes on a replay without data (above). Where PyTorch itself cannot differentiate a model on this machine "
         "(`flex_attention` has no backward on a host), it is not trained, and outputs alone are compared.",

@@ -16,7 +16,7 @@ from typing import Any, Union
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.results.profile import Profile
 
-FORMAT = "analyzer.api.profile"
+FORMAT = "analyzer.profile"
 _EXCERPT_CHARS = 30  # of damaged text, on each side of the damage
 
 Decoder = Callable[[Any, str], Any]  # (JSON value, where it stands) -> value, or ProfileFormatError

@@ -42,9 +42,9 @@ def measure(
     clock: Clock | None = None,
 ) -> Profile:
     """Run steps of ``model`` on the device that it is on, and tell what they cost: a `Profile` as
-    `analyzer.api.profile` predicts it.
+    `analyzer.profile` predicts it.
 
-    The arguments are those of `analyzer.api.profile`, with real tensors. ``warm_up`` steps run first; the mean of the
+    The arguments are those of `analyzer.profile`, with real tensors. ``warm_up`` steps run first; the mean of the
     ``steps`` after them is told in seconds, and what the last of them ran in FLOPs and bytes. ``convention`` is a way
     of counting FLOPs (``own``, ``deepspeed``,
     ``fvcore``). Seconds come from the host's clock, less what the profiler itself took, or from events of the

@@ -89,7 +89,7 @@ def max_batch_size(model: torch.nn.Module | Callable[[], torch.nn.Module], make_
     ``make_inputs(size)`` gives the arguments for a batch of that size: a tensor, a tuple of positional ones, a
     dictionary of named ones, or a pair ``(tuple, dict)``. Only multiples of ``multiple_of`` are tried, from ``start``
     (2 where batch norm needs it) to ``at_most``.
-    ``options`` and ``profile_options`` are those of `analyzer.api.profile`; ``options.capacity_bytes`` takes the place
+    ``options`` and ``profile_options`` are those of `analyzer.profile`; ``options.capacity_bytes`` takes the place
     of the device's memory. ``world_size`` above 1 takes communication buffers off it where their size is known.
 
     Raises InputError where memory does not grow with the size and ``at_most`` is not given, or for bounds that cannot

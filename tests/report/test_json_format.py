@@ -111,7 +111,7 @@ def test_files(mlp, tmp_path):
 
 def test_text_says_what_it_is(bare):
     data = json.loads(bare.to_json())
-    assert (data["format"], data["version"]) == ("analyzer.api.profile", 2) and "format_version" not in data
+    assert (data["format"], data["version"]) == ("analyzer.profile", 2) and "format_version" not in data
 
 
 @pytest.mark.parametrize(("damage", "words"), [
@@ -120,8 +120,8 @@ def test_text_says_what_it_is(bare):
     (lambda text: text.replace(":", " ", 1), ["line 1 column 11", "Expecting ':'", '{"format"']),
     (lambda text: text + "}", ["Extra data"]),
     (lambda text: "[1, 2]", ["not a saved profile", "a list"]),
-    (lambda text: '{"a": 1}', ["not a saved profile", '"format": "analyzer.api.profile"', "a object"]),
-    (lambda text: text.replace("analyzer.api.profile", "other", 1), ["not a saved profile", "'other'"]),
+    (lambda text: '{"a": 1}', ["not a saved profile", '"format": "analyzer.profile"', "a object"]),
+    (lambda text: text.replace("analyzer.profile", "other", 1), ["not a saved profile", "'other'"]),
     (lambda text: text.replace('"fwd_flops":10528', '"fwd_flops":NaN', 1), ["NaN", "null"]),
     (lambda text: text.replace('"fwd_seconds":5e-06', '"fwd_seconds":1e999', 1), ["fwd_seconds", "inf"]),
     (lambda text: text.replace('"params":676', '"params":676,"params":676', 1), ["'params'", "given twice"]),
