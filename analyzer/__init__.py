@@ -1,5 +1,7 @@
 """Tells what a PyTorch model will cost before anyone owns the machine that runs it: FLOPs, memory, communication, time."""
 import gc
+import importlib
+import pkgutil
 
 _collects = gc.isenabled()
 gc.disable()  # a full collection, which so many new objects set off, walks all of torch: a third of this import's time
@@ -14,6 +16,7 @@ try:
     from analyzer.meta.shape_registry import register_shape_impl
     from analyzer.meta.tensor import MetaTensor
     from analyzer.profilers.flop_registry import register_flop_impl
+    from analyzer.results.view import load_on_first_use, register_exporter, register_report
 finally:
     if _collects:
         gc.enable()
@@ -24,13 +27,24 @@ __all__ = [
     "Profile",
     "ProfileOptions",
     "profile",
+    "register_exporter",
     "register_flop_impl",
     "register_leaf_module",
     "register_leaf_module_impl",
     "register_memory_impl",
     "register_non_leaf_module",
+    "register_report",
     "register_shape_impl",
     "register_tracer_impl",
     "symbolic_profile",
     "symbolic_trace",
 ]
+
+
+@load_on_first_use
+def _load_reports() -> None:
+    """Import every file of `report/`; each registers the views that it holds."""
+    from analyzer import report
+
+    for found in pkgutil.walk_packages(report.__path__, f"{report.__name__}."):
+        importlib.import_module(found.name)

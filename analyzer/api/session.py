@@ -66,7 +66,7 @@ class Session:
     @contextmanager
     def simulate(self, options: ProfileOptions | None = None, *, adopts: bool = True) -> Iterator[MetaTensorMode]:
         """The simulated device for the length of a block; tensors that are nowhere are on it where it ``adopts``."""
-        mode = MetaTensorMode(options or self.options, adopted_claim=self.device if adopts else None)
+        mode = MetaTensorMode(options or self.options, adopted_claim=self.device if adopts else torch.device("cpu"))
         with mode, simulating(self.spec or simulated_spec()):
             if self.remark:
                 mode.state.assume(self.remark)

@@ -11,7 +11,8 @@ from analyzer.errors import InputError, ProfileFormatError
 from analyzer.report.column import Column, check_layout, format_quantity, print_rows
 from analyzer.report.json_format import decoder_of, encode, load_text
 from analyzer.report.summary import describe_out_of_memory
-from analyzer.results.profile import OutOfMemoryInfo, Profile
+from analyzer.results.info import OutOfMemoryInfo
+from analyzer.results.profile import Profile
 
 FORMAT = "analyzer.generation"
 FORMAT_VERSION = 1

@@ -16,8 +16,9 @@ from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
+from analyzer.results.info import OutOfMemoryInfo
 from analyzer.results.out_of_memory import describe_shortage
-from analyzer.results.profile import OutOfMemoryInfo, Profile
+from analyzer.results.profile import Profile
 
 from .decoder import Decoder, make_decoder, tensors_kept
 from .generation_profile import GenerationProfile, GenerationStep, fill_in, spread

@@ -1,82 +1,24 @@
-"""Which report to print: one place for `Profile.report`, ``analyzer profile`` and ``analyzer measure``."""
+"""Which report a command prints, with which options."""
 from __future__ import annotations
 
 import argparse
-import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
-from analyzer.report.compat.deepspeed import deepspeed_report, largest_modules
-from analyzer.report.compat.tids import tids_report
 from analyzer.report.compat.torchinfo import COLUMNS as TORCHINFO_COLUMNS
-from analyzer.report.compat.torchinfo import torchinfo_table
 from analyzer.results.profile import Profile
+from analyzer.results.view import register_report
 
 from .column import FORMATS
 from .module_tree import COLUMNS as TREE_COLUMNS
-from .module_tree import SHARE, module_tree
-from .summary import summarize
-
-
-def flops_profiler_report(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, detailed: bool = True,
-                          as_string: bool = True, output_file: str | Path | None = None, ignore_modules: Any = None,
-                          depth: int | None = None) -> str:
-    """`deepspeed_report` with the functions that run in each module."""
-    return deepspeed_report(profile, module_depth=module_depth, top_modules=top_modules, detailed=detailed,
-                            as_string=as_string, output_file=output_file, ignore_modules=ignore_modules, depth=depth,
-                            style="flops-profiler")
-
-
-def tree_report(profile: Profile, *, depth: int | None = None, sort: str | None = None, columns: Any = (),
-                fmt: str = "text", ignore_modules: Any = (), only: bool = False, as_string: bool = True) -> str:
-    """`module_tree` of the profile."""
-    return module_tree(profile.modules, depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules,
-                       only=only, as_string=as_string)
-
-
-REPORTS: dict[str, Callable[..., str]] = {
-    "deepspeed": deepspeed_report,
-    "flops-profiler": flops_profiler_report,
-    "largest": largest_modules,
-    "torchinfo": torchinfo_table,
-    "tids": tids_report,
-    "tree": tree_report,
-    "summary": summarize,
-}
-
-
-def render_report(profile: Profile, kind: str, **options: Any) -> str:
-    """The report of that name, one of `REPORTS`, as text. Raises InputError for another name and for an option that it
-    does not know.
-
-    >>> from analyzer.results.profile import ModuleInfo
-    >>> profile = Profile(name="Net", mode="infer", modules=ModuleInfo(path="", type="Net", params=3))
-    >>> render_report(profile, "tids")
-    '(model): Net, num_params 3, -, - latency, input shape None, output shape None'
-    """
-    if kind not in REPORTS:
-        raise InputError(f"report({kind!r}): must be one of {', '.join(map(repr, REPORTS))}")
-    known = list_options(kind)
-    for name in options:
-        if name not in known:
-            raise InputError(f"report({kind!r}, {name}=...): its options are {', '.join(known) or 'none'}")
-    return REPORTS[kind](profile, **options)
-
-
-def list_options(kind: str) -> list[str]:
-    """The names of a report's options."""
-    return list(inspect.signature(REPORTS[kind]).parameters)[1:]
-
-
-# ---- the command line
+from .module_tree import SHARE
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     """Options of a command that prints a report of a profile."""
     group = parser.add_argument_group("reports of modules")
-    group.add_argument("--report", choices=tuple(REPORTS),
+    group.add_argument("--report", choices=tuple(register_report),
                        help="print this report, in the layout of the tool of that name")
     group.add_argument("--depth", type=int, metavar="N",
                        help="show modules (and nodes by the module that holds them) down to this depth")
@@ -117,14 +59,14 @@ def read_report_options(arguments: argparse.Namespace) -> dict[str, Any]:
     flags = {"fmt": "format", "col_names": "columns", "detailed": "no-detail", "as_string": "raw"}
     options = {name: value for name, value in given.items() if value is not None}
     for name in options if kind is not None else ():
-        if name not in list_options(kind):
+        if not register_report.takes(kind, name):
             raise InputError(f"--{flags.get(name, name).replace('_', '-')}: --report {kind} has no such option")
     return options
 
 
 def print_report(profile: Profile, arguments: argparse.Namespace) -> None:
     """Print the report, or write it to the file that ``--output`` names."""
-    text = render_report(profile, arguments.report, **read_report_options(arguments))
+    text = profile.report(arguments.report, **read_report_options(arguments))
     if arguments.output is None:
         print(text)
     else:

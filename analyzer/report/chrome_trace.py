@@ -11,14 +11,17 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from analyzer.results.info import TimelinePoint
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.profile import Profile, TimelinePoint
+from analyzer.results.profile import Profile
+from analyzer.results.view import register_exporter
 
 _PID = 1
 _TRACKS = {"forward": 1, "backward": 2, "optimizer": 3}
 _MICROSECONDS = 1e6  # in a second
 
 
+@register_exporter.shipped("chrome_trace")
 def to_chrome_trace(profile: Profile, path: str | Path | None = None) -> dict[str, Any]:
     """The trace as a dictionary, also written to ``path`` as JSON if one is given.
 

@@ -6,8 +6,10 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from analyzer.errors import InputError, MissingExtraError
+from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.profile import CostInfo, ModuleInfo, Profile
+from analyzer.results.profile import Profile
+from analyzer.results.view import register_exporter
 
 if TYPE_CHECKING:
     import pandas
@@ -17,6 +19,7 @@ _NULLABLE = {int: "Int64", int | None: "Int64", float | None: "Float64"}
 _NOT_COLUMNS = ("own", "children")
 
 
+@register_exporter.shipped("dataframe")
 def to_dataframe(profile: Profile, what: str = "nodes") -> pandas.DataFrame:
     """One row a node, or one row a module (parents first) with its ``own_`` quantities beside its totals.
 

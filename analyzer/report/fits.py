@@ -1,84 +1,39 @@
 """Whether a step fits in the memory of a device, line by line."""
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from analyzer.errors import InputError
+from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware.unseen import list_unseen
+from analyzer.results.fit import FitInfo, FitLine
 from analyzer.results.profile import Profile
+from analyzer.results.view import register_view
 
 from .column import format_quantity, print_rows
 
-if TYPE_CHECKING:
-    from analyzer.hardware import DeviceSpec
+
+@register_view.shipped("fit")
+def format_fit(info: FitInfo) -> str:
+    """The verdict, and a row for the capacity and each need."""
+    verdict = {True: "fits", False: "does NOT fit", None: "cannot be told"}[info.fits]
+    left = info.free_bytes
+    unknown = ", ".join(line.what for line in info.needs if line.bytes is None)
+    if left is not None and left >= 0:
+        verdict += f", {format_quantity(left, 'bytes')} left" + (f" for what is not known ({unknown})"
+                                                                 if unknown else "")
+    elif left is not None:
+        verdict += f", {format_quantity(-left, 'bytes')} short"
+    rows = [(line.what, format_quantity(line.bytes, "bytes"), line.source) for line in info.lines]
+    return f"{info.device}: {verdict}\n" + print_rows(("", "Size", "Source"), rows, left=(0, 2))
 
 
-@dataclass(frozen=True, slots=True)
-class FitLine:
-    """One thing that takes memory, or the memory there is. ``bytes`` None is unknown."""
-
-    what: str
-    bytes: int | None
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class FitInfo:
-    """The verdict and what it rests on. True in a boolean context only if the step is known to fit.
-
-    >>> info = FitInfo("t4", None, FitLine("memory of the device", 16, "data sheet"), (FitLine("peak", None, "not known"),))
-    >>> bool(info), info.free_bytes
-    (False, None)
-    """
-
-    device: str
-    #: whether the step's own need and what else is known are within the capacity; None if that need is unknown
-    fits: bool | None
-    capacity: FitLine
-    needs: tuple[FitLine, ...]
-
-    @property
-    def lines(self) -> tuple[FitLine, ...]:
-        """The capacity, then each need."""
-        return (self.capacity, *self.needs)
-
-    @property
-    def needed_bytes(self) -> int:
-        """The sum of the needs that are known."""
-        return sum(line.bytes for line in self.needs if line.bytes is not None)
-
-    @property
-    def free_bytes(self) -> int | None:
-        """What is left for the needs that are not known; negative if it does not fit, None where `fits` is."""
-        return None if self.fits is None or self.capacity.bytes is None else self.capacity.bytes - self.needed_bytes
-
-    def __bool__(self) -> bool:
-        return self.fits is True
-
-    def __str__(self) -> str:
-        verdict = {True: "fits", False: "does NOT fit", None: "cannot be told"}[self.fits]
-        left = self.free_bytes
-        unknown = ", ".join(line.what for line in self.needs if line.bytes is None)
-        if left is not None and left >= 0:
-            verdict += f", {format_quantity(left, 'bytes')} left" + (f" for what is not known ({unknown})"
-                                                                     if unknown else "")
-        elif left is not None:
-            verdict += f", {format_quantity(-left, 'bytes')} short"
-        rows = [(line.what, format_quantity(line.bytes, "bytes"), line.source) for line in self.lines]
-        return f"{self.device}: {verdict}\n" + print_rows(("", "Size", "Source"), rows, left=(0, 2))
-
-
+@register_view.shipped("fits")
 def check_fit(profile: Profile, device: str | DeviceSpec | None = None, world_size: int = 1) -> FitInfo:
     """Set the step's peak against the memory of ``device``, by default the one it was profiled on.
 
     What the allocator does not see counts where a figure is known; where none is, its line says so and the verdict
     leaves it out. Raises UnknownDeviceError for a name that the catalogue does not hold, InputError where there is no
-    device at all or for a
-    ``world_size`` below 1.
+    device at all or for a ``world_size`` below 1.
     """
-    from analyzer.hardware import find_device
-    from analyzer.hardware.unseen import list_unseen
-
     if world_size < 1:
         raise InputError(
             f"fits(world_size={world_size!r}): must be the number of processes that train together, at least 1")

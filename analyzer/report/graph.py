@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from analyzer.errors import InputError
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
+from analyzer.results.view import register_exporter
 
 if TYPE_CHECKING:
     import networkx
 
 
+@register_exporter.shipped("networkx")
 def to_networkx(profile: Profile) -> networkx.DiGraph[str]:
     """Nodes by name with every field as an attribute; an edge from each input, with the ``bytes`` of its outputs.
 

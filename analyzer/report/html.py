@@ -6,7 +6,9 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from analyzer.results.profile import CostInfo, ModuleInfo, Profile, TimelinePoint
+from analyzer.results.info import CostInfo, ModuleInfo, TimelinePoint
+from analyzer.results.profile import Profile
+from analyzer.results.view import register_exporter, register_view
 
 from .column import Column, format_quantity
 from .module_row import OWN, describe_type, has_own_row, name_module
@@ -42,6 +44,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 1000, 280, 80, 24, 20
 _MOST_POINTS = 2000  # twice what the width can show; more are drawn by the peak of each bucket
 
 
+@register_exporter.shipped("html")
 def to_html(profile: Profile, path: str | Path | None = None) -> str:
     """The page as text, also written to ``path`` if one is given."""
     title, *run = describe_run(profile)
@@ -67,6 +70,7 @@ def to_html(profile: Profile, path: str | Path | None = None) -> str:
     return page
 
 
+@register_view.shipped("notebook")
 def to_fragment(profile: Profile) -> str:
     """What a notebook shows: the run, the figures of the model, and its modules down to the second level, the rest
     folded.

@@ -15,6 +15,7 @@ from typing import Any, Union
 
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.results.profile import Profile
+from analyzer.results.view import register_exporter, register_view
 
 FORMAT = "analyzer.profile"
 _EXCERPT_CHARS = 30  # of damaged text, on each side of the damage
@@ -22,6 +23,7 @@ _EXCERPT_CHARS = 30  # of damaged text, on each side of the damage
 Decoder = Callable[[Any, str], Any]  # (JSON value, where it stands) -> value, or ProfileFormatError
 
 
+@register_exporter.shipped("json")
 def write_json(profile: Profile, path: str | Path | None = None) -> str:
     """The JSON text, also written to ``path`` if one is given.
 
@@ -38,6 +40,7 @@ def write_json(profile: Profile, path: str | Path | None = None) -> str:
     return text
 
 
+@register_view.shipped("from_json")
 def read_json(source: str | Path) -> Profile:
     """The profile in JSON text or in the file of that name.
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
-from analyzer.results.profile import MemoryEvent, Profile
+from analyzer.results.info import MemoryEvent
+from analyzer.results.profile import Profile
 from analyzer.results.timeline import change_pages
+from analyzer.results.view import register_exporter
 
 _ACTIONS = ("alloc", "free", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _POOL = (0, 0)  # the default memory pool
@@ -22,6 +24,7 @@ _SMALL_SEGMENT_BYTES = 2 * 1024 * 1024
 _PICKLE_PROTOCOL = 4  # the newest that the viewer's own unpickler reads
 
 
+@register_exporter.shipped("memory_snapshot")
 def to_memory_snapshot(profile: Profile, path: str | Path | None = None) -> dict[str, Any]:
     """The snapshot as a dictionary, also pickled to ``path`` if one is given.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from analyzer.results.profile import CostInfo, ModuleInfo, Profile
+from analyzer.results.info import CostInfo, ModuleInfo
+from analyzer.results.profile import Profile
 
 from .column import Column, check_layout, find_column, print_rows
 from .module_row import OWN, divide, find_root

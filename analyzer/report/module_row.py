@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from analyzer.errors import InputError
-from analyzer.results.profile import CostInfo, ModuleInfo, OperatorInfo, TensorInfo
+from analyzer.results.info import CostInfo, ModuleInfo, OperatorInfo
+from analyzer.results.node_info import TensorInfo
 from analyzer.units import UNKNOWN
 
 OWN = "(own)"

@@ -3,7 +3,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analyzer.results.profile import CostInfo, ModuleInfo
+from analyzer.results.info import CostInfo, ModuleInfo
+from analyzer.results.profile import Profile
+from analyzer.results.view import register_report
 from analyzer.units import format_share
 
 from .column import Column, check_layout, find_column, name_columns, print_rows
@@ -78,6 +80,14 @@ def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | N
     ] for row in rows]
     left = [0, 1, *(i for i, column in enumerate(shown, 2) if column.field in _LEFT)]
     return print_rows(["Module", "Type", *(column.header for column in shown)], cells, left=left, fmt=fmt)
+
+
+@register_report.shipped("tree")
+def tree_report(profile: Profile, *, depth: int | None = None, sort: str | None = None, columns: Sequence[str] = (),
+                fmt: str = "text", ignore_modules: Ignored = (), only: bool = False, as_string: bool = True) -> str:
+    """`module_tree` of the profile."""
+    return module_tree(profile.modules, depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules,
+                       only=only, as_string=as_string)
 
 
 def _format_cell(row: ModuleRow, column: Column, root: ModuleInfo, as_string: bool) -> str:

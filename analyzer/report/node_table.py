@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from analyzer.results.node_info import NodeInfo
+from analyzer.results.view import register_view
 
 from .column import Column, check_layout, find_column, name_columns, print_rows
 
@@ -36,6 +37,7 @@ COLUMNS = name_columns(
 )
 
 
+@register_view.shipped("table")
 def node_table(rows: Sequence[NodeInfo], sort: str | None = None, depth: int | None = None, columns: Sequence[str] = (),
                fmt: str = "simple") -> str:
     """The rows as text, with a last row of totals, which are marked ``>=`` where some cells are unknown (``-``).

@@ -3,7 +3,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from analyzer.results.profile import OutOfMemoryInfo, PhaseInfo, Profile
+from analyzer.results.info import OutOfMemoryInfo, PhaseInfo
+from analyzer.results.profile import Profile
+from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN
 
 from .column import Column, format_quantity, print_rows
@@ -20,6 +22,7 @@ PHASE_COLUMNS = (
 HOLDERS_SHOWN = 10
 
 
+@register_report.shipped("summary")
 def summarize(profile: Profile) -> str:
     """All sections of the summary, each under its title."""
     header = "\n".join(describe_run(profile))

@@ -18,11 +18,12 @@ from analyzer.profilers.memory import alive_at, category_of, forward_ends, peak_
 from analyzer.record.log import Log, LogNode
 from analyzer.replay.twin import Twin
 
+from .info import CostInfo, HolderInfo, ModuleCall, ModuleInfo, OperatorInfo, PhaseInfo, UncountedInfo
 from .module_shape import ModuleShape
 from .node_info import NodeInfo, TensorInfo
 from .out_of_memory import describe_placement, describe_shortage, forget_unfinished
 from .parallel_size import find_parallel_sizes
-from .profile import CostInfo, HolderInfo, ModuleCall, ModuleInfo, OperatorInfo, PhaseInfo, Profile, UncountedInfo
+from .profile import Profile
 from .timeline import read_memory
 
 _NODE_FIELDS = {f.name for f in fields(NodeInfo)}

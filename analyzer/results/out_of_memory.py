@@ -9,7 +9,7 @@ import torch
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.record.log import Log
 
-from .profile import OutOfMemoryInfo
+from .info import OutOfMemoryInfo
 
 _ORDER = ("forward", "backward", "optimizer", "zero_grad")
 # In which phase a quantity is complete; those of the whole step are never in a step that was not finished.

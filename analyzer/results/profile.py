@@ -1,218 +1,34 @@
-"""A profile as plain data: records of numbers and text, no tensor in them, that can be saved and compared.
-
-Units are in the names; None is unknown, never 0. What renders a profile stands in `analyzer.report` and is
-imported when a view is asked for.
-"""
+"""`Profile`: what a step of a model costs, as plain data, with views that `analyzer.report` registers."""
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from analyzer.errors import InputError
+from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware.roofline import find_peak
 
 from .deferred import DeferredFields
+from .fit import FitInfo
+from .info import (
+    HolderInfo,
+    MemoryEvent,
+    ModuleCall,
+    ModuleInfo,
+    OperatorInfo,
+    OutOfMemoryInfo,
+    PhaseInfo,
+    TimelinePoint,
+    UncountedInfo,
+)
 from .node_info import NodeInfo, TensorInfo
+from .view import register_exporter, register_report, register_view
 
 if TYPE_CHECKING:
     import networkx
     import pandas
-
-    from analyzer.hardware import DeviceSpec
-    from analyzer.report.fits import FitInfo
-
-__all__ = [
-    "CostInfo", "HolderInfo", "MemoryEvent", "ModuleCall", "ModuleInfo", "NodeInfo", "OperatorInfo", "OutOfMemoryInfo",
-    "PhaseInfo", "Profile", "TensorInfo", "TimelinePoint", "UncountedInfo"
-]
-
-
-def _add(*values: int | None) -> int | None:
-    """The sum; unknown where one is."""
-    known = [v for v in values if v is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseInfo:
-    """One phase of a training or inference step: forward, backward, optimizer or zero_grad."""
-
-    allocated_bytes: int | None = None      #: at the end of the phase
-    reserved_bytes: int | None = None       #: at the end of the phase
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    flops: int | None = None
-    macs: int | None = None
-    comm_bytes: int | None = None
-    seconds: float | None = None
-    kernel_seconds: float | None = None
-    read_bytes: int | None = None           #: by all operators, from memory
-    written_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorInfo:
-    """The calls of one operator in one part of the step: of the whole model, or of one module outside its submodules.
-
-    What was measured in Python goes by the name of the function that the module called, ``"linear"`` for
-    ``torch.nn.functional.linear``; what was recorded below by that of the ATen operator, ``"aten.addmm.default"``.
-    """
-
-    operator: str
-    calls: int
-    flops: int | None = None
-    macs: int | None = None
-    seconds: float | None = None
-    #: forward, backward, recompute (forward run again in backward), optimizer or zero_grad
-    phase: str = "forward"
-    read_bytes: int | None = None           #: each distinct element that a call needs, once
-    written_bytes: int | None = None
-
-    @property
-    def arithmetic_intensity(self) -> float | None:
-        """FLOPs to a byte read or written; None where either is unknown or nothing is moved.
-
-        >>> OperatorInfo("aten.add.Tensor", 1, flops=8, read_bytes=64, written_bytes=32).arithmetic_intensity
-        0.08333333333333333
-        """
-        if self.flops is None or self.read_bytes is None or self.written_bytes is None:
-            return None
-        nbytes = self.read_bytes + self.written_bytes
-        return self.flops / nbytes if nbytes else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostInfo:
-    """Costs that add: those of a module are those of its children and its own.
-
-    >>> total = CostInfo(params=3, fwd_flops=6) + CostInfo(params=4)
-    >>> total.params, total.fwd_flops
-    (7, None)
-    """
-
-    params: int | None = None             #: elements; one that several modules hold counts in the first
-    trainable_params: int | None = None
-    param_bytes: int | None = None
-    buffer_bytes: int | None = None
-    fwd_flops: int | None = None
-    bwd_flops: int | None = None
-    fwd_macs: int | None = None
-    bwd_macs: int | None = None
-    recompute_flops: int | None = None    #: forward operators run again in backward; not in bwd_flops
-    fwd_read_bytes: int | None = None     #: by operators, from memory
-    fwd_written_bytes: int | None = None
-    bwd_read_bytes: int | None = None     #: recomputation included
-    bwd_written_bytes: int | None = None
-    fwd_comm_bytes: int | None = None
-    bwd_comm_bytes: int | None = None
-    activation_bytes: int | None = None   #: storages born in its forward pass, each once, saved or not
-    saved_bytes: int | None = None        #: those of them that stay saved for backward
-    fwd_seconds: float | None = None
-    bwd_seconds: float | None = None
-    optimizer_seconds: float | None = None  #: of the step that updates its parameters
-
-    def __add__(self, other: CostInfo) -> CostInfo:
-        """The sum, quantity by quantity; unknown plus anything is unknown."""
-        pairs = {name: (getattr(self, name), getattr(other, name)) for name in CostInfo.__slots__}
-        return CostInfo(**{name: None if a is None or b is None else a + b for name, (a, b) in pairs.items()})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleInfo(CostInfo):
-    """One module and the tree below it. Its costs are its children's plus `own`."""
-
-    path: str                                          #: "" for the root
-    type: str                                          #: class name
-    depth: int = 0
-    extra_repr: str = ""
-    training: bool | None = None                       #: its flag
-    kernel_size: tuple[int, ...] | None = None         #: of a convolution or a pooling
-    calls: int | None = None                           #: how many times its forward ran in one step
-    #: path of the first place of the same module; this one then costs nothing
-    shared_with: str | None = None
-    parameters: dict[str, TensorInfo] = field(default_factory=dict)  #: its direct parameters by name
-    inputs: tuple[TensorInfo, ...] = ()
-    outputs: tuple[TensorInfo, ...] = ()
-    output_bytes: int | None = None                    #: of `outputs`; does not add up over children
-    own: CostInfo = CostInfo()                         #: what it does outside its submodules
-    operators: tuple[OperatorInfo, ...] = ()           #: by part of the step and operator, what `own` is made of
-    children: tuple[ModuleInfo, ...] = ()
-
-    def walk(self) -> Iterator[ModuleInfo]:
-        """Itself and every module below it, parents first."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
-
-
-class ModuleCall(NamedTuple):
-    """One run of a module's forward."""
-
-    path: str
-    #: index in `Profile.module_calls` of the call that it ran in; None for the root's
-    parent: int | None
-    inputs: tuple[TensorInfo, ...] = ()
-    outputs: tuple[TensorInfo, ...] = ()
-    fwd_seconds: float | None = None            #: of this run, submodules included
-
-
-@dataclass(frozen=True, slots=True)
-class UncountedInfo:
-    """An operator that ran and has no FLOP formula."""
-
-    operator: str
-    calls: int
-    bytes: int | None = None  #: read and written
-
-
-@dataclass(frozen=True, slots=True)
-class HolderInfo:
-    """Storages alive at the peak that one node (or parameter, state, workspace) holds."""
-
-    label: str
-    module_path: str
-    category: str
-    bytes: int
-    storages: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OutOfMemoryInfo:
-    """The first allocation that the device could not serve. `Profile.holders` are then those of that moment."""
-
-    operator: str
-    phase: str                          #: "setup" where the model or its inputs could not be placed
-    requested_bytes: int
-    short_bytes: int                    #: how much more memory the device would have needed
-    node: str | None = None
-    module_path: str | None = None
-    allocated_bytes: int | None = None  #: before the allocation
-    reserved_bytes: int | None = None
-    capacity_bytes: int | None = None
-    #: 0 is the first; later ones run out where states or gradients of the first are still there
-    step: int | None = None
-
-
-class TimelinePoint(NamedTuple):
-    """Memory after an event, which is named by the index of its operator call or by a label."""
-
-    label: int | str
-    allocated_bytes: int
-    phase: str | None = None
-    reserved_bytes: int | None = None
-
-
-class MemoryEvent(NamedTuple):
-    """One act of the allocator: "alloc", "free", "segment_alloc", "segment_free", and of expandable segments
-    "segment_map", "segment_unmap".
-    """
-
-    action: str
-    address: int
-    bytes: int
-    label: str = ""     #: who asked: a node name or an operator
-    category: str = ""  #: parameter, gradient, optimizer state, activation, ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,9 +155,6 @@ class Profile(DeferredFields):
 
     def _utilization(self, name: str, macs: int | None, seconds: float, device: str | DeviceSpec | None,
                      dtype: str | None) -> float | None:
-        from analyzer.hardware import find_device
-        from analyzer.hardware.roofline import find_peak
-
         if not seconds > 0:
             raise InputError(f"{name}(seconds={seconds!r}): must be the positive time of one step")
         asked = device or self.device
@@ -361,16 +174,12 @@ class Profile(DeferredFields):
 
     def table(self, sort: str | None = None, depth: int | None = None, *, columns: Sequence[str] = (),
               fmt: str = "simple") -> str:
-        """The node table: ten columns, one row a node, and a row of totals; see
-        `analyzer.report.node_table.node_table`.
-        """
-        from analyzer.report.node_table import node_table
-        return node_table(self.nodes, sort=sort, depth=depth, columns=columns, fmt=fmt)
+        """The node table: ten columns, one row a node, and a row of totals; see `analyzer.report.node_table`."""
+        return register_view.look_up("table", "table")(self.nodes, sort=sort, depth=depth, columns=columns, fmt=fmt)
 
     def summary(self) -> str:
         """The totals as text: parameters, work, memory by category and phase, time, what was not counted or assumed."""
-        from analyzer.report.summary import summarize
-        return summarize(self)
+        return self.report("summary")
 
     def module_tree(self, depth: int | None = None, sort: str | None = None, *, columns: Sequence[str] = (),
                     fmt: str = "simple", ignore_modules: Collection[str | type] = (), only: bool = False,
@@ -378,31 +187,38 @@ class Profile(DeferredFields):
         """The modules as an indented table in which a parent is its children plus its "(own)" row; see
         `analyzer.report.module_tree`.
         """
-        from analyzer.report.module_tree import module_tree
-        return module_tree(self.modules, depth=depth, sort=sort, columns=columns, fmt=fmt,
-                           ignore_modules=ignore_modules, only=only, as_string=as_string)
+        return self.report("tree", depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules,
+                           only=only, as_string=as_string)
 
     def report(self, kind: str = "deepspeed", **options: Any) -> str:
-        """A report of modules in the layout of a known tool: ``"deepspeed"``, ``"flops-profiler"``, ``"torchinfo"``,
-        ``"tids"``, ``"tree"`` or
-        ``"summary"``, with that tool's options; see `analyzer.report.compat.deepspeed`, `torchinfo_table`,
-        `tids_report` and `module_tree`.
+        """The report registered under that name, with its options: ``"deepspeed"``, ``"flops-profiler"``,
+        ``"largest"``, ``"torchinfo"`` or ``"tids"``, in the layout of that tool, ``"tree"``, ``"summary"``, or one of
+        `register_report`. Raises InputError for another name, and for an option that the report does not know.
         """
-        from analyzer.report.choice import render_report
-        return render_report(self, kind, **options)
+        render = register_report.look_up(kind, "report")
+        for name in options:
+            if not register_report.takes(kind, name):
+                known = ", ".join(register_report.list_options(kind)) or "none"
+                raise InputError(f"report({kind!r}, {name}=...): its options are {known}")
+        return render(self, **options)
+
+    def export(self, name: str, *args: Any, **options: Any) -> Any:
+        """What the exporter of that name makes of the profile: one of ``"json"``, ``"html"``, ``"dataframe"``,
+        ``"networkx"``, ``"chrome_trace"``, ``"memory_snapshot"``, ``"module_info"``, or one of `register_exporter`.
+        Raises InputError for another name.
+        """
+        return register_exporter.look_up(name, "export")(self, *args, **options)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from analyzer.report.html import to_fragment
-        return to_fragment(self)
+        return register_view.look_up("notebook", "_repr_html_")(self)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The profile as JSON text, which is also written to ``path`` if one is given.
 
         Raises InputError for a value that could not be read back.
         """
-        from analyzer.report.json_format import write_json
-        return write_json(self, path)
+        return self.export("json", path)
 
     @classmethod
     def from_json(cls, source: str | Path) -> Profile:
@@ -410,44 +226,38 @@ class Profile(DeferredFields):
 
         Raises ProfileFormatError for damaged text or another format version, InputError for a file that is not there.
         """
-        from analyzer.report.json_format import read_json
-        return read_json(source)
+        return register_view.look_up("from_json", "from_json")(source)
 
     def to_dataframe(self, what: str = "nodes") -> pandas.DataFrame:
         """A table of ``"nodes"`` or ``"modules"`` with nullable columns. Raises MissingExtraError without pandas."""
-        from analyzer.report.dataframe import to_dataframe
-        return to_dataframe(self, what)
+        return self.export("dataframe", what)
 
     def to_networkx(self) -> networkx.DiGraph[str]:
         """The graph: every field of a node as its attributes, on each edge the ``bytes`` of what its source gives."""
-        from analyzer.report.graph import to_networkx
-        return to_networkx(self)
+        return self.export("networkx")
 
     def to_module_info(self) -> dict[str, Any]:
-        """Memory, time and trade-offs by module, as PyTorch's ``sac_milp`` reads them; see
-        `analyzer.report.compat.sac_milp.to_module_info`.
-        """
-        from analyzer.report.compat.sac_milp import to_module_info
-        return to_module_info(self)
+        """Memory, time and trade-offs by module, as PyTorch's ``sac_milp`` reads them."""
+        return self.export("module_info")
 
     def to_html(self, path: str | Path | None = None) -> str:
         """One HTML page that needs nothing else: summary, memory timeline, modules, nodes."""
-        from analyzer.report.html import to_html
-        return to_html(self, path)
+        return self.export("html", path)
 
     def to_chrome_trace(self, path: str | Path | None = None) -> dict[str, Any]:
         """The predicted step as Chrome trace events, for Perfetto or chrome://tracing."""
-        from analyzer.report.chrome_trace import to_chrome_trace
-        return to_chrome_trace(self, path)
+        return self.export("chrome_trace", path)
 
     def to_memory_snapshot(self, path: str | Path | None = None) -> dict[str, Any]:
         """The memory events as the dictionary that pytorch.org/memory_viz reads, pickled to ``path`` if one is given."""
-        from analyzer.report.memory_snapshot import to_memory_snapshot
-        return to_memory_snapshot(self, path)
+        return self.export("memory_snapshot", path)
 
     def fits(self, device: str | DeviceSpec | None = None, world_size: int = 1) -> FitInfo:
-        """Whether the step fits on ``device`` (by default the profile's own), line by line with sources; see
-        `analyzer.report.fits.check_fit`.
-        """
-        from analyzer.report.fits import check_fit
-        return check_fit(self, device, world_size)
+        """Whether the step fits on ``device`` (by default the profile's own), line by line with sources."""
+        return register_view.look_up("fits", "fits")(self, device, world_size)
+
+
+def _add(*values: int | None) -> int | None:
+    """The sum; unknown where one is."""
+    known = [v for v in values if v is not None]
+    return sum(known) if len(known) == len(values) else None

@@ -11,7 +11,7 @@ from analyzer.record.act_table import Act
 from analyzer.record.log import Log
 from analyzer.record.storage_life import StorageLife
 
-from .profile import MemoryEvent, TimelinePoint
+from .info import MemoryEvent, TimelinePoint
 
 Span = tuple[int, int]
 

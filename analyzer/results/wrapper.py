@@ -12,7 +12,8 @@ from torch import nn
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.record.module_walk import walk_modules
 
-from .profile import CostInfo, ModuleCall, ModuleInfo, Profile
+from .info import CostInfo, ModuleCall, ModuleInfo
+from .profile import Profile
 
 _HELD = "_orig_mod"  # the name under which torch.compile's module holds the one that it wraps
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from analyzer.errors import InputError
-from analyzer.results.profile import ModuleInfo, Profile
+from analyzer.results.info import ModuleInfo
+from analyzer.results.profile import Profile
 
 from .clock import Clock, choose_clock
 from .generate import PassObserver, split_generation

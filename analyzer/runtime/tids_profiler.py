@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from analyzer.report.compat.tids import tids_report
+from analyzer.results.info import ModuleInfo
 from analyzer.results.node_info import TensorInfo
-from analyzer.results.profile import ModuleInfo, Profile
+from analyzer.results.profile import Profile
 
 from .flops_profiler import FlopsProfiler
 

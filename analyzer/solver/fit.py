@@ -19,7 +19,7 @@ from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.unseen import UnseenMemory, list_unseen
 from analyzer.report.column import format_quantity, print_rows
-from analyzer.results.profile import OutOfMemoryInfo
+from analyzer.results.info import OutOfMemoryInfo
 
 __all__ = ["Evaluation", "FitResult", "max_batch_size", "max_sequence_length"]
 

@@ -59,7 +59,8 @@ class Planner:
         if args is None and kwargs is None:
             args, kwargs, known = last_arguments(gm)
             if known is not None:
-                loss_fn, autocast, device = loss_fn or known.loss_fn, autocast or known.autocast, device or known.device
+                loss_fn, autocast = loss_fn or known.loss_fn, autocast or known.session.autocast
+                device = device or known.session.spec
         self.gm = gm
         self.granularity, self.held_bytes = granularity, held_bytes
         self.device = None if device is None else find_device(device)

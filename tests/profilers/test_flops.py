@@ -10,7 +10,8 @@ from analyzer.errors import InputError
 from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.flop_convention import CONVENTIONS, count_under
 from analyzer.profilers.flops import make_flops_profiler
-from analyzer.results.profile import ModuleInfo, Profile
+from analyzer.results.info import ModuleInfo
+from analyzer.results.profile import Profile
 
 B, S, D, H = 2, 6, 8, 2  # batch, tokens, width, heads
 

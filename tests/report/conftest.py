@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzer.results.node_info import NodeInfo, TensorInfo
-from analyzer.results.profile import (
+from analyzer.results.info import (
     CostInfo,
     HolderInfo,
     MemoryEvent,
@@ -15,10 +14,11 @@ from analyzer.results.profile import (
     OperatorInfo,
     OutOfMemoryInfo,
     PhaseInfo,
-    Profile,
     TimelinePoint,
     UncountedInfo,
 )
+from analyzer.results.node_info import NodeInfo, TensorInfo
+from analyzer.results.profile import Profile
 
 GOLDEN = Path(__file__).parent / "golden"
 HIDDEN = TensorInfo((8, 32), "float32", "cuda:0")   # 1024 bytes

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.results.info import TimelinePoint
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.profile import Profile, TimelinePoint
+from analyzer.results.profile import Profile
 
 
 def of_kind(trace, kind):

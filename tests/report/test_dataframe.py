@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from analyzer.errors import InputError, MissingExtraError
+from analyzer.results.info import CostInfo
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.profile import CostInfo
 
 pandas = pytest.importorskip("pandas")
 

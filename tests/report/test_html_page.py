@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from analyzer.report.html import draw_timeline
-from analyzer.results.profile import ModuleInfo, TimelinePoint
+from analyzer.results.info import ModuleInfo, TimelinePoint
 
 VOID = {"meta", "br"}
 SCALE = 280 - 24 - 20  # drawing height of the timeline

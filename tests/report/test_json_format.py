@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError, ProfileFormatError
-from analyzer.results.node_info import NodeInfo, TensorInfo
-from analyzer.results.profile import (
+from analyzer.results.info import (
     CostInfo,
     HolderInfo,
     MemoryEvent,
@@ -21,10 +20,11 @@ from analyzer.results.profile import (
     OperatorInfo,
     OutOfMemoryInfo,
     PhaseInfo,
-    Profile,
     TimelinePoint,
     UncountedInfo,
 )
+from analyzer.results.node_info import NodeInfo, TensorInfo
+from analyzer.results.profile import Profile
 
 texts = st.text(st.characters(codec=None), max_size=6)  # lone surrogates too: they occur in file names
 integers = st.integers(-(2**70), 2**70)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 
 from analyzer.errors import InputError
-from analyzer.results.profile import MemoryEvent, Profile
+from analyzer.results.info import MemoryEvent
+from analyzer.results.profile import Profile
 
 BASE = 0x7F0000000000
 MIB = 2**20

@@ -10,10 +10,12 @@ from torch import nn
 
 from analyzer import profile
 from analyzer.errors import InputError
-from analyzer.report.choice import REPORTS
 from analyzer.report.compat.functional import list_functions, name_function, sum_functions
 from analyzer.report.module_comparison import compare_modules, join_modules
-from analyzer.results.profile import CostInfo, ModuleCall, ModuleInfo, OperatorInfo, Profile, TensorInfo
+from analyzer.results.info import CostInfo, ModuleCall, ModuleInfo, OperatorInfo
+from analyzer.results.node_info import TensorInfo
+from analyzer.results.profile import Profile
+from analyzer.results.view import register_report
 
 
 def test_goldens(mlp, check_golden):
@@ -27,7 +29,7 @@ def test_goldens(mlp, check_golden):
     check_golden("tids_mlp.txt", mlp.report("tids"))
 
 
-@pytest.mark.parametrize("kind", REPORTS)
+@pytest.mark.parametrize("kind", list(register_report))
 def test_reports_of_a_profile_without_modules(bare, kind):
     if kind == "summary":
         assert bare.report(kind) == bare.summary()

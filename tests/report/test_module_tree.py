@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.results.profile import CostInfo, ModuleInfo
+from analyzer.results.info import CostInfo, ModuleInfo
 
 
 def level(cell):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from analyzer import profile
-from analyzer.results.profile import CostInfo
+from analyzer.results.info import CostInfo
 from analyzer.zoo.gpt2 import GPT2
 
 from .test_published import detailed

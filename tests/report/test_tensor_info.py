@@ -4,8 +4,9 @@ import dataclasses
 import pytest
 import torch
 
+from analyzer.results.info import PhaseInfo
 from analyzer.results.node_info import NodeInfo, TensorInfo
-from analyzer.results.profile import PhaseInfo, Profile
+from analyzer.results.profile import Profile
 
 CONTRACT = """params param_bytes buffer_bytes optimizer_bytes fwd_flops bwd_flops fwd_macs bwd_macs uncounted
     peak_allocated_bytes peak_reserved_bytes peak_by_category first_step phases fwd_seconds bwd_seconds optimizer_seconds step_seconds

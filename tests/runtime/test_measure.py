@@ -11,7 +11,7 @@ from torch import nn
 from analyzer import profile
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
-from analyzer.results.profile import CostInfo
+from analyzer.results.info import CostInfo
 from analyzer.runtime import measure
 
 HOST = DeviceSpec("host", kind="cpu")

@@ -13,7 +13,9 @@ from analyzer.errors import InputError
 from analyzer.report.column import check_layout, print_rows
 from analyzer.report.module_row import Ignored, divide, find_root, format_shapes, has_own_row, leave_out, plain
 from analyzer.report.notation import NOTATIONS, list_notations
-from analyzer.results.profile import CostInfo, ModuleInfo, Profile
+from analyzer.results.info import CostInfo, ModuleInfo
+from analyzer.results.profile import Profile
+from analyzer.results.view import register_report
 from analyzer.units import format_bytes, format_figure, format_latency, format_share
 
 from .functional import FunctionInfo, list_functions, sum_functions
@@ -33,6 +35,7 @@ Note: 1. What a module does outside its submodules is its "(own)" row, so that a
 3. A module that stands in several places is counted in the first."""
 
 
+@register_report.shipped("deepspeed")
 def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, detailed: bool = True,
                      as_string: bool = True, output_file: str | Path | None = None,
                      ignore_modules: Ignored | None = None, depth: int | None = None, style: str = "deepspeed",
@@ -74,6 +77,16 @@ def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: i
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", encoding="utf-8")
     return text
+
+
+@register_report.shipped("flops-profiler")
+def flops_profiler_report(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, detailed: bool = True,
+                          as_string: bool = True, output_file: str | Path | None = None, ignore_modules: Any = None,
+                          depth: int | None = None) -> str:
+    """`deepspeed_report` with the functions that run in each module."""
+    return deepspeed_report(profile, module_depth=module_depth, top_modules=top_modules, detailed=detailed,
+                            as_string=as_string, output_file=output_file, ignore_modules=ignore_modules, depth=depth,
+                            style="flops-profiler")
 
 
 def _describe_source(profile: Profile) -> str:
@@ -147,6 +160,7 @@ def aggregate(root: ModuleInfo, module_depth: int = -1, top_modules: int = 1,
     return lines
 
 
+@register_report.shipped("largest")
 def largest_modules(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, as_string: bool = True,
                     ignore_modules: Ignored | None = None, fmt: str = "text") -> str:
     """The aggregated profile as a table: at each depth and for each quantity, the classes of modules that have most of

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from analyzer.results.profile import ModuleInfo, OperatorInfo
+from analyzer.results.info import ModuleInfo, OperatorInfo
 
 # Where the ATen operator goes by another name than the Python function; torch.nn.functional and torch dispatch so.
 _NAMES = {

@@ -13,11 +13,13 @@ from typing import Any
 from analyzer.errors import InputError
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
+from analyzer.results.view import register_exporter
 
 _RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "normal_")
 _SEGMENTS = 8  #: most lines of a trade-off curve; each adds a constraint to the planner's program
 
 
+@register_exporter.shipped("module_info")
 def to_module_info(profile: Profile) -> dict[str, Any]:
     """What ``parse_module_info`` reads: the order of modules, and for each its memory, time, and trade-off of the two.
 

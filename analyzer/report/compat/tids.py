@@ -5,12 +5,16 @@ from collections.abc import Sequence
 
 from analyzer.report.column import check_layout
 from analyzer.report.module_row import find_root, has_own_row, plain
-from analyzer.results.profile import ModuleInfo, Profile, TensorInfo
+from analyzer.results.info import ModuleInfo
+from analyzer.results.node_info import TensorInfo
+from analyzer.results.profile import Profile
+from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN
 
 _INDENT = " " * 8
 
 
+@register_report.shipped("tids")
 def tids_report(profile: Profile, *, depth: int | None = None) -> str:
     """One line a module: class, parameters, milliseconds and share of the forward pass, shapes of its first input and
     its first output; down to ``depth``.

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from analyzer.errors import InputError
 from analyzer.report.column import check_layout, print_rows
 from analyzer.report.module_row import divide, find_root, name_module
-from analyzer.results.profile import ModuleCall, ModuleInfo, Profile, TensorInfo
+from analyzer.results.info import ModuleCall, ModuleInfo
+from analyzer.results.node_info import TensorInfo
+from analyzer.results.profile import Profile
+from analyzer.results.view import register_report
 
 COLUMNS = {
     "kernel_size": "Kernel Shape",
@@ -50,6 +53,7 @@ class Layer:
         return not self.module.children
 
 
+@register_report.shipped("torchinfo")
 def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_size", "num_params"), depth: int = 3,
                     row_settings: Iterable[str] = ("depth", ), verbose: int = 1, col_width: int = 25,
                     mult_adds: str = "own", fmt: str = "text") -> str:

@@ -1,0 +1,192 @@
+"""The records that a profile is made of: plain numbers and text, no tensor, that can be saved and compared.
+
+Units are in the names; None is unknown, never 0.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .node_info import TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseInfo:
+    """One phase of a training or inference step: forward, backward, optimizer or zero_grad."""
+
+    allocated_bytes: int | None = None      #: at the end of the phase
+    reserved_bytes: int | None = None       #: at the end of the phase
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    flops: int | None = None
+    macs: int | None = None
+    comm_bytes: int | None = None
+    seconds: float | None = None
+    kernel_seconds: float | None = None
+    read_bytes: int | None = None           #: by all operators, from memory
+    written_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorInfo:
+    """The calls of one operator in one part of the step: of the whole model, or of one module outside its submodules.
+
+    What was measured in Python goes by the name of the function that the module called, ``"linear"`` for
+    ``torch.nn.functional.linear``; what was recorded below by that of the ATen operator, ``"aten.addmm.default"``.
+    """
+
+    operator: str
+    calls: int
+    flops: int | None = None
+    macs: int | None = None
+    seconds: float | None = None
+    #: forward, backward, recompute (forward run again in backward), optimizer or zero_grad
+    phase: str = "forward"
+    read_bytes: int | None = None           #: each distinct element that a call needs, once
+    written_bytes: int | None = None
+
+    @property
+    def arithmetic_intensity(self) -> float | None:
+        """FLOPs to a byte read or written; None where either is unknown or nothing is moved.
+
+        >>> OperatorInfo("aten.add.Tensor", 1, flops=8, read_bytes=64, written_bytes=32).arithmetic_intensity
+        0.08333333333333333
+        """
+        if self.flops is None or self.read_bytes is None or self.written_bytes is None:
+            return None
+        nbytes = self.read_bytes + self.written_bytes
+        return self.flops / nbytes if nbytes else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostInfo:
+    """Costs that add: those of a module are those of its children and its own.
+
+    >>> total = CostInfo(params=3, fwd_flops=6) + CostInfo(params=4)
+    >>> total.params, total.fwd_flops
+    (7, None)
+    """
+
+    params: int | None = None             #: elements; one that several modules hold counts in the first
+    trainable_params: int | None = None
+    param_bytes: int | None = None
+    buffer_bytes: int | None = None
+    fwd_flops: int | None = None
+    bwd_flops: int | None = None
+    fwd_macs: int | None = None
+    bwd_macs: int | None = None
+    recompute_flops: int | None = None    #: forward operators run again in backward; not in bwd_flops
+    fwd_read_bytes: int | None = None     #: by operators, from memory
+    fwd_written_bytes: int | None = None
+    bwd_read_bytes: int | None = None     #: recomputation included
+    bwd_written_bytes: int | None = None
+    fwd_comm_bytes: int | None = None
+    bwd_comm_bytes: int | None = None
+    activation_bytes: int | None = None   #: storages born in its forward pass, each once, saved or not
+    saved_bytes: int | None = None        #: those of them that stay saved for backward
+    fwd_seconds: float | None = None
+    bwd_seconds: float | None = None
+    optimizer_seconds: float | None = None  #: of the step that updates its parameters
+
+    def __add__(self, other: CostInfo) -> CostInfo:
+        """The sum, quantity by quantity; unknown plus anything is unknown."""
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in CostInfo.__slots__}
+        return CostInfo(**{name: None if a is None or b is None else a + b for name, (a, b) in pairs.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleInfo(CostInfo):
+    """One module and the tree below it. Its costs are its children's plus `own`."""
+
+    path: str                                          #: "" for the root
+    type: str                                          #: class name
+    depth: int = 0
+    extra_repr: str = ""
+    training: bool | None = None                       #: its flag
+    kernel_size: tuple[int, ...] | None = None         #: of a convolution or a pooling
+    calls: int | None = None                           #: how many times its forward ran in one step
+    #: path of the first place of the same module; this one then costs nothing
+    shared_with: str | None = None
+    parameters: dict[str, TensorInfo] = field(default_factory=dict)  #: its direct parameters by name
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
+    output_bytes: int | None = None                    #: of `outputs`; does not add up over children
+    own: CostInfo = CostInfo()                         #: what it does outside its submodules
+    operators: tuple[OperatorInfo, ...] = ()           #: by part of the step and operator, what `own` is made of
+    children: tuple[ModuleInfo, ...] = ()
+
+    def walk(self) -> Iterator[ModuleInfo]:
+        """Itself and every module below it, parents first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+class ModuleCall(NamedTuple):
+    """One run of a module's forward."""
+
+    path: str
+    #: index in `Profile.module_calls` of the call that it ran in; None for the root's
+    parent: int | None
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
+    fwd_seconds: float | None = None            #: of this run, submodules included
+
+
+@dataclass(frozen=True, slots=True)
+class UncountedInfo:
+    """An operator that ran and has no FLOP formula."""
+
+    operator: str
+    calls: int
+    bytes: int | None = None  #: read and written
+
+
+@dataclass(frozen=True, slots=True)
+class HolderInfo:
+    """Storages alive at the peak that one node (or parameter, state, workspace) holds."""
+
+    label: str
+    module_path: str
+    category: str
+    bytes: int
+    storages: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemoryInfo:
+    """The first allocation that the device could not serve. `Profile.holders` are then those of that moment."""
+
+    operator: str
+    phase: str                          #: "setup" where the model or its inputs could not be placed
+    requested_bytes: int
+    short_bytes: int                    #: how much more memory the device would have needed
+    node: str | None = None
+    module_path: str | None = None
+    allocated_bytes: int | None = None  #: before the allocation
+    reserved_bytes: int | None = None
+    capacity_bytes: int | None = None
+    #: 0 is the first; later ones run out where states or gradients of the first are still there
+    step: int | None = None
+
+
+class TimelinePoint(NamedTuple):
+    """Memory after an event, which is named by the index of its operator call or by a label."""
+
+    label: int | str
+    allocated_bytes: int
+    phase: str | None = None
+    reserved_bytes: int | None = None
+
+
+class MemoryEvent(NamedTuple):
+    """One act of the allocator: "alloc", "free", "segment_alloc", "segment_free", and of expandable segments
+    "segment_map", "segment_unmap".
+    """
+
+    action: str
+    address: int
+    bytes: int
+    label: str = ""     #: who asked: a node name or an operator
+    category: str = ""  #: parameter, gradient, optimizer state, activation, ...
