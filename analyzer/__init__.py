@@ -6,6 +6,7 @@ import pkgutil
 _collects = gc.isenabled()
 gc.disable()  # a full collection, which so many new objects set off, walks all of torch: a third of this import's time
 try:
+    import analyzer.cuda  # noqa: F401  # which registers the simulated device
     from analyzer.api.profile import Profile, ProfileOptions, profile
     from analyzer.api.symbolic_profile import symbolic_profile
     from analyzer.fx.trace.leaf_module import register_leaf_module, register_leaf_module_impl, register_non_leaf_module

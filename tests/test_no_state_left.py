@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from analyzer import MetaTensorMode, profile, symbolic_profile, symbolic_trace
-from analyzer.meta.intercept import patch
+from analyzer.meta.intercept import replacement
 from tests.meta.test_mode import assert_unchanged, observable_torch
 
 
@@ -289,7 +289,7 @@ def interruptible():
 def test_an_interrupt_while_torch_is_replaced_or_put_back(run, interruptible, monkeypatch):
     model, x = Failing(under_autocast), torch.rand(4, 8)
     before = observable_torch(), observable_model(model), observable_process()
-    rebuild, made, interrupted_at = patch._Chain.rebuild, 0, -1
+    rebuild, made, interrupted_at = replacement._Chain.rebuild, 0, -1
 
     def count(chain):
         nonlocal made
@@ -298,7 +298,7 @@ def test_an_interrupt_while_torch_is_replaced_or_put_back(run, interruptible, mo
         if made == interrupted_at:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(patch._Chain, "rebuild", count)
+    monkeypatch.setattr(replacement._Chain, "rebuild", count)
     run(model, x)
     total = made
     for interrupted_at in (*range(1, total, total // 12), total):

@@ -29,7 +29,7 @@ NAMES = {
         "torch.nn.init._no_grad_trunc_normal_", "torch.autograd._engine_run_backward",
         "torch.Tensor._make_wrapper_subclass", "torch.jit._builtins._find_builtin"
     ],
-    "cuda/flex_attention.py": [
+    "cuda/kernels/flex_attention.py": [
         f"torch._higher_order_ops.flex_attention.{name}"
         for name in ("py_kernels", "python_key_table", "_dispatch_cache")
     ],

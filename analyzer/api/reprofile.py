@@ -20,8 +20,7 @@ from analyzer.fx.graph.statement import statements_of
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.state import MetaState
-from analyzer.meta.storage import attach
-from analyzer.meta.tensor import META, MetaTensor
+from analyzer.meta.tensor import META, MetaTensor, attach
 from analyzer.record.hold import Hold
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder, tensors_in

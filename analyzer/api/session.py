@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from analyzer.hardware.current_spec import simulated_spec, simulating
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
 from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware.current_spec import simulated_spec, simulating
 from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.argument import stand_in_arguments

@@ -8,7 +8,7 @@ tensors on meta are the kernels behind the dispatch key that tensors on CUDA car
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch.utils.weak import TensorWeakRef
 
 from analyzer.meta.intercept.gated_kernel import GatedKernels, any_claims, claimed_type, is_simulating
 from analyzer.meta.intercept.interrupt import InterruptsHeld
-from analyzer.meta.state import MetaState
+from analyzer.meta.intercept.replacement import Undo, replace
+from analyzer.meta.state import MetaState, current
 
 from .autocast_list import APPENDED, BANNED, FLOAT, FLOAT_APPENDED, FLOAT_IF_UNSET, LOWER, WIDEST, read_policies
 from .kernel_registry import overloads
@@ -193,3 +194,30 @@ def follow_switch(is_simulating_thread: bool) -> None:
 def clear_cache() -> None:
     """Forget the cast weights of this thread."""
     _local.cache.clear()
+
+
+def replacements() -> Iterator[Undo]:
+    """Follow the switches of autocast; each result undoes one step."""
+    yield uninstall
+    for name in ("set_autocast_enabled", "set_autocast_cpu_enabled"):
+        yield replace(torch, name, _around(install, lambda: follow_switch(True)))
+    yield replace(torch, "clear_autocast_cache", _around(None, clear_cache))
+
+
+def _around(before: Callable[[], None] | None, after: Callable[[], None]) -> Callable[[Any], Any]:
+    """In threads that are simulated, call ``before`` a switch is turned on what takes long: torch does not turn it off
+    where that is interrupted.
+    """
+    def make(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if current() is None:
+                return original(*args, **kwargs)
+            if before is not None and args[-1:] == (True,):
+                before()
+            result = original(*args, **kwargs)
+            after()
+            return result
+
+        return call
+
+    return make

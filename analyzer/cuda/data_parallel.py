@@ -10,7 +10,7 @@ import torch
 import torch.nn.parallel._functions
 import torch.nn.parallel.comm
 
-from analyzer.meta.intercept.patch import Undo, replace
+from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
 
 

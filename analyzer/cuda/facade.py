@@ -14,15 +14,15 @@ import torch.cuda.nvtx
 import torch.cuda.profiler
 import torch.cuda.random
 
+from analyzer.hardware.current_spec import simulated_spec
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.meta.current_device import selected
+from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import MetaState, current
 
-from analyzer.hardware.current_spec import simulated_spec
 from .sdp_choice import CUDNN_VERSION, simulated_capability
 from .stream import SimulatedEvent, SimulatedGenerator, SimulatedStream, device_index, stand_in_class
 
-Undo = Callable[[], None]
 _RANDOM_STATE_BYTES = 16  # seed and offset of Philox: CUDAGeneratorImpl::get_state
 _WARP = 32
 
@@ -246,8 +246,6 @@ def _makes_cuda(device: Any = "cpu", *args: Any, **kwargs: Any) -> bool:
 
 def replacements() -> Iterator[Undo]:
     """Replace what asks the driver; each result undoes one replacement."""
-    from analyzer.meta.intercept.patch import replace
-
     def answer(simulated: Callable[..., Any]) -> Callable[[Any], Any]:
         return lambda original: lambda *args, **kwargs: (original if current() is None else simulated)(*args, **kwargs)
 

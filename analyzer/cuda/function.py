@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
+from analyzer.meta.active_mode import active_dispatch_mode
+
 
 def call_whole(op: torch._ops.OpOverload, *args: Any) -> Any:
     """Run ``op`` below autograd as one call, by its claimed shape. For use inside an ``autograd.Function``."""
-    from analyzer.meta.mode import active_dispatch_mode
-
     mode = active_dispatch_mode()
     guard = torch._C._DisableTorchDispatch()
     try:

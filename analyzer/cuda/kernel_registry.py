@@ -4,12 +4,14 @@ from __future__ import annotations
 import importlib
 import itertools
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from analyzer.meta.intercept.gated_kernel import GatedKernels, any_claims, is_simulating
+from analyzer.meta.intercept.replacement import Undo
+from analyzer.meta.shape_registry import device_shapes, host_shapes
 from analyzer.registry import Registry
 
 Impl = Callable[..., Any]
@@ -22,13 +24,8 @@ may return NotImplemented to leave the call as it is. It is asked where a tensor
 host_kernels: Registry[Any, Impl] = Registry("host_kernels")
 """The same for the CPU, asked where no tensor argument is on a simulated GPU."""
 
-device_shapes: Registry[Any, Impl] = Registry("device_shapes")
-"""What an operator's CUDA kernel returns, where torch has no meta kernel or one that differs: a function of tensors on
-meta.
-"""
-
-host_shapes: Registry[Any, Impl] = Registry("host_shapes")
-"""The same for what the CPU kernel returns."""
+kernel_replacements: list[Callable[[], Iterator[Undo]]] = []
+"""What families of kernels replace in torch while a mode is active; each result undoes one step."""
 
 # AutocastIPU: below the key that plays autocast (the cast comes first, as on CUDA), above autograd.
 gate = GatedKernels("AutocastIPU")
@@ -111,8 +108,3 @@ def install() -> Callable[[], None]:
     for op in {*device_kernels, *host_kernels}:
         gate.add(op, _make_kernel(op))
     return gate.install()
-
-
-def set_open(is_open: bool) -> None:
-    """Let this thread's calls take the simulated device's paths, or no longer."""
-    gate.set_open(is_open)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, sampler
 
 from analyzer.meta.function import constant
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.intercept.patch import Undo, replace
+from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
 from analyzer.meta.tensor import claim_of
 from analyzer.meta.value.known_value import small_enough

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from analyzer.meta.dispatch import claimed_device
+from analyzer.meta.current_device import claimed_device
 from analyzer.meta.intercept.interrupt import InterruptsHeld
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.reserved_touch import ReservedTouch

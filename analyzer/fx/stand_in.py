@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from analyzer.meta.reserved_touch import ReservedTouch
 from analyzer.meta.state import CPU, MetaState
-from analyzer.meta.storage import MetaStorage, attach, settle
-from analyzer.meta.tensor import META, MetaTensor, claim_of
+from analyzer.meta.storage import MetaStorage
+from analyzer.meta.tensor import META, MetaTensor, attach, claim_of, settle
 from analyzer.meta.value.known_value import Deferred, small_enough
 
 Tensor = torch.Tensor

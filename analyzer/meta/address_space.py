@@ -2,15 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from analyzer.memory.allocator import AllocatorOptions, Block, CachingAllocator
 from analyzer.memory.allocator_play import Elsewhere, Takings, play_plainly
-
-if TYPE_CHECKING:
-    from .storage import MetaStorage
 
 _HOST_BASE = 0x5500_0000_0000    # where Linux puts a process's heap; only has to differ from the accelerators'
 _DEVICE_TOP = 0x7F00_0000_0000  # where CUDA's unified addressing puts device memory
@@ -22,6 +19,16 @@ class Region(Protocol):
 
     address: int
     bytes: int
+
+
+class Placed(Protocol):
+    """A storage as its memory sees it."""
+
+    claim: torch.device
+    region: Region
+    space: AddressSpace
+
+    def nbytes(self) -> int: ...
 
 
 class HostRegion:
@@ -100,8 +107,8 @@ class HostMemory:
 class StorageListener(Protocol):
     """Who wants to know of births and deaths of storages."""
 
-    def born(self, storage: MetaStorage) -> None: ...
-    def died(self, storage: MetaStorage) -> None: ...
+    def born(self, storage: Placed) -> None: ...
+    def died(self, storage: Placed) -> None: ...
 
 
 class AddressSpace:
@@ -140,17 +147,17 @@ class AddressSpace:
         elif isinstance(region, HostRegion):
             self.host.free(region)
 
-    def place(self, storage: MetaStorage) -> None:
+    def place(self, storage: Placed) -> None:
         storage.region = self.reserve(storage.claim, storage.nbytes())
         if self.listener is not None:
             self.listener.born(storage)
 
-    def release(self, storage: MetaStorage) -> None:
+    def release(self, storage: Placed) -> None:
         if self.listener is not None:
             self.listener.died(storage)
         self.give_back(storage.claim, storage.region)
 
-    def resize(self, storage: MetaStorage) -> None:
+    def resize(self, storage: Placed) -> None:
         self.release(storage)
         del storage.space
         self.place(storage)

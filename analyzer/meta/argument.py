@@ -1,4 +1,4 @@
-"""Arguments without data in place of the caller's."""
+"""Fake tensors for tensors with data: arguments of a run, and what is met on the way."""
 from __future__ import annotations
 
 from typing import Any
@@ -6,14 +6,16 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.value.known_value import Deferred, small_enough
-
+from .intercept.mode_stack import without_modes
+from .reserved_touch import ReservedTouch
 from .state import MetaState
-from .storage import MetaStorage, attach
-from .tensor import META, MetaTensor
+from .storage import MetaStorage, find_storage
+from .tensor import META, MetaTensor, claim_of, new_storage, tensor_on
+from .value.known_value import Deferred, small_enough
 
 Tensor = torch.Tensor
+FakeStorages = dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]]
+"""Storages with data and those in their places, by the address of the first."""
 
 
 def stand_in_arguments(state: MetaState, tree: Any, claim: torch.device) -> Any:
@@ -21,38 +23,69 @@ def stand_in_arguments(state: MetaState, tree: Any, claim: torch.device) -> Any:
 
     Small tensors with data keep their values (they are read only if the model asks for them).
     """
-    bases: dict[int, Tensor] = {}
+    storages: FakeStorages = {}
     made: dict[int, Tensor] = {}
 
     def replace(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         if id(value) not in made:
-            made[id(value)] = stand_in(state, value, claim, bases)
+            made[id(value)] = _stand_in(state, value, claim, storages)
         return made[id(value)]
 
     with without_modes():
         return pytree.tree_map(replace, tree)
 
 
-def stand_in(state: MetaState, value: Tensor, claim: torch.device, bases: dict[int, Tensor]) -> Tensor:
-    """A tensor of the specs of ``value`` on a storage like its own."""
+def _stand_in(state: MetaState, value: Tensor, claim: torch.device, storages: FakeStorages) -> Tensor:
     if value.layout is not torch.strided:
         out = torch.empty_like(value, device=META)
         out.__dict__["_claim"] = claim
         out.__class__ = MetaTensor
         return out
-    real = value.untyped_storage()
-    base = bases.get(real._cdata)
-    if base is None:
-        base = torch.empty(real.nbytes(), dtype=torch.uint8, device=META)
-        storage = attach(base, claim, state.space)
+    return _on_fake_storage(state, value, claim, storages).requires_grad_(value.requires_grad)
+
+
+def _on_fake_storage(state: MetaState, tensor: Tensor, claim: torch.device, storages: FakeStorages) -> Tensor:
+    real = tensor.untyped_storage()
+    found = storages.get(real._cdata)
+    if found is None:
+        storage = new_storage(real.nbytes(), claim, state.space)
         if isinstance(real, MetaStorage):
-            storage.known, storage.drawn_from, storage.density = real.known, real.drawn_from, real.density
-        elif real.device.type != "meta" and small_enough(real.nbytes() // value.itemsize, value.dtype):
-            storage.known = Deferred(value.detach())
-        bases[real._cdata] = base
-    out = torch.empty(0, dtype=value.dtype, device=META)
-    out.set_(base.untyped_storage(), value.storage_offset(), value.size(), value.stride())
-    out.__class__ = MetaTensor
-    return out.requires_grad_(value.requires_grad)
+            storage.copy_contents(real)
+        elif real.device.type != "meta" and small_enough(real.nbytes() // tensor.itemsize, tensor.dtype):
+            storage.known = Deferred(tensor.detach())
+        found = storages[real._cdata] = (real, storage)
+    return tensor_on(found[1], tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def adopt(state: MetaState, tensor: Tensor, claim: torch.device | None = None) -> Tensor:
+    """A fake tensor for one with data; tensors that share a storage get some that do. Its data is not read."""
+    real = tensor.untyped_storage()
+    if real._cdata in state.reserved:
+        raise ReservedTouch(state.reserved[real._cdata])
+    if claim is None:
+        claim = claim_of(tensor)
+        claim = state.adopted_claim if claim.type in ("cpu", "meta") else claim
+    with without_modes():  # function handlers ask while the modes are active
+        return _on_fake_storage(state, tensor, claim, state.stand_ins)
+
+
+def own(state: MetaState, tensor: Tensor) -> Tensor:
+    """``tensor``, or a fake tensor in its place where it has data."""
+    if tensor.layout is torch.strided and not isinstance(find_storage(tensor), MetaStorage):
+        return adopt(state, tensor)
+    return tensor
+
+
+def adopt_arguments(state: MetaState, tree: Any) -> Any:
+    """``tree`` with every tensor that has data replaced by a fake one."""
+    if isinstance(tree, Tensor):
+        if tree.layout is torch.strided and type(tree.untyped_storage()) is not MetaStorage:
+            return adopt(state, tree)
+        return tree
+    if isinstance(tree, dict):
+        return {k: adopt_arguments(state, v) for k, v in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(adopt_arguments(state, x) for x in tree)
+    return tree

@@ -11,15 +11,18 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from analyzer.meta.argument import own
+from analyzer.meta.current_device import claimed_device
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.value.known_value import Deferred, read_known, small_enough
+from analyzer.meta.tensor import attach
+from analyzer.meta.value.contents import read_known
+from analyzer.meta.value.known_value import Deferred, small_enough
 
-from .dispatch import adopt, claimed_device
 from .opaque import call_opaque
 from .reserved_touch import ReservedTouch
 from .shape_registry import register_shape_impl
 from .state import CPU, MetaState, current
-from .storage import MetaStorage, attach, find_storage
+from .storage import MetaStorage, find_storage
 from .tensor import META, MetaTensor, claim_of, data_ptr, keep_claim
 
 Tensor = torch.Tensor
@@ -192,13 +195,6 @@ def _parse_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, torch
             dtype = rest.pop(0) or dtype
     copy = kwargs.get("copy", rest[1] if len(rest) > 1 else False)
     return device, dtype, bool(copy), kwargs.get("memory_format")
-
-
-def own(state: MetaState, tensor: Tensor) -> Tensor:
-    """``tensor``, or its stand-in where it has data."""
-    if tensor.layout is torch.strided and not isinstance(find_storage(tensor), MetaStorage):
-        return adopt(state, tensor)
-    return tensor
 
 
 def _to(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

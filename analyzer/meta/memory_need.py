@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,9 +12,7 @@ from analyzer.registry import Registry
 from .operator_info import OperatorInfo
 from .signature import Signature
 from .spec import TensorSpec
-
-if TYPE_CHECKING:
-    from .state import MetaState
+from .state import MetaState
 
 
 class MemoryNeed(NamedTuple):

@@ -1,50 +1,20 @@
 """`MetaTensorMode`: any torch code, no data, no accelerator."""
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from analyzer.meta.intercept import gates
-from analyzer.meta.intercept.interrupt import InterruptsHeld
-from analyzer.meta.intercept.patch import mode_replacements
-
-from .accumulation import learn_counts
+from .active_mode import modes
 from .address_space import AddressSpace
-from .dispatch import MetaDispatchMode
+from .dispatch.accumulation import learn_counts
+from .dispatch.mode import MetaDispatchMode
 from .function import MetaFunctionMode
+from .intercept.interrupt import InterruptsHeld
+from .intercept.patch import mode_replacements
 from .options import MetaOptions
+from .simulated_device import devices
 from .state import CPU, MetaState, active
-
-
-class _Modes(threading.local):
-    """The pair of torch modes that this thread has pushed, if any; nested activations share it."""
-
-    function: MetaFunctionMode | None = None
-    dispatch: MetaDispatchMode | None = None
-
-
-_modes = _Modes()
-
-
-@contextmanager
-def mode_in_force() -> Iterator[None]:
-    """Push the function mode again inside its own handler, where torch has taken it off."""
-    mode = _modes.function
-    if mode is None or mode in torch.overrides._get_current_function_mode_stack():
-        yield
-        return
-    with mode:
-        yield
-
-
-def active_dispatch_mode() -> MetaDispatchMode:
-    """The dispatch half of the mode that is active in this thread."""
-    assert _modes.dispatch is not None
-    return _modes.dispatch
 
 
 class MetaTensorMode:
@@ -67,6 +37,7 @@ class MetaTensorMode:
         self._entered: list[tuple[MetaState | None, bool]] = []
 
     def make_state(self) -> MetaState:
+        """A state for one activation of the mode."""
         return MetaState(options=self.options, space=self.space, adopted_claim=self.adopted_claim)
 
     def __enter__(self) -> MetaTensorMode:
@@ -87,7 +58,7 @@ class MetaTensorMode:
     def _push(self) -> None:
         before = active.state
         state = self.make_state()
-        outermost = _modes.function is None
+        outermost = modes.function is None
         if outermost:
             mode_replacements.install()
             function, dispatch = MetaFunctionMode(), MetaDispatchMode()
@@ -98,11 +69,12 @@ class MetaTensorMode:
             except BaseException:
                 mode_replacements.uninstall()
                 raise
-            _modes.function, _modes.dispatch = function, dispatch
-            gates.open_gates()
+            modes.function, modes.dispatch = function, dispatch
+            for device in devices:
+                device.enter_thread()
         else:
-            assert _modes.function is not None and _modes.dispatch is not None
-            _modes.function.state = _modes.dispatch.state = state
+            assert modes.function is not None and modes.dispatch is not None
+            modes.function.state = modes.dispatch.state = state
         active.state = state
         self._entered.append((before, outermost))
         learn_counts()
@@ -110,11 +82,12 @@ class MetaTensorMode:
     def _pop(self, exc: tuple[Any, ...]) -> None:
         before, outermost = self._entered.pop()
         active.state = before
-        function, dispatch = _modes.function, _modes.dispatch
+        function, dispatch = modes.function, modes.dispatch
         assert function is not None and dispatch is not None
         if outermost:
-            _modes.function = _modes.dispatch = None
-            gates.close_gates()
+            modes.function = modes.dispatch = None
+            for device in devices:
+                device.leave_thread()
             try:
                 dispatch.__exit__(*exc)
                 function.__exit__(*exc)

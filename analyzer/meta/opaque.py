@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 
+from analyzer.meta.tensor import attach
+
 from .memory_need import register_memory_impl
 from .shape_registry import register_shape_impl
 from .signature import Signature
 from .state import current
-from .storage import MetaStorage, attach
+from .storage import MetaStorage
 from .tensor import META, MetaTensor, claim_of, kernel
 
 Tensor = torch.Tensor
@@ -50,7 +52,7 @@ class Opaque(torch.autograd.Function):
 
 def saved_besides(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | None:
     """The memory that the operator's registered rule says it keeps for backward besides its inputs and outputs."""
-    from .output_cache import to_specs
+    from analyzer.meta.spec import to_specs
 
     impl = register_memory_impl.find(func) or register_memory_impl.find(getattr(func, "overloadpacket", None))
     if impl is None:
@@ -69,7 +71,7 @@ def saved_besides(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | No
 
 def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) -> Any:
     """The outputs of the registered shape, claimed and recorded as one call."""
-    from .output_cache import spec_of, to_specs
+    from analyzer.meta.spec import spec_of, to_specs
 
     state = current()
     assert state is not None

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.value.finiteness import TESTS
+from .value.density import ESTIMATED
+from .value.finiteness import TESTS
 
 _FILLERS = {
     "full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones",
@@ -32,12 +33,12 @@ class OperatorInfo:
 
     __slots__ = ("op", "packet", "text", "rules_seen", "has_rule", "name", "silent", "mutated", "cacheable",
                  "is_random", "filler", "enumerator", "undefined", "overwrites", "composite", "reads_offset",
-                 "data_dependent", "arguments", "host_outputs", "tests_finiteness", "runs_on_host", "returns_list")
+                 "data_dependent", "arguments", "host_outputs", "tests_finiteness", "runs_on_host", "returns_list", "is_foreach", "is_estimated")
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
         self.op, self.packet, self.text = op, op.overloadpacket, str(op)
-        self.rules_seen, self.has_rule = -1, False  # what `transient.has_rule` found out, and when
+        self.rules_seen, self.has_rule = -1, False  # what `memory_need.has_rule` found out, and when
         self.name: str = schema.name.rpartition("::")[2]
         #: of tensors, alone
         self.returns_list = len(schema.returns) == 1 and schema.returns[0].type.isSubtypeOf(
@@ -55,6 +56,8 @@ class OperatorInfo:
                           and not out_variant and not self.data_dependent)
         self.filler = self.name in _FILLERS
         self.tests_finiteness = self.name in TESTS and not self.mutated
+        self.is_foreach = self.name.startswith("_foreach")
+        self.is_estimated = self.name in ESTIMATED  # something is expected of contents that are not known
         self.enumerator = self.name in _ENUMERATORS
         self.undefined = self.name in _UNDEFINED
         self.overwrites = self.name in _OVERWRITES

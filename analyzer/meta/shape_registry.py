@@ -13,3 +13,14 @@ The key is a ``torch.ops`` operator (one overload or all) or a Python function o
 function gets are on meta; make the result with ``x.new_empty(...)``. An operator with a registered shape and no
 autograd formula is one autograd node that saves its tensor inputs and gives gradients to its floating inputs.
 """
+
+device_shapes: Registry[Any, Callable[..., Any]] = Registry("device_shapes")
+"""What an operator's CUDA kernel returns, where torch has no meta kernel or one that differs: a function of tensors on
+meta.
+"""
+
+host_shapes: Registry[Any, Callable[..., Any]] = Registry("host_shapes")
+"""The same for what the CPU kernel returns."""
+
+sparse_shapes: Registry[Any, Callable[..., Any]] = Registry("sparse_shapes")
+"""What an operator returns where an argument is sparse, for operators whose meta kernels take dense ones alone."""

@@ -1,9 +1,14 @@
 """What is known of a tensor without its data."""
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
 import torch
+
+from .intercept.mode_stack import without_modes
+from .storage import MetaStorage, find_storage
 
 
 class TensorSpec(tuple[int, ...]):
@@ -45,3 +50,44 @@ class TensorSpec(tuple[int, ...]):
 
     def __reduce__(self) -> tuple[object, ...]:
         return TensorSpec.of, (tuple(self), self.stride, self.dtype, self.device)
+
+
+@functools.cache
+def _name_of(claim: torch.device) -> str:
+    return str(claim)
+
+
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    """The spec of a tensor that lives on meta; of a jagged one, that of its values."""
+    layout = tensor.layout
+    if layout is not torch.strided:
+        if layout is torch.jagged:
+            return spec_of(tensor._values)  # type: ignore[arg-type]
+        return TensorSpec.of(tuple(tensor.shape), (), tensor.dtype, str(tensor.__dict__.get("_claim", "cpu")))
+    if tensor.is_nested:
+        shape = padded_shape(tensor)
+        return TensorSpec.of(shape, tuple(math.prod(shape[i + 1:]) for i in range(len(shape))), tensor.dtype,
+                             str(tensor.device))
+    storage = find_storage(tensor)
+    claim = storage.claim if isinstance(storage, MetaStorage) else tensor.device
+    return TensorSpec.of(tuple(tensor.shape), tensor.stride(), tensor.dtype, _name_of(claim))
+
+
+def padded_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Of a nested tensor with data, in the strided layout: in each dimension the largest size of its parts, which
+    kernels pad the others to.
+    """
+    with without_modes():
+        sizes: torch.Tensor = tensor._nested_tensor_size()
+        return len(sizes), *map(int, sizes.max(0).values.tolist())
+
+
+def to_specs(tree: Any) -> Any:
+    """``tree`` with every tensor replaced by its spec."""
+    if isinstance(tree, torch.Tensor):
+        return spec_of(tree)
+    if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
+        return [to_specs(x) for x in tree]
+    if isinstance(tree, dict):
+        return {k: to_specs(v) for k, v in tree.items()}
+    return tree

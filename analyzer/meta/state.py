@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -11,14 +11,12 @@ from torch import nn
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 
 from .address_space import AddressSpace, Region
+from .dispatch.list_memo import ListMemo
 from .options import MetaOptions
 from .signature import Signature
-
-if TYPE_CHECKING:
-    from analyzer.meta.value.known_value import Known
-
-    from .list_memo import ListMemo
-    from .storage import MetaStorage
+from .source_line import user_line
+from .storage import MetaStorage
+from .value.known_value import Known
 
 CPU = torch.device("cpu")
 
@@ -84,8 +82,6 @@ class MetaState:
 
     def where(self) -> str:
         """The module and source line that run now, for messages."""
-        from .source_line import user_line
-
         place = user_line()
         module = self.recorder.where() if self.recorder is not None else ""
         return " ".join(filter(None, [f"in module {module!r}" if module else "", f"at {place}" if place else ""]))

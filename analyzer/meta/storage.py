@@ -2,16 +2,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 import torch
 
-from analyzer.meta.intercept.mode_stack import without_modes
-
-if TYPE_CHECKING:
-    from analyzer.meta.value.known_value import Known
-
-    from .address_space import AddressSpace, Region
+from .address_space import AddressSpace, Region
+from .value.known_value import Known
 
 next_number = itertools.count().__next__
 _next_range = itertools.count(1).__next__
@@ -53,6 +48,10 @@ class MetaStorage(torch.UntypedStorage):
         self.space.resize(self)
         return self
 
+    def copy_contents(self, other: MetaStorage) -> None:
+        """Know of the contents what ``other`` knows of its own."""
+        self.known, self.drawn_from, self.density = other.known, other.drawn_from, other.density
+
     def give_back_early(self) -> None:
         """Free its memory in the books now, where the device would; the tensor itself lives on for a moment."""
         space = self.__dict__.pop("space", None)
@@ -78,55 +77,3 @@ def find_storage(tensor: torch.Tensor) -> torch.UntypedStorage:
         if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             raise
         return find_storage(torch._C._functorch.get_unwrapped(tensor))
-
-
-def attach(tensor: torch.Tensor, claim: torch.device, space: AddressSpace) -> MetaStorage:
-    """Turn the storage of a tensor on meta into a `MetaStorage` that claims ``claim``."""
-    storage = tensor.untyped_storage()
-    storage.__class__ = MetaStorage
-    assert isinstance(storage, MetaStorage)
-    storage.claim = claim
-    storage.number = next_number()
-    space.place(storage)
-    storage.space = space  # last: a storage that found no place has none to give back
-    return storage
-
-
-def template(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same specs on a storage of its own that is in nobody's books."""
-    with without_modes():
-        return _like(tensor)
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    nbytes = tensor.untyped_storage().nbytes()
-    if tensor.is_contiguous() and tensor.numel() * tensor.itemsize == nbytes:
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-    storage = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
-    out = torch.empty(0, dtype=tensor.dtype, device="meta")
-    return out.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
-
-
-def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor on the storage of ``tensor``, known to nobody: it keeps the storage alive and counts as a holder."""
-    with without_modes():
-        return tensor.detach()
-
-
-def revive(like: torch.Tensor, claim: torch.device, number: int, region: Region, space: AddressSpace) -> torch.Tensor:
-    """A tensor like ``like`` on a storage that has its number and its place already. To be called without modes."""
-    from .tensor import MetaTensor
-
-    out = _like(like)
-    settle(out, claim, number, region, space)
-    out.__class__ = MetaTensor
-    return out
-
-
-def settle(tensor: torch.Tensor, claim: torch.device, number: int, region: Region, space: AddressSpace) -> MetaStorage:
-    """As `attach`, for a storage that has its number and its place already."""
-    storage = tensor.untyped_storage()
-    storage.__class__ = MetaStorage
-    assert isinstance(storage, MetaStorage)
-    storage.__dict__ = {"claim": claim, "number": number, "region": region, "space": space}
-    return storage

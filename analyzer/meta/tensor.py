@@ -10,8 +10,9 @@ import torch
 
 from analyzer.meta.intercept.mode_stack import without_modes
 
+from .address_space import AddressSpace, Region
 from .state import current
-from .storage import MetaStorage, attach, find_storage
+from .storage import MetaStorage, find_storage, next_number
 
 
 class _Kernel(threading.local):
@@ -23,6 +24,7 @@ class _Kernel(threading.local):
 kernel = _Kernel()
 META = torch.device("meta")
 _DATA: Any = torch._C.TensorBase.data  # the property itself
+_empty_strided = torch.empty_strided
 
 
 def claim_of(tensor: torch.Tensor) -> torch.device:
@@ -126,44 +128,21 @@ def data_ptr(tensor: torch.Tensor) -> int:
     return storage.region.address + int(tensor.storage_offset()) * tensor.itemsize
 
 
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a sparse one is made of, its values last."""
+    with without_modes():
+        if tensor.layout is torch.sparse_coo:
+            return [tensor._indices(), tensor._values()]
+        if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+            return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+
+
 def keep_claim(result: Any) -> Any:
     """Let a view made outside the mode be a `MetaTensor` too."""
     if type(result) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(result) and isinstance(
             result.untyped_storage(), MetaStorage):
         result.__class__ = MetaTensor
-    return result
-
-
-def copy_claim(tensor: torch.Tensor, memo: dict[int, Any]) -> MetaTensor:
-    """A copy of ``tensor``; tensors that share a storage share the copy's."""
-    old = tensor.untyped_storage()
-    assert isinstance(old, MetaStorage)
-    key = -old.number - 1  # a memo key that no id() can be
-    if key not in memo:
-        with without_modes():
-            base = torch.empty(old.nbytes(), dtype=torch.uint8, device=META)
-        new = attach(base, old.claim, old.space)
-        new.known, new.drawn_from, new.density = old.known, old.drawn_from, old.density
-        memo[key] = base
-    with without_modes():
-        result = torch.empty(0, dtype=tensor.dtype, device=META)
-        result.set_(memo[key].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
-    result.__class__ = MetaTensor
-    assert isinstance(result, MetaTensor)
-    return result
-
-
-def rebuild(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, claim: str,
-            requires_grad: bool, state: dict[str, Any]) -> MetaTensor:
-    """Unpickle a `MetaTensor`: same specs and claim, a storage of its own."""
-    from .address_space import AddressSpace
-    with without_modes():
-        result = torch.empty_strided(shape, stride, dtype=dtype, device=META)
-    attach(result, torch.device(claim), AddressSpace())
-    result.__class__ = MetaTensor
-    assert isinstance(result, MetaTensor)
-    result.requires_grad_(requires_grad)
-    result.__dict__.update(state)
     return result
 
 
@@ -181,3 +160,104 @@ def _keeping(name: str) -> Any:
 for _name in ("detach", "__getitem__", "view", "view_as", "reshape", "t", "transpose", "permute", "squeeze",
               "unsqueeze", "flatten", "expand", "narrow"):
     setattr(MetaTensor, _name, _keeping(_name))
+
+
+# -- how tensors without data are made: everything that makes one does it by these ------------------------------------
+
+
+def attach(tensor: torch.Tensor, claim: torch.device, space: AddressSpace) -> MetaStorage:
+    """Turn the storage of a tensor on meta into a `MetaStorage` that claims ``claim``, with a place in ``space``."""
+    storage = tensor.untyped_storage()
+    storage.__class__ = MetaStorage
+    assert isinstance(storage, MetaStorage)
+    storage.claim = claim
+    storage.number = next_number()
+    space.place(storage)
+    storage.space = space  # last: a storage that found no place has none to give back
+    return storage
+
+
+def settle(tensor: torch.Tensor, claim: torch.device, number: int, region: Region, space: AddressSpace) -> MetaStorage:
+    """As `attach`, for a storage that has its number and its place already."""
+    storage = tensor.untyped_storage()
+    storage.__class__ = MetaStorage
+    assert isinstance(storage, MetaStorage)
+    storage.__dict__ = {"claim": claim, "number": number, "region": region, "space": space}
+    return storage
+
+
+def bytes_on_meta(nbytes: int) -> torch.Tensor:
+    """A tensor of ``nbytes`` bytes whose storage has no place yet."""
+    return _empty_strided((nbytes,), (1,), dtype=torch.uint8, device=META)
+
+
+def new_storage(nbytes: int, claim: torch.device, space: AddressSpace) -> MetaStorage:
+    """A storage of ``nbytes`` that claims ``claim``. To be called without modes."""
+    return attach(bytes_on_meta(nbytes), claim, space)
+
+
+def new_tensor(shape: Any, stride: Any, dtype: torch.dtype, claim: torch.device, space: AddressSpace) -> MetaTensor:
+    """A tensor on a storage of its own. To be called without modes."""
+    out = _empty_strided(shape, stride, dtype=dtype, device=META)
+    attach(out, claim, space)
+    out.__class__ = MetaTensor
+    return out  # type: ignore[return-value]
+
+
+def tensor_on(storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> MetaTensor:
+    """A tensor on a storage that exists. To be called without modes."""
+    out = torch.empty(0, dtype=dtype, device=META)
+    out.set_(storage, offset, shape, stride)
+    out.__class__ = MetaTensor
+    return out  # type: ignore[return-value]
+
+
+def template(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same specs on a storage of its own that no books know of."""
+    with without_modes():
+        return _like(tensor)
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    nbytes = tensor.untyped_storage().nbytes()
+    if tensor.is_contiguous() and tensor.numel() * tensor.itemsize == nbytes:
+        return _empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
+    out = torch.empty(0, dtype=tensor.dtype, device=META)
+    storage = bytes_on_meta(nbytes).untyped_storage()
+    return out.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor on the storage of ``tensor``, which keeps the storage alive and counts as a reference."""
+    with without_modes():
+        return tensor.detach()
+
+
+def revive(like: torch.Tensor, claim: torch.device, number: int, region: Region, space: AddressSpace) -> torch.Tensor:
+    """A tensor like ``like`` on a storage that has its number and its place already. To be called without modes."""
+    out = _like(like)
+    settle(out, claim, number, region, space)
+    out.__class__ = MetaTensor
+    return out
+
+
+def copy_claim(tensor: torch.Tensor, memo: dict[int, Any]) -> MetaTensor:
+    """A copy of ``tensor``; tensors that share a storage share the copy's."""
+    old = tensor.untyped_storage()
+    assert isinstance(old, MetaStorage)
+    key = -old.number - 1  # a memo key that no id() can be
+    with without_modes():
+        if key not in memo:
+            memo[key] = new_storage(old.nbytes(), old.claim, old.space)
+            memo[key].copy_contents(old)
+        return tensor_on(memo[key], tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def rebuild(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, claim: str,
+            requires_grad: bool, state: dict[str, Any]) -> MetaTensor:
+    """Unpickle a `MetaTensor`: same specs and claim, a storage of its own."""
+    with without_modes():
+        result = new_tensor(shape, stride, dtype, torch.device(claim), AddressSpace())
+    result.requires_grad_(requires_grad)
+    result.__dict__.update(state)
+    return result

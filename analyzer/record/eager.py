@@ -10,8 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from analyzer.errors import InputError
-from analyzer.meta.list_memo import ListMemo
-from analyzer.meta.storage import template
+from analyzer.meta.dispatch.list_memo import ListMemo
+from analyzer.meta.tensor import template
 from analyzer.replay.footprint import Footprint
 from analyzer.replay.known_optimizer import TORCHS_OWN, is_known, is_sole_owner, mark_states
 from analyzer.replay.reserved import Reserved, one_by_one

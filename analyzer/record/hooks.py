@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from analyzer.meta.intercept.patch import SharedReplacements, Undo, replace
+from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 
 from .recorder import FAILED
 

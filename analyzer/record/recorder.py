@@ -13,9 +13,8 @@ from analyzer.memory.allocator import CachingAllocator, DeviceOutOfMemoryError
 from analyzer.meta.address_space import Region
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.operator_info import describe_operator
-from analyzer.meta.output_cache import spec_of
 from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec, spec_of
 from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage, find_storage
 from analyzer.replay.reserved import Reserved

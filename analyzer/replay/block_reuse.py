@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.storage import MetaStorage, alias, revive, take_numbers
+from analyzer.meta.storage import MetaStorage, take_numbers
+from analyzer.meta.tensor import alias, revive
 from analyzer.record.autograd_node import saves_are_hooked
 from analyzer.record.hold import is_autograds_alone
 from analyzer.record.module_walk import walk_modules

@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import MetaState
-from analyzer.meta.storage import MetaStorage, attach, find_storage, template
-from analyzer.meta.tensor import META, MetaTensor
+from analyzer.meta.storage import MetaStorage, find_storage
+from analyzer.meta.tensor import META, MetaTensor, attach, template
 from analyzer.meta.value.known_value import Watched
 from analyzer.record.event import BORN, CALLED, DIED, Event
 from analyzer.record.hold import Hold

@@ -15,7 +15,8 @@ import torch
 from analyzer.memory.allocator_play import Takings
 from analyzer.memory.allocator_segment import Span
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.storage import MetaStorage, revive, take_numbers, template
+from analyzer.meta.storage import MetaStorage, take_numbers
+from analyzer.meta.tensor import revive, template
 from analyzer.record.event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, TAKEN, Event
 from analyzer.record.log import Log, LogNode
 from analyzer.record.recorder import Recorder

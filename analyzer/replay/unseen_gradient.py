@@ -12,7 +12,8 @@ from torch import nn
 
 from analyzer.memory.allocator_play import Takings, nowhere
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.storage import MetaStorage, revive
+from analyzer.meta.storage import MetaStorage
+from analyzer.meta.tensor import revive
 from analyzer.record.event import DIED
 from analyzer.record.log import Log
 

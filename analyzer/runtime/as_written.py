@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.intercept.patch import replace
+from analyzer.meta.intercept.replacement import replace
 
 
 @contextmanager

@@ -10,9 +10,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
 from analyzer.meta.operator_info import describe_operator
-from analyzer.meta.output_cache import to_specs
 from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec, to_specs
 
 if TYPE_CHECKING:
     from .recorder import RuntimeRecorder

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from analyzer import MetaTensorMode
-from analyzer.hardware.current_spec import simulated_spec
 from analyzer.cuda.kernel_registry import device_kernels
+from analyzer.hardware.current_spec import simulated_spec
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

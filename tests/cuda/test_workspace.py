@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from analyzer import MetaTensorMode, profile
-from analyzer.hardware.current_spec import simulating
 from analyzer.cuda.workspaces.library import cublas_workspace_bytes, cublaslt_workspace_bytes
 from analyzer.hardware import find_device
+from analyzer.hardware.current_spec import simulating
 from analyzer.meta.memory_need import MemoryNeed, register_memory_impl
 
 MIB = 1 << 20

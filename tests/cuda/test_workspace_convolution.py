@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from analyzer.hardware.current_spec import simulating
 from analyzer.hardware import find_device
+from analyzer.hardware.current_spec import simulating
 from analyzer.meta.memory_need import stages_of
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.signature import Signature

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.hardware.current_spec import simulating
 from analyzer.cuda.workspaces.reduction import reduction_blocks
 from analyzer.hardware import find_device
+from analyzer.hardware.current_spec import simulating
 from analyzer.meta.spec import TensorSpec
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from analyzer import MetaTensor, MetaTensorMode
 from analyzer.fx.module_borrow import borrow_module
-from analyzer.meta.value.known_value import read_known
+from analyzer.meta.value.contents import read_known
 
 CUDA = torch.device("cuda")
 

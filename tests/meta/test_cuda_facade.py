@@ -9,8 +9,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from analyzer import MetaTensorMode
-from analyzer.hardware.current_spec import simulating
 from analyzer.hardware import find_device
+from analyzer.hardware.current_spec import simulating
 from analyzer.meta.options import MetaOptions
 
 MIB = 1 << 20

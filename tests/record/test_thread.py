@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from analyzer import profile, symbolic_trace
-from analyzer.meta.intercept.patch import replace
+from analyzer.meta.intercept.replacement import replace
 from analyzer.zoo import MODELS
 
 

@@ -8,8 +8,9 @@ import torch
 from analyzer.cuda.kernel_registry import device_kernel
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import current
+from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.density import balanced_counts
-from analyzer.meta.value.known_value import Deferred, read_known
+from analyzer.meta.value.known_value import Deferred
 
 aten = torch.ops.aten
 

@@ -8,9 +8,9 @@ import torch
 import torch.nested._internal.sdpa
 import torch.utils.flop_counter  # noqa: F401  # torch/nested/_internal/sdpa.py asks for it under a mode, and does not import it
 
-from analyzer.cuda.kernel_registry import device_kernel, device_shape
+from analyzer.cuda.kernel_registry import device_kernel, device_shape, kernel_replacements
 from analyzer.errors import UnsupportedOperatorError
-from analyzer.meta.intercept.patch import Undo, replace
+from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
 from analyzer.meta.tensor import claim_of
 
@@ -18,7 +18,8 @@ Tensor = torch.Tensor
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def replacements() -> Iterator[Undo]:
+@kernel_replacements.append
+def choose_attention() -> Iterator[Undo]:
     """Choose the kernels of attention as the claimed device would; each result undoes one step."""
     sdpa = torch.nested._internal.sdpa
     yield replace(sdpa, "can_use_flash_attention",

@@ -11,7 +11,7 @@ import torch
 from analyzer.cuda.factory import new_on_device_of
 from analyzer.cuda.kernel_registry import device_kernel
 from analyzer.meta.storage import MetaStorage
-from analyzer.meta.value.known_value import read_known
+from analyzer.meta.value.contents import read_known
 
 aten = torch.ops.aten
 

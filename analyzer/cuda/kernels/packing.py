@@ -13,7 +13,7 @@ from analyzer.errors import DataDependentError
 from analyzer.meta.function import constant
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import CPU, current
-from analyzer.meta.value.known_value import read_known
+from analyzer.meta.value.contents import read_known
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import device_shape, device_shapes, host_shape
+from analyzer.cuda.kernel_registry import device_shape, host_shape
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.shape_registry import device_shapes
 from analyzer.meta.state import current
 
 Tensor = torch.Tensor

@@ -1,18 +1,14 @@
 """Shapes of products with sparse matrices, which have no kernels on meta."""
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from analyzer.cuda.kernel_registry import device_shape
-from analyzer.registry import Registry
+from analyzer.meta.shape_registry import sparse_shapes
 
 Tensor = torch.Tensor
-
-sparse_shapes: Registry[Any, Callable[..., Any]] = Registry("sparse_shapes")
-"""What an operator returns where an argument is sparse, for operators whose meta kernels take dense ones alone."""
 
 
 @device_shape("_sparse_addmm")

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from analyzer.hardware.current_spec import simulated_spec
 from analyzer.cuda.kernel_registry import device_shape
+from analyzer.hardware.current_spec import simulated_spec
 from analyzer.meta.memory_need import Stage, kernel_stages
-from analyzer.meta.output_cache import spec_of
 from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec, spec_of
 
 from .reduction import accumulate_bytes, reduction_blocks
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
-
-if TYPE_CHECKING:
-    from analyzer.meta.state import MetaState
+from analyzer.meta.state import MetaState
 
 _aten = torch.ops.aten
 _MIB = 1 << 20

@@ -17,8 +17,8 @@ from analyzer.meta.argument import stand_in_arguments
 from analyzer.meta.intercept.interrupt import InterruptsHeld
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.opaque import call_opaque
-from analyzer.meta.output_cache import to_specs
 from analyzer.meta.shape_registry import register_shape_impl
+from analyzer.meta.spec import to_specs
 from analyzer.record.recorder import Recorder, tensors_in
 
 from .graph_module import forward_signature

@@ -20,7 +20,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import Borrowed
-from analyzer.meta.intercept.patch import Undo, replace
+from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.source_line import is_user_code
 
 from .call_target import CallTarget

@@ -13,14 +13,14 @@ from torch import fx, nn
 from analyzer.errors import DataDependentError, InputError
 from analyzer.fx.graph.codegen import RegionCodeGen
 from analyzer.fx.module_borrow import Borrowed
+from analyzer.meta.active_mode import active_dispatch_mode, mode_in_force
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.mode import active_dispatch_mode, mode_in_force
 from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.source_line import user_line
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import claim_of
-from analyzer.meta.value.known_value import read_known
+from analyzer.meta.value.contents import read_known
 
 from .bias_split import register_bias_split, splits
 from .call_target import ApplyFunction, name_target

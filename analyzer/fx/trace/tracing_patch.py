@@ -22,9 +22,9 @@ from torch.amp import autocast_mode
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._pytree import tree_map_only
 
-from analyzer.cuda.flex_attention import FlexAttention
+from analyzer.cuda.kernels.flex_attention import FlexAttention
 from analyzer.meta.function import MoveDevice
-from analyzer.meta.intercept.patch import SharedReplacements, Undo, replace
+from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.opaque import Opaque, call_opaque
 from analyzer.meta.shape_registry import register_shape_impl
 from analyzer.meta.state import current

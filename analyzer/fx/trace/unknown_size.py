@@ -21,9 +21,10 @@ from torch import nn
 
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import MetaState
-from analyzer.meta.storage import MetaStorage, attach
-from analyzer.meta.tensor import META, MetaTensor, claim_of, copy_claim
-from analyzer.meta.value.known_value import Known, read_known
+from analyzer.meta.storage import MetaStorage
+from analyzer.meta.tensor import META, MetaTensor, attach, claim_of, copy_claim
+from analyzer.meta.value.contents import read_known
+from analyzer.meta.value.known_value import Known
 
 from .structure import children, replace_tensors, tensors_of
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
+from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
-
-from .patch import Undo, replace
 
 _undo: list[Callable[[], None]] = []
 

@@ -8,8 +8,7 @@ private to torch: ``torch._C._dispatch_*``.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,8 +17,9 @@ from analyzer.meta.state import MetaState, current
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import kernel
 
+from .replacement import Undo
+
 Tensor = torch.Tensor
-Undo = Callable[[], None]
 
 
 class GatedKernels:
@@ -31,8 +31,8 @@ class GatedKernels:
 
     def __init__(self, key_name: str) -> None:
         self.key_name = key_name
-        self._key = getattr(torch._C.DispatchKey, key_name)
-        self._later = torch._C._dispatch_keyset_full_after(self._key)
+        self.key: torch._C.DispatchKey = getattr(torch._C.DispatchKey, key_name)
+        self._later = torch._C._dispatch_keyset_full_after(self.key)
         self._impls: dict[str, tuple[Any, Callable[..., Any]]] = {}
         self._fallthrough: torch.library.Library | None = None
 
@@ -60,20 +60,14 @@ class GatedKernels:
 
     def set_open(self, is_open: bool) -> None:
         """Let this thread's calls reach the kernels, or no longer."""
-        torch._C._dispatch_tls_set_dispatch_key_included(self._key, is_open)
-        torch._C._dispatch_tls_set_dispatch_key_excluded(self._key, not is_open)
+        torch._C._dispatch_tls_set_dispatch_key_included(self.key, is_open)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(self.key, not is_open)
 
-    @contextmanager
-    def reopened(self) -> Iterator[None]:
-        """Under a dispatch mode, whose handler runs with all keys above its own excluded: let calls reach open kernels
-        again.
-        """
-        was_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(self._key)
-        torch._C._dispatch_tls_set_dispatch_key_excluded(self._key, False)
-        try:
-            yield
-        finally:
-            torch._C._dispatch_tls_set_dispatch_key_excluded(self._key, was_excluded)
+    def set_excluded(self, is_excluded: bool) -> bool:
+        """Keep this thread's calls from open kernels, or let them through; whether they were kept before."""
+        before: bool = torch._C._dispatch_tls_is_dispatch_key_excluded(self.key)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(self.key, is_excluded)
+        return before
 
 
 def claimed_type(state: MetaState, tensor: Tensor) -> str:

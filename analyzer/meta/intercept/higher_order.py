@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .patch import Undo
+from analyzer.meta.intercept.replacement import Undo
 
 
 def replacements(keys: tuple[torch._C.DispatchKey, ...]) -> Iterator[Undo]:

@@ -5,9 +5,7 @@ The replacements act only in threads whose mode is active; other threads get tor
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,107 +16,13 @@ import torch.optim
 import torch.overrides
 import torch.utils._foreach_utils
 
+from analyzer.meta.active_mode import mode_in_force
+from analyzer.meta.simulated_device import devices, gate_keys
 from analyzer.meta.state import current
 from analyzer.meta.tensor import META, MetaTensor, claim_of
 
-from .interrupt import InterruptsHeld
-
-Undo = Callable[[], None]
-
-
-class SharedReplacements:
-    """Replacements that the first of several users makes and the last puts back, in reverse."""
-
-    def __init__(self, make: Callable[[], Iterable[Undo]]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._users = 0
-        self._undo: list[Undo] = []
-
-    def install(self) -> None:
-        """Count one more user."""
-        with self._lock:
-            if self._users == 0:
-                try:
-                    for undo in self._make():
-                        self._undo.append(undo)
-                except BaseException:
-                    self._put_back()
-                    raise
-            self._users += 1
-
-    def uninstall(self) -> None:
-        """Count one less."""
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                self._put_back()
-
-    def _put_back(self) -> None:
-        while self._undo:
-            self._undo.pop()()
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """One more user for the length of a block."""
-        counted = False
-        try:
-            with InterruptsHeld():
-                self.install()
-                counted = True
-            yield
-        finally:
-            if counted:
-                with InterruptsHeld():
-                    self.uninstall()
-
-
-class _Chain:
-    """The replacements of one attribute, one around the other; they may end in any order, as threads do."""
-
-    def __init__(self, owner: Any, name: str) -> None:
-        self.owner, self.name = owner, name
-        self.missing = name not in vars(owner)
-        self.original = getattr(owner, name)
-        self.links: list[list[Callable[[Any], Any]]] = []  # lists of one, so that equal functions are told apart
-
-    def rebuild(self) -> None:
-        value = self.original
-        for (make,) in self.links:
-            value = make(value)
-        if self.links or not self.missing:
-            setattr(self.owner, self.name, value)
-        else:
-            delattr(self.owner, self.name)
-
-
-_chains: dict[tuple[int, str], _Chain] = {}
-_chain_lock = threading.RLock()
-
-
-def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Undo:
-    """Set ``owner.name`` to ``make(original)``; the result undoes it, whatever else replaced it meanwhile."""
-    key, link = (id(owner), name), [make]
-    with _chain_lock:
-        chain = _chains.get(key) or _chains.setdefault(key, _Chain(owner, name))
-        chain.links.append(link)
-        try:
-            chain.rebuild()
-        except BaseException:
-            undo_link(key, link)
-            raise
-    return lambda: undo_link(key, link)
-
-
-def undo_link(key: tuple[int, str], link: list[Callable[[Any], Any]]) -> None:
-    """Take one replacement out of its chain."""
-    with _chain_lock:
-        chain = _chains[key]
-        chain.links[:] = [other for other in chain.links if other is not link]
-        chain.rebuild()
-        if not chain.links:
-            del _chains[key]
-
+from . import compiled_function, higher_order
+from .replacement import SharedReplacements, Undo, replace
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, MetaTensor)
 
@@ -157,14 +61,10 @@ def _replacements() -> Iterator[Undo]:
     yield replace(torch.nn.init, "_no_grad_trunc_normal_", _fill_normal)
     yield replace(torch.autograd, "_engine_run_backward", _with_mode)
     yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
-    from analyzer.cuda import data_parallel
-    from analyzer.cuda import facade as cuda_facade
-
-    from . import gates
-
-    yield from gates.replacements()
-    yield from data_parallel.replacements()
-    yield from cuda_facade.replacements()
+    yield from higher_order.replacements(gate_keys())
+    yield from compiled_function.replacements()
+    for device in devices:
+        yield from device.replacements()
 
 
 def _in_place_of(original: Any, function: Any) -> Any:
@@ -194,8 +94,6 @@ def _with_mode(original: Any) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
         if current() is None:
             return original(*args, **kwargs)
-        from analyzer.meta.mode import mode_in_force
-
         with mode_in_force():
             return original(*args, **kwargs)
 

@@ -9,15 +9,16 @@ import torch
 from analyzer.errors import DataDependentError
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.operator_info import OperatorInfo
-from analyzer.meta.output_cache import spec_of
 from analyzer.meta.signature import Signature
 from analyzer.meta.source_line import asked_by
+from analyzer.meta.spec import spec_of
 from analyzer.meta.state import MetaState
-from analyzer.meta.storage import MetaStorage, attach
-from analyzer.meta.tensor import META, MetaTensor, kernel
+from analyzer.meta.storage import MetaStorage
+from analyzer.meta.tensor import META, MetaTensor, attach, kernel
+from analyzer.meta.value.contents import read_known
 
 from .density import distinct_count, origin_of
-from .known_value import Call, Deferred, Known, ReadArgument, Result, read_known, small_enough, window_of
+from .known_value import Call, Deferred, Known, ReadArgument, Result, small_enough, window_of
 from .unknown_scalar import expected_scalar, going_on
 from .validity_check import passing_value
 

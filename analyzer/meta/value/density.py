@@ -172,3 +172,5 @@ _RULES: dict[str, Rule] = {
     "ceil": _rounded, "round": _rounded, "floor": _rounded, "clamp": _clamped, "clamp_min": _clamped, "max": _largest,
     "amax": _largest, "select": _largest, "squeeze": _largest, "masked_fill": _largest
 }
+ESTIMATED = frozenset({*_RULES, *_KEEPING, *CHOOSING, "histc"})
+"""Operators of whose unknown results something is expected."""

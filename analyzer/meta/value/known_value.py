@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.storage import MetaStorage
 
 # Larger contents are forgotten. Masks of batch x sequence and position tables of long contexts stay within the first,
 # also as floating masks of pixels, which code fills or computes from integers; schedules, scalars and boxes stay within
@@ -250,25 +249,3 @@ def _replace(args: Any, position: tuple[int, ...], value: Any) -> Any:
 
 def window_of(tensor: torch.Tensor) -> Window:
     return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
-
-
-def covers_storage(tensor: torch.Tensor, storage: MetaStorage) -> bool:
-    """Whether writing every element of ``tensor`` writes every element of its storage."""
-    return tensor.numel() * tensor.itemsize == storage.nbytes() and not any(s == 0 for s in tensor.stride())
-
-
-def read_known(tensor: torch.Tensor, assumed: bool = False) -> torch.Tensor | None:
-    """The value of ``tensor`` as a tensor on CPU (not to be written), or None where it does not follow from a factory.
-
-    With ``assumed``, also where something unknown was taken as zero on the way.
-    """
-    storage = tensor.untyped_storage()
-    if not isinstance(storage, MetaStorage) or storage.known is None or storage.known.assumed and not assumed:
-        return None
-    with without_modes():
-        flat = storage.known.work_out()
-        if flat.dtype != tensor.dtype:
-            if (flat.numel() * flat.itemsize) % tensor.itemsize:
-                return None
-            flat = flat.view(tensor.dtype)
-        return flat.as_strided(*window_of(tensor))

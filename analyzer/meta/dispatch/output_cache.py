@@ -1,17 +1,12 @@
 """Specs in, specs out: what an operator returned once is rebuilt without running its kernel again."""
 from __future__ import annotations
 
-import functools
-import math
 from typing import Any
 
 import torch
 
-from analyzer.meta.intercept.mode_stack import without_modes
-
-from .signature import Signature
-from .spec import TensorSpec
-from .storage import MetaStorage, find_storage
+from analyzer.meta.signature import Signature
+from analyzer.meta.storage import MetaStorage
 
 NEW, VIEW, SAME, VALUE = range(4)
 
@@ -37,7 +32,7 @@ class Entry:
 
     __slots__ = ("signature", "recipes", "structure", "order")
 
-    def __init__(self, signature: Signature, recipes: list[Recipe] | None, structure: Any,
+    def __init__(self, signature: Signature, recipes: list[Recipe], structure: Any,
                  order: tuple[int, ...] | None = None) -> None:
         self.signature, self.recipes, self.structure, self.order = signature, recipes, structure, order
 
@@ -47,50 +42,10 @@ entries: dict[Any, Entry] = {}
 
 
 def remember(key: Any, entry: Entry) -> None:
+    """Keep an entry, for the rest of the process as a rule."""
     if len(entries) >= _LARGEST:
         entries.clear()
     entries[key] = entry
-
-
-@functools.cache
-def _name_of(claim: torch.device) -> str:
-    return str(claim)
-
-
-def spec_of(tensor: torch.Tensor) -> TensorSpec:
-    """The spec of a tensor that lives on meta; of a jagged one, that of its values."""
-    layout = tensor.layout
-    if layout is not torch.strided:
-        if layout is torch.jagged:
-            return spec_of(tensor._values)  # type: ignore[arg-type]
-        return TensorSpec.of(tuple(tensor.shape), (), tensor.dtype, str(tensor.__dict__.get("_claim", "cpu")))
-    if tensor.is_nested:
-        shape = padded_shape(tensor)
-        return TensorSpec.of(shape, tuple(math.prod(shape[i + 1:]) for i in range(len(shape))), tensor.dtype,
-                             str(tensor.device))
-    storage = find_storage(tensor)
-    claim = storage.claim if isinstance(storage, MetaStorage) else tensor.device
-    return TensorSpec.of(tuple(tensor.shape), tensor.stride(), tensor.dtype, _name_of(claim))
-
-
-def padded_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Of a nested tensor with data, in the strided layout: in each dimension the largest size of its parts, which
-    kernels pad the others to.
-    """
-    with without_modes():
-        sizes: torch.Tensor = tensor._nested_tensor_size()
-        return len(sizes), *map(int, sizes.max(0).values.tolist())
-
-
-def to_specs(tree: Any) -> Any:
-    """``tree`` with every tensor replaced by its spec."""
-    if isinstance(tree, torch.Tensor):
-        return spec_of(tree)
-    if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
-        return [to_specs(x) for x in tree]
-    if isinstance(tree, dict):
-        return {k: to_specs(v) for k, v in tree.items()}
-    return tree
 
 
 def make_recipes(outputs: list[Any], tensors: list[torch.Tensor], storages: list[MetaStorage],

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 
-from analyzer.meta.dispatch import MetaDispatchMode
-from analyzer.meta.intercept.gates import reopened
+from analyzer.cuda.kernel_registry import kernel_replacements
+from analyzer.meta.dispatch.mode import MetaDispatchMode
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.intercept.patch import Undo
+from analyzer.meta.intercept.replacement import Undo
+from analyzer.meta.simulated_device import reopened
 from analyzer.meta.state import current
 
 Tensor = torch.Tensor
@@ -25,7 +26,8 @@ Tensor = torch.Tensor
 flex: Any = importlib.import_module("torch._higher_order_ops.flex_attention")
 
 
-def replacements() -> Iterator[Undo]:
+@kernel_replacements.append
+def answer_operator() -> Iterator[Undo]:
     """Answer the operator with and without autograd; each result undoes one step."""
     operator = flex.flex_attention
     yield _set(operator.py_kernels, DispatchKey.Autograd, _attend_with_autograd, operator)

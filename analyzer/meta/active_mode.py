@@ -1,0 +1,57 @@
+"""The pair of torch modes that is active in this thread."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from .state import MetaState
+
+
+class OperatorHandler(Protocol):
+    """The dispatch half of the mode."""
+
+    state: MetaState | None
+
+    def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, whole: bool = False) -> Any: ...
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *exc: Any) -> Any: ...
+
+
+class FunctionHandler(Protocol):
+    """The function half of the mode."""
+
+    state: MetaState | None
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *exc: Any) -> Any: ...
+
+
+class _Modes(threading.local):
+    """The modes that this thread has pushed, if any; nested activations share them."""
+
+    function: FunctionHandler | None = None
+    dispatch: OperatorHandler | None = None
+
+
+modes = _Modes()
+
+
+@contextmanager
+def mode_in_force() -> Iterator[None]:
+    """Push the function mode again inside its own handler, where torch has taken it off."""
+    mode = modes.function
+    if mode is None or mode in torch.overrides._get_current_function_mode_stack():
+        yield
+        return
+    with mode:
+        yield
+
+
+def active_dispatch_mode() -> OperatorHandler:
+    """The dispatch half of the mode that is active in this thread."""
+    assert modes.dispatch is not None
+    return modes.dispatch

@@ -1,0 +1,215 @@
+"""Execute: the outputs of an operator, made again as they were for the same specs, or by its kernel on meta."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from analyzer.errors import UnsupportedOperatorError
+from analyzer.meta.argument import adopt
+from analyzer.meta.memory_need import Stage, allocation_order, has_rule, stages_of
+from analyzer.meta.operator_info import OperatorInfo
+from analyzer.meta.shape_registry import device_shapes, host_shapes, register_shape_impl, sparse_shapes
+from analyzer.meta.signature import Signature
+from analyzer.meta.spec import TensorSpec, spec_of, to_specs
+from analyzer.meta.state import CPU, MetaState
+from analyzer.meta.storage import MetaStorage
+from analyzer.meta.tensor import META, MetaTensor, attach, kernel, parts_of
+
+from .account import hold_before
+from .dtype_rule import check_dtypes
+from .output_cache import NEW, SAME, VIEW, Entry, entries, make_recipes, remember
+from .resolve import OperatorCall, result_device
+
+Tensor = torch.Tensor
+_empty_strided = torch.empty_strided
+_as_strided = torch.as_strided
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_AUTOGRAD = torch._C.DispatchKey.AutogradMeta
+
+
+def execute(state: MetaState, call: OperatorCall) -> None:
+    """Give ``call`` its result, outputs and signature."""
+    key: Any = None
+    if call.key is not None and call.info.cacheable:
+        try:
+            key = tuple(call.key)
+            entry = entries.get(key)
+        except (TypeError, NotImplementedError):
+            key = None  # an argument that cannot be hashed or compared, as an object of C++
+        else:
+            if entry is not None:
+                _build(state, call, entry)
+                return
+    _run(state, call, key)
+
+
+# -- made again -------------------------------------------------------------------------------------------------------
+
+
+def _build(state: MetaState, call: OperatorCall, entry: Entry) -> None:
+    """Make the outputs by their recipes."""
+    signature = call.signature = entry.signature
+    stages = call.stages = stages_of(signature) if has_rule(call.info) else ()
+    order, recipes = entry.order, entry.recipes
+    outputs: list[Any] = []
+    born: list[MetaStorage | None] = []
+    for i, r in enumerate(recipes if order is None else [recipes[k] for k in order]):
+        kind = r.kind
+        storage = None
+        if kind == NEW:
+            if stages:
+                hold_before(state, stages, i, r.claim, call.kept)
+            out = _empty_strided(r.shape, r.stride, dtype=r.dtype, device=META)
+            storage = attach(out, r.claim, state.space)
+            out.__class__ = MetaTensor
+        elif kind == SAME:
+            out = call.tensors[r.source]
+        elif kind == VIEW:
+            out = _view(call.tensors[r.source], r.shape, r.stride, r.offset)
+        else:
+            out = r.value
+        outputs.append(out)
+        born.append(storage)
+    if order is not None:
+        returned = sorted(range(len(order)), key=order.__getitem__)
+        outputs, born = [outputs[k] for k in returned], [born[k] for k in returned]
+    call.outputs, call.born = outputs, born
+    call.result = outputs[0] if entry.structure is None else entry.structure(outputs)
+
+
+def _view(base: Tensor, shape: Any, stride: Any, offset: int) -> Tensor:
+    if base.requires_grad and not _is_excluded(_AUTOGRAD):
+        # Autograd detaches a result that it saves while its own kernels are on: a view with a history would hold its
+        # own node.
+        base = base.data
+    kernel.depth += 1
+    try:
+        out = _as_strided(base, shape, stride, base.storage_offset() + offset)
+    finally:
+        kernel.depth -= 1
+    out.__class__ = MetaTensor
+    return out
+
+
+# -- by the kernel on meta --------------------------------------------------------------------------------------------
+
+
+def _run(state: MetaState, call: OperatorCall, key: Any) -> None:
+    """Run the kernel, give devices to what it returns, and remember how to make that again."""
+    info, args, kwargs, tensors = call.info, call.args, call.kwargs, call.tensors
+    claim = result_device(state, call.storages, kwargs.get("device"))
+    spec_args, spec_kwargs = to_specs(args), to_specs(kwargs)
+    inputs = tuple(spec_of(t) for t in tensors)
+    result = _call_kernel(state, info, args, kwargs, claim)
+    structure = type(result) if isinstance(result, (list, tuple)) else None
+    call.outputs = list(result) if structure is not None else [result]
+
+    order = allocation_order(info.packet) if claim.type == "cuda" else None
+    early: tuple[Stage, ...] = ()
+    if has_rule(info):  # what the kernel holds must be known before its outputs are allocated
+        specs = tuple(TensorSpec.of(tuple(o.shape), o.stride(), o.dtype, str(claim))
+                      for o in call.outputs if isinstance(o, Tensor))
+        early = stages_of(Signature(info.op, spec_args, spec_kwargs, inputs, specs))
+    _place_outputs(state, call, claim, early, order)
+    _grow_written(call)
+
+    call.result = structure(call.outputs) if structure is not None else call.outputs[0]
+    call.signature = Signature(info.op, spec_args, spec_kwargs, inputs,
+                               tuple(spec_of(o) for o in call.outputs if isinstance(o, Tensor)))
+    call.stages = stages_of(call.signature) if has_rule(info) else ()
+    if key is not None:
+        recipes = make_recipes(call.outputs, tensors, call.storages, call.born)
+        if recipes is not None:
+            remember(key, Entry(call.signature, recipes, structure, order))
+
+
+def _place_outputs(state: MetaState, call: OperatorCall, claim: torch.device, stages: tuple[Stage, ...],
+                   order: tuple[int, ...] | None) -> None:
+    """Give the outputs of a kernel places in memory, in the order in which the device allocates them."""
+    outputs = call.outputs
+    call.born = [None] * len(outputs)
+    for position, i in enumerate(order or range(len(outputs))):
+        out = outputs[i]
+        if not isinstance(out, Tensor):
+            continue
+        if out.layout is not torch.strided:
+            _place_sparse(state, out, claim)
+            continue
+        if type(out.untyped_storage()) is MetaStorage:
+            if any(out is t for t in call.tensors):
+                continue
+        elif out.device.type != "meta":  # a kernel that made a constant on the host
+            outputs[i] = adopt(state, out)
+            continue
+        else:
+            if stages:
+                hold_before(state, stages, position, claim, call.kept)
+            call.born[i] = attach(out, CPU if i in call.info.host_outputs else claim, state.space)
+        if type(out) is Tensor:
+            out.__class__ = MetaTensor
+
+
+def _place_sparse(state: MetaState, out: Tensor, claim: torch.device) -> None:
+    out.__dict__["_claim"] = claim
+    out.__class__ = MetaTensor
+    for part in parts_of(out):
+        if not isinstance(part.untyped_storage(), MetaStorage):
+            attach(part, claim, state.space)
+
+
+def _grow_written(call: OperatorCall) -> None:
+    """``resize_`` and ``out=`` variants can make a storage larger."""
+    for written in written_arguments(call):
+        storage = written.untyped_storage() if written.layout is torch.strided else None
+        if isinstance(storage, MetaStorage) and storage.nbytes() > storage.region.bytes:
+            storage.space.resize(storage)
+
+
+def written_arguments(call: OperatorCall) -> list[Tensor]:
+    """The tensors among the arguments that the operator writes to."""
+    found: list[Tensor] = []
+    for i, name, named in call.info.mutated:
+        value = call.kwargs.get(name) if named or i >= len(call.args) else call.args[i]
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [v for v in value if isinstance(v, Tensor)]
+    return found
+
+
+def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], claim: torch.device) -> Any:
+    func = info.op
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": META}
+    if kwargs.get("pin_memory"):
+        kwargs = {**kwargs, "pin_memory": False}
+    shape_impl = (register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
+                  or (device_shapes if claim.type == "cuda" else host_shapes).find(func))
+    check_dtypes(func, args)
+    kernel.depth += 1
+    try:
+        with torch._C.DisableTorchFunction():
+            if shape_impl is not None:
+                return shape_impl(*args, **kwargs)
+            try:
+                return func(*args, **kwargs)
+            except RuntimeError as error:  # of which NotImplementedError is one
+                # torch/_library/custom_ops.py
+                if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):
+                    raise
+                shape_impl = (device_shapes.find(func) or sparse_shapes.find(func)
+                              or torch._decomp.decomposition_table.get(func))
+                if shape_impl is None:
+                    raise _no_kernel(state, func, error) from error
+                return shape_impl(*args, **kwargs)
+    finally:
+        kernel.depth -= 1
+
+
+def _no_kernel(state: MetaState, func: Any, error: RuntimeError) -> UnsupportedOperatorError:
+    namespace, reason = func.namespace, str(error).splitlines()[0].partition(". ")[0]
+    return UnsupportedOperatorError(
+        f"{func} cannot run without data: it has no meta kernel ({reason}). {state.where()}\n"
+        f"Give it a shape: `@register_shape_impl(torch.ops.{namespace}.{func.__name__})` on a function of the "
+        f"same arguments that returns empty tensors, or `torch.library.register_fake`.")

@@ -1,0 +1,312 @@
+"""Propagate: what follows about the contents of storages that an operator made or wrote."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.operator_info import OperatorInfo
+from analyzer.meta.state import MetaState
+from analyzer.meta.storage import MetaStorage
+from analyzer.meta.value.contents import covers_storage
+from analyzer.meta.value.density import CHOOSING, chosen_among, drawn_contents, expected_counts, expected_density
+from analyzer.meta.value.finiteness import finite_answer
+from analyzer.meta.value.known_value import (
+    Call,
+    Deferred,
+    Known,
+    ReadArgument,
+    Result,
+    Written,
+    Zeros,
+    window_of,
+    worth_following,
+)
+
+from .resolve import OperatorCall
+
+Tensor = torch.Tensor
+_FULL = torch.ops.aten.full.default
+_PRODUCTS = {"convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_int_mm", "_scaled_mm"}
+
+
+def propagate(state: MetaState, call: OperatorCall) -> None:
+    """Tell the storages that ``call`` made or wrote what is known of their contents."""
+    info, born = call.info, call.born
+    if not call.tensors or info.mutated or _any_known(call.storages):
+        _propagate_known(state, call)
+    if info.tests_finiteness and born and born[0] is not None and born[0].known is None:
+        _assume_finite(state, call, born[0])
+    if info.is_estimated:
+        _estimate(state, call)
+
+
+def _any_known(storages: list[MetaStorage]) -> bool:
+    for s in storages:
+        if s.known is not None:
+            return True
+    return False
+
+
+def _numel(storage: MetaStorage, dtype: torch.dtype) -> int:
+    return storage.nbytes() // dtype.itemsize
+
+
+# -- exact contents ---------------------------------------------------------------------------------------------------
+
+
+def _propagate_known(state: MetaState, call: OperatorCall) -> None:
+    info = call.info
+    if info.filler:
+        _fill(state, call)
+        return
+    if info.undefined:
+        return
+    if info.mutated:
+        _write(state, call)
+    if not info.runs_on_host or all([b is None for b in call.born]):
+        return
+    if info.is_random:
+        _draw(state, call)
+    elif call.storages or info.enumerator:
+        _compute(state, call, None)
+
+
+def _fill(state: MetaState, call: OperatorCall) -> None:
+    """A new tensor full of one number."""
+    out: Any = call.outputs[0] if call.outputs else None
+    storage = call.born[0] if call.born else None
+    if storage is None or not worth_following(numel := _numel(storage, out.dtype)):
+        return
+    value = _fill_value(call.info, call.args, call.kwargs)
+    if isinstance(value, (int, float, bool, complex)):
+        window = window_of(out)
+        key = type(value), repr(value), window, numel, out.dtype  # 0.0 and -0.0 are equal
+        known = state.fills.get(key)
+        if known is None:
+            known = state.fills[key] = _full(out, numel, value)
+        storage.known = known
+
+
+def _fill_value(info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    if info.name.startswith(("zeros", "new_zeros")):
+        return 0
+    if info.name.startswith(("ones", "new_ones")):
+        return 1
+    position = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}[info.name]
+    return args[position] if position < len(args) else kwargs.get("fill_value", kwargs.get("s"))
+
+
+def _full(out: Tensor, numel: int, value: Any) -> Known:
+    window = window_of(out)
+    return Result(Call(_FULL, [window[0], value], {"dtype": out.dtype}, []), None, window, numel, out.dtype)
+
+
+def _draw(state: MetaState, call: OperatorCall) -> None:
+    """Random scalars decide control flow (layer drop, stochastic depth): they get a value from a seed of their own."""
+    if call.born[0] is not None and call.outputs[0].numel() == 1 and not call.storages and call.info.name != "randperm":
+        _compute(state, call, _next_seed(state))
+
+
+def _next_seed(state: MetaState) -> int:
+    state.random_seed += 1
+    state.assume("random scalars that decide control flow are drawn from the profiler's own seed")
+    return state.random_seed
+
+
+def _compute(state: MetaState, call: OperatorCall, seed: int | None) -> None:
+    """Contents that follow from those of the arguments."""
+    info, outputs, born = call.info, call.outputs, call.born
+    if not any([b is not None and isinstance(o, Tensor) and worth_following(_numel(b, o.dtype))
+                for o, b in zip(outputs, born)]):
+        return
+    reads: list[ReadArgument] = []
+    unknown: list[Tensor] = []
+    expects = _expects(state, info)
+    deferred = Call(info.op, _defer(call.args, reads, unknown, expects), _defer(call.kwargs, reads, unknown, expects),
+                    reads, seed)
+    if unknown or expects and all(isinstance(r.known, Zeros) for r in reads) and not info.enumerator:
+        return
+    single = len(outputs) == 1 and not info.returns_list
+    for i, (out, storage) in enumerate(zip(outputs, born)):
+        if storage is not None and worth_following(numel := _numel(storage, out.dtype)):
+            storage.known = Result(deferred, None if single else i, window_of(out), numel, out.dtype)
+
+
+def _expects(state: MetaState, info: OperatorInfo) -> bool:
+    """Whether unknown arguments of a call are to be taken as zero; results of products and convolutions are unknown all
+    the same.
+    """
+    return state.follows_expected and info.name not in _PRODUCTS
+
+
+_DEFERRED = (Tensor, list, tuple, dict)
+
+
+def _defer(tree: Any, reads: list[ReadArgument], unknown: list[Tensor], expects: bool = False) -> Any:
+    """``tree`` with every tensor replaced by a read of its known contents; tensors without any are collected, or taken
+    as zero.
+    """
+    if isinstance(tree, Tensor):
+        storage = tree.untyped_storage() if tree.layout is torch.strided else None
+        if not isinstance(storage, MetaStorage):
+            unknown.append(tree)
+            return None
+        known = storage.known
+        if known is None and (not expects or not worth_following(_numel(storage, tree.dtype))):
+            unknown.append(tree)
+            return None
+        read = ReadArgument(Zeros(_numel(storage, tree.dtype), tree.dtype) if known is None else known, window_of(tree))
+        reads.append(read)
+        return read
+    if isinstance(tree, (list, tuple)):
+        return [_defer(x, reads, unknown, expects) if isinstance(x, _DEFERRED) else x for x in tree]
+    if isinstance(tree, dict):
+        return {k: _defer(v, reads, unknown, expects) if isinstance(v, _DEFERRED) else v for k, v in tree.items()}
+    return tree
+
+
+# -- contents that are written ----------------------------------------------------------------------------------------
+
+Rule = Callable[["tuple[int, ...]", Tensor, MetaStorage], "Known | None"]
+
+
+def _write(state: MetaState, call: OperatorCall) -> None:
+    """New contents of the arguments that a call writes to."""
+    info = call.info
+    if info.is_foreach and not info.is_random and not _any_known(call.storages):
+        return  # each element is followed alone: what was not known stays so
+    targets: list[tuple[tuple[int, ...], Tensor]] = []
+    for i, name, named in info.mutated:
+        value = call.kwargs.get(name) if named or i >= len(call.args) else call.args[i]
+        if named or i >= len(call.args):
+            for t in [value] if isinstance(value, Tensor) else value or ():  # out= variants: contents are not followed
+                t.untyped_storage().known = None
+        elif isinstance(value, Tensor):
+            targets.append(((i,), value))
+        elif isinstance(value, (list, tuple)):
+            targets += [((i, j), t) for j, t in enumerate(value) if isinstance(t, Tensor)]
+    if not targets:
+        return
+    rule = _choose_rule(state, call)
+    written = []
+    for position, target in targets:
+        storage = target.untyped_storage() if target.layout is torch.strided else None
+        if isinstance(storage, MetaStorage):
+            written.append((storage, None if rule is None else rule(position, target, storage)))
+    for storage, new in written:
+        storage.known = new
+
+
+def _choose_rule(state: MetaState, call: OperatorCall) -> Rule | None:
+    """What tells the new contents of a target; None where they are not followed."""
+    if call.info.is_random:
+        return partial(_drawn_in_place, state, call)
+    if not call.info.runs_on_host:
+        return None
+    if not call.info.is_foreach:
+        return _WrittenByCall(state, call).contents
+    # Elements of one content to which a foreach call does the same have one content after it.
+    same_for_all = not any(isinstance(a, (list, tuple)) for a in (*call.args[1:], *call.kwargs.values()))
+    return partial(_written_in_list, call, {} if same_for_all else None)
+
+
+def _drawn_in_place(state: MetaState, call: OperatorCall, position: tuple[int, ...], target: Tensor,
+                    storage: MetaStorage) -> Known | None:
+    if target.numel() != 1 or not covers_storage(target, storage):
+        return None
+    seed = _next_seed(state)
+    if any(isinstance(a, Tensor) for a in call.args[1:]):
+        return None
+    named = {k: v for k, v in call.kwargs.items() if k != "generator"}
+    deferred = Call(call.info.op, [None, *call.args[1:]], named, [], seed)
+    return Written(None, deferred, (0,), window_of(target), _numel(storage, target.dtype), target.dtype)
+
+
+class _WrittenByCall:
+    """The contents after one call that writes to its arguments."""
+
+    def __init__(self, state: MetaState, call: OperatorCall) -> None:
+        self._reads: list[ReadArgument] = []
+        self._unknown: list[Tensor] = []
+        self._overwrites = call.info.overwrites
+        expects = _expects(state, call.info)
+        self._call = Call(call.info.op, _defer(call.args, self._reads, self._unknown, expects),
+                          _defer(call.kwargs, self._reads, self._unknown, expects), self._reads)
+        self._expects = expects and any(not isinstance(r.known, Zeros) for r in self._reads)
+
+    def contents(self, position: tuple[int, ...], target: Tensor, storage: MetaStorage) -> Known | None:
+        numel = _numel(storage, target.dtype)
+        if not worth_following(numel) or any(u is not target for u in self._unknown):
+            return None
+        overwritten = self._overwrites and covers_storage(target, storage)
+        if storage.known is None and not overwritten and not self._expects:
+            return None
+        return Written(None if overwritten else storage.known, self._call, position, window_of(target), numel,
+                       target.dtype)
+
+
+def _written_in_list(call: OperatorCall, alike: dict[Any, Known | None] | None, position: tuple[int, ...],
+                     target: Tensor, storage: MetaStorage) -> Known | None:
+    """One element of a foreach call, followed alone, so that unknown neighbours do not matter."""
+    if storage.known is None or not worth_following(_numel(storage, target.dtype)):
+        return None
+    if alike is None:
+        return _written_alone(call, position, target, storage)
+    key = id(storage.known), window_of(target), storage.nbytes()
+    new = alike.get(key)
+    if new is None:
+        new = alike[key] = _written_alone(call, position, target, storage)
+    return new
+
+
+def _written_alone(call: OperatorCall, position: tuple[int, ...], target: Tensor, storage: MetaStorage) -> Known | None:
+    i, j = position
+    size = len(call.args[i])
+    row = [[a[j]] if isinstance(a, (list, tuple)) and len(a) == size else a for a in call.args]
+    reads: list[ReadArgument] = []
+    unknown: list[Tensor] = []
+    deferred = Call(call.info.op, _defer(row, reads, unknown), _defer(call.kwargs, reads, unknown), reads)
+    if unknown:
+        return None
+    return Written(storage.known, deferred, (i, 0), window_of(target), _numel(storage, target.dtype), target.dtype)
+
+
+# -- what is expected of contents that are not known ------------------------------------------------------------------
+
+
+def _assume_finite(state: MetaState, call: OperatorCall, storage: MetaStorage) -> None:
+    answer = finite_answer(call.info.name, call.args)
+    if answer is not None:
+        out = call.outputs[0]
+        state.assume("floating data is taken to be finite where the model asks")
+        storage.known = _full(out, _numel(storage, out.dtype), answer)
+
+
+def _estimate(state: MetaState, call: OperatorCall) -> None:
+    """Among which numbers unknown elements are, how many of them there are of each, and their mean."""
+    name, born = call.info.name, call.born
+    first = born[0] if born else None
+    if call.storages and first is not None and not _is_exact(first) and not call.outputs[0].dtype.is_floating_point:
+        first.drawn_from = drawn_contents(name, call.storages)
+    if (choice := CHOOSING.get(name)) is not None and (chosen := born[choice]) is not None and not _is_exact(chosen):
+        chosen.drawn_from = chosen_among(name, call.args, call.kwargs)
+    if state.options.unknown_size == "error" or first is None:
+        return
+    density = expected_density(name, call.args, call.storages)
+    if density is not None:
+        first.density = density
+    if first.known is None and state.expects_contents and (state.options.unknown_size == "balanced" or state.repeats):
+        counts = expected_counts(name, call.args, call.kwargs, state.placeholder if state.repeats else None)
+        if counts is not None:
+            state.assume(f"{name}: unknown elements are taken to fall evenly into {len(counts)} bins (balanced) "
+                         f"{state.where()}")
+            with without_modes():
+                first.known = Deferred(torch.tensor(counts, dtype=call.outputs[0].dtype))
+
+
+def _is_exact(storage: MetaStorage) -> bool:
+    return storage.known is not None and not storage.known.assumed

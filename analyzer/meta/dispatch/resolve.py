@@ -1,0 +1,114 @@
+"""Resolve: which tensors go into an operator call, and the key under which calls of its kind are remembered."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from analyzer.meta.argument import adopt_arguments
+from analyzer.meta.current_device import claimed_device
+from analyzer.meta.memory_need import Stage
+from analyzer.meta.operator_info import OperatorInfo
+from analyzer.meta.signature import Signature
+from analyzer.meta.state import CPU, MetaState
+from analyzer.meta.storage import MetaStorage
+
+from .list_memo import ListMemo
+
+Tensor = torch.Tensor
+
+
+class OperatorCall:
+    """One call: what goes in; then, as far as it has come, what comes out and what it holds meanwhile."""
+
+    __slots__ = ("info", "args", "kwargs", "tensors", "storages", "key", "result", "outputs", "born", "signature",
+                 "stages", "kept")
+
+    signature: Signature
+    result: Any                       #: as the caller gets it
+    outputs: list[Any]                #: the parts of the result
+    born: list[MetaStorage | None]    #: the new storage of each output, None where it has none
+    stages: tuple[Stage, ...]
+
+    def __init__(self, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor],
+                 storages: list[MetaStorage], key: list[Any] | None) -> None:
+        self.info, self.args, self.kwargs = info, args, kwargs
+        self.tensors, self.storages = tensors, storages  #: of the arguments, in order
+        self.key = key                                   #: None where no recipe can be made
+        self.kept: list[MetaStorage] = []                #: memory that is held until the operator ends
+
+
+def resolve(state: MetaState, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorCall:
+    """The call with its tensors, those with data replaced by fake ones."""
+    tensors: list[Tensor] = []
+    storages: list[MetaStorage] = []
+    key: list[Any] | None = [info, state.pending_claim]  # not the operator: torch hashes those in Python
+    lists = state.lists
+    if not _flatten(args, tensors, storages, key, lists) or kwargs and not _flatten_named(
+            kwargs, tensors, storages, key, lists):
+        tensors.clear()
+        storages.clear()
+        key = [info, state.pending_claim]
+        args, kwargs = adopt_arguments(state, args), adopt_arguments(state, kwargs)
+        if not (_flatten(args, tensors, storages, key) and _flatten_named(kwargs, tensors, storages, key)):
+            key = None  # sparse or another layout
+    if info.reads_offset and key is not None:
+        key.append(tensors[0].storage_offset())
+    return OperatorCall(info, args, kwargs, tensors, storages, key)
+
+
+_FLOATS = {float}
+
+
+def _flatten(args: Any, tensors: list[Tensor], storages: list[MetaStorage], key: list[Any],
+             lists: ListMemo | None = None) -> bool:
+    """Collect tensors and the cache key; False where a tensor is not one of the mode's own."""
+    for a in args:
+        if isinstance(a, Tensor):
+            if a.layout is not torch.strided:
+                return False
+            storage = a.untyped_storage()
+            if type(storage) is not MetaStorage:
+                return False
+            tensors.append(a)
+            storages.append(storage)
+            key.append(a.shape)
+            key.append(a.stride())
+            key.append(a.dtype)
+            key.append(storage.claim)
+        elif isinstance(a, (list, tuple)):
+            key.append(len(a))
+            if a and isinstance(a[0], int):
+                key.append(tuple(a))
+            elif len(a) > 1 and type(a[0]) is float and set(map(type, a)) == _FLOATS:
+                key.append(float)
+                key.append(tuple(a))
+            elif lists is not None and (kind := lists.take(a, tensors, storages)) is not None:
+                key.append(kind)
+            elif not _flatten(a, tensors, storages, key, lists):
+                return False
+        else:
+            key.append(type(a))  # 1, 1.0 and True are equal as keys but promote differently
+            key.append(a)
+    return True
+
+
+def _flatten_named(kwargs: dict[str, Any], tensors: list[Tensor], storages: list[MetaStorage], key: list[Any],
+                   lists: ListMemo | None = None) -> bool:
+    for name, value in kwargs.items():
+        key.append(name)
+        if not _flatten((value,), tensors, storages, key, lists):
+            return False
+    return True
+
+
+def result_device(state: MetaState, storages: list[MetaStorage], asked: torch.device | None = None) -> torch.device:
+    """The device of new outputs: the one asked for, else the accelerator of any argument, else the host."""
+    if state.pending_claim is not None:
+        return state.pending_claim
+    if asked is not None and asked.type != "meta":
+        return claimed_device(asked)
+    for s in storages:
+        if s.claim.type != "cpu":
+            return s.claim
+    return CPU

@@ -1,0 +1,105 @@
+"""Attributes of torch that are replaced for a while, and put back whatever else replaced them meanwhile."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .interrupt import InterruptsHeld
+
+Undo = Callable[[], None]
+
+
+class SharedReplacements:
+    """Replacements that the first of several users makes and the last puts back, in reverse."""
+
+    def __init__(self, make: Callable[[], Iterable[Undo]]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._users = 0
+        self._undo: list[Undo] = []
+
+    def install(self) -> None:
+        """Count one more user."""
+        with self._lock:
+            if self._users == 0:
+                try:
+                    for undo in self._make():
+                        self._undo.append(undo)
+                except BaseException:
+                    self._put_back()
+                    raise
+            self._users += 1
+
+    def uninstall(self) -> None:
+        """Count one less."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._put_back()
+
+    def _put_back(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """One more user for the length of a block."""
+        counted = False
+        try:
+            with InterruptsHeld():
+                self.install()
+                counted = True
+            yield
+        finally:
+            if counted:
+                with InterruptsHeld():
+                    self.uninstall()
+
+
+class _Chain:
+    """The replacements of one attribute, one around the other; they may end in any order, as threads do."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+        self.missing = name not in vars(owner)
+        self.original = getattr(owner, name)
+        self.links: list[list[Callable[[Any], Any]]] = []  # lists of one, so that equal functions are told apart
+
+    def rebuild(self) -> None:
+        value = self.original
+        for (make,) in self.links:
+            value = make(value)
+        if self.links or not self.missing:
+            setattr(self.owner, self.name, value)
+        else:
+            delattr(self.owner, self.name)
+
+
+_chains: dict[tuple[int, str], _Chain] = {}
+_chain_lock = threading.RLock()
+
+
+def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Undo:
+    """Set ``owner.name`` to ``make(original)``; the result undoes it, whatever else replaced it meanwhile."""
+    key, link = (id(owner), name), [make]
+    with _chain_lock:
+        chain = _chains.get(key) or _chains.setdefault(key, _Chain(owner, name))
+        chain.links.append(link)
+        try:
+            chain.rebuild()
+        except BaseException:
+            undo_link(key, link)
+            raise
+    return lambda: undo_link(key, link)
+
+
+def undo_link(key: tuple[int, str], link: list[Callable[[Any], Any]]) -> None:
+    """Take one replacement out of its chain."""
+    with _chain_lock:
+        chain = _chains[key]
+        chain.links[:] = [other for other in chain.links if other is not link]
+        chain.rebuild()
+        if not chain.links:
+            del _chains[key]

@@ -1,0 +1,68 @@
+"""What a simulated device adds to tensors without data. The room of a device registers itself here, once."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from .intercept.gated_kernel import GatedKernels
+from .intercept.replacement import Undo
+from .signature import Signature
+from .state import MetaState
+
+
+class SimulatedDevice(Protocol):
+    """The kernels of a device, the memory that its libraries take, and torch's answers about it."""
+
+    gates: tuple[GatedKernels, ...]  #: its kernels ahead of autograd
+
+    def replacements(self) -> Iterator[Undo]:
+        """Register its kernels and replace what asks its driver; each result undoes one step."""
+        ...
+
+    def enter_thread(self) -> None:
+        """Let this thread's calls reach its kernels: a mode begins here."""
+        ...
+
+    def leave_thread(self) -> None:
+        """The mode of this thread ends."""
+        ...
+
+    def library_needs(self, signature: Signature) -> tuple[str, ...]:
+        """The libraries whose workspace a call asks for, in order."""
+        ...
+
+    def take_library_workspaces(self, state: MetaState, signature: Signature, needs: tuple[str, ...]) -> None:
+        """Allocate the workspaces in ``needs`` that are not there yet; they stay."""
+        ...
+
+
+devices: list[SimulatedDevice] = []
+_gates: list[GatedKernels] = []
+
+
+def register_simulated_device(device: SimulatedDevice) -> None:
+    """Make ``device`` part of every `MetaTensorMode`."""
+    devices.append(device)
+    _gates.extend(device.gates)
+
+
+def gate_keys() -> tuple[torch._C.DispatchKey, ...]:
+    """The dispatch keys of all kernels ahead of autograd."""
+    return tuple(gate.key for gate in _gates)
+
+
+class reopened:
+    """A context for calls made from the handler of a dispatch mode, where torch excludes all keys above its own: they
+    reach open kernels again.
+    """
+
+    __slots__ = ("_excluded",)
+
+    def __enter__(self) -> None:
+        self._excluded = [gate.set_excluded(False) for gate in _gates]
+
+    def __exit__(self, *exc: object) -> None:
+        for gate, excluded in zip(_gates, self._excluded):
+            gate.set_excluded(excluded)
