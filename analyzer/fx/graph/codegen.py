@@ -1,18 +1,21 @@
 """Generated code with the blocks and checkpointed functions that ``node.meta["region"]`` asks for."""
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.utils.checkpoint  # noqa: F401  # the generated code calls it
-from torch.fx import Node
-from torch.fx.graph import CodeGen, PythonCode
+from torch.fx import Graph, Node
+from torch.fx.graph import CodeGen, PythonCode, _format_target
 
 from .kept import KeptResults
 from .offload import OffloadedTensors
 from .statement import Block, Keeping, Offloading, Statement, last_uses, region_of, shared_blocks, statements_of
 
 _INDENT = "    "
+_COUNTER = "# COUNTER: "  # what torch.fx writes before the lines of a node
+_ANNOTATIONS = ("region", "saved", "module_path", "module_stack", "source", "container")
 
 
 class RegionCodeGen(CodeGen):
@@ -26,6 +29,7 @@ class RegionCodeGen(CodeGen):
         super().__init__()
         self.keyword_only = frozenset(keyword_only)
         self._extra: list[tuple[str, Any]] = []
+        self.home: Callable[[], Graph | None] = lambda: None  #: the graph that it was made for
 
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **options: Any) -> str:
         named = [v for v in free_vars if v.split("=")[0].split(":")[0].strip() in self.keyword_only]
@@ -38,12 +42,18 @@ class RegionCodeGen(CodeGen):
 
     def _gen_python_code(self, nodes: Any, root_module: str, namespace: Any, **options: Any) -> PythonCode:
         ordered = list(nodes)
-        if not any(region_of(n) or n.meta.get("saved") == "offload" for n in ordered):
+        home = self.home()
+        if home is not None and ordered and ordered[0].graph is not home:
+            _inherit(ordered, home)
+        nests = any(region_of(n) or n.meta.get("saved") == "offload" for n in ordered)
+        quoted = {n for n in ordered if n.op in ("call_module", "get_attr") and not _is_plain(str(n.target))}
+        if not nests and not quoted:
             return super()._gen_python_code(nodes, root_module, namespace, **options)
         users, self._extra = self._body_transformer, []
 
         def nest(body: list[str]) -> list[str]:
-            nested = _Writer(ordered, body, namespace.create_name, self._extra).write()
+            body = _quote(ordered, quoted, body, root_module) if quoted else body
+            nested = _Writer(ordered, body, namespace.create_name, self._extra).write() if nests else body
             return users(nested) if users is not None else nested
 
         self._body_transformer = nest
@@ -51,6 +61,40 @@ class RegionCodeGen(CodeGen):
             return super()._gen_python_code(nodes, root_module, namespace, **options)
         finally:
             self._body_transformer, self._extra = users, []
+
+
+def _inherit(nodes: Iterable[Node], home: Graph) -> None:
+    """Annotate nodes that `torch.fx.Transformer` made with what those of ``home`` say that they were made for."""
+    by_name = {n.name: n for n in home.nodes}
+    for n in nodes:
+        sources = n.meta.get("from_node") if "region" not in n.meta else None
+        maker = by_name.get(sources[0].node_info.name) if sources and sources[0].node_info is not None else None
+        if maker is not None:
+            n.meta.update({key: maker.meta[key] for key in _ANNOTATIONS if key in maker.meta})
+
+
+def _is_plain(target: str) -> bool:
+    """Whether torch.fx can write down an attribute of a module."""
+    return '"' not in target and "\\" not in target and target.isprintable() and not any(
+        map(keyword.iskeyword, target.split(".")))
+
+
+def _quote(nodes: list[Node], quoted: set[Node], body: list[str], root: str) -> list[str]:
+    """``body`` with names of modules that are keywords, or hold quotes, backslashes and the like, given to getattr."""
+    out: list[str] = []
+    target = ""
+    for line in body:
+        if line.startswith(_COUNTER):
+            node = nodes[int(line.removeprefix(_COUNTER))]
+            target = str(node.target) if node in quoted else ""
+        elif target:
+            name = root
+            for part in target.split("."):
+                plain = part.isidentifier() and not keyword.iskeyword(part)
+                name = f"{name}.{part}" if plain else f"getattr({name}, {part!r})"
+            line = line.replace(_format_target(root, target), name)
+        out.append(line)
+    return out
 
 
 class _Writer:
@@ -65,8 +109,8 @@ class _Writer:
         self.text: dict[Node, list[str]] = {}
         lines = self.preamble
         for line in body:
-            if line.startswith("# COUNTER: "):
-                lines = self.text[nodes[int(line.removeprefix("# COUNTER: "))]] = []
+            if line.startswith(_COUNTER):
+                lines = self.text[nodes[int(line.removeprefix(_COUNTER))]] = []
             lines.append(line)
 
     def write(self) -> list[str]:

@@ -3,15 +3,25 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx
 
+from analyzer.fx.trace.call_target import find_by_name, qualified_name
+
 from .codegen import RegionCodeGen
+from .traced_graph import TracedGraph
 
 
 class _Reference(NamedTuple):
     """A node in the arguments of another one."""
 
     position: int
+
+
+class _Named(NamedTuple):
+    """What torch has under a name: its functions and memory formats cannot all be pickled."""
+
+    name: str
 
 
 class _PackedNode(NamedTuple):
@@ -39,16 +49,18 @@ def pack_graph(graph: fx.Graph) -> PackedGraph:
         return fx.node.map_arg(argument, lambda n: _Reference(positions[n]))
 
     nodes = [
-        _PackedNode(n.op, n.name, n.target, _plain(pack(n.args)), _plain(pack(n.kwargs)), n.type, n.meta)
+        _PackedNode(n.op, n.name, _name(n.target), _plain(pack(n.args)), _plain(pack(n.kwargs)), n.type, n.meta)
         for n in graph.nodes
     ]
     return PackedGraph(nodes, getattr(graph._codegen, "keyword_only", frozenset()))
 
 
 def _plain(value: Any) -> Any:
-    """torch.fx's immutable containers as Python's own."""
+    """torch.fx's immutable containers as Python's own, what torch has under a name by that."""
     if isinstance(value, _Reference):
         return value
+    if isinstance(value, torch.memory_format):
+        return _Named(str(value))
     if isinstance(value, tuple):
         items = [_plain(v) for v in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
@@ -59,15 +71,21 @@ def _plain(value: Any) -> Any:
     return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
+def _name(target: Any) -> Any:
+    name = None if isinstance(target, str) else qualified_name(target)
+    return target if name is None else _Named(name)
+
+
 def unpack_graph(packed: PackedGraph) -> fx.Graph:
     """The graph that was packed."""
-    graph = fx.Graph()
-    graph.set_codegen(RegionCodeGen(packed.keyword_only))
+    graph = TracedGraph(RegionCodeGen(packed.keyword_only))
     nodes: list[fx.Node] = []
 
     def unpack(value: Any) -> Any:
         if isinstance(value, _Reference):
             return nodes[value.position]
+        if isinstance(value, _Named):
+            return find_by_name(value.name)
         if isinstance(value, tuple):
             items = [unpack(v) for v in value]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
@@ -78,7 +96,7 @@ def unpack_graph(packed: PackedGraph) -> fx.Graph:
         return {k: unpack(v) for k, v in value.items()} if isinstance(value, dict) else value
 
     for n in packed.nodes:
-        node = graph.create_node(n.op, n.target, unpack(n.args), unpack(n.kwargs), n.name, n.type)
+        node = graph.create_node(n.op, unpack(n.target), unpack(n.args), unpack(n.kwargs), n.name, n.type)
         node.meta = n.meta
         nodes.append(node)
     return graph

@@ -13,6 +13,7 @@ from torch import fx
 
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.module_borrow import borrow_module
+from analyzer.fx.trace.structure import thaw
 from analyzer.meta.argument import stand_in_arguments
 from analyzer.meta.intercept.interrupt import InterruptsHeld
 from analyzer.meta.mode import MetaTensorMode
@@ -21,7 +22,7 @@ from analyzer.meta.shape_registry import register_shape_impl
 from analyzer.meta.spec import to_specs
 from analyzer.record.recorder import Recorder, tensors_in
 
-from .graph_module import forward_signature
+from .graph_module import GraphModule, forward_signature
 from .kept import KeptResults
 from .offload import OffloadedTensors
 from .run_record import RunRecord
@@ -48,7 +49,7 @@ class GraphInterpreter(fx.Interpreter):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the graph for these arguments, given as the traced forward takes them.
 
-        Raises InputError where they do not fit its signature.
+        Raises InputError where they do not fit its signature, or are not of the shapes and dtypes that were traced.
         """
         signature = forward_signature(self.module)
         try:
@@ -57,11 +58,17 @@ class GraphInterpreter(fx.Interpreter):
             raise InputError(
                 f"forward{signature} cannot be called with {len(args)} positional arguments and {sorted(kwargs)}: {error}"
             ) from None
+        if isinstance(self.module, GraphModule) and self.module.checks_inputs:
+            self.module.check_inputs(args, kwargs)
         bound.apply_defaults()
         self._arguments = bound.arguments
         self._offloaded = OffloadedTensors()
         self.env = {}
         return self._run_function(self._statements, {}, [])
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        return thaw(args), thaw(kwargs)  # generated code passes containers that can be changed
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         return self._arguments[target.lstrip("*")]

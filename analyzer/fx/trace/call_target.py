@@ -37,13 +37,18 @@ class CallTarget:
         return hash((type(self), id(self.wrapped)))
 
     def __reduce__(self) -> Any:
-        return type(self), (self.wrapped,)
+        name = qualified_name(self.wrapped)
+        return (type(self), (self.wrapped,)) if name is None else (_rebuild, (type(self), name))
 
     def __deepcopy__(self, memo: Any) -> CallTarget:
         return self
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.wrapped!r})"
+
+
+def _rebuild(kind: type[CallTarget], name: str) -> CallTarget:
+    return kind(find_by_name(name))
 
 
 class ApplyFunction(CallTarget):
@@ -102,13 +107,29 @@ def name_target(func: Callable[..., Any]) -> Callable[..., Any]:
 def _is_nameable(func: Callable[..., Any]) -> bool:
     if not hasattr(func, "__name__") or not hasattr(func, "__module__") or func.__name__ == "<lambda>":
         return False
+    if _is_from_torch(func):
+        return qualified_name(func) is not None
+    try:
+        return "<" not in _get_qualified_name(func)
+    except RuntimeError:
+        return False
+
+
+def qualified_name(func: Any) -> str | None:
+    """The name under which torch has a function; None for others."""
+    if isinstance(func, CallTarget) or not hasattr(func, "__name__") or not _is_from_torch(func):
+        return None
     try:
         name = _get_qualified_name(func)
     except RuntimeError:
-        return False
-    if not _is_from_torch(func):
-        return "<" not in name
-    owner: Any = torch
+        return None
+    found = find_by_name(name)
+    return name if found is func or found == func else None
+
+
+def find_by_name(name: str) -> Any:
+    """What torch has under a qualified name, or None."""
+    found: Any = torch
     for part in name.split(".")[1:]:
-        owner = getattr(owner, part, None)
-    return owner is func or owner == func
+        found = getattr(found, part, None)
+    return found

@@ -31,7 +31,7 @@ _RENAMED = {f: n for table in (OPERATOR_OF, IN_PLACE_OF, REFLECTED_OF) for n in 
             if (f := getattr(Tensor, n, None)) is not None and getattr(Tensor, f.__name__, None) is not f}
 
 #: calls that matter although they return no tensor
-_EFFECTS = frozenset({
+EFFECTS = frozenset({
     "__setitem__", "__set__", "backward", "retain_grad", "register_hook", "register_post_accumulate_grad_hook", "set_",
     "_assert", "_assert_async"
 })
@@ -83,7 +83,7 @@ def _name_of(func: Any) -> str:
 def writes(func: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a call changes a tensor that exists."""
     name = _name_of(func)
-    if name in _EFFECTS or name in IN_PLACE_OF or kwargs.get("out") is not None:
+    if name in EFFECTS or name in IN_PLACE_OF or kwargs.get("out") is not None:
         return True
     if isinstance(func, torch._ops.OpOverload):
         return func._schema.is_mutable

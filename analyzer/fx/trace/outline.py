@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import Borrowed
@@ -24,7 +23,7 @@ from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.source_line import is_user_code
 
 from .call_target import CallTarget
-from .structure import children, holds_tensor, is_plain_object, tensors_of
+from .structure import children, holds_tensor, is_plain_object, tensors_of, thaw
 
 _TRACER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tracer.py")
 _FUNCTIONAL = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "nn", "functional.py")
@@ -67,17 +66,8 @@ class GiveArguments(CallTarget):
     """Calls ``wrapped``; gives its result and its arguments, where it put other tensors into them."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _thaw(args), _thaw(kwargs)
+        args, kwargs = thaw(args), thaw(kwargs)
         return self.wrapped(*args, **kwargs), args, kwargs
-
-
-def _thaw(value: Any) -> Any:
-    """Containers that an interpreter of torch.fx passes, which refuse to be changed, as Python's own."""
-    if type(value) is tuple:
-        return tuple(map(_thaw, value))
-    if isinstance(value, immutable_list):
-        return list(map(_thaw, value))
-    return {k: _thaw(v) for k, v in value.items()} if type(value) in (dict, immutable_dict) else value
 
 
 def module_site(module: nn.Module, borrowed: Borrowed) -> Site | None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 Tensor = torch.Tensor
 
@@ -105,6 +106,15 @@ def copy_objects(value: Any, memo: dict[int, tuple[Any, Any]] | None = None) -> 
     memo[id(value)] = value, new
     vars(new).update({k: copy_objects(v, memo) for k, v in vars(value).items()})
     return new
+
+
+def thaw(value: Any) -> Any:
+    """Containers among arguments of nodes, which refuse to be changed, as Python's own."""
+    if type(value) is tuple:
+        return tuple(map(thaw, value))
+    if isinstance(value, immutable_list):
+        return list(map(thaw, value))
+    return {k: thaw(v) for k, v in value.items()} if type(value) in (dict, immutable_dict) else value
 
 
 def replace_tensors(value: Any, make: Callable[[Tensor], Tensor]) -> Any:

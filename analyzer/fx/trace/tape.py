@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from analyzer.errors import DataDependentError, InputError
-from analyzer.fx.graph.codegen import RegionCodeGen
+from analyzer.fx.graph.traced_graph import TracedGraph
 from analyzer.fx.module_borrow import Borrowed
 from analyzer.meta.active_mode import active_dispatch_mode, mode_in_force
 from analyzer.meta.intercept.mode_stack import without_modes
@@ -86,8 +86,7 @@ class Tape:
         state.expects_contents = False           # code that read them would make them constants of the graph
         self.splits_bias = splits_bias
         self.regions = RegionStack(replays_checkpoints)
-        self.graph = fx.Graph()
-        self.graph.set_codegen(RegionCodeGen())
+        self.graph = TracedGraph()
         self.paused = 0
         self._pause = _Pause(self)
         self.constants: dict[str, Any] = {}      #: attribute name on the graph module -> tensor, module or object

@@ -1,0 +1,56 @@
+"""The graph of a traced module: torch.fx's own operations on graphs, aware of effects and regions."""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+from torch.fx.graph import CodeGen
+
+from analyzer.errors import InputError
+
+from .codegen import RegionCodeGen
+from .purity import is_pure
+from .region import CheckpointRegion
+from .statement import region_of
+
+
+class TracedGraph(fx.Graph):
+    """A graph whose nodes may write in place and run in regions.
+
+    Its `eliminate_dead_code` keeps nodes that do more than give their result, and `torch.fx.Interpreter`, which runs
+    nodes one by one, is refused where they run in autocast or grad-mode regions.
+    """
+
+    def __init__(self, codegen: RegionCodeGen | None = None) -> None:
+        super().__init__()
+        self._graph_namespace.create_name("self", object())  # no node may hide the module in generated code
+        self.set_codegen(RegionCodeGen() if codegen is None else codegen)
+
+    def set_codegen(self, codegen: CodeGen) -> None:
+        super().set_codegen(codegen)
+        if isinstance(codegen, RegionCodeGen):
+            codegen.home = weakref.ref(self)
+
+    def __deepcopy__(self, memo: Any = None) -> TracedGraph:
+        new: Any = super().__deepcopy__({} if memo is None else memo)
+        new.__class__ = TracedGraph
+        new.set_codegen(new._codegen)
+        return new  # type: ignore[no-any-return]
+
+    def eliminate_dead_code(self, is_impure_node: Callable[[fx.Node], bool] | None = None) -> bool:
+        """Erase nodes whose results are not read and that do nothing else; whether there were any."""
+        return super().eliminate_dead_code(is_impure_node or (lambda node: not is_pure(node)))
+
+    def process_inputs(self, *args: Any) -> Any:
+        """The arguments of `torch.fx.Interpreter.run`.
+
+        Raises InputError where a node runs in a region that changes its result, which that interpreter leaves out.
+        """
+        for node in self.nodes:
+            region = next((r for r in region_of(node) if not isinstance(r, CheckpointRegion)), None)
+            if region is not None:
+                raise InputError(f"torch.fx.Interpreter runs {node.name} without {region.header()}, which changes its "
+                                 f"result; call the graph module, or derive from analyzer.fx.GraphInterpreter")
+        return super().process_inputs(*args)
