@@ -49,7 +49,7 @@ class GraphInterpreter(fx.Interpreter):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the graph for these arguments, given as the traced forward takes them.
 
-        Raises InputError where they do not fit its signature, or are not of the shapes and dtypes that were traced.
+        Raises InputError where they do not fit its signature.
         """
         signature = forward_signature(self.module)
         try:
@@ -58,8 +58,6 @@ class GraphInterpreter(fx.Interpreter):
             raise InputError(
                 f"forward{signature} cannot be called with {len(args)} positional arguments and {sorted(kwargs)}: {error}"
             ) from None
-        if isinstance(self.module, GraphModule) and self.module.checks_inputs:
-            self.module.check_inputs(args, kwargs)
         bound.apply_defaults()
         self._arguments = bound.arguments
         self._offloaded = OffloadedTensors()
@@ -218,6 +216,12 @@ class RecordingInterpreter(GraphInterpreter):
         statements = [Statement((), n) for n in stretch.nodes]
         return self._run_function(statements, dict(zip(stretch.inputs, values)),  # type: ignore[no-any-return]
                                   stretch.results)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """As `GraphInterpreter.run`; raises InputError for shapes and dtypes that were not traced, too."""
+        if isinstance(self.module, GraphModule) and self.module.checks_inputs:
+            self.module.check_inputs(args, kwargs)
+        return super().run(*args, **kwargs)
 
     def begin_step(self) -> None:
         """Make the rows of a new step."""
