@@ -155,8 +155,8 @@ class AllocatorOptions:
             if key == "backend":
                 if value != "native":
                     raise InputError(
-                        f"allocator settings {settings!r}: only backend:native is simulated; with {value} the CUDA driver "
-                        "pools the memory by rules that are not public")
+                        f"allocator settings {settings!r}: only backend:native is simulated; with {value} the CUDA "
+                        "driver pools the memory by rules that are not public")
             elif key in _PARSERS:
                 try:
                     values[key] = _PARSERS[key](value)
@@ -206,14 +206,17 @@ class AllocatorOptions:
 
     @property
     def max_split_bytes(self) -> int | None:
+        """``max_split_size_mb`` in bytes."""
         return None if self.max_split_size_mb is None else self.max_split_size_mb * MIB
 
     @property
     def large_segment_bytes(self) -> int:
+        """``large_segment_size_mb`` in bytes."""
         return self.large_segment_size_mb * MIB
 
     @property
     def max_non_split_rounding_bytes(self) -> int:
+        """``max_non_split_rounding_mb`` in bytes, its default resolved."""
         return (self.max_non_split_rounding_mb or self.large_segment_size_mb) * MIB
 
     def rounded_bytes(self, requested_bytes: int) -> int:
@@ -231,7 +234,7 @@ class AllocatorOptions:
         return -(-requested_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
     def segment_bytes(self, rounded_bytes: int) -> int:
-        """What a block of this size makes the allocator take from the device, in bytes. Rule: ``get_allocation_size``."""
+        """The bytes that a block of this size makes the allocator reserve. Rule: ``get_allocation_size``."""
         if rounded_bytes <= SMALL_BYTES:
             return SMALL_SEGMENT_BYTES
         if rounded_bytes < MIN_LARGE_BYTES:

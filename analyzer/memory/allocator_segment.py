@@ -5,6 +5,7 @@ Source: ``Block``, ``BlockPool`` and ``ExpandableSegment`` in ``c10/cuda/CUDACac
 """
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, insort
 
 from .allocator_options import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, AllocatorOptions
@@ -13,7 +14,7 @@ ADDRESS_BITS = 64  # of a pointer
 
 
 class Span:
-    """A stretch of a segment. Neighbours merge into the left one, so a segment's first span is always the same object."""
+    """A range of a segment. Neighbours merge into the left one, so a segment's first span is always the same object."""
 
     __slots__ = ("address", "freed_at", "is_mapped", "next", "prev", "requested_bytes", "segment", "size_bytes")
 
@@ -29,6 +30,7 @@ class Span:
 
     @property
     def is_split(self) -> bool:
+        """Whether it is only a part of its segment."""
         return self.prev is not None or self.next is not None
 
     def split(self, left_bytes: int) -> Span:
@@ -41,6 +43,7 @@ class Span:
         return right
 
     def absorb_next(self) -> None:
+        """Take in the neighbour on the right, which then is no span of its own."""
         right = self.next
         assert right is not None
         self.size_bytes += right.size_bytes
@@ -74,8 +77,8 @@ class Pool:
     ``keys`` are beside them in ``free``: size and address in one number, which is compared in half the time of a pair.
     """
 
-    __slots__ = ("free", "is_small", "keys", "min_remainder_bytes", "owner", "page_bytes", "split_below_bytes",
-                 "stream", "unmapped")
+    __slots__ = ("free", "is_small", "keys", "min_remainder_bytes", "owner", "page_bytes", "spare",
+                 "split_below_bytes", "stream", "unmapped")
 
     def __init__(self, owner: object, options: AllocatorOptions, stream: int, is_small: bool) -> None:
         self.owner = owner
@@ -87,34 +90,107 @@ class Pool:
             self.page_bytes = SMALL_SEGMENT_BYTES if is_small else options.large_segment_bytes
         self.keys: list[int] = []
         self.free: list[Span] = []  # BlockComparatorSize within one stream
+        self.spare: list[Span] = []  # merged into others: used again, since making one takes longer
         self.unmapped: list[tuple[int, Span]] = []  # (address, span): BlockComparatorAddress
         # should_split
         if is_small or options.expandable_segments:
-            self.split_below_bytes: float = float("inf")
+            self.split_below_bytes: int = sys.maxsize
             self.min_remainder_bytes = MIN_BLOCK_BYTES
         else:
-            self.split_below_bytes = options.max_split_bytes or float("inf")
+            self.split_below_bytes = options.max_split_bytes or sys.maxsize
             self.min_remainder_bytes = SMALL_BYTES + 1
 
-    def insert(self, span: Span) -> None:
+    def insert(self, span: Span) -> int:
+        """Add a free span; its place in ``free``."""
         key = span.size_bytes << ADDRESS_BITS | span.address
         index = bisect_left(self.keys, key)
         self.keys.insert(index, key)
         self.free.insert(index, span)
+        return index
 
     def remove(self, span: Span) -> None:
-        self.pop(bisect_left(self.keys, span.size_bytes << ADDRESS_BITS | span.address))
+        """Take out a free span."""
+        index = bisect_left(self.keys, span.size_bytes << ADDRESS_BITS | span.address)
+        del self.keys[index], self.free[index]
+
+    def take(self, index: int, size_bytes: int) -> Span:
+        """Take out the free span at ``index``, cut to ``size_bytes`` where the rest is large enough to stay.
+
+        Rule: ``alloc_found_block``, ``should_split``; the block keeps the low end.
+        """
+        keys, free = self.keys, self.free
+        span = free[index]
+        rest_bytes = span.size_bytes - size_bytes
+        if rest_bytes < self.min_remainder_bytes or size_bytes >= self.split_below_bytes:
+            del keys[index], free[index]
+            return span
+        address = span.address + size_bytes
+        key = rest_bytes << ADDRESS_BITS | address
+        if self.spare:
+            rest = self.spare.pop()
+            rest.address = address
+            rest.size_bytes = rest_bytes
+            rest.segment = span.segment
+        else:
+            rest = Span(address, rest_bytes, span.segment)
+        span.size_bytes = size_bytes
+        rest.prev = span
+        rest.next = after = span.next
+        if after is not None:
+            after.prev = rest
+        span.next = rest
+        if not index or keys[index - 1] < key:  # the rest keeps the place in the order
+            keys[index] = key
+            free[index] = rest
+            return span
+        del keys[index], free[index]
+        index = bisect_left(keys, key)
+        keys.insert(index, key)
+        free.insert(index, rest)
+        return span
+
+    def give_back(self, span: Span) -> Span:
+        """Add a span that has become free, merged with its free neighbours. Rule: ``try_merge_blocks``."""
+        keys, free = self.keys, self.free
+        index = -1  # of the neighbour that it grows into
+        size_bytes, right, left = span.size_bytes, span.next, span.prev
+        if right is not None and right.requested_bytes is None and right.is_mapped:
+            index = bisect_left(keys, right.size_bytes << ADDRESS_BITS | right.address)
+            size_bytes += right.size_bytes
+            span.next = after = right.next
+            if after is not None:
+                after.prev = span
+            self.spare.append(right)
+        if left is not None and left.requested_bytes is None and left.is_mapped:
+            if index >= 0:
+                del keys[index], free[index]
+            index = bisect_left(keys, left.size_bytes << ADDRESS_BITS | left.address)
+            size_bytes += left.size_bytes
+            left.next = after = span.next
+            if after is not None:
+                after.prev = left
+            self.spare.append(span)
+            span = left
+        span.size_bytes = size_bytes
+        key = size_bytes << ADDRESS_BITS | span.address
+        if index >= 0:
+            if index + 1 == len(keys) or key < keys[index + 1]:  # it keeps its neighbour's place in the order
+                keys[index], free[index] = key, span
+                return span
+            del keys[index], free[index]
+        index = bisect_left(keys, key)
+        keys.insert(index, key)
+        free.insert(index, span)
+        return span
 
     def find(self, size_bytes: int) -> int:
         """Where the smallest span of at least ``size_bytes`` stands; past the end where there is none."""
         return bisect_left(self.keys, size_bytes << ADDRESS_BITS)
 
-    def pop(self, index: int) -> Span:
-        del self.keys[index]
-        return self.free.pop(index)
-
     def insert_unmapped(self, span: Span) -> None:
+        """Add a span of addresses without pages."""
         insort(self.unmapped, (span.address, span))
 
     def remove_unmapped(self, span: Span) -> None:
+        """Take out a span of addresses without pages."""
         del self.unmapped[bisect_left(self.unmapped, (span.address,))]

@@ -1,13 +1,13 @@
 """Simulated memory: one caching allocator per claimed accelerator, plain growing addresses for the host."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from analyzer.memory.allocator import AllocatorOptions, Block, CachingAllocator
-from analyzer.memory.allocator_play import Elsewhere, Takings, play_plainly
+from analyzer.memory.allocator_replay import Elsewhere, Instruction, Placements, replay_one_by_one
 
 _HOST_BASE = 0x5500_0000_0000    # where Linux puts a process's heap; only has to differ from the accelerators'
 _DEVICE_TOP = 0x7F00_0000_0000  # where CUDA's unified addressing puts device memory
@@ -78,11 +78,12 @@ class HostMemory:
     def place_of(self, region: Any) -> Any:
         return region
 
-    def play(self, acts: list[Any], slots: list[Any], takings: Takings, elsewhere: Elsewhere, stream: int = 0) -> None:
-        """As `CachingAllocator.play`."""
+    def replay(self, instructions: Sequence[Instruction], slots: list[Any], placements: Placements,
+               elsewhere: Elsewhere | None = None, stream: int = 0) -> None:
+        """As `CachingAllocator.replay`."""
         before, self.observer = self.observer, None
         try:
-            play_plainly(self, acts, slots, takings, elsewhere)
+            replay_one_by_one(self, instructions, slots, placements, elsewhere)
         finally:
             self.observer = before
 

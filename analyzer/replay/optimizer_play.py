@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from analyzer.memory.allocator_play import Takings
+from analyzer.memory.allocator_replay import Instruction, Opcode, Placements
 from analyzer.meta.signature import Signature
 from analyzer.record.event import BORN, CALLED, OUTSIDE
 from analyzer.record.log import Log
@@ -35,12 +35,12 @@ _PHASE, _ROOT = "optimizer", 0
 
 
 class Tail(NamedTuple):
-    """How the acts end that give a storage its memory and free it; see `allocator_play`. Those of the watched memory
-    free by slot alone.
-    """
+    """What instructions say besides the slot that give a storage its memory and free it; see `allocator_replay`."""
 
-    birth: tuple[Any, ...]
-    death: tuple[Any, ...]
+    born: Opcode
+    birth: tuple[Any, int]
+    died: Opcode
+    death: tuple[Any, None]
 
 
 class OptimizerPlay:
@@ -88,18 +88,18 @@ class OptimizerPlay:
         """Repeat the recorder's present step of the optimizer on gradients that are there."""
         recorder, log, step = self.recorder, self.recorder.log, self.recorder.step
         recorder.begin(_PHASE)
-        acts: list[Any] = []
+        acts: list[Instruction] = []
         watched, tails = 0, self.tails
         for code, member, token in walk(self.moves[step], self.steps.members_of):
             slot = token.place.order if member is None else member.first + token.place
             tail = tails[slot]
             if code == BORN:
-                acts.append((slot, *tail.birth))
+                acts.append((tail.born, slot, *tail.birth))
                 if token.category:
                     log.unwritten[token.category] += tail.birth[1]
             else:
-                acts.append((slot, *tail.death) if tail.death else slot)
-            watched += not tail.death
+                acts.append((tail.died, slot, *tail.death))
+            watched += tail.died is Opcode.FREE
         update = PlayedUpdate(self.steps, self.tails, step, unseen.numbers_of(self.updated), log)
         log.pending.append(update)
         act_on(recorder, _Acts(acts, watched), 0, len(acts), self.slots, update.takings)  # type: ignore[arg-type]
@@ -108,9 +108,9 @@ class OptimizerPlay:
 
     def _tail(self, birth: Birth, nbytes: int) -> Tail:
         if birth.device == self.recorder.log.device and nbytes:
-            return Tail((self.recorder.memory.rounded_bytes(nbytes), nbytes), ())
+            return Tail(Opcode.ALLOCATE, (self.recorder.memory.rounded_bytes(nbytes), nbytes), Opcode.FREE, (None, None))
         claim = torch.device(birth.device)
-        return Tail((claim, nbytes, None, None), (claim, None, None, None, None))
+        return Tail(Opcode.ALLOCATE_ELSEWHERE, (claim, nbytes), Opcode.FREE_ELSEWHERE, (claim, None))
 
 
 def _without_calls(parts: Sequence[Part]) -> Iterator[Part]:
@@ -127,7 +127,7 @@ def _without_calls(parts: Sequence[Part]) -> Iterator[Part]:
 class _Acts(NamedTuple):
     """Acts of the allocator, as `act_on` takes them: each is one event."""
 
-    acts: list[Any]
+    acts: list[Instruction]
     watched: int
 
     @property
@@ -145,7 +145,7 @@ class PlayedUpdate:
     def __init__(self, steps: OptimizerSteps, tails: Sequence[Tail], step: int, gradients: Sequence[int],
                  log: Log) -> None:
         self.steps, self.tails, self.step, self.gradients = steps, tails, step, gradients
-        self.takings = Takings(log.peak_bytes)
+        self.takings = Placements(log.peak_bytes)
         self.call, self.event, self.act = len(log.call_slots), log.events, len(log.act_slots)
 
     def parts_played(self) -> Iterator[tuple[int, Any, int, int]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from analyzer.cuda.workspaces.library import library_needs, take_library_workspaces
-from analyzer.memory.allocator_play import Held, Takings
+from analyzer.memory.allocator_replay import Instruction, Opcode, Placements, hold
 from analyzer.record.event import BORN, CALLED, DIED, HELD, OUTSIDE, TAKEN, Event
 from analyzer.record.log import Log, kind_of
 from analyzer.record.op_call import OpCall
@@ -59,7 +59,7 @@ class Reel:
         self.breaks: list[Mark] = []
         born = {what for kind, what in events if kind == BORN}
         self.events = [e for e in events if e[0] != DIED or e[1] in slot_of or e[1] in born]  # others are no part of it
-        self.acts: list[Any] = []
+        self.acts: list[Instruction] = []
         self.stops: list[Mark] = []
         self.event_counts = array("q", [0])  # of the log's events, before each act
         self.act_counts = array("q", [0])    # of the watched allocator's acts, before each act
@@ -67,14 +67,12 @@ class Reel:
         self.library_keys: set[tuple[str, int]] = set()  # and the index of the device
         storages, watched = log.storage_table, log.device
         calls = births = 0
-        lately = -1  # the slot that the last act allocated
         # where that begins which a kernel holds when its results are there: libraries take their workspaces first
         before_held: Mark | None = None
         for index, (kind, what) in enumerate(self.events):
             counted = recorded = 1
             if kind > HELD:
                 self.breaks.append(Mark(index, len(self.acts), calls, births))
-                lately = -1
                 continue
             if kind == CALLED:
                 if takes_workspaces:
@@ -84,7 +82,6 @@ class Reel:
                         self.stops.append(at._replace(signature=signature, needs=needs))
                         self.library_keys.update(
                             (library, torch.device(signature.inputs[-1].device).index or 0) for library in needs)
-                        lately = -1
                 calls += 1
                 before_held = None
                 continue
@@ -99,39 +96,29 @@ class Reel:
                 own.add(what)
                 self.sizes.append(memory.rounded_bytes(life.nbytes))
                 if life.device == watched and life.nbytes:
-                    self.acts.append((slot, self.sizes[-1], life.nbytes))
-                    lately = slot
+                    self.acts.append((Opcode.ALLOCATE, slot, self.sizes[-1], life.nbytes))
                 else:
                     claim = elsewhere[slot] = torch.device(life.device)
-                    self.acts.append((slot, claim, life.nbytes, None, None))
-                    lately, recorded = -1, 0
+                    self.acts.append((Opcode.ALLOCATE_ELSEWHERE, slot, claim, life.nbytes))
+                    recorded = 0
             elif kind == DIED:
                 if what not in own:
                     self.stops.append(Mark(index, len(self.acts), calls, births, slot=slot_of[what]))
-                    lately = -1
                     continue
                 slot = slot_of[what]
                 if slot in elsewhere:
-                    self.acts.append((slot, elsewhere[slot], None, None, None, None))
+                    self.acts.append((Opcode.FREE_ELSEWHERE, slot, elsewhere[slot], None))
                     recorded = 0
-                elif slot == lately:
-                    self.acts[-1] = self.acts[-1][1:]
-                    self.event_counts[-1] += 1
-                    self.act_counts[-1] += 1
-                    lately = -1
-                    continue
                 else:
-                    self.acts.append(slot)
-                lately = -1
+                    self.acts.append((Opcode.FREE, slot, None, None))
             else:
                 claim, blocks = what
                 if str(claim) == watched:
-                    self.acts.append(Held.of(blocks, tuple(map(memory.rounded_bytes, blocks))))
+                    self.acts.append(hold(blocks, tuple(map(memory.rounded_bytes, blocks))))
                     recorded = 2 * sum(1 for b in blocks if b)
                 else:
-                    self.acts.append((claim, blocks, None, None, None, None, None))
+                    self.acts.append((Opcode.HOLD_ELSEWHERE, -1, claim, blocks))
                     recorded = 0
-                lately = -1
             self.event_counts.append(self.event_counts[-1] + counted)
             self.act_counts.append(self.act_counts[-1] + recorded)
         self._claim = torch.device(watched)
@@ -229,7 +216,7 @@ class Take:
     __slots__ = ("reel", "place", "start", "stop", "step", "call", "event", "act", "takings", "survivors", "freed")
 
     def __init__(self, reel: Reel, place: Place, start: Mark, stop: Mark, step: int, log: Log,
-                 takings: Takings) -> None:
+                 takings: Placements) -> None:
         self.reel, self.place, self.start, self.stop, self.step, self.takings = reel, place, start, stop, step, takings
         self.call, self.event, self.act = len(log.call_slots), log.events, len(log.act_slots)
         self.survivors: list[tuple[Sequence[int], Sequence[int]]] = []
@@ -290,7 +277,7 @@ class Take:
 class ActWriter:
     """Writes the acts of the watched allocator into the places that were left for them, in order."""
 
-    def __init__(self, log: Log, takings: Takings, act: int) -> None:
+    def __init__(self, log: Log, takings: Placements, act: int) -> None:
         self.log, self.takings, self.act = log, takings, act
         self.block = 0
         self.extras = iter(takings.extras)
@@ -362,7 +349,7 @@ def _take(recorder: Recorder, reel: Reel, place: Place, start: Mark, stop: Mark,
     if start.event == stop.event:
         return
     log = recorder.log
-    takings = Takings(log.peak_bytes)
+    takings = Placements(log.peak_bytes)
     take = Take(reel, place, start, stop, recorder.step, log, takings)
     if stop.act > start.act:
         act_on(recorder, reel, start.act, stop.act, slots, takings)
@@ -373,25 +360,25 @@ def _take(recorder: Recorder, reel: Reel, place: Place, start: Mark, stop: Mark,
         recorder.events.append((TAKEN, take))
 
 
-def act_on(recorder: Recorder, reel: Reel, start: int, stop: int, slots: list[Any], takings: Takings) -> None:
+def act_on(recorder: Recorder, reel: Reel, start: int, stop: int, slots: list[Any], takings: Placements) -> None:
     """Let the watched memory repeat some of the acts of a reel; the log's counts and peak follow."""
     log, space = recorder.log, recorder.space
     acts = reel.acts if stop - start == len(reel.acts) else reel.acts[start:stop]
 
-    def elsewhere(act: Any, slots: list[Any], takings: Takings) -> None:
-        if len(act) == 5:
-            region = slots[act[0]] = space.reserve(act[1], act[2])
-            takings.give(region.address, region.bytes, -1)
-        elif len(act) == 6:
-            space.give_back(act[1], slots[act[0]])
+    def elsewhere(opcode: Opcode, slot: int, claim: torch.device, nbytes: Any) -> None:
+        if opcode is Opcode.ALLOCATE_ELSEWHERE:
+            region = slots[slot] = space.reserve(claim, nbytes)
+            takings.add(region.address, region.bytes)
+        elif opcode is Opcode.FREE_ELSEWHERE:
+            space.give_back(claim, slots[slot])
         else:
-            regions = [space.reserve(act[0], nbytes) for nbytes in act[1]]
+            regions = [space.reserve(claim, size) for size in nbytes]
             for region in regions:
-                takings.give(region.address, region.bytes, -1)
+                takings.add(region.address, region.bytes)
             for region in regions:
-                space.give_back(act[0], region)
+                space.give_back(claim, region)
 
-    recorder.memory.play(acts, slots, takings, elsewhere, space.stream)
+    recorder.memory.replay(acts, slots, takings, elsewhere, space.stream)
     if takings.top_at >= 0:
         at = start + takings.top_at
         log.peak_bytes, log.peak_workspace_bytes = takings.top_bytes, takings.top_workspace_bytes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from analyzer.memory.allocator_play import Takings, nowhere
+from analyzer.memory.allocator_replay import Placements
 from analyzer.meta.storage import take_numbers
 from analyzer.record.event import OUTSIDE
 from analyzer.record.log import Log
@@ -35,8 +35,8 @@ class Reserved:
         memory = space.memory(claim)
         self.acts = twin.pattern.acts(memory.rounded_bytes)
         self.slots: list[Any] = [None] * len(self.acts)
-        self.takings = Takings(0)
-        memory.play(self.acts, self.slots, self.takings, nowhere, space.stream)
+        self.takings = Placements(0)
+        memory.replay(self.acts, self.slots, self.takings, None, space.stream)
 
     def places(self) -> dict[int, tuple[int, Any]]:
         """Number and region of each tensor, by the address of the user's storage."""
@@ -112,8 +112,8 @@ class ReservedLives:
         """Write them into the log."""
         takings = self.takings
         placed = {
-            act[0]: (address, takings.odd.get(at, act[1]))
-            for at, (act, address) in enumerate(zip(self.acts, takings.addresses))
+            slot: (address, takings.odd.get(at) or nbytes)
+            for at, ((_, slot, nbytes, _), address) in enumerate(zip(self.acts, takings.addresses))
         }
         for i, (number, tensor, label) in enumerate(zip(self.numbers, self.tensors, self.labels(log))):
             address, nbytes = placed[self.first + i]

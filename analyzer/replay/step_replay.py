@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from analyzer.memory.allocator_play import Takings
+from analyzer.memory.allocator_replay import Placements
 from analyzer.memory.allocator_segment import Span
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage, take_numbers
@@ -104,7 +104,7 @@ class StepReplay:
             if part.kind == ENDED:
                 recorder.end()
                 continue
-            takings = Takings(log.peak_bytes)
+            takings = Placements(log.peak_bytes)
             again.takings.append(takings)
             if part.kind == TAKEN:
                 take = part.what
@@ -194,7 +194,7 @@ class Repetition:
 
     def __init__(self, parts: list[Part], nodes: range, log: Log, step: int, first_number: int) -> None:
         self.parts, self.nodes, self.step, self.first_number = parts, nodes, step, first_number
-        self.takings: list[Takings] = []
+        self.takings: list[Placements] = []
         self.call, self.event, self.act, self.node = len(log.call_slots), log.events, len(log.act_slots), len(
             log.node_slots)
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from analyzer.memory.allocator_replay import Instruction, Opcode
 from analyzer.record.module_walk import REGISTRIES
 
 from .block_key import CONTAINERS, getter
@@ -116,14 +117,14 @@ class Pattern:
         self.children: list[list[int]] = []     #: of each, the places of those that it holds
         self.found: list[Any] = []
         self.is_odd = False
-        self._acts: list[tuple[int, int, int]] = []
+        self._acts: list[Instruction] = []
 
-    def acts(self, rounded_bytes: Callable[[int], int]) -> list[tuple[int, int, int]]:
-        """What places its tensors in a memory that rounds so (`memory.allocator_play`); a slot is a place in
+    def acts(self, rounded_bytes: Callable[[int], int]) -> list[Instruction]:
+        """What places its tensors in a memory that rounds so (`memory.allocator_replay`); a slot is a place in
         ``tensors``.
         """
         if not self._acts:
-            self._acts = [(at, rounded_bytes(self.tensors[at].nbytes), self.tensors[at].nbytes)
+            self._acts = [(Opcode.ALLOCATE, at, rounded_bytes(self.tensors[at].nbytes), self.tensors[at].nbytes)
                           for at in self._order(0)]
         return self._acts
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from analyzer.memory.allocator_play import Takings, nowhere
+from analyzer.memory.allocator_replay import Opcode, Placements
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import revive
@@ -158,7 +158,8 @@ class UnseenGradients:
         if not count:
             return
         log.pending.append(Deaths(numbers, log))
-        recorder.memory.play(list(range(count)), places, Takings(log.peak_bytes), nowhere, recorder.space.stream)
+        recorder.memory.replay([(Opcode.FREE, slot, None, None) for slot in range(count)], places,
+                               Placements(log.peak_bytes), None, recorder.space.stream)
         log.events += count
         if log.keeps_acts:
             log.act_slots.leave(count)
