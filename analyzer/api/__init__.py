@@ -1,0 +1,1 @@
+"""What users call, and the one session that all drivers share."""

@@ -19,7 +19,7 @@ from analyzer.replay.block_reuse import BlockReuse, pays
 from analyzer.replay.played_twice import PlayedTwice
 from analyzer.replay.twin import find_twins
 from analyzer.results.profile import Profile
-from analyzer.results.wrapper import list_wrappers, show_wrappers
+from analyzer.results.wrapper import list_wrappers
 
 from .argument import argument_names, as_arguments, build_model
 from .session import Profilers, Run, Session
@@ -123,7 +123,7 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
                         raise PlayedTwice(touch.block) from None
                     raise
             blocks = {i: reserved.twin for i, reserved in run.borrowed.reserved.items()}
-            return show_wrappers(run.build(is_final=True, twins=blocks), wrappers)
+            return run.build(is_final=True, twins=blocks, wrappers=wrappers)
 
     while True:
         try:

@@ -1,9 +1,10 @@
 """`Session`: the one place that sets up a recorded run, ends it and builds its profile, for every driver."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from analyzer.hardware.current_spec import simulated_spec, simulating
 from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.argument import stand_in_arguments
+from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.profilers.annotation import Annotation, Profiler
 from analyzer.profilers.communication import profile_communication
@@ -29,8 +31,12 @@ from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder, tensors_in
 from analyzer.replay.reserved import Reserved
 from analyzer.replay.twin import Twin
-from analyzer.results.build import build_profile, build_unplaced_profile
+from analyzer.results.build import ProfileBuilder, build_unplaced_profile
+from analyzer.results.module_shape import ModuleShape
+from analyzer.results.node_info import NodeInfo
+from analyzer.results.parallel_size import find_parallel_sizes
 from analyzer.results.profile import Profile
+from analyzer.results.wrapper import ModulePaths
 
 from .argument import check_arguments
 
@@ -138,12 +144,22 @@ class Run:
         with torch._C.DisableTorchFunction():
             return [profiler(self.recorder.log) for profiler in self.session.profilers.values()]
 
-    def build(self, *, is_final: bool = False, **facts: Any) -> Profile:
-        """The profile of what was recorded; ``facts`` go before what the session and the log say."""
+    def build(self, *, is_final: bool = False, twins: Mapping[int, Twin] = MappingProxyType({}),
+              wrappers: Collection[str] = (), blanks: Mapping[int, NodeInfo] = MappingProxyType({}),
+              **facts: Any) -> Profile:
+        """The profile of what was recorded; ``facts`` go before what the session and the log say.
+
+        ``twins`` are blocks that were found to be like earlier ones, by id, ``wrappers`` the paths of compiled modules
+        that were left out of the run, ``blanks`` records of nodes to fill, by index in the log.
+        """
         annotations = self.annotate()
+        with torch._C.DisableTorchFunction(), without_modes():  # a quantized layer unpacks its weights to be described
+            shape = ModuleShape.of(self.root, twins)
+        builder = ProfileBuilder(self.recorder.log, shape, annotations, ModulePaths(wrappers), blanks)
         with torch._C.DisableTorchFunction():
-            known = {"name": type(uncompiled(self.root)).__name__, **self.session.facts, **facts}
-            return build_profile(self.recorder.log, self.root, annotations, is_final=is_final, **known)
+            return builder.build(is_final=is_final, **{
+                "name": type(uncompiled(self.root)).__name__, **find_parallel_sizes(self.root), **self.session.facts,
+                **facts})
 
 
 def mark_inputs(recorder: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Iterable[str]) -> None:

@@ -72,7 +72,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     plays = reuse
 
     def read_rows() -> dict[str, Any]:
-        found.nodes  # fills the records of all nodes
+        _ = found.nodes  # which fills the records of all nodes
         return {}
 
     def run_once(options: ProfileOptions) -> Profile:

@@ -1,0 +1,1 @@
+"""A training script as it is, executed without data or a GPU."""

@@ -19,6 +19,7 @@ from analyzer.record.recorder import Recorder
 from analyzer.results.info import OutOfMemoryInfo
 from analyzer.results.out_of_memory import describe_shortage
 from analyzer.results.profile import Profile
+from analyzer.results.wrapper import ModulePaths
 
 from .decoder import Decoder, make_decoder, tensors_kept
 from .generation_profile import GenerationProfile, GenerationStep, fill_in, spread
@@ -126,7 +127,7 @@ class _Generation:
                     next_token = self._pass(recorder, decoder, next_token, step, index)
             decode = run.build() if len(self.finished) > 1 else None
             steps = self._list_steps(run)
-            short = describe_shortage(recorder.log)
+            short = describe_shortage(recorder.log, ModulePaths())
             if short is not None and short.step is not None:
                 short = replace(short, step=passes[short.step])
             return self._result(steps, self.finished, prefill, decode, decoder.cache_kind,

@@ -25,6 +25,7 @@ class Annotation:
     def __init__(self, fill: Callable[[Annotation], None] | None = None) -> None:
         self.phases: defaultdict[tuple[int, str], dict[str, Any]] = _rows()
         self.totals: dict[str, Any] = {}
+        self.module_calls: defaultdict[int, dict[str, Any]] = _rows()  #: by index in ``log.module_calls``
         self._fill = fill
         self._nodes: defaultdict[int, dict[str, Any]] = _rows()
         self._modules: defaultdict[int, dict[str, Any]] = _rows()

@@ -1,0 +1,1 @@
+"""A profile in; text, pages and files out."""

@@ -19,7 +19,8 @@ class FitLine:
 class FitInfo:
     """The verdict and what it rests on. True in a boolean context only if the step is known to fit.
 
-    >>> info = FitInfo("t4", None, FitLine("memory of the device", 16, "data sheet"), (FitLine("peak", None, "not known"),))
+    >>> capacity = FitLine("memory of the device", 16, "data sheet")
+    >>> info = FitInfo("t4", None, capacity, (FitLine("peak", None, "not known"),))
     >>> bool(info), info.free_bytes
     (False, None)
     """

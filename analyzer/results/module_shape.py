@@ -27,6 +27,7 @@ class ParameterShape(NamedTuple):
     requires_grad: bool
 
     def describe(self) -> TensorInfo:
+        """It as plain data."""
         return TensorInfo(tuple(self.shape), str(self.dtype).removeprefix("torch."), str(self.device))
 
 

@@ -29,16 +29,22 @@ class TensorInfo:
 
     @property
     def numel(self) -> int:
+        """Elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """numel times the item size, which torch's dtype names give in bits; below a byte it is a byte, as is ``bool``."""
+        """Elements times item size, which torch's dtype names give in bits; below a byte, as of ``bool``, it is one."""
         bits = re.search(r"\d+", self.dtype)
         return self.numel * max(1, int(bits[0]) // 8 if bits else 1)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def describe_spec(spec: Any) -> TensorInfo:
+    """A tensor's spec as plain data."""
+    return TensorInfo(tuple(spec), str(spec.dtype).removeprefix("torch."), spec.device)
 
 
 @dataclass(slots=True)

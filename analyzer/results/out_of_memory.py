@@ -1,7 +1,7 @@
 """What can be said of a step that ended for want of memory."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,50 +10,50 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.record.log import Log
 
 from .info import OutOfMemoryInfo
+from .wrapper import ModulePaths
 
-_ORDER = ("forward", "backward", "optimizer", "zero_grad")
-# In which phase a quantity is complete; those of the whole step are never in a step that was not finished.
+PHASES = ("forward", "backward", "optimizer", "zero_grad")  #: of a step, in order
+# In which phase a quantity is complete; those of the whole step never are in a step that was not finished.
 _BORN_IN_FORWARD = ("accumulate_bytes", "incremental_bytes", "output_bytes", "temp_bytes", "backward_bytes",
                     "activation_bytes", "saved_bytes")
 _WHOLE_STEP = ("step_seconds", "kernel_seconds")
 
 
-def describe_shortage(log: Log) -> OutOfMemoryInfo | None:
+def describe_shortage(log: Log, paths: ModulePaths) -> OutOfMemoryInfo | None:
     """Where the run ended for want of memory, None where it did not."""
     short = log.shortage
     if short is None:
         return None
     return OutOfMemoryInfo(
         operator=short.operator, phase=short.phase, node=log.nodes[short.node].name if short.node >= 0 else None,
-        module_path=log.modules[short.module].path or None, step=short.step, requested_bytes=short.requested_bytes,
-        short_bytes=short.short_bytes, allocated_bytes=short.allocated_bytes, reserved_bytes=short.reserved_bytes,
-        capacity_bytes=short.capacity_bytes)
+        module_path=paths.find(log.modules[short.module].path) or None, step=short.step,
+        requested_bytes=short.requested_bytes, short_bytes=short.short_bytes, allocated_bytes=short.allocated_bytes,
+        reserved_bytes=short.reserved_bytes, capacity_bytes=short.capacity_bytes)
 
 
-def forget_unfinished(log: Log, rows: Iterable[dict[str, Any]], phase_rows: dict[tuple[int, str], dict[str,
-                                                                                                       Any]]) -> None:
-    """Set what the interrupted phase and those after it would have told to None, in place; nothing if the first step
-    was finished.
+def list_finished_phases(log: Log) -> tuple[str, ...]:
+    """The phases of the log's last step that were finished.
 
-    After a whole step the log's last step is that one, so there is nothing to forget but the interrupted one's phases,
-    which nobody reads.
+    After a whole step the log's last step is that one: the interrupted one's phases are not in it.
     """
     short = log.shortage
     if short is None or short.step:
-        return
-    reached = _ORDER.index(short.phase) if short.phase in _ORDER else 0
-    for key in [key for key in phase_rows if key[1] not in _ORDER[:reached]]:
-        del phase_rows[key]
-    for row in rows:
-        for name in row:
-            if name in _WHOLE_STEP or _ORDER.index(_phase_of(name)) >= reached and _phase_of(name) != "zero_grad":
-                row[name] = None
+        return PHASES
+    return PHASES[:PHASES.index(short.phase)] if short.phase in PHASES else ()
+
+
+def find_unfinished(log: Log) -> Callable[[str], bool] | None:
+    """Tells of a quantity whether the run ended before it was complete; None where all are complete."""
+    finished = list_finished_phases(log)
+    if finished is PHASES:
+        return None
+    return lambda name: name in _WHOLE_STEP or _phase_of(name) not in (*finished, "zero_grad")
 
 
 def _phase_of(name: str) -> str:
     if name.startswith("fwd_") or name in _BORN_IN_FORWARD:
         return "forward"
-    if name.startswith("bwd_") or name.startswith("recompute_") or name == "executed_flops":
+    if name.startswith(("bwd_", "recompute_")) or name == "executed_flops":
         return "backward"
     return "optimizer" if name.startswith("optimizer_") else "zero_grad"
 

@@ -139,7 +139,8 @@ class Profile(DeferredFields):
 
         A step of 3 · 10¹² multiply-adds that takes 20 ms on a GPU of 989.4 · 10¹² FLOP/s:
 
-        >>> p = Profile(name="demo", mode="train", device="h100", autocast="bfloat16", fwd_macs=10**12, bwd_macs=2 * 10**12, recompute_macs=10**12)
+        >>> p = Profile(name="demo", mode="train", device="h100", autocast="bfloat16", fwd_macs=10**12,
+        ...             bwd_macs=2 * 10**12, recompute_macs=10**12)
         >>> round(p.mfu(0.020), 4), round(p.hfu(0.020), 4)
         (0.3032, 0.4043)
         """
@@ -249,7 +250,7 @@ class Profile(DeferredFields):
         return self.export("chrome_trace", path)
 
     def to_memory_snapshot(self, path: str | Path | None = None) -> dict[str, Any]:
-        """The memory events as the dictionary that pytorch.org/memory_viz reads, pickled to ``path`` if one is given."""
+        """The memory events as a dictionary that pytorch.org/memory_viz reads, pickled to ``path`` if one is given."""
         return self.export("memory_snapshot", path)
 
     def fits(self, device: str | DeviceSpec | None = None, world_size: int = 1) -> FitInfo:

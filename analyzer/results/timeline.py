@@ -50,7 +50,7 @@ def _first_call_shown(log: Log) -> int:
 
 
 def _what_was_there(log: Log) -> Iterator[Act]:
-    """An allocation for each storage of the host that was there before the first act (an allocator tells of its own)."""
+    """An allocation for each storage of the host that was there before (an allocator tells of its own)."""
     if log.acts and log.device == "cpu":
         made = {act[1] for act in log.acts if act[0] == "alloc"}  # addresses of the host are never used twice
         for life in log.storages.values():

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -13,11 +13,18 @@ from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec, to_specs
 
-if TYPE_CHECKING:
-    from .recorder import RuntimeRecorder
+from .clock import Clock
 
 _LARGEST = 1 << 16  # signatures; a process that meets more kinds of call than this starts over, to bound memory
 _signatures: dict[Any, Signature] = {}
+
+
+class OperatorListener(Protocol):
+    """Is told of each operator that ran."""
+
+    def ran(self, signature: Signature, inputs: list[torch.Tensor], outputs: list[torch.Tensor], start: Any,
+            end: Any) -> None:
+        """An operator ran between two marks; the clock stands still."""
 
 
 class MeasuringMode(DirectDispatchMode):
@@ -28,10 +35,9 @@ class MeasuringMode(DirectDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, recorder: RuntimeRecorder) -> None:
+    def __init__(self, listener: OperatorListener, clock: Clock) -> None:
         super().__init__()
-        self.recorder = recorder
-        self.clock = recorder.clock
+        self.listener, self.clock = listener, clock
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
@@ -78,7 +84,7 @@ class MeasuringMode(DirectDispatchMode):
                 if len(_signatures) >= _LARGEST:
                     _signatures.clear()
                 _signatures[frozen] = signature
-        self.recorder.ran(signature, inputs, outputs, start, end)
+        self.listener.ran(signature, inputs, outputs, start, end)
 
 
 class _Facts(NamedTuple):

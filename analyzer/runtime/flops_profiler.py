@@ -134,13 +134,15 @@ class FlopsProfiler:
     def _make(self, recorder: RuntimeRecorder) -> Profile:
         steps = recorder.finished_steps()
         trained = any(record.phase == "backward" for record in recorder.log.phases)
-        engine = self.ds_engine
-        sizes = {} if engine is None else {"world_size": engine.world_size, "data_parallel_size": engine.dp_world_size,
-                                           "model_parallel_size": engine.mp_world_size}
-        found = make_profile(recorder, steps, self.convention, mode="train" if trained else "infer", **sizes)
+        engine, facts = self.ds_engine, {}
+        if engine is not None:
+            facts = {"world_size": engine.world_size, "data_parallel_size": engine.dp_world_size,
+                     "model_parallel_size": engine.mp_world_size}
+            if (batch := getattr(engine, "train_micro_batch_size_per_gpu", None)) is not None:
+                facts["batch_size"] = batch()
+        found = make_profile(recorder, steps, self.convention, mode="train" if trained else "infer", **facts)
         recorder.log.steps = recorder.step + 1  # it may go on
-        batch = getattr(engine, "train_micro_batch_size_per_gpu", None)
-        return found if batch is None else replace(found, batch_size=batch())
+        return found
 
     # ---- totals of the model
 

@@ -3,12 +3,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from analyzer.profilers.annotation import Annotation, part_of
 from analyzer.record.log import Log
-from analyzer.results.profile import Profile
 
 from .recorder import Key, RuntimeRecorder
 
@@ -41,6 +39,8 @@ def make_measured_profiler(recorder: RuntimeRecorder, steps: Sequence[int]) -> C
             of_phase[last, phase] += seconds / len(steps)
             if phase in _WAYS:
                 out.add(out.modules, module, _WAYS[phase], seconds / len(steps))
+        for i, seconds in enumerate(call_seconds(recorder, steps)):
+            out.module_calls[i]["fwd_seconds"] = seconds
         in_kernels: dict[str, float] = defaultdict(float)
         for index, seconds in operator_seconds(recorder, steps).items():
             call = log.calls[index]
@@ -89,14 +89,9 @@ def operator_seconds(recorder: RuntimeRecorder, steps: Sequence[int]) -> dict[in
     }
 
 
-def add_call_seconds(profile: Profile, recorder: RuntimeRecorder, steps: Sequence[int]) -> Profile:
-    """``profile`` with the mean seconds of each run of a module, submodules included; as it is where steps differ in
-    what they ran.
-    """
-    calls = profile.module_calls
+def call_seconds(recorder: RuntimeRecorder, steps: Sequence[int]) -> list[float]:
+    """The mean seconds of each run of a module, submodules included; none where steps differ in what they ran."""
     rows = [recorder.call_spans.get(step, []) for step in steps]
-    if not calls or any(len(row) != len(calls) for row in rows):
-        return profile
-    means = [sum(recorder.clock.seconds(*span) for span in spans) / len(rows) for spans in zip(*rows)]
-    return replace(profile, module_calls=tuple(
-        call._replace(fwd_seconds=seconds) for call, seconds in zip(calls, means)))
+    if not rows or any(len(row) != len(recorder.log.module_calls) for row in rows):
+        return []
+    return [sum(recorder.clock.seconds(*span) for span in spans) / len(rows) for spans in zip(*rows)]

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,10 +20,11 @@ from analyzer.results.profile import Profile
 from analyzer.units import format_seconds
 
 from .clock import Clock, choose_clock
-from .latency import add_call_seconds, make_measured_profiler
+from .latency import make_measured_profiler
 from .recorder import RuntimeRecorder, device_of
 
-LIVE_TENSORS = "bytes are those of the tensors alive, without what an allocator rounds up or kernels take for themselves"
+LIVE_TENSORS = ("bytes are those of the tensors alive, without what an allocator rounds up or kernels take for "
+                "themselves")
 
 
 def measure(
@@ -53,7 +53,8 @@ def measure(
     Raises InputError for arguments that cannot be used, and whatever the model itself raises.
 
     >>> import torch
-    >>> p = measure(torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU()), args=(torch.rand(8, 64),), optimizer="sgd")
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU())
+    >>> p = measure(model, args=(torch.rand(8, 64),), optimizer="sgd")
     >>> p.fwd_flops, p.bwd_flops, p.measured_steps, 0 < p.fwd_seconds < p.step_seconds
     (33280, 33024, 3, True)
     """
@@ -75,22 +76,20 @@ def measure(
                            device_type=device.type, options=session.options, reuse=False)
         with recorder.recording():
             driver.run()
-        found = make_profile(recorder, measured, convention, mode=mode, optimizer=session.facts["optimizer"],
-                             autocast=session.facts["autocast"])
-        if not list_compiled(model):
-            return found
-        with torch.set_grad_enabled(mode == "train"), torch.autocast(device.type, dtype=autocast, enabled=autocast
-                                                                     is not None):
-            seconds = time_runs(lambda: model(*args, **kwargs), recorder.clock, steps)
-        *others, remark = found.assumptions
-        return replace(found,
-                       assumptions=(*others, f"{remark}; as compiled, a forward pass takes {format_seconds(seconds)}"))
+        compiled_seconds = None
+        if list_compiled(model):
+            with torch.set_grad_enabled(mode == "train"), torch.autocast(device.type, dtype=autocast,
+                                                                         enabled=autocast is not None):
+                compiled_seconds = time_runs(lambda: model(*args, **kwargs), recorder.clock, steps)
+        return make_profile(recorder, measured, convention, mode=mode, optimizer=session.facts["optimizer"],
+                            autocast=session.facts["autocast"], compiled_seconds=compiled_seconds)
 
 
 def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: str, *, mode: str,
-                 **facts: Any) -> Profile:
-    """What a recorder saw, as a profile; ``steps`` are those whose times are averaged, of the last of which the counts
-    are.
+                 compiled_seconds: float | None = None, **facts: Any) -> Profile:
+    """What a recorder saw, as a profile; times are the mean of ``steps``, counts are those of the last of them.
+
+    ``compiled_seconds`` is what a forward pass of a compiled model takes when it is not watched.
     """
     log, model = recorder.log, recorder.root
     log.steps = steps[-1] + 1
@@ -98,12 +97,14 @@ def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: st
     device = device_of(model)
     log.assumptions = [LIVE_TENSORS]
     if compiled := list_compiled(model):  # operators are watched one by one, which compiled code does not run
-        log.assumptions.append(f"compiled, measured as written: {', '.join(compiled)}")
+        log.assumptions.append(f"compiled, measured as written: {', '.join(compiled)}" + (
+            "" if compiled_seconds is None else
+            f"; as compiled, a forward pass takes {format_seconds(compiled_seconds)}"))
     session = Session(None, mode=mode, profilers={"flops": make_flops_profiler(convention),
                                                   "measured": make_measured_profiler(recorder, steps)})
     facts = {"device": name_device(device), "measured_steps": len(steps), **facts,
              "seconds_method": f"measured on {describe_device(device)} ({recorder.clock.name})"}
-    return add_call_seconds(Run(session, recorder, model).build(**facts), recorder, steps)
+    return Run(session, recorder, model).build(**facts)
 
 
 def build_real(factory: Any) -> torch.nn.Module:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
@@ -27,9 +27,6 @@ from .clock import Clock
 from .dispatch import MeasuringMode
 from .storage import RealStorage, StorageBook
 
-if TYPE_CHECKING:
-    from .generate import PassObserver
-
 ROOT = 0
 TRANSPARENT = -2  #: token of a module whose work is its caller's
 Key = tuple[int, str, int]
@@ -45,6 +42,15 @@ class Position(NamedTuple):
     nodes: int
     phases: int
     events: int
+
+
+class CallObserver(Protocol):
+    """Is told of each call of the model itself."""
+
+    def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call begins."""
+    def left(self, result: Any) -> None:
+        """It returned."""
 
 
 class RuntimeRecorder(Recorder):
@@ -69,9 +75,9 @@ class RuntimeRecorder(Recorder):
         self.call_spans: dict[int, list[list[Any]]] = {}
         #: where calls of the model began, in somebody else's code
         self.root_calls: list[Position] = []
-        self.observer: PassObserver | None = None               #: wants to know of these calls
+        self.observer: CallObserver | None = None               #: is told of these calls
         self._open: list[tuple[int, list[Any] | None]] = []     # beside the stack: id of the module, its marks
-        self._mode = MeasuringMode(self)
+        self._mode = MeasuringMode(self, clock)
         self._mode_depth = 0
         self._undo: ExitStack | None = None
         self._thread = -1
