@@ -23,6 +23,7 @@ from analyzer.meta.tensor import claim_of
 from analyzer.meta.value.contents import read_known
 
 from .bias_split import register_bias_split, splits
+from .changed_content import ChangedContent, ContentWatch, keep_contents
 from .call_target import ApplyFunction, name_target
 from .function_call import READS, NodeCall, describe_call, reads_size, writes
 from .graph_value import to_argument
@@ -83,6 +84,8 @@ class Tape:
         self.outlined = outlined or {}
         self.wanted: dict[Site, str] = {}        #: those that should be as well
         self.sizes = SizeWatch(state)
+        self.contents: ContentWatch | None = None
+        self.keeps_sizes = False                 #: whether the root was told a size that depends on data
         state.expects_contents = False           # code that read them would make them constants of the graph
         self.splits_bias = splits_bias
         self.regions = RegionStack(replays_checkpoints)
@@ -195,6 +198,7 @@ class Tape:
         held, kept = held_tensors((args, kwargs)), own_tensors((module, args, kwargs))
         copies: dict[int, tuple[Any, Any]] = {}
         again = copy_objects((args, kwargs), copies)
+        versions = self._versions(args, kwargs)
         before = known_contents([*tensors_of((args, kwargs)), *(() if module is None else module.buffers())])
         options, self.state.options = self.state.options, dataclasses.replace(self.state.options,
                                                                               unknown_value="placeholder")
@@ -208,6 +212,8 @@ class Tape:
                         forget_contents(tensor)
                 differs = self.sizes.follow(lambda a, k: run(*copy_objects((a, k))), again[0], again[1], result, module,
                                             contents=True)
+                if self.contents is not None:
+                    self.contents.forget()
         except Exception:  # it cannot run with what unknown data was taken as
             self._want()
             raise
@@ -218,7 +224,8 @@ class Tape:
             given = self._give_copies(given, copies)
         if differs or own_tensors((module, args, kwargs)) != kept:
             self._want()
-        elif not changed and not holds_tensor(result):
+        elif not changed and result is not None and not holds_tensor(
+                result) and self._versions(args, kwargs) == versions:
             return result
         target = CallMethod(function) if args and isinstance(args[0], nn.Module) else name_target(function)
         if changed:  # it put other tensors into its arguments
@@ -235,6 +242,11 @@ class Tape:
         self.state.assume(
             f"{site} asks for what depends on data at {self.outlined[site]}: it is one node, which runs it as it is")
         return result
+
+    def _versions(self, *arguments: Any) -> list[int]:
+        """How often arguments, and tensors that the root holds, were written to."""
+        return [t._version for t in (*tensors_of(arguments), *(t for _, t in self.borrowed.stand_ins))
+                if not t.is_inference()]
 
     def _give_copies(self, given: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
         """``given``, nodes of arguments, with objects that tensors have been put into as they were before: another copy
@@ -311,6 +323,16 @@ class Tape:
         """The forward replaced a registered buffer: the graph writes the new contents into it."""
         target = to_argument(self, buffer)
         self.create_from(NodeCall("call_function", assign_buffer, (target, self.node_of(value)), {}))
+
+    def check_content(self, changed: ChangedContent) -> None:
+        """Let the graph begin with a check that a tensor that it changes has the contents that were read of it."""
+        name = self._paths.get(id(changed.tensor)) or self.node_of(changed.tensor).target
+        with self.graph.inserting_before(next(n for n in self.graph.nodes if n.op != "placeholder")):
+            tensor = self.create_from(NodeCall("get_attr", name, (), {}))
+            traced = self.attribute(changed.value, "_tensor_constant", changed.value)
+            self.create_from(NodeCall("call_function", keep_contents, (tensor, traced, name), {}))
+        self.state.assume(f"forward reads {name} and changes it: the graph raises where it is not "
+                          f"{changed.value.tolist()!r:.60} when forward begins")
 
     def node_of(self, tensor: Tensor) -> fx.Node:
         """The node that stands for ``tensor``; made now for parameters, buffers and constants."""
@@ -424,6 +446,7 @@ class Tape:
             self.state.assume(
                 f"a size that depends on data is a constant of the graph, which raises where data gives another one, at {user_line()}"
             )
+            self.keeps_sizes = True
             sizes = {d: tensor.shape[d] for d in sorted(dims)}
             node = self.create_from(
                 NodeCall("call_function", keep_sizes, (self.node_of(tensor), sizes, user_line()), {}))

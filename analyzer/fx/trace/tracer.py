@@ -22,6 +22,7 @@ from analyzer.meta.state import current
 from analyzer.meta.tensor import MetaTensor
 
 from .binding import Bound, bind_arguments
+from .changed_content import ContentWatch
 from .input_check import expectations
 from .outline import Site
 from .skeleton import build_skeleton, collect_contents
@@ -62,18 +63,24 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     module = uncompiled(root) if isinstance(root, nn.Module) else _FunctionModule(root)
     bound = bind_arguments(module.forward, meta_args or {}, concrete_args or {})
     outlined: dict[Site, str] = {}
+    unknown: frozenset[int] | None = frozenset()  # None where changed contents are constants that the graph checks
     first: AnalyzerError | None = None
     while True:
-        attempt = _Attempt(module, bound, meta_args or {}, outlined)
+        attempt = _Attempt(module, bound, meta_args or {}, outlined, unknown)
         try:
             graph = attempt.run(trace_act_ckpt, bias_addition_split)
         except AnalyzerError as error:
             first = first or error
-            if not attempt.wanted:
+            if not attempt.wanted and not unknown:
                 raise first
-        if not attempt.wanted:
+        if attempt.wanted:
+            outlined |= attempt.wanted
+        elif unknown and attempt.asks:
+            outlined, unknown, first = {}, None, None
+        elif unknown is not None and attempt.changed:
+            unknown |= attempt.changed
+        else:
             break
-        outlined |= attempt.wanted
     gm = GraphModule(build_skeleton(module, attempt.contents), graph, _class_name(root))
     gm.meta["assumptions"] = attempt.assumptions
     gm.expect([(p.name, p.kind) for p in bound.parameters], [e for p in bound.parameters for e in _expected(p, bound)])
@@ -81,11 +88,16 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
 
 
 class _Attempt:
-    """One run of a forward on tensors without data, with the code in ``outlined`` as one node each."""
+    """One run of a forward on tensors without data, with the code in ``outlined`` as one node each, and contents of
+    ``unknown`` tensors (by id) not known.
+    """
 
-    def __init__(self, module: nn.Module, bound: Bound, meta_args: Mapping[str, Any], outlined: Mapping[Site,
-                                                                                                        str]) -> None:
+    def __init__(self, module: nn.Module, bound: Bound, meta_args: Mapping[str, Any], outlined: Mapping[Site, str],
+                 unknown: frozenset[int] | None) -> None:
         self.module, self.bound, self.meta_args, self.outlined = module, bound, meta_args, outlined
+        self.unknown = unknown
+        self.changed: frozenset[int] = frozenset()  #: ids of tensors whose contents were read and changed
+        self.asks = True  #: whether the root itself asks for something that only data could give
         self.wanted: dict[Site, str] = {}  #: what must be outlined as well; then the result is not to be used
         self.contents: dict[str, Any] = {}
         self.assumptions: list[str] = []
@@ -101,6 +113,7 @@ class _Attempt:
             mode.state.follows_expected = bool(self.outlined)
             tape = Tape(mode.state, borrowed, trace_act_ckpt, bias_addition_split, self.outlined)
             self.wanted = tape.wanted
+            watch = tape.contents = ContentWatch(borrowed, self.unknown or frozenset())
             values = _stand_in(bound, borrowed)
             _write_placeholders(tape, bound, values)
             args, kwargs = bound.call_arguments(values)
@@ -113,7 +126,10 @@ class _Attempt:
                 raise wrap(error, tape, self.meta_args) from error
             finally:
                 mode.state.tape = None
-            _write_assignments(tape, borrowed)
+            changed = watch.find_changed(_write_assignments(tape, borrowed))
+            self.changed, self.asks = frozenset(changed), tape.keeps_sizes
+            for content in changed.values() if self.unknown is None else ():
+                tape.check_content(content)
             tape.output(result)
             self.assumptions = list(mode.state.assumptions)
             self.contents = collect_contents(tape, borrowed)
@@ -196,21 +212,26 @@ def _expected(p: Parameter, bound: Bound) -> list[Any]:
     return expectations(p.name, value)
 
 
-def _write_assignments(tape: Tape, borrowed: Borrowed) -> None:
-    """Buffers that forward replaced; other attributes that it set are not part of the graph."""
+def _write_assignments(tape: Tape, borrowed: Borrowed) -> frozenset[int]:
+    """Write down that forward replaced buffers, and return their ids; other attributes that it set are not part of the
+    graph.
+    """
     replaced = set()
+    ids = set()
     for path, stand_in, _ in borrowed.buffers:
         owner, _, name = path.rpartition(".")
         now = getattr(borrowed.root.get_submodule(owner), name, None)
         if isinstance(now, Tensor) and now is not stand_in and tape.find(now) is not None:
             tape.assign_buffer(stand_in, now)
             replaced.add(path)
+            ids.add(id(stand_in))
     for owner, name, value in borrowed.assigned():
         path = f"{owner}.{name}" if owner else name
         if path in replaced or tape.find(value) is None:
             continue
         tape.state.assume(f"forward sets {path} to a tensor, which is not a registered buffer: "
                           f"the graph does not set it")
+    return frozenset(ids)
 
 
 @contextlib.contextmanager

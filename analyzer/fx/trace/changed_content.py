@@ -1,0 +1,81 @@
+"""Contents of tensors that a module holds, and that its forward both reads and changes (a queue's pointer).
+
+What is read is different in the next call, so it must not become a constant of the graph. The forward is traced again
+with these contents unknown: code that asks for them becomes one node (`outline`). Where the forward of the root itself
+asks for them, the graph checks that they are what they were when it was traced.
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from analyzer.errors import InputError
+from analyzer.fx.module_borrow import Borrowed
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.storage import MetaStorage
+from analyzer.meta.value.known_value import Watched
+
+Tensor = torch.Tensor
+
+
+class ChangedContent(NamedTuple):
+    """A tensor without data whose contents were read and changed; ``value`` are those before the forward."""
+
+    tensor: Tensor
+    value: Tensor
+
+
+class _Held(NamedTuple):
+    tensor: Tensor
+    original: Tensor
+    storage: MetaStorage
+    contents: Watched | None  #: None where they are unknown
+
+
+class ContentWatch:
+    """Tells which contents of the tensors that a module holds its forward reads and changes.
+
+    Those of ``unknown``, by the ids of the user's tensors, are not known to it.
+    """
+
+    def __init__(self, borrowed: Borrowed, unknown: frozenset[int]) -> None:
+        self._held: list[_Held] = []
+        for original, tensor in borrowed.stand_ins:
+            storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
+            if isinstance(storage, MetaStorage) and storage.known is not None:
+                storage.known = None if id(original) in unknown else Watched(storage.known)
+                self._held.append(_Held(tensor, original, storage, storage.known))
+
+    def forget(self) -> None:
+        """Let contents that were unknown when the forward began be unknown, whatever wrote to them since."""
+        for held in self._held:
+            if held.contents is None:
+                held.storage.known = None
+
+    def find_changed(self, replaced: frozenset[int]) -> dict[int, ChangedContent]:
+        """What was read and changed, by the id of the user's tensor; ``replaced`` are ids of buffers that forward
+        replaced by other tensors.
+        """
+        with without_modes():
+            return {
+                id(held.original): ChangedContent(held.tensor, held.contents.flat().as_strided(
+                    held.original.shape, held.original.stride(), held.original.storage_offset()))
+                for held in self._held if held.contents is not None and held.contents.was_read and (
+                    held.storage.known is not held.contents or id(held.tensor) in replaced)
+            }
+
+
+def keep_contents(tensor: Tensor, traced: Tensor, name: str) -> None:
+    """Raise InputError where ``tensor``, which the module has as ``name``, has other contents than were traced."""
+    if isinstance(tensor.untyped_storage(), MetaStorage) or torch.equal(tensor, traced.to(tensor.device)):
+        return
+    raise InputError(
+        f"{name} was {_shorten(traced.tolist())} when the graph was traced and is {_shorten(tensor.tolist())} now; the "
+        f"traced forward itself reads and changes it, so that the graph is right for one value. Put the code that reads "
+        f"it into a submodule or a function, which then becomes one node")
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else text[:57] + "..."
