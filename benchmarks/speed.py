@@ -34,8 +34,9 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 import torch  # noqa: E402
 
 from analyzer import Profile, profile  # noqa: E402
-from analyzer.replay import block_reuse, optimizer_play  # noqa: E402
-from analyzer.replay.optimizer_trial import REPRESENTATIVES  # noqa: E402
+from analyzer.replay import block_reuse  # noqa: E402
+from analyzer.replay.optimizer import replay as optimizer_replay  # noqa: E402
+from analyzer.replay.optimizer.capture import PROTOTYPES  # noqa: E402
 
 from .speed_case import CASES, REUSE_CASES, SpeedCase, find_case, import_libraries, opt  # noqa: E402
 from .speed_contender import OTHERS, OURS, TELLS, Prepared, prepare  # noqa: E402
@@ -291,14 +292,14 @@ def measure_updates(report: Report) -> None:
     for kinds in (1, 2, 4, 8):
         cells = []
         for times in (1, 2, 4, 8, 16):
-            model, x = _Parameters(times * kinds * REPRESENTATIVES, kinds), torch.empty(())
+            model, x = _Parameters(times * kinds * PROTOTYPES, kinds), torch.empty(())
 
             def run(least: float, model: torch.nn.Module = model, x: torch.Tensor = x) -> None:
-                before, optimizer_play.FEWEST_TIMES = optimizer_play.FEWEST_TIMES, least  # type: ignore[assignment]
+                before, optimizer_replay.FEWEST_TIMES = optimizer_replay.FEWEST_TIMES, least  # type: ignore[assignment]
                 try:
                     profile(model, args=(x,), optimizer="adamw")
                 finally:
-                    optimizer_play.FEWEST_TIMES = before
+                    optimizer_replay.FEWEST_TIMES = before
 
             run(0)
             timings = time_in_turn({"tried": lambda: run(0), "run": lambda: run(float("inf"))},
@@ -308,9 +309,9 @@ def measure_updates(report: Report) -> None:
         say(f"  {rows[-1]}")
     report.add(
         "When an optimizer is tried out",
-        "Time of a profile in which AdamW is tried out on representatives of each kind of parameter and played, to "
-        f"that of one in which it is run (processor time), by the number of kinds and of parameters for each of the {REPRESENTATIVES} "
-        f"representatives of a kind. Above {optimizer_play.FEWEST_TIMES} it is tried out (`FEWEST_TIMES` in `analyzer/replay/optimizer_play.py`).",
+        "Time of a profile in which AdamW is tried out on prototypes of each kind of parameter and played, to "
+        f"that of one in which it is run (processor time), by the number of kinds and of parameters for each of the {PROTOTYPES} "
+        f"prototypes of a kind. Above {optimizer_replay.FEWEST_TIMES} it is tried out (`FEWEST_TIMES` in `analyzer/replay/optimizer/replay.py`).",
         markdown(["kinds", "1", "2", "4", "8", "16"], rows))
 
 

@@ -25,7 +25,7 @@ from .recorder import Recorder, tensors_in
 from .step_hook import has_step_hooks
 
 if TYPE_CHECKING:
-    from analyzer.replay.optimizer_play import OptimizerPlay
+    from analyzer.replay.optimizer.replay import OptimizerReplay
 
 # arguments that a forward pass cannot change
 _PLAIN = (torch.Tensor, str, int, float, bool, complex, type(None), torch.dtype, torch.device)
@@ -93,7 +93,8 @@ class EagerStep:
         self.optimizer = None if optimizer is None else optimizer(
             [cast(torch.nn.Parameter, p) for p in self.parameters if p.requires_grad])
         self.plays_updates = False                 #: whether that is tried
-        self.updates: OptimizerPlay | None = None  #: plays the optimizer's steps
+        self.updates: OptimizerReplay | None = None  #: plays the optimizer's steps
+        self.reason: str | None = None
         self.unseen = UnseenGradients(recorder)    #: gradients of the present step that were played
         self.holds = [Hold(t) for t in tensors_in((args, kwargs)) if t.layout is torch.strided]
 
@@ -154,11 +155,15 @@ class EagerStep:
         if self.plays_updates and self.optimizer is not None:
             self.unseen.check(self.parameters)
             if same and self._leave_unseen(replay) and replay.is_whole():
-                from analyzer.replay.optimizer_play import OptimizerPlay  # not needed by those who train nothing
+                from analyzer.replay.optimizer.mismatch import Mismatch
+                from analyzer.replay.optimizer.replay import OptimizerReplay  # not needed by those who train nothing
 
-                self.updates = OptimizerPlay.make(recorder, self.optimizer, self._updated(), self.unseen,
-                                                  self.options.steps)
-                if self.updates is not None:
+                try:
+                    self.updates = OptimizerReplay(recorder, self.optimizer, self._updated(), self.unseen,
+                                                   self.options.steps)
+                except Mismatch as reason:
+                    self.reason = str(reason)
+                else:
                     self._settle()
                     return replay
             self._take_all()
@@ -272,7 +277,7 @@ class EagerStep:
         if self.updates is not None:
             self.updates.play(self.unseen)
             with self.recorder.during("zero_grad"):
-                self.unseen.drop(self.updates.updated)
+                self.unseen.drop(self.updates.holders)
             return
         state = self.recorder.mode.state
         plain = type(self.optimizer) in TORCHS_OWN and not has_step_hooks(self.optimizer, known=1)  # the recorder's own

@@ -15,7 +15,7 @@ from analyzer.meta.mode import MetaTensorMode
 @pytest.fixture(autouse=True)
 def _run_every_step(monkeypatch):
     """Steps that are played look at no list."""
-    monkeypatch.setattr("analyzer.replay.optimizer_play.FEWEST_TIMES", 1 << 20)
+    monkeypatch.setattr("analyzer.replay.optimizer.replay.FEWEST_TIMES", 1 << 20)
 
 
 def make_model():

@@ -1,0 +1,1 @@
+"""Optimizers whose steps are captured on a few parameters and replayed for all."""

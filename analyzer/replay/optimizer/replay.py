@@ -1,0 +1,132 @@
+"""Replays an optimizer's steps: captured on prototypes, expanded to all parameters, repeated by the allocator."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from analyzer.meta.storage import take_numbers
+from analyzer.record.event import BORN, CALLED, OUTSIDE, Event
+from analyzer.record.log import Log
+from analyzer.record.recorder import Recorder
+from analyzer.record.storage_life import StorageLife
+
+from ..reel import Place, Reel, play
+from ..reserved import Reserved
+from ..unseen_gradient import UnseenGradients
+from .capture import PROTOTYPES, Capture
+from .expansion import Birth, Expansion
+from .mismatch import Mismatch
+from .parameter import UpdatedParameters
+from .pattern import find_pattern
+
+# A capture runs so many prototypes of each kind and has to be read, which takes as long as running four times as many
+# parameters: section "When an optimizer is tried out" of docs/performance.md, which benchmarks/speed.py measures.
+FEWEST_TIMES = 4
+_PHASE, _ROOT = "optimizer", 0
+
+
+class OptimizerReplay:
+    """An optimizer's steps as segments that can be replayed on the memory of a recorder.
+
+    Raises Mismatch where the optimizer has to run: its class and settings must be known; ``groups`` are the parameters
+    of its groups, in its order.
+    """
+
+    def __init__(self, recorder: Recorder, optimizer: torch.optim.Optimizer,
+                 groups: Iterable[Iterable[torch.Tensor | Reserved]], unseen: UnseenGradients, steps: int) -> None:
+        self.recorder = recorder
+        updated = UpdatedParameters(torch.device(recorder.log.device), unseen, groups)
+        if len(updated.infos) <= FEWEST_TIMES * PROTOTYPES * len(updated.kinds):
+            raise Mismatch("its parameters are so few that running it takes no longer")
+        captured = Capture(recorder, optimizer, list(updated.kinds)).run(steps)
+        expansion = Expansion(find_pattern(captured), updated.infos)
+        self.holders = updated.holders  #: the parameters, or their block where it is not materialized
+        self.segments = _Compiler(recorder, expansion).compile(steps)
+        self.numbers: list[Sequence[int]] = [updated.numbers]  # of the storages of parameters, and of what is made
+        self.slots: list[Any] = [None] * expansion.made        # what the allocator gave, by number in the segments
+
+    def play(self, unseen: UnseenGradients) -> None:
+        """Replay the recorder's present step on gradients that are there."""
+        recorder, log = self.recorder, self.recorder.log
+        segment, state_bytes = self.segments[recorder.step]
+        recorder.begin(_PHASE)
+        first = take_numbers()
+        self.numbers.append(range(first, first + segment.births))
+        parameters, *made = self.numbers
+        place = UpdatePlace((parameters, unseen.numbers_of(self.holders), *made), state_bytes)
+        log.unwritten["optimizer state"] += state_bytes
+        play(recorder, segment, place, self.slots, _keep)
+        log.pending.append(place)
+        recorder.resume("forward")
+
+
+def _keep(slot: int) -> None:
+    raise AssertionError("an optimizer's step frees what it does not own")
+
+
+class UpdatePlace(Place):
+    """Where a step is replayed; the last of it that is written into the log, after its storages."""
+
+    def __init__(self, numbers: Iterable[Sequence[Any]], state_bytes: int) -> None:
+        super().__init__(numbers, (), ())
+        self.modules, self.state_bytes = (_ROOT,), state_bytes
+
+    def parts_played(self) -> tuple[()]:
+        """None besides those of the segment."""
+        return ()
+
+    def expand(self, log: Log) -> None:
+        """The states are in the log now."""
+        log.unwritten["optimizer state"] -= self.state_bytes
+
+
+class _Compiler:
+    """Makes segments of an expansion's steps, which share a log: a storage there stands for all that are alike."""
+
+    def __init__(self, recorder: Recorder, expansion: Expansion) -> None:
+        self.memory, self.expansion = recorder.memory, expansion
+        self.log = Log(device=recorder.log.device)
+        self._lives: dict[Any, StorageLife] = {}
+        count = len(expansion.infos)
+        table = self.log.storage_table
+        for i, info in enumerate(expansion.infos):
+            for number, nbytes in ((i, info.parameter_bytes), (count + i, info.gradient_bytes)):
+                table[number] = self._life(Birth(nbytes, self.log.device, "", False))
+
+    def compile(self, steps: int) -> list[tuple[Reel, int]]:
+        """A segment of each step, and the bytes of the states that it makes."""
+        found = []
+        given = 2 * len(self.expansion.infos)
+        slot_of = dict(zip(range(given), range(given)))
+        elsewhere: dict[int, torch.device] = {}
+        for step in range(steps):
+            first = self.expansion.made
+            events, state_bytes = self._write(step)
+            reel = Reel(self.log, events, slot_of, first, set(slot_of), elsewhere, self.memory)
+            found.append((reel, state_bytes))
+        return found
+
+    def _write(self, step: int) -> tuple[list[Event], int]:
+        events: list[Event] = []
+        state_bytes = 0
+        calls, table = self.log.call_slots, self.log.storage_table
+        for kind, what, *rest in self.expansion.expand(step):
+            if kind == CALLED:
+                events.append((CALLED, len(calls)))
+                calls.append(what, *rest, step, _PHASE, _ROOT, OUTSIDE, None, False)
+            else:
+                events.append((kind, what))
+                if kind == BORN:
+                    table[what] = self._life(birth := rest[0])
+                    state_bytes += birth.nbytes if birth.category else 0
+        return events, state_bytes
+
+    def _life(self, birth: Birth) -> StorageLife:
+        found = self._lives.get(birth)
+        if found is None:
+            found = self._lives[birth] = StorageLife(self.log.life_table, 0, birth.nbytes, 0, 0, birth.device, 0, 0,
+                                                     _PHASE, 0, OUTSIDE, _ROOT)
+            found.category, found.requires_grad = birth.category, birth.requires_grad
+        return found
