@@ -94,7 +94,7 @@ class EagerStep:
             [cast(torch.nn.Parameter, p) for p in self.parameters if p.requires_grad])
         self.plays_updates = False                 #: whether that is tried
         self.updates: OptimizerReplay | None = None  #: plays the optimizer's steps
-        self.reason: str | None = None
+        self.reason: str | None = None               #: why the optimizer is run
         self.unseen = UnseenGradients(recorder)    #: gradients of the present step that were played
         self.holds = [Hold(t) for t in tensors_in((args, kwargs)) if t.layout is torch.strided]
 
@@ -155,17 +155,14 @@ class EagerStep:
         if self.plays_updates and self.optimizer is not None:
             self.unseen.check(self.parameters)
             if same and self._leave_unseen(replay) and replay.is_whole():
-                from analyzer.replay.optimizer.mismatch import Mismatch
                 from analyzer.replay.optimizer.replay import OptimizerReplay  # not needed by those who train nothing
 
-                try:
-                    self.updates = OptimizerReplay(recorder, self.optimizer, self._updated(), self.unseen,
-                                                   self.options.steps)
-                except Mismatch as reason:
-                    self.reason = str(reason)
-                else:
+                found = OptimizerReplay.make(recorder, self.optimizer, self._updated(), self.unseen, self.options.steps)
+                if isinstance(found, OptimizerReplay):
+                    self.updates = found
                     self._settle()
                     return replay
+                self.reason = found
             self._take_all()
             self.unseen.show(self.parameters)
             replay = StepReplay(recorder, events, first_node=recorder.first_node)

@@ -28,20 +28,26 @@ _PHASE, _ROOT = "optimizer", 0
 
 
 class OptimizerReplay:
-    """An optimizer's steps as segments that can be replayed on the memory of a recorder.
+    """An optimizer's steps as segments that can be replayed on the memory of a recorder."""
 
-    Raises Mismatch where the optimizer has to run: its class and settings must be known; ``groups`` are the parameters
-    of its groups, in its order.
-    """
+    @staticmethod
+    def make(recorder: Recorder, optimizer: torch.optim.Optimizer, groups: Iterable[Iterable[torch.Tensor | Reserved]],
+             unseen: UnseenGradients, steps: int) -> OptimizerReplay | str:
+        """The replay of an optimizer of known class and settings, or why it has to run.
 
-    def __init__(self, recorder: Recorder, optimizer: torch.optim.Optimizer,
-                 groups: Iterable[Iterable[torch.Tensor | Reserved]], unseen: UnseenGradients, steps: int) -> None:
+        ``groups`` are the parameters of its groups, in its order.
+        """
+        try:
+            updated = UpdatedParameters(torch.device(recorder.log.device), unseen, groups)
+            if len(updated.infos) <= FEWEST_TIMES * PROTOTYPES * len(updated.kinds):
+                return "its parameters are so few that running it takes no longer"
+            captured = Capture(recorder, optimizer, list(updated.kinds)).run(steps)
+            return OptimizerReplay(recorder, updated, Expansion(find_pattern(captured), updated.infos), steps)
+        except Mismatch as reason:
+            return str(reason)
+
+    def __init__(self, recorder: Recorder, updated: UpdatedParameters, expansion: Expansion, steps: int) -> None:
         self.recorder = recorder
-        updated = UpdatedParameters(torch.device(recorder.log.device), unseen, groups)
-        if len(updated.infos) <= FEWEST_TIMES * PROTOTYPES * len(updated.kinds):
-            raise Mismatch("its parameters are so few that running it takes no longer")
-        captured = Capture(recorder, optimizer, list(updated.kinds)).run(steps)
-        expansion = Expansion(find_pattern(captured), updated.infos)
         self.holders = updated.holders  #: the parameters, or their block where it is not materialized
         self.segments = _Compiler(recorder, expansion).compile(steps)
         self.numbers: list[Sequence[int]] = [updated.numbers]  # of the storages of parameters, and of what is made
@@ -115,7 +121,7 @@ class _Compiler:
         for kind, what, *rest in self.expansion.expand(step):
             if kind == CALLED:
                 events.append((CALLED, len(calls)))
-                calls.append(what, *rest, step, _PHASE, _ROOT, OUTSIDE, None, False)
+                calls.append(what, rest[0], rest[1], step, _PHASE, _ROOT, OUTSIDE, None, False)
             else:
                 events.append((kind, what))
                 if kind == BORN:
