@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from analyzer import profile
+from analyzer.record.collector import rare_collections
 from analyzer.record.log import Log
 from analyzer.zoo import MODELS
 
@@ -83,3 +85,23 @@ def test_thresholds_are_as_they_were(thresholds):
         assert gc.get_threshold() == thresholds
     finally:
         gc.set_threshold(*before)
+
+
+def test_runs_that_overlap_leave_the_threshold_as_it_was():
+    before = gc.get_threshold()
+    first, second = rare_collections(), rare_collections()
+    first.__enter__()
+    during = gc.get_threshold()
+    second.__enter__()
+    assert gc.get_threshold() == during == (100 * before[0], *before[1:])
+    first.__exit__(None, None, None)  # not the last that was opened: threads end in any order
+    assert gc.get_threshold() == during
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == before
+
+
+def test_threads_that_profile_at_once_leave_the_threshold_as_it_was():
+    before = gc.get_threshold()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: profile(torch.nn.Linear(4, 4), args=(torch.empty(2, 4),)), range(6)))
+    assert gc.get_threshold() == before
