@@ -18,6 +18,7 @@ from analyzer.solver.plan_command import add_plan_command, run_plan
 from analyzer.sweep.command import add_sweep_command, run_sweep
 
 from .errors import AnalyzerError, InputError
+from .output import check_output
 
 _PROFILE_HELP = """\
 Predicts what one training or inference step of a model costs: FLOPs, memory by phase, communication, time.
@@ -132,8 +133,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
         if word not in _SHOWN:
             raise InputError(f"--show {arguments.show}: {word!r} is none of {', '.join(_SHOWN)}")
     for path in (arguments.json, arguments.html, arguments.output):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise InputError(f"{path}: the folder {path.absolute().parent} does not exist")
+        check_output(path)
     read_report_options(arguments)
 
     from analyzer.record.progress import watch_progress

@@ -29,6 +29,10 @@ class UnknownDeviceError(AnalyzerError, ValueError):
     """A device name that the hardware catalogue does not hold."""
 
 
+class OutputError(InputError, OSError):
+    """A file that was asked for and cannot be written."""
+
+
 class MissingExtraError(AnalyzerError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
+from analyzer.output import check_output
 
 _HELP = """\
 Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step costs.
@@ -55,8 +56,7 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
     # the script may change the directory
     outputs = [None if path is None else path.absolute() for path in (arguments.json, arguments.html)]
     for path in outputs:
-        if path is not None and not path.parent.is_dir():
-            raise InputError(f"{path}: the folder {path.parent} does not exist")
+        check_output(path)
 
     from .script import dry_run
 

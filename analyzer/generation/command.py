@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import AnalyzerError, InputError
+from analyzer.output import check_output
 from analyzer.report.choice import add_report_options, print_report, read_report_options
 from analyzer.report.column import FORMATS
 from analyzer.zoo.input_spec import DTYPES
@@ -64,6 +65,8 @@ def run_generate(arguments: argparse.Namespace) -> int:
 
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
     read_report_options(arguments)
+    for path in (arguments.json, arguments.output):
+        check_output(path)
     dtype, autocast = (find_dtype(option, text)
                        for option, text in (("--dtype", arguments.dtype), ("--autocast", arguments.autocast)))
     target = load_target(arguments.target)

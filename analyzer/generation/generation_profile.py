@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analyzer.errors import InputError, ProfileFormatError
+from analyzer.output import write_output
 from analyzer.report.column import Column, check_layout, format_quantity, print_rows
 from analyzer.report.json_format import decoder_of, encode, load_text
 from analyzer.report.summary import describe_out_of_memory
@@ -137,7 +138,7 @@ class GenerationProfile:
         text = json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **encode(self)}, separators=(",", ":"),
                           allow_nan=False)
         if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
+            write_output(path, text + "\n")
         return text
 
     @classmethod

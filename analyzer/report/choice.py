@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
+from analyzer.output import write_output
 from analyzer.report.compat.torchinfo import COLUMNS as TORCHINFO_COLUMNS
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
@@ -70,7 +71,7 @@ def print_report(profile: Profile, arguments: argparse.Namespace) -> None:
     if arguments.output is None:
         print(text)
     else:
-        arguments.output.write_text(text + "\n", encoding="utf-8")
+        write_output(arguments.output, text + "\n")
 
 
 def _split(text: str) -> list[str]:

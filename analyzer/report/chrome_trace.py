@@ -11,6 +11,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from analyzer.output import write_output
 from analyzer.results.info import TimelinePoint
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
@@ -59,7 +60,7 @@ def to_chrome_trace(profile: Profile, path: str | Path | None = None) -> dict[st
     trace = {"traceEvents": events, "displayTimeUnit": "ms",
              "otherData": {"times": times, "device": profile.device or "unknown", "analyzer": profile.analyzer_version}}
     if path is not None:
-        Path(path).write_text(json.dumps(trace, allow_nan=False), encoding="utf-8")
+        write_output(path, json.dumps(trace, allow_nan=False))
     return trace
 
 

@@ -6,6 +6,7 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
+from analyzer.output import write_output
 from analyzer.results.info import CostInfo, ModuleInfo, TimelinePoint
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter, register_view
@@ -66,7 +67,7 @@ def to_html(profile: Profile, path: str | Path | None = None) -> str:
     ]
     page = "\n".join(part for part in parts if part)
     if path is not None:
-        Path(path).write_text(page, encoding="utf-8")
+        write_output(path, page)
     return page
 
 

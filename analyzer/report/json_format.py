@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Union
 
 from analyzer.errors import InputError, ProfileFormatError
+from analyzer.output import write_output
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter, register_view
 
@@ -36,7 +37,7 @@ def write_json(profile: Profile, path: str | Path | None = None) -> str:
         raise InputError(f"to_json(): this profile cannot be saved without loss: {error}") from error
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     if path is not None:
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        write_output(path, text + "\n")
     return text
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
+from analyzer.output import write_output
 from analyzer.results.info import MemoryEvent
 from analyzer.results.profile import Profile
 from analyzer.results.timeline import change_pages
@@ -64,7 +65,7 @@ def to_memory_snapshot(profile: Profile, path: str | Path | None = None) -> dict
         ], "device_traces": [traces]
     }
     if path is not None:
-        Path(path).write_bytes(pickle.dumps(snapshot, protocol=_PICKLE_PROTOCOL))
+        write_output(path, pickle.dumps(snapshot, protocol=_PICKLE_PROTOCOL))
     return snapshot
 
 

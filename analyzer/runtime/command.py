@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analyzer.output import check_output
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.report.choice import add_report_options, print_report, read_report_options
 
@@ -68,8 +69,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
     if arguments.report is None and arguments.against is None:
         arguments.report = "summary"
     for path in (arguments.json, arguments.html, arguments.output):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise InputError(f"{path}: the folder {path.absolute().parent} does not exist")
+        check_output(path)
     read_report_options(arguments)
 
     import torch

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from analyzer.errors import InputError
+from analyzer.output import write_output
 from analyzer.results.info import ModuleInfo
 from analyzer.results.profile import Profile
 
@@ -264,8 +265,8 @@ def print_generation(prof: FlopsProfiler, args: tuple[Any, ...], kwargs: dict[st
         return
     text = split_generation(recorder, args, kwargs, prof.convention).summary()
     if output_file:
-        with Path(output_file).open("a", encoding="utf-8") as file:
-            file.write(f"\n{text}\n")
+        before = Path(output_file).read_text(encoding="utf-8")
+        write_output(output_file, f"{before}\n{text}\n")
     else:
         print(f"\n{text}")
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from torch import fx, nn
 
 from analyzer.errors import InputError, ProfileFormatError
+from analyzer.output import write_output
 from analyzer.units import format_bytes, format_flops, format_seconds
 
 _FORMAT = "analyzer.plan"
@@ -149,7 +150,7 @@ class Plan:
 
         text = json.dumps({"format": _FORMAT, "version": self.format_version, **encode(self)}, allow_nan=False)
         if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
+            write_output(path, text + "\n")
         return text
 
     @classmethod

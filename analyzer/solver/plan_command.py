@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import AnalyzerError, InputError
+from analyzer.output import check_output
 
 _HELP = """\
 Finds what to run again in the backward pass (activation checkpointing) so that a training step stays within a budget of memory, and runs as
@@ -66,8 +67,7 @@ def add_plan_command(commands: Any) -> None:
 def run_plan(arguments: argparse.Namespace) -> int:
     """``analyzer plan``; the result is the exit code."""
     for path in (arguments.json, arguments.plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise InputError(f"{path}: the folder {path.absolute().parent} does not exist")
+        check_output(path)
 
     from analyzer.zoo.input_spec import DTYPES, parse_inputs
     from analyzer.zoo.target import load_target

@@ -14,7 +14,7 @@ from analyzer.progress_bar import ProgressBar
 from analyzer.report.column import format_quantity, print_rows
 
 from .configuration import AXES
-from .result import Row, SweepResult, check_output
+from .result import Row, SweepResult, check_table
 from .run import SweepInterrupted, sweep
 
 _HELP = """\
@@ -89,7 +89,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     grid = {axis: _read_values(axis, getattr(arguments, axis)) for axis in AXES if getattr(arguments, axis) is not None}
     if not grid:
         raise InputError("sweep: nothing varies; give values, e.g. --batch 1,2,4")
-    out: Path | None = None if arguments.out is None else check_output(arguments.out)
+    out: Path | None = None if arguments.out is None else check_table(arguments.out)
     journal = None if out is None else out if out.suffix == ".jsonl" else out.with_name(out.name + ".jsonl")
     bar = ProgressBar()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analyzer.errors import InputError, MissingExtraError
+from analyzer.output import check_output, write_output
 
 from .configuration import AXES
 
@@ -107,22 +108,21 @@ class SweepResult:
 
     def write(self, path: str | Path) -> None:
         """Write a .csv, .jsonl or .parquet file. Raises InputError for another name, MissingExtraError without pyarrow."""
-        path = check_output(path)
+        path = check_table(path)
         if path.suffix == ".parquet":
-            _write_parquet(self.rows, path)
+            write_output(path, _write_parquet(self.rows, path))
         else:
-            path.write_text(self.to_csv() if path.suffix == ".csv" else self.to_jsonl(), encoding="utf-8")
+            write_output(path, self.to_csv() if path.suffix == ".csv" else self.to_jsonl())
 
 
-def check_output(path: str | Path) -> Path:
+def check_table(path: str | Path) -> Path:
     """``path``, if rows can be written there. Raises InputError or MissingExtraError, before the work is done and not
     after.
     """
     path = Path(path)
     if path.suffix not in FORMATS:
         raise InputError(f"{path}: must end in {', '.join(FORMATS)}")
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"{path}: the folder {path.absolute().parent} does not exist")
+    check_output(path)
     if path.suffix == ".parquet":
         _import_pyarrow(path)
     return path
@@ -137,8 +137,10 @@ def _import_pyarrow(path: Path) -> Any:
     return pyarrow
 
 
-def _write_parquet(rows: Sequence[Row], path: Path) -> None:
+def _write_parquet(rows: Sequence[Row], path: Path) -> bytes:
     arrow = _import_pyarrow(path)
     kinds = {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
     columns = {name: arrow.array([row.get(name) for row in rows], type=kinds[kind]) for name, kind in COLUMNS.items()}
-    arrow.parquet.write_table(arrow.table(columns), path)
+    content = io.BytesIO()
+    arrow.parquet.write_table(arrow.table(columns), content)
+    return content.getvalue()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
+from analyzer.output import write_output
 from analyzer.report.column import check_layout, print_rows
 from analyzer.report.module_row import Ignored, divide, find_root, format_shapes, has_own_row, leave_out, plain
 from analyzer.report.notation import NOTATIONS, list_notations
@@ -75,7 +76,7 @@ def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: i
     if output_file is not None:
         path = Path(output_file)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n", encoding="utf-8")
+        write_output(path, text + "\n")
     return text
 
 
