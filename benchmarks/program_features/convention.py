@@ -1,0 +1,367 @@
+"""How a model calls its blocks: what it hands over, what comes back, what both change."""
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .feature import WIDTH
+
+
+def run_block(block: Any, x: Tensor) -> Any:
+    """The forward of a block that takes and returns a tensor: ``block.run`` runs its features."""
+    return block.run(x)
+
+
+class Convention:
+    """A tensor in, a tensor out. One is made for each forward pass of a model; `forward` becomes the blocks' own."""
+
+    def __init__(self, model: Any, x: Tensor) -> None:
+        self.calls = 0
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        """Call ``block``, a module or its forward, and take the tensor that goes on out of its result."""
+        return block(x)
+
+    def end(self, x: Tensor) -> Tensor:
+        """What the model returns for the last block's ``x``."""
+        return x
+
+    forward: Callable[..., Any] = staticmethod(run_block)
+
+
+class TupleResult(Convention):
+    """Blocks return a tuple with nothing in its second place."""
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(x)[0]
+
+    @staticmethod
+    def forward(block: Any, x: Tensor) -> Any:
+        return block.run(x), None
+
+
+class DetachedAuxiliary(TupleResult):
+    """Blocks return a detached number besides."""
+
+    @staticmethod
+    def forward(block: Any, x: Tensor) -> Any:
+        x = block.run(x)
+        return x, x.detach().mean()
+
+
+class AuxiliaryLoss(Convention):
+    """Blocks return a loss besides, and the model adds all of them."""
+
+    def __init__(self, model: Any, x: Tensor) -> None:
+        super().__init__(model, x)
+        self.losses: list[Tensor] = []
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        x, loss = block(x)
+        self.losses.append(loss)
+        return x
+
+    def end(self, x: Tensor) -> Tensor:
+        return x + sum(self.losses) if self.losses else x
+
+    @staticmethod
+    def forward(block: Any, x: Tensor) -> Any:
+        x = block.run(x)
+        return x, x.mean()
+
+
+class UnusedAuxiliary(AuxiliaryLoss):
+    """Blocks return a loss besides, which nothing uses."""
+
+    def end(self, x: Tensor) -> Tensor:
+        return x
+
+
+class DictionaryResult(Convention):
+    """Blocks return a dictionary."""
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(x)["hidden"]
+
+    @staticmethod
+    def forward(block: Any, x: Tensor) -> Any:
+        return {"hidden": block.run(x), "count": 1}
+
+
+class _Output(NamedTuple):
+    hidden: Tensor
+    kind: int
+
+
+class NamedResult(Convention):
+    """Blocks return a named tuple."""
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(x).hidden
+
+    @staticmethod
+    def forward(block: Any, x: Tensor) -> Any:
+        return _Output(block.run(x), 1)
+
+
+@dataclass
+class _Record:
+    hidden: Tensor
+    count: int = 1
+
+
+class DataclassResult(NamedResult):
+    """Blocks return a dataclass."""
+
+    @staticmethod
+    def forward(block: Any, x: Tensor) -> Any:
+        return _Record(block.run(x))
+
+
+class ListResult(TupleResult):
+    """Blocks return a list."""
+
+    @staticmethod
+    def forward(block: Any, x: Tensor) -> Any:
+        return [block.run(x)]
+
+
+class SameTwice(TupleResult):
+    """Blocks return one tensor twice, the second as a view."""
+
+    @staticmethod
+    def forward(block: Any, x: Tensor) -> Any:
+        x = block.run(x)
+        return x, x.view(-1)
+
+
+class NamedArguments(Convention):
+    """Blocks take named arguments only."""
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(hidden=x, flag=True)
+
+    @staticmethod
+    def forward(block: Any, *, hidden: Tensor, flag: bool = False) -> Any:
+        return block.run(hidden) if flag else hidden
+
+
+class OptionalMask(Convention):
+    """Blocks take a mask that is None."""
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(x, mask=None)
+
+    @staticmethod
+    def forward(block: Any, x: Tensor, mask: Tensor | None = None) -> Any:
+        return block.run(x) if mask is None else block.run(x) * mask
+
+
+class SharedMask(Convention):
+    """Blocks take one mask that the model makes."""
+
+    def __init__(self, model: Any, x: Tensor) -> None:
+        super().__init__(model, x)
+        self.mask = torch.ones(x.shape[1], 1, device=x.device)
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(x, self.mask[:x.shape[1]])
+
+    @staticmethod
+    def forward(block: Any, x: Tensor, mask: Tensor) -> Any:
+        return block.run(x) * mask
+
+
+class SharedGradient(SharedMask):
+    """Blocks take one tensor that has a gradient."""
+
+    def __init__(self, model: Any, x: Tensor) -> None:
+        super().__init__(model, x)
+        self.mask = model.gain.mean() * self.mask
+
+
+class InputTwice(Convention):
+    """Blocks take their input twice."""
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(x, x)
+
+    @staticmethod
+    def forward(block: Any, x: Tensor, skip: Tensor) -> Any:
+        return block.run(x) + skip
+
+
+class FirstInput(InputTwice):
+    """Blocks take the model's first input besides."""
+
+    def __init__(self, model: Any, x: Tensor) -> None:
+        super().__init__(model, x)
+        self.first = x * 3
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(x, self.first.mean())
+
+
+class IndexArgument(Convention):
+    """Blocks take a number that grows, and multiply by it."""
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        self.calls += 1
+        return block(x, self.calls)
+
+    @staticmethod
+    def forward(block: Any, x: Tensor, index: int) -> Any:
+        return block.run(x) * index
+
+
+class IndexBranch(IndexArgument):
+    """Blocks take a number that grows, and go another way by it."""
+
+    @staticmethod
+    def forward(block: Any, x: Tensor, index: int) -> Any:
+        return block.run(x).relu() if index % 2 else block.run(x)
+
+
+class StringArgument(Convention):
+    """Blocks take the name of a function."""
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        self.calls += 1
+        return block(x, "relu" if self.calls % 3 else "gelu")
+
+    @staticmethod
+    def forward(block: Any, x: Tensor, name: str) -> Any:
+        return getattr(nn.functional, name)(block.run(x))
+
+
+class FunctionArgument(Convention):
+    """Blocks take a function of the model's, which counts."""
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(x, self.act)
+
+    def act(self, x: Tensor) -> Tensor:
+        """Go another way in every second call."""
+        self.calls += 1
+        return x.relu() if self.calls % 2 else x
+
+    @staticmethod
+    def forward(block: Any, x: Tensor, act: Any) -> Any:
+        return act(block.run(x))
+
+
+class SliceArgument(Convention):
+    """Blocks take a slice."""
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(x, slice(None))
+
+    @staticmethod
+    def forward(block: Any, x: Tensor, rows: slice) -> Any:
+        return block.run(x)[:, rows]
+
+
+class TupleArgument(Convention):
+    """Blocks take a tuple of two tensors."""
+
+    def __init__(self, model: Any, x: Tensor) -> None:
+        super().__init__(model, x)
+        self.position = (torch.ones(WIDTH, device=x.device), torch.zeros(WIDTH, device=x.device))
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(x, self.position)
+
+    @staticmethod
+    def forward(block: Any, x: Tensor, position: tuple[Tensor, Tensor]) -> Any:
+        return block.run(x) * position[0] + position[1]
+
+
+class CacheList(Convention):
+    """Blocks append to a list that the model hands over."""
+
+    def __init__(self, model: Any, x: Tensor) -> None:
+        super().__init__(model, x)
+        self.cache: list[Tensor] = []
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(x, self.cache)
+
+    @staticmethod
+    def forward(block: Any, x: Tensor, cache: list[Tensor]) -> Any:
+        cache.append(x.detach())
+        return block.run(x)
+
+
+class CacheListRead(CacheList):
+    """Blocks append to a list that the model hands over, and read what others appended."""
+
+    @staticmethod
+    def forward(block: Any, x: Tensor, cache: list[Tensor]) -> Any:
+        x = block.run(x)
+        cache.append(x)
+        return x if len(cache) < 3 else x + cache[-3].mean()
+
+
+class CacheDictionary(Convention):
+    """Blocks count in a dictionary that the model hands over."""
+
+    def __init__(self, model: Any, x: Tensor) -> None:
+        super().__init__(model, x)
+        self.cache: dict[str, int] = {}
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(x, self.cache)
+
+    @staticmethod
+    def forward(block: Any, x: Tensor, cache: dict[str, int]) -> Any:
+        cache["calls"] = cache.get("calls", 0) + 1
+        return block.run(x) * cache["calls"]
+
+
+class StateObject(Convention):
+    """Blocks count in an object that the model hands over."""
+
+    def __init__(self, model: Any, x: Tensor) -> None:
+        super().__init__(model, x)
+        self.state = types.SimpleNamespace(calls=0)
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(x, self.state)
+
+    @staticmethod
+    def forward(block: Any, x: Tensor, state: Any) -> Any:
+        state.calls += 1
+        return block.run(x) * state.calls
+
+
+class ExtraArguments(Convention):
+    """Blocks take any arguments, and ignore them."""
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(x, 1, None, use_cache=False)
+
+    @staticmethod
+    def forward(block: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return block.run(x)
+
+
+class BufferArgument(Convention):
+    """Blocks take a buffer of the model's, and write to it."""
+
+    def __init__(self, model: Any, x: Tensor) -> None:
+        super().__init__(model, x)
+        self.total = model.total
+
+    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
+        return block(x, self.total)
+
+    @staticmethod
+    def forward(block: Any, x: Tensor, total: Tensor) -> Any:
+        with torch.no_grad():
+            total.add_(1)
+        return block.run(x)

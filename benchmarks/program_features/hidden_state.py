@@ -1,0 +1,361 @@
+"""Features whose state lies where a block does not hold it: globals, closures, classes, generators, the process."""
+from __future__ import annotations
+
+import collections
+import contextvars
+import functools
+import itertools
+import os
+import random
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .feature import Feature, Place
+
+VARIABLE = "ANALYZER_RANDOM_PROGRAM"
+count = 0
+counts: dict[str, int] = {"calls": 0}
+shapes: list[tuple[int, ...]] = []
+tensors: dict[str, Tensor] = {}
+recent: collections.deque[int] = collections.deque(maxlen=100)
+numbers = itertools.count()
+context: contextvars.ContextVar[int] = contextvars.ContextVar("context", default=0)
+of_thread = threading.local()
+settings = types.SimpleNamespace(calls=0)
+generator = np.random.default_rng(0)
+seen_ids: set[int] = set()
+seen_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+class _Alternating(Feature):
+    """Goes another way where the subclass's state says so."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x).relu() if self.is_other_way() else self.linear(x)
+
+    def is_other_way(self) -> Any:
+        """Read the state, and change it."""
+        raise NotImplementedError
+
+
+class GlobalInteger(_Alternating):
+    """Counts in a global."""
+
+    def is_other_way(self) -> Any:
+        global count
+        count += 1
+        return count % 3 == 0
+
+
+class GlobalDictionary(_Alternating):
+    """Counts in an entry of a global dictionary."""
+
+    def is_other_way(self) -> Any:
+        counts["calls"] += 1
+        return counts["calls"] % 2 == 0
+
+
+class GlobalDeque(_Alternating):
+    """Counts by the length of a global deque."""
+
+    def is_other_way(self) -> Any:
+        recent.append(1)
+        return len(recent) % 2 == 0
+
+
+class GlobalIterator(_Alternating):
+    """Draws from a global iterator."""
+
+    def is_other_way(self) -> Any:
+        return next(numbers) % 2 == 1
+
+
+class Environment(_Alternating):
+    """Counts in a variable of the process's environment."""
+
+    def is_other_way(self) -> Any:
+        os.environ[VARIABLE] = str(int(os.environ.get(VARIABLE, "0")) + 1)
+        return int(os.environ[VARIABLE]) % 2 == 1
+
+
+class ClassCounter(_Alternating):
+    """Counts in an attribute of its class."""
+
+    calls_of_all: ClassVar[int] = 0
+
+    def is_other_way(self) -> Any:
+        type(self).calls_of_all += 1
+        return type(self).calls_of_all % 2 == 1
+
+
+class _Registry:
+    calls = 0
+
+
+class OtherClassCounter(_Alternating):
+    """Counts in an attribute of another class."""
+
+    def is_other_way(self) -> Any:
+        _Registry.calls += 1
+        return _Registry.calls % 2 == 1
+
+
+class NamespaceCounter(_Alternating):
+    """Counts in a namespace that all blocks hold."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        self.settings = settings
+
+    def is_other_way(self) -> Any:
+        self.settings.calls += 1
+        return bool(self.settings.calls % 2)
+
+
+class ContextVariable(_Alternating):
+    """Counts in a context variable."""
+
+    def is_other_way(self) -> Any:
+        context.set(context.get() + 1)
+        return context.get() % 2 == 1
+
+
+class ThreadLocal(_Alternating):
+    """Counts in the thread's own state."""
+
+    def is_other_way(self) -> Any:
+        of_thread.calls = getattr(of_thread, "calls", 0) + 1
+        return bool(of_thread.calls % 2)
+
+
+def _make_counter() -> Callable[[], int]:
+    calls = 0
+
+    def advance() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return advance
+
+
+advance_closure = _make_counter()
+
+
+class GlobalClosure(_Alternating):
+    """Counts in a cell of a global function."""
+
+    def is_other_way(self) -> Any:
+        return advance_closure() % 2 == 1
+
+
+class HeldClosure(_Alternating):
+    """Counts in a cell of a function that all blocks hold."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        self.advance = advance_closure
+
+    def is_other_way(self) -> Any:
+        return self.advance() % 2 == 1
+
+
+def advance_default(calls: list[int] = [0]) -> int:  # noqa: B006  # the state that is tried
+    """Count in a default argument."""
+    calls[0] += 1
+    return calls[0]
+
+
+class DefaultArgument(_Alternating):
+    """Counts in a function's default argument."""
+
+    def is_other_way(self) -> Any:
+        return advance_default() % 2 == 1
+
+
+def advance_attribute() -> int:
+    """Count in an attribute of this function."""
+    calls = getattr(advance_attribute, "calls", 0) + 1
+    advance_attribute.calls = calls  # type: ignore[attr-defined]
+    return int(calls)
+
+
+class FunctionAttribute(_Alternating):
+    """Counts in an attribute of a function."""
+
+    def is_other_way(self) -> Any:
+        return advance_attribute() % 2 == 1
+
+
+def _generate() -> Iterator[int]:
+    yield from itertools.cycle((0, 0, 1))
+
+
+generated = _generate()
+
+
+class GeneratorFrame(_Alternating):
+    """Draws from a generator function, whose frame is the state."""
+
+    def is_other_way(self) -> Any:
+        return next(generated) == 1
+
+
+class NumpyChance(_Alternating):
+    """Asks NumPy's global generator."""
+
+    def is_other_way(self) -> Any:
+        return np.random.rand() < 0.5
+
+
+class NumpyGenerator(_Alternating):
+    """Asks a global NumPy generator."""
+
+    def is_other_way(self) -> Any:
+        return generator.random() < 0.5
+
+
+class OwnNumpyGenerator(_Alternating):
+    """Asks a NumPy generator of its own."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        self.generator = np.random.default_rng(place.index)
+
+    def is_other_way(self) -> Any:
+        return self.generator.random() < 0.5
+
+
+class PythonChance(_Alternating):
+    """Asks Python's global generator."""
+
+    def is_other_way(self) -> Any:
+        return random.random() < 0.3
+
+
+class OwnPythonGenerator(_Alternating):
+    """Asks a Python generator of its own."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        self.generator = random.Random(place.index)
+
+    def is_other_way(self) -> Any:
+        return self.generator.random() < 0.5
+
+
+class TorchChance(_Alternating):
+    """Asks torch's generator in training."""
+
+    def is_other_way(self) -> Any:
+        return self.training and torch.rand(1).item() < 0.3
+
+
+class SeenIdentities(_Alternating):
+    """Notes its weight in a global set, and asks whether it was there."""
+
+    def is_other_way(self) -> Any:
+        known = id(self.linear.weight) in seen_ids
+        seen_ids.add(id(self.linear.weight))
+        return known
+
+
+class SeenModules(_Alternating):
+    """Notes itself in a global weak set, and asks how many are in it."""
+
+    def is_other_way(self) -> Any:
+        seen_modules.add(self)
+        return len(seen_modules) % 2 == 0
+
+
+class AllocatedMemory(_Alternating):
+    """Asks how much memory is allocated."""
+
+    def is_other_way(self) -> Any:
+        return torch.cuda.is_available() and torch.cuda.memory_allocated() > 20_000
+
+
+class RandomState(_Alternating):
+    """Asks for the state of torch's generator."""
+
+    def is_other_way(self) -> Any:
+        return bool(torch.get_rng_state()[0] % 2)
+
+
+class GlobalTensor(Feature):
+    """Keeps the last output of any block in a global dictionary."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.linear(x)
+        tensors["last"] = x.detach()
+        return x
+
+
+class GlobalTensorRead(Feature):
+    """Adds what the block before it left in a global dictionary."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.linear(x)
+        if "read" in tensors:
+            x = x + tensors["read"].mean()
+        tensors["read"] = x.detach()
+        return x
+
+
+class GlobalList(Feature):
+    """Appends shapes to a global list that no block asks."""
+
+    def forward(self, x: Tensor) -> Any:
+        shapes.append(tuple(x.shape))
+        return self.linear(x)
+
+
+class ClassCache(Feature):
+    """Keeps a table of each length on its class."""
+
+    tables: ClassVar[dict[int, Tensor]] = {}
+
+    def forward(self, x: Tensor) -> Any:
+        if x.shape[1] not in self.tables:
+            self.tables[x.shape[1]] = torch.ones(x.shape[1], 1, device=x.device)
+        return self.linear(x) + self.tables[x.shape[1]]
+
+
+@functools.cache
+def make_table(length: int) -> Tensor:
+    """A column of positions, made once for each length."""
+    return torch.arange(length).float()[:, None]
+
+
+class FunctionCache(Feature):
+    """Takes a table from a cached function."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x) + make_table(x.shape[1]).to(x.device)
+
+
+class ModuleRegistry(Feature):
+    """Changes what a global object does by replacing its method."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = _Switch.act(self.linear(x))
+        _Switch.act = torch.tanh if _Switch.act is torch.relu else torch.relu
+        return x
+
+
+class _Switch:
+    act: ClassVar[Any] = torch.relu
+
+
+class DefaultDtype(_Alternating):
+    """Asks for torch's default dtype and number of threads, which are the process's."""
+
+    def is_other_way(self) -> Any:
+        return torch.get_default_dtype() is torch.float64 or torch.get_num_threads() < 1

@@ -1,0 +1,232 @@
+"""Random programs, profiled with replay and without: every field of the two profiles must be equal.
+
+    python -m benchmarks.replay_equality --programs 2000 --seed 1    # from 1,000 on, writes docs/reliability.md
+    python -m benchmarks.replay_equality --only 100017               # one program; its field by field differences
+    python -m benchmarks.replay_equality --only 100017 --reduce      # ... and the simplest program that differs so
+
+Exits 1 where a program differs.
+"""
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import os
+import platform
+import re
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch  # noqa: E402
+
+from analyzer import Profile, ProfileOptions, profile  # noqa: E402
+
+from .random_program import Program, build, draw_program, list_features, reductions  # noqa: E402
+
+EQUAL, ALIKE, ROWS, FIGURES, ONE_FAILS = "equal", "both fail alike", "rows differ", "figures differ", "one fails"
+KINDS = (EQUAL, ALIKE, ROWS, FIGURES, ONE_FAILS)
+ROW_FIELDS = {"holders", "memory_events", "modules", "nodes", "operators", "timeline"}
+"""Fields that are lists of rows; all others are figures."""
+ABOUT_REPLAY = {"replay"}
+"""Fields that say what was replayed, and differ by that."""
+FIELDS = tuple(f.name for f in fields(Profile) if f.name not in ABOUT_REPLAY)
+PER_SEED = 100_000
+PAGE = Path(__file__).parent.parent / "docs" / "reliability.md"
+FEWEST_FOR_PAGE = 1000
+
+
+class Failure(NamedTuple):
+    """What a profile raised: class and message, without addresses."""
+
+    kind: str
+    message: str
+
+
+class Verdict(NamedTuple):
+    """How two profiles of a program compare: one of `KINDS`, and each difference as a field and two values."""
+
+    kind: str
+    differences: tuple[tuple[str, Any, Any], ...] = ()
+
+
+def run_program(program: Program, reuse: bool) -> Profile | Failure:
+    """The profile of a program, every field read, or what it raised."""
+    made = build(program)
+    try:
+        found = profile(made.model, args=(made.input,), mode=program.mode, optimizer=_optimizers.get(
+            program.optimizer or "", program.optimizer), loss_fn=_losses.get(program.loss or ""),
+                        autocast=program.autocast, device=program.device, reuse=reuse,
+                        options=ProfileOptions(steps=program.steps, set_to_none=program.set_to_none,
+                                               keep_events=program.keep_events))
+        for name in FIELDS:
+            getattr(found, name)
+        return found
+    except Exception as error:  # a model's own too: both runs must raise it
+        return Failure(type(error).__name__, re.sub(r"0x[0-9a-f]+", "0x", str(error)))
+
+
+def compare(program: Program, is_replayed_first: bool = False) -> Verdict:
+    """Run a program with replay and without, and compare the results in every field."""
+    found = {reuse: run_program(program, reuse) for reuse in (is_replayed_first, not is_replayed_first)}
+    run, replayed = found[False], found[True]
+    if isinstance(run, Failure) or isinstance(replayed, Failure):
+        return Verdict(ALIKE) if run == replayed else Verdict(ONE_FAILS, (("result", run, replayed),))
+    different = [name for name in FIELDS if getattr(run, name) != getattr(replayed, name)]
+    if not different:
+        return Verdict(EQUAL)
+    return Verdict(ROWS if ROW_FIELDS.issuperset(different) else FIGURES,
+                   tuple((name, getattr(run, name), getattr(replayed, name)) for name in different))
+
+
+def compare_number(number: int) -> Verdict:
+    """`compare` the program of a number; every second number is replayed before it is run."""
+    return compare(draw_program(number), is_replayed_first=number % 2 == 1)
+
+
+def reduce_program(program: Program, is_replayed_first: bool) -> Program:
+    """The simplest program that differs in the same kind."""
+    kind = compare(program, is_replayed_first).kind
+    while True:
+        for simpler in reductions(program):
+            if compare(simpler, is_replayed_first).kind == kind:
+                program = simpler
+                break
+        else:
+            return program
+
+
+class _Foreign(torch.optim.Optimizer):
+    """An optimizer of nobody's library: a momentum kept in a state, and a step written out."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1e-3})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Move each parameter along its averaged gradient."""
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        state = self.state[parameter]
+                        average = state.setdefault("average", torch.zeros_like(parameter))
+                        average.mul_(0.9).add_(parameter.grad)
+                        parameter.sub_(average * group["lr"])
+
+
+def _groups(parameters: list[Any]) -> torch.optim.Optimizer:
+    first: dict[str, Any] = {"params": parameters[:3]}
+    return torch.optim.AdamW([first, {"params": parameters[3:], "weight_decay": 0.0}])
+
+
+def _first_floating(output: Any) -> torch.Tensor:
+    """The first floating tensor of an output."""
+    leaves = torch.utils._pytree.tree_leaves(output)
+    return next(t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point())
+
+
+_optimizers: dict[str, Any] = {"groups": _groups, "foreign": _Foreign}
+_losses: dict[str, Callable[[Any], torch.Tensor]] = {
+    "square": lambda output: _first_floating(output).float().square().mean(),
+    "first": lambda output: _first_floating(output)[0, 0].sum(),
+}
+
+
+def show_difference(one: Any, other: Any, length: int = 100) -> str:
+    """The first place at which two values differ, both sides cut to ``length``."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in [*one, *(k for k in other if k not in one)]:
+            if one.get(key) != other.get(key):
+                return f"[{key!r}] {show_difference(one.get(key), other.get(key), length)}"
+    if isinstance(one, (list, tuple)) and type(one) is type(other) and not hasattr(one, "_fields"):
+        for index, (a, b) in enumerate(zip(one, other, strict=False)):
+            if a != b:
+                return f"[{index}] {show_difference(a, b, length)}"
+        return f"length {len(one)} != {len(other)}"
+    names = getattr(one, "__dataclass_fields__", ())
+    if names and type(one) is type(other):
+        for name in names:
+            if getattr(one, name) != getattr(other, name):
+                return f".{name} {show_difference(getattr(one, name), getattr(other, name), length)}"
+    return f"{one!s:.{length}} != {other!s:.{length}}"
+
+
+def report(number: int, program: Program, verdict: Verdict) -> None:
+    """Print a program that differs, and in what."""
+    print(f"{number}: {verdict.kind}: {program}")
+    ordered = sorted(verdict.differences, key=lambda d: d[0] in ROW_FIELDS)
+    for name, run, replayed in ordered[:3]:
+        print(f"    {name}: run against replayed: {show_difference(run, replayed)}")
+    if len(ordered) > 3:
+        print(f"    also: {', '.join(name for name, _, _ in ordered[3:])}", flush=True)
+
+
+def write_page(counts: Counter[str], seconds: float, different: dict[int, str], flags: str) -> None:
+    """Write docs/reliability.md."""
+    rows = "\n".join(f"| {kind} | {counts[kind]} |" for kind in KINDS)
+    told = "\n".join(f"- `{number}`: {kind}: `{draw_program(number)}`" for number, kind in different.items())
+    features = len(list_features())
+    PAGE.write_text(f"""# Reliability
+
+## Replayed equals run
+
+What is run once and replayed (docs/how_it_works.md) must be what running it again would have been. Random small models
+try to break that: {features} features (`benchmarks/program_features/`), one to three in a block, some of which keep state
+where no profiler can see it (globals, closures, generators), stacked, called and profiled in random ways. Each is
+profiled with `reuse=True` and `reuse=False`, by turns in either order, and every field of the two profiles is compared,
+rows too.
+
+`python -m benchmarks.replay_equality {flags}`, {datetime.date.today():%d %B %Y}, torch {torch.__version__},
+Python {platform.python_version()}, {os.cpu_count()} cores, {seconds:.0f} s:
+
+| {sum(counts.values())} programs | |
+|---|---:|
+{rows}
+
+A program that fails must raise the same error in both. 100 of these programs are among the tests
+(`tests/replay/test_random_program.py`).
+""" + (f"\nThose that differ; `--only NUMBER` shows one, `--reduce` makes it simpler:\n\n{told}\n" if told else ""))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare programs, print those that differ, write the page where a whole run was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay_equality", description=__doc__.split("\n")[0])
+    parser.add_argument("--programs", type=int, default=100, help="how many programs (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="which programs (default: %(default)s)")
+    parser.add_argument("--only", type=int, action="append", help="the program of this number")
+    parser.add_argument("--reduce", action="store_true", help="look for the simplest program that differs")
+    options = parser.parse_args(argv)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    first = options.seed * PER_SEED
+    counts, different, start = Counter[str](), dict[int, str](), time.perf_counter()
+    for number in options.only or range(first, first + options.programs):
+        verdict = compare_number(number)
+        counts[verdict.kind] += 1
+        if verdict.kind not in (EQUAL, ALIKE):
+            program = draw_program(number)
+            different[number] = verdict.kind
+            report(number, program, verdict)
+            if options.reduce:
+                simplest = reduce_program(program, number % 2 == 1)
+                print("  reduced:", end=" ")
+                report(number, simplest, compare(simplest, number % 2 == 1))
+        if sum(counts.values()) % 50 == 0:
+            gc.collect()
+    seconds = time.perf_counter() - start
+    told = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
+    print(f"{sum(counts.values())} programs of {len(list_features())} features: {told}; {seconds:.0f} s")
+    if not options.only and options.programs >= FEWEST_FOR_PAGE:
+        write_page(counts, seconds, different, f"--programs {options.programs} --seed {options.seed}")
+    return int(any(counts[kind] for kind in (ROWS, FIGURES, ONE_FAILS)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

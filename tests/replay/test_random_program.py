@@ -1,0 +1,42 @@
+"""Random programs: a profile with replay is that without, in every field (a sample of `benchmarks.replay_equality`)."""
+import warnings
+
+import pytest
+
+from benchmarks.random_program import Program, draw_program, list_features
+from benchmarks.replay_equality import ALIKE, EQUAL, PER_SEED, compare_number, run_program, show_difference
+
+#: Numbers of programs whose replay is known to differ.
+KNOWN = frozenset[int]()
+
+
+@pytest.mark.parametrize("first", range(PER_SEED, PER_SEED + 100, 10))
+def test_replayed_equals_run(first):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = {number: compare_number(number) for number in range(first, first + 10)}
+    different = {number: verdict for number, verdict in found.items() if verdict.kind not in (EQUAL, ALIKE)}
+    told = [f"{number}: {verdict.kind}: {draw_program(number)}: " + "; ".join(
+        f"{name}: {show_difference(run, replayed)}" for name, run, replayed in verdict.differences[:3])
+        for number, verdict in different.items() if number not in KNOWN]
+    assert not told, "\n".join(told)
+
+
+def test_a_number_is_one_program():
+    assert draw_program(7) == draw_program(7) != draw_program(8)
+
+
+def test_features_are_many_and_named_once():
+    names = list_features()
+    assert len(names) > 300 and len(set(names)) == len(names)
+
+
+def test_state_outside_of_the_model_is_reset():
+    program = Program(("hidden_state.GlobalInteger", "hidden_state.ClassCounter", "hidden_state.NumpyGenerator"))
+    first, second = run_program(program, reuse=False), run_program(program, reuse=False)
+    assert first == second and first.fwd_flops > 0
+
+
+def test_differences_are_found_where_they_are():
+    assert show_difference({"a": [1, 2]}, {"a": [1, 3]}) == "['a'] [1] 2 != 3"
+    assert show_difference((1,), (1, 2)) == "length 1 != 2"
