@@ -178,8 +178,8 @@ def write_page(counts: Counter[str], seconds: float, different: dict[int, str], 
 ## Replayed equals run
 
 What is run once and replayed (docs/how_it_works.md) must be what running it again would have been. Random small models
-try to break that: {features} features (`benchmarks/program_features/`), one to three in a block, some of which keep state
-where no profiler can see it (globals, closures, generators), stacked, called and profiled in random ways. Each is
+try to break that: {features} features (`benchmarks/program_features/`), one to three in a block, some of which keep
+state where no profiler can see it (globals, closures, generators), stacked, called and profiled in random ways. Each is
 profiled with `reuse=True` and `reuse=False`, by turns in either order, and every field of the two profiles is compared,
 rows too.
 
