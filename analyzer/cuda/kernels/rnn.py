@@ -173,7 +173,7 @@ def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool
                 params)
 
 
-@device_kernel("lstm.data", on_any_device=True)
+@device_kernel("lstm.data")
 def packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool,
                 num_layers: int, dropout: float, train: bool, bidirectional: bool) -> Any:
     spec = RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))
@@ -187,7 +187,7 @@ def _register(name: str, mode: int) -> None:
         return _run(RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx, None,
                     params)
 
-    @device_kernel(f"{name}.data", on_any_device=True)
+    @device_kernel(f"{name}.data")
     def packed(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int,
                dropout: float, train: bool, bidirectional: bool) -> Any:
         spec = RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))

@@ -1,0 +1,304 @@
+"""Recurrent layers on the host: oneDNN's LSTM, else cells step by step.
+
+Sources: ``aten/src/ATen/native/RNN.cpp`` and ``mkldnn/RNN.cpp``. On meta torch takes the steps of a GPU without cuDNN,
+which multiplies each step's input by itself; the CPU multiplies that of all steps at once.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from analyzer.cuda.kernel_registry import host_kernel, host_shape
+
+from .packing import read_lengths
+from .rnn import LSTM
+
+Tensor = torch.Tensor
+State = tuple[Tensor, ...]  # hidden, of an LSTM also cell
+aten = torch.ops.aten
+_CACHE_LINE, _PAGE = 64, 4096
+
+
+class CellParameters(NamedTuple):
+    """Weights and biases of one layer in one direction; ``w_hr`` projects the hidden state."""
+
+    w_ih: Tensor
+    w_hh: Tensor
+    b_ih: Tensor | None = None
+    b_hh: Tensor | None = None
+    w_hr: Tensor | None = None
+
+
+Cell = Callable[[Tensor, State, CellParameters], State]
+
+
+def step_gru(gates: Tensor, state: State, params: CellParameters) -> State:
+    """GRUCell: ``gates`` is the step's input, multiplied."""
+    reset, update, new = gates.unsafe_chunk(3, 1)
+    (hidden,) = state
+    h_reset, h_update, h_new = aten.linear.default(hidden, params.w_hh, params.b_hh).unsafe_chunk(3, 1)
+    reset = h_reset.add_(reset).sigmoid_()
+    update = h_update.add_(update).sigmoid_()
+    new = new.add(h_new.mul_(reset)).tanh_()
+    return ((hidden - new).mul_(update).add_(new),)
+
+
+def step_lstm(gates: Tensor, state: State, params: CellParameters) -> State:
+    """LSTMCell."""
+    hidden, cell = state
+    gates = aten.linear.default(hidden, params.w_hh, params.b_hh).add_(gates)
+    input_gate, forget_gate, cell_gate, output_gate = gates.unsafe_chunk(4, 1)
+    input_gate, forget_gate = input_gate.sigmoid_(), forget_gate.sigmoid_()
+    cell_gate, output_gate = cell_gate.tanh_(), output_gate.sigmoid_()
+    cell = (forget_gate * cell).add_(input_gate * cell_gate)
+    hidden = output_gate * cell.tanh()
+    return hidden if params.w_hr is None else torch.matmul(hidden, params.w_hr.t()), cell
+
+
+def _make_simple_step(activation: Callable[[Tensor], Tensor]) -> Cell:
+    def step(gates: Tensor, state: State, params: CellParameters) -> State:
+        return (activation(aten.linear.default(state[0], params.w_hh, params.b_hh).add_(gates)),)
+
+    return step
+
+
+def _narrow(state: State, start: int, end: int) -> State:
+    return tuple(t.narrow(0, start, end - start) for t in state)
+
+
+def _join(states: list[State]) -> State:
+    return tuple(map(torch.cat, zip(*states)))
+
+
+def run_steps(cell: Cell, x: Tensor, states: list[State], params: list[CellParameters]) -> tuple[Tensor, list[State]]:
+    """FullLayer and FullBidirectionalLayer: a layer on ``x`` [time, batch, features], and the last states."""
+    outputs: list[list[Tensor]] = []
+    stacked, finals = [], []
+    for reverse, (state, weights) in enumerate(zip(states, params)):
+        gates = aten.linear.default(x, weights.w_ih, weights.b_ih)  # those of the other direction are held until then
+        steps = gates.unbind(0)
+        outputs.append([])  # held to the end, as there
+        for step in reversed(steps) if reverse else steps:
+            state = cell(step, state, weights)
+            outputs[-1].append(state[0])
+        stacked.append(torch.stack(outputs[-1][::-1] if reverse else outputs[-1]))
+        finals.append(state)
+    return torch.cat(stacked, -1) if len(stacked) > 1 else stacked[0], finals
+
+
+def run_packed_steps(cell: Cell, x: Tensor, sizes: list[int], states: list[State],
+                     params: list[CellParameters]) -> tuple[Tensor, list[State]]:
+    """PackedBidirectionalLayer: step i of ``x`` [rows, features] is that of ``sizes[i]`` sequences."""
+    run = _run_packed, _run_packed_reversed
+    runs = [run[i](cell, x, sizes, state, weights) for i, (state, weights) in enumerate(zip(states, params))]
+    outputs = [output for output, _ in runs]
+    return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0], [final for _, final in runs]
+
+
+def _run_packed(cell: Cell, x: Tensor, sizes: list[int], state: State, params: CellParameters) -> tuple[Tensor, State]:
+    """PackedLayer."""
+    gates = aten.linear.default(x, params.w_ih, params.b_ih)
+    outputs, ended, start, before = [], [], 0, sizes[0]
+    for size in sizes:
+        step = gates.narrow(0, start, size)
+        if size < before:  # the last sequences have ended
+            ended.append(_narrow(state, size, before))
+            state = _narrow(state, 0, size)
+        start, before = start + size, size
+        state = cell(step, state, params)
+        outputs.append(state[0])
+    return torch.cat(outputs), _join([state, *ended[::-1]])
+
+
+def _run_packed_reversed(cell: Cell, x: Tensor, sizes: list[int], first: State,
+                         params: CellParameters) -> tuple[Tensor, State]:
+    """ReversedPackedLayer."""
+    gates = aten.linear.default(x, params.w_ih, params.b_ih)
+    outputs, before, start = [], sizes[-1], x.shape[0]
+    state = _narrow(first, 0, before)
+    for size in reversed(sizes):
+        if size > before:
+            state = _join([state, _narrow(first, before, size)])
+        start, before = start - size, size
+        state = cell(gates.narrow(0, start, size), state, params)
+        outputs.append(state[0])
+    return torch.cat(outputs[::-1]), state
+
+
+class Layers(NamedTuple):
+    """What the layers of a call have in common."""
+
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+
+    def drop_out(self, x: Tensor, layer: int) -> Tensor:
+        """``x`` as the layer after ``layer`` gets it."""
+        applies = self.dropout and self.train and layer < self.num_layers - 1
+        return aten.dropout.default(x, self.dropout, True) if applies else x
+
+    def each(self, states: list[Any], params: list[CellParameters]) -> Iterator[tuple[list[Any], list[CellParameters]]]:
+        """The states and weights of each layer's one or two directions."""
+        count = 1 + self.bidirectional
+        return ((states[i:i + count], params[i:i + count]) for i in range(0, len(states), count))
+
+
+def _gather(params: list[Tensor], has_biases: bool, has_projections: bool) -> list[CellParameters]:
+    """gather_params: the tensors of each layer and direction."""
+    count = 2 + 2 * has_biases + has_projections
+    groups = [params[i:i + count] for i in range(0, len(params), count)]
+    return [
+        CellParameters(g[0], g[1], g[2] if has_biases else None, g[3] if has_biases else None,
+                       g[-1] if has_projections else None) for g in groups
+    ]
+
+
+def run_cells(cell: Cell, x: Tensor, sizes: list[int] | None, hx: list[Tensor], params: list[Tensor],
+              has_biases: bool, layers: Layers, batch_first: bool = False) -> tuple[Tensor, ...]:
+    """apply_layer_stack, with torch's own cells; ``sizes`` are the batch sizes of a packed sequence."""
+    weights = _gather(params, has_biases, len(hx) == 2 and hx[0].shape[2] != hx[1].shape[2])
+    finals: list[State] = []
+    x = x.transpose(0, 1) if batch_first else x
+    for layer, (states, given) in enumerate(layers.each(list(zip(*(s.unbind(0) for s in hx))), weights)):
+        x, last = run_steps(cell, x, states, given) if sizes is None else run_packed_steps(cell, x, sizes, states, given)
+        finals += last
+        x = layers.drop_out(x, layer)
+    stacked = [torch.stack(s) for s in reversed(list(zip(*finals)))]  # the cell's before the hidden state's
+    return x.transpose(0, 1) if batch_first else x, *reversed(stacked)
+
+
+def uses_onednn(x: Tensor, hx: list[Tensor]) -> bool:
+    """use_mkldnn, and no projections, which oneDNN's LSTM lacks; the processor is taken to be this machine's."""
+    if not torch._C._has_mkldnn or not torch._C._get_mkldnn_enabled() or not x.numel():
+        return False
+    if hx[0].shape[2] != hx[1].shape[2]:
+        return False
+    if x.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if x.dtype == torch.float16:
+        return not torch.is_grad_enabled() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return x.dtype == torch.float32
+
+
+def _call_onednn(x: Tensor, weights: CellParameters, state: list[Tensor], layers: Layers, *,
+                 reverse: bool, batch_first: bool) -> tuple[Tensor, Tensor, Tensor]:
+    w_ih, w_hh, b_ih, b_hh, _ = weights
+    has_biases = b_ih is not None
+    if not has_biases:  # zeros of the shape of weights, the last argument first
+        b_hh, b_ih = torch.zeros_like(w_hh), torch.zeros_like(w_ih)
+    # What backward needs is kept where gradients are enabled, whatever the layer is told (``train``).
+    out, hy, cy, _ = aten.mkldnn_rnn_layer.default(
+        x, w_ih, w_hh, b_ih, b_hh, *state, reverse, [], LSTM, state[0].shape[-1], layers.num_layers, has_biases,
+        layers.bidirectional, batch_first, torch.is_grad_enabled())
+    return out, hy, cy
+
+
+def run_onednn(x: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, layers: Layers,
+               batch_first: bool) -> tuple[Tensor, ...]:
+    """mkldnn_rnn: one call for each layer and direction."""
+    time_first = x = (x.transpose(0, 1) if batch_first else x).contiguous()  # noqa: F841  held to the end, as there
+    hx = [s.contiguous() for s in hx]
+    finals: list[State] = []
+    for layer, (indices, weights) in enumerate(layers.each([*range(len(hx[0]))], _gather(params, has_biases, False))):
+        outputs: list[Tensor] = []
+        for index, given in zip(indices, weights):
+            out, *state = _call_onednn(x, given, [s[index] for s in hx], layers, reverse=len(outputs) > 0,
+                                       batch_first=batch_first)
+            outputs.append(out)
+            finals.append(tuple(state))
+        x = torch.cat(outputs, -1) if layers.bidirectional else out
+        x = layers.drop_out(x, layer)
+    hy, cy = map(torch.stack, zip(*finals))
+    return x.transpose(0, 1) if batch_first else x, hy, cy
+
+
+def _leading_dimension(elements: int, itemsize: int) -> int:
+    """get_good_ld of oneDNN: whole cache lines, and no multiple of 256 elements, which would share cache sets."""
+    line = _CACHE_LINE // itemsize
+    rounded = -(-elements // line) * line
+    return rounded + line if rounded % 256 == 0 else rounded
+
+
+def onednn_workspace_bytes(steps: int, batch: int, features: int, hidden_size: int, itemsize: int) -> int:
+    """What oneDNN's LSTM keeps for its backward pass: set_workspace_sizes of oneDNN's ``src/cpu/rnn/rnn_utils.hpp``.
+
+    Gates and hidden states of every step, states of two layers, with gradients and cells in float32, on whole pages.
+
+    >>> onednn_workspace_bytes(20, 8, 32, 64, 4)
+    647168
+    """
+    rows, states = steps * batch, 2 * (steps + 1) * batch
+    wide = max(features, hidden_size)
+    gradients = states * _leading_dimension(wide, 4) * 4
+    arrays = (
+        rows * _leading_dimension(4 * hidden_size, itemsize) * itemsize,
+        rows * _leading_dimension(hidden_size, itemsize) * itemsize,
+        states * _leading_dimension(wide, itemsize) * itemsize,
+        states * hidden_size * itemsize,
+        states * hidden_size * 4,
+        gradients,
+        gradients,
+    )
+    return sum(-(-n // _PAGE) * _PAGE for n in arrays)
+
+
+@host_shape("mkldnn_rnn_layer")
+def shape_onednn_layer(input: Tensor, weight0: Tensor, weight1: Tensor, weight2: Tensor, weight3: Tensor, hx_: Tensor,
+                       cx_: Tensor, reverse: bool, batch_sizes: list[int], mode: int, hidden_size: int,
+                       num_layers: int, has_biases: bool, bidirectional: bool, batch_first: bool,
+                       train: bool) -> tuple[Tensor | None, ...]:
+    """``input`` is time first, whatever ``batch_first`` says."""
+    steps, batch, features = input.shape
+    workspace = None
+    if train:
+        nbytes = onednn_workspace_bytes(steps, batch, features, hidden_size, input.itemsize)
+        workspace = input.new_empty(nbytes, dtype=torch.uint8)
+    return input.new_empty(steps, batch, hidden_size), torch.empty_like(hx_), torch.empty_like(cx_), workspace
+
+
+@host_shape("mkldnn_rnn_layer_backward")
+def shape_onednn_layer_backward(input: Tensor, weight1: Tensor, weight2: Tensor, weight3: Tensor, weight4: Tensor,
+                                hx_: Tensor, cx_tmp: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    """Gradients are float32, and the two biases have one each."""
+    bias = (weight3.shape[0],)
+    shapes = (input.shape, weight1.shape, weight2.shape, bias, bias, hx_.shape, cx_tmp.shape)
+    return tuple(input.new_empty(shape, dtype=torch.float32) for shape in shapes)
+
+
+@host_kernel("lstm.input")
+def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
+         train: bool, bidirectional: bool, batch_first: bool) -> Any:
+    layers = Layers(num_layers, dropout, train, bidirectional)
+    if uses_onednn(input, hx):
+        return run_onednn(input, hx, params, has_biases, layers, batch_first)
+    return run_cells(step_lstm, input, None, hx, params, has_biases, layers, batch_first)
+
+
+@host_kernel("lstm.data")
+def packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool,
+                num_layers: int, dropout: float, train: bool, bidirectional: bool) -> Any:
+    sizes = read_lengths("a recurrent layer on a packed sequence", batch_sizes)
+    return run_cells(step_lstm, data, sizes, hx, params, has_biases, Layers(num_layers, dropout, train, bidirectional))
+
+
+def _register(name: str, cell: Cell) -> None:
+    @host_kernel(f"{name}.input")
+    def layer(input: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
+              train: bool, bidirectional: bool, batch_first: bool) -> Any:
+        return run_cells(cell, input, None, [hx], params, has_biases,
+                         Layers(num_layers, dropout, train, bidirectional), batch_first)
+
+    @host_kernel(f"{name}.data")
+    def packed(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int,
+               dropout: float, train: bool, bidirectional: bool) -> Any:
+        sizes = read_lengths("a recurrent layer on a packed sequence", batch_sizes)
+        return run_cells(cell, data, sizes, [hx], params, has_biases,
+                         Layers(num_layers, dropout, train, bidirectional))
+
+
+for _name, _cell in (("gru", step_gru), ("rnn_tanh", _make_simple_step(torch.tanh)),
+                     ("rnn_relu", _make_simple_step(torch.relu))):
+    _register(_name, _cell)
