@@ -12,6 +12,7 @@ from analyzer.fx.module_borrow import borrow_module
 from analyzer.fx.trace.leaf_module import is_leaf
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.reserved_touch import ReservedTouch
 from analyzer.record.eager import EagerStep, OptimizerFactory
 from analyzer.record.options import ProfileOptions
@@ -125,15 +126,16 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
             blocks = {i: reserved.twin for i, reserved in run.borrowed.reserved.items()}
             return run.build(is_final=True, twins=blocks, wrappers=wrappers)
 
-    while True:
-        try:
-            return expect_values(run_once, session.options)
-        except PlayedTwice as played:
-            replay.excluded.add(played.kind)
-        except ReservedTouch:
-            replay.reserves = False
-        except DeviceOutOfMemoryError as error:
-            return session.build_unplaced(module, error)
+    with InterruptsDeferred():  # also while what a run leaves behind is freed
+        while True:
+            try:
+                return expect_values(run_once, session.options)
+            except PlayedTwice as played:
+                replay.excluded.add(played.kind)
+            except ReservedTouch:
+                replay.reserves = False
+            except DeviceOutOfMemoryError as error:
+                return session.build_unplaced(module, error)
 
 
 def expect_values(run: Callable[[ProfileOptions], Profile], options: ProfileOptions) -> Profile:

@@ -17,6 +17,7 @@ from analyzer.hardware.current_spec import simulated_spec, simulating
 from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.argument import stand_in_arguments
+from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.profilers.annotation import Annotation, Profiler
@@ -82,7 +83,8 @@ class Session:
     def open(self, module: torch.nn.Module, options: ProfileOptions | None = None, *, twins: Iterable[Twin] = (),
              eager: bool = True) -> Iterator[Run]:
         """A run of ``module``, which is borrowed for the block; ``eager`` is not by a graph interpreter."""
-        with rare_collections(), self.simulate(options) as mode, borrow_module(module, self.device, twins) as borrowed:
+        with InterruptsDeferred(), rare_collections(), self.simulate(options) as mode, borrow_module(
+                module, self.device, twins) as borrowed:
             recorder = Recorder(mode, borrowed.root, self.device, is_leaf if eager else None,
                                 find_leaf_impl if eager else lambda module: None, borrowed.walked)
             yield Run(self, recorder, borrowed.root, borrowed)

@@ -126,8 +126,17 @@ def _mem_get_info(device: Any = None) -> tuple[int, int]:
     return total_bytes - reserved_bytes, total_bytes
 
 
+def _is_there() -> bool:
+    """Whether the simulated machine has an accelerator: not where the device is the host itself."""
+    return simulated_spec().kind != "cpu"
+
+
+def _device_count() -> int:
+    return int(_is_there())
+
+
 def _is_bf16_supported(including_emulation: bool = True) -> bool:
-    return simulated_capability() >= (8, 0) or including_emulation
+    return _is_there() and (simulated_capability() >= (8, 0) or including_emulation)
 
 
 def _is_acceptable(tensor: torch.Tensor) -> bool:
@@ -192,7 +201,7 @@ _RANDOM: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("set_rng_state", "set_rng_state_all", "manual_seed", "manual_seed_all", "seed", "seed_all"), _nothing),
 }
 _DEVICE: dict[str, Callable[..., Any]] = {
-    "is_available": _constant(True), "is_initialized": _constant(True), "device_count": _constant(1),
+    "is_available": _is_there, "is_initialized": _is_there, "device_count": _device_count,
     "current_device": lambda: selected.index, "set_device": _set_device, "_exchange_device": _exchange_device,
     "_maybe_exchange_device": _maybe_exchange_device, "is_bf16_supported": _is_bf16_supported,
     "get_device_name": _name, "get_device_capability": lambda device=None: simulated_capability(),
@@ -202,9 +211,9 @@ _DEVICE: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("init", "_lazy_init", "synchronize", "ipc_collect", "set_sync_debug_mode"), _nothing),
 }
 _ACCELERATOR: dict[str, Callable[..., Any]] = {
-    "is_available": _constant(True),
-    "device_count": _constant(1),
-    "current_accelerator": lambda check_available=False: torch.device("cuda"),
+    "is_available": _is_there,
+    "device_count": _device_count,
+    "current_accelerator": lambda check_available=False: torch.device("cuda") if _is_there() else None,
     "current_device_index": lambda: selected.index,
     "current_device_idx": lambda: selected.index,
     "set_device_index": _set_device,
@@ -219,7 +228,7 @@ _ACCELERATOR: dict[str, Callable[..., Any]] = {
                      "memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats")
     },
 }
-_CUDNN: dict[str, Callable[..., Any]] = {"is_available": _constant(True), "version": _constant(CUDNN_VERSION),
+_CUDNN: dict[str, Callable[..., Any]] = {"is_available": _is_there, "version": _constant(CUDNN_VERSION),
                                          "is_acceptable": _is_acceptable}
 _CUDNN_RNN: dict[str,
                  Callable[...,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .state import MetaState
+from .state import MetaState, active
 
 
 class OperatorHandler(Protocol):
@@ -38,6 +38,18 @@ class _Modes(threading.local):
 
 
 modes = _Modes()
+
+
+def set_state(state: MetaState | None) -> None:
+    """Let what runs in this thread belong to ``state``."""
+    active.state = state
+    if modes.function is not None and modes.dispatch is not None:
+        modes.function.state = modes.dispatch.state = state
+
+
+def forget_modes() -> None:
+    """The modes of this thread are no longer pushed."""
+    modes.function = modes.dispatch = None
 
 
 @contextmanager

@@ -1,20 +1,23 @@
 """`MetaTensorMode`: any torch code, no data, no accelerator."""
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from .active_mode import modes
+from .active_mode import forget_modes, modes, set_state
 from .address_space import AddressSpace
 from .dispatch.accumulation import learn_counts
 from .dispatch.mode import MetaDispatchMode
 from .function import MetaFunctionMode
-from .intercept.interrupt import InterruptsHeld
+from .intercept.interrupt import InterruptsDeferred
+from .intercept.mode_stack import cut_mode_stacks, mode_stack_depths
 from .intercept.patch import mode_replacements
 from .options import MetaOptions
 from .simulated_device import devices
 from .state import CPU, MetaState, active
+from .tensor import kernel
 
 
 class MetaTensorMode:
@@ -34,67 +37,42 @@ class MetaTensorMode:
         self.options = options or MetaOptions()
         self.space = AddressSpace(self.options.allocator, self.options.capacity_bytes)
         self.adopted_claim = adopted_claim
-        self._entered: list[tuple[MetaState | None, bool]] = []
+        self._entered: list[ExitStack] = []
 
     def make_state(self) -> MetaState:
         """A state for one activation of the mode."""
         return MetaState(options=self.options, space=self.space, adopted_claim=self.adopted_claim)
 
     def __enter__(self) -> MetaTensorMode:
-        depth = len(self._entered)
-        try:
-            with InterruptsHeld():
-                self._push()
-        except BaseException as error:
-            if len(self._entered) > depth:
-                self.__exit__(type(error), error, error.__traceback__)
-            raise
+        with ExitStack() as undo:
+            undo.enter_context(InterruptsDeferred())  # first: from now on no signal interrupts what enters or leaves
+            self._activate(undo)
+            self._entered.append(undo.pop_all())
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        with InterruptsHeld():
-            self._pop(exc)
+        self._entered.pop().__exit__(*exc)
 
-    def _push(self) -> None:
-        before = active.state
-        state = self.make_state()
-        outermost = modes.function is None
-        if outermost:
+    def _activate(self, undo: ExitStack) -> None:
+        before, state = active.state, self.make_state()
+        undo.push(state.raise_failure)
+        if modes.function is None:
             mode_replacements.install()
+            undo.callback(mode_replacements.uninstall)
+            undo.callback(cut_mode_stacks, *mode_stack_depths())
+            kernel.depth = 0
             function, dispatch = MetaFunctionMode(), MetaDispatchMode()
             function.state = dispatch.state = state
-            try:
-                function.__enter__()
-                dispatch.__enter__()
-            except BaseException:
-                mode_replacements.uninstall()
-                raise
+            undo.enter_context(function)
+            undo.enter_context(dispatch)
             modes.function, modes.dispatch = function, dispatch
+            undo.callback(forget_modes)
             for device in devices:
+                undo.callback(device.leave_thread)
                 device.enter_thread()
-        else:
-            assert modes.function is not None and modes.dispatch is not None
-            modes.function.state = modes.dispatch.state = state
-        active.state = state
-        self._entered.append((before, outermost))
+        undo.callback(set_state, before)
+        set_state(state)
         learn_counts()
-
-    def _pop(self, exc: tuple[Any, ...]) -> None:
-        before, outermost = self._entered.pop()
-        active.state = before
-        function, dispatch = modes.function, modes.dispatch
-        assert function is not None and dispatch is not None
-        if outermost:
-            modes.function = modes.dispatch = None
-            for device in devices:
-                device.leave_thread()
-            try:
-                dispatch.__exit__(*exc)
-                function.__exit__(*exc)
-            finally:
-                mode_replacements.uninstall()
-        else:
-            function.state = dispatch.state = before
 
     @property
     def state(self) -> MetaState:

@@ -65,6 +65,7 @@ class MetaState:
     unknown_sizes: int = 0        #: how often a size or a value that only data could give was answered by a policy
     placeholder: int = 1          #: what an unknown scalar is taken as, where it is
     expects_contents: bool = True #: whether contents that a policy expects may be read as if they were known
+    failure: BaseException | None = None  #: raised while a storage died: its death may be missing in the books
     #: whether what meets known contents is followed, with the unknown taken as zero
     follows_expected: bool = field(init=False)
 
@@ -75,6 +76,11 @@ class MetaState:
     def repeats(self) -> bool:
         """Whether a call runs again with other answers to what is unknown, so that what depends on them shows."""
         return self.placeholder != 1
+
+    def raise_failure(self, kind: Any, error: Any, traceback: Any) -> None:
+        """Raise what the death of a storage raised and Python swallowed, where nothing else is raised already."""
+        if self.failure is not None and error is None:
+            raise self.failure
 
     def assume(self, text: str) -> None:
         """Note something that was taken for granted."""

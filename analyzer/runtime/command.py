@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analyzer.output import check_output
 from analyzer.errors import AnalyzerError, InputError
+from analyzer.output import check_output
 from analyzer.report.choice import add_report_options, print_report, read_report_options
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from analyzer import MetaTensorMode
+from analyzer import MetaTensorMode, profile
 from analyzer.hardware import find_device
 from analyzer.hardware.current_spec import simulating
 from analyzer.meta.options import MetaOptions
@@ -176,3 +176,19 @@ def test_other_threads_get_torchs_own_answers():
         thread.start()
         thread.join()
     assert answers == [(torch.cuda.is_available(), torch.cuda.device_count())]
+
+
+def test_a_simulated_host_has_no_accelerator():
+    found = []
+
+    class Asks(torch.nn.Module):
+        def forward(self, x):
+            found.append((torch.cuda.is_available(), torch.cuda.device_count(), torch.accelerator.is_available(),
+                          torch.accelerator.current_accelerator(), torch.backends.cudnn.is_available(),
+                          torch.cuda.is_bf16_supported()))
+            return x
+
+    for device in ("cpu", "h200"):
+        profile(Asks(), args=(torch.ones(1),), mode="infer", device=device)
+    assert found[0] == (False, 0, False, None, False, False)
+    assert found[-1] == (True, 1, True, torch.device("cuda"), True, True)

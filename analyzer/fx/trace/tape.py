@@ -23,8 +23,8 @@ from analyzer.meta.tensor import claim_of
 from analyzer.meta.value.contents import read_known
 
 from .bias_split import register_bias_split, splits
-from .changed_content import ChangedContent, ContentWatch, keep_contents
 from .call_target import ApplyFunction, name_target
+from .changed_content import ChangedContent, ContentWatch, keep_contents
 from .function_call import READS, NodeCall, describe_call, reads_size, writes
 from .graph_value import to_argument
 from .leaf_module import is_leaf

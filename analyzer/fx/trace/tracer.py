@@ -15,6 +15,7 @@ from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.graph.codegen import RegionCodeGen
 from analyzer.fx.graph.graph_module import GraphModule
 from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
+from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.options import MetaOptions
@@ -107,7 +108,7 @@ class _Attempt:
         module, bound = self.module, self.bound
         outer = current()
         mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
-        with _torch_state(), mode, borrow_module(module) as borrowed, tracing_patches(
+        with InterruptsDeferred(), _torch_state(), mode, borrow_module(module) as borrowed, tracing_patches(
                 self.outlined), _eager_compiled_functions():
             _refuse_lazy(borrowed)
             mode.state.follows_expected = bool(self.outlined)

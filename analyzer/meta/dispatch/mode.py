@@ -7,6 +7,7 @@ import torch
 
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.active_mode import mode_in_force
+from analyzer.meta.intercept.interrupt import call_handlers, waiting
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
 from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.simulated_device import reopened
@@ -29,6 +30,8 @@ class MetaDispatchMode(DirectDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
+        if waiting:
+            call_handlers()
         for kind in types:
             if _dispatches(kind):  # a tensor around tensors (nested, quantised): what it does with them comes here
                 with self, reopened(), mode_in_force():

@@ -1,16 +1,152 @@
-"""Ctrl-C that waits where something must be changed as a whole."""
+"""Signals that wait where something must be changed as a whole.
+
+Python calls a signal's handler between any two steps of the main thread, and what the handler raises leaves the code
+there: at the first step of an ``__exit__``, which then never runs, or in a finaliser, which swallows it. So handlers
+are replaced for the length of a run by some that look where the code is.
+"""
 from __future__ import annotations
 
+import inspect
+import os
 import signal
+import sys
 import threading
+from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any
 
+import analyzer.memory
 
-class InterruptsHeld:
-    """While it is entered, an interrupt waits; the end of the block raises it.
+# What is not left halfway, by the name of the function or the folder of the file: the ends of context managers (also of
+# torch and the user's), finalisers, imports, and the books of the simulated allocator.
+_WHOLE = frozenset({"__enter__", "__exit__", "__del__", "_find_and_load"})
+_BOOKS = os.path.dirname(os.path.abspath(analyzer.memory.__file__)) + os.sep
 
-    For the few milliseconds in which functions of torch are replaced or put back. Only the main thread is ever
-    interrupted, so that it alone waits, and only for a handler of Python's.
+waiting: list[tuple[Callable[..., Any], int]] = []
+"""Handlers that were not called yet, with their signals. Where it is not empty, `call_handlers` is due."""
+
+
+class _Handler:
+    """Calls the handler that it replaces, or lets it wait."""
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        self.original = original
+
+    def __call__(self, number: int, frame: FrameType | None) -> Any:
+        if _watch.users and not _watch.may_interrupt(frame):
+            waiting.append((self.original, number))
+            return None
+        return self.original(number, frame)
+
+
+def _enters(code: CodeType) -> bool:
+    """Whether a function is on the way to a block: the ``__enter__`` of a context manager, or a part of one."""
+    return code.co_name in ("__enter__", "enter_context") or bool(code.co_flags & inspect.CO_GENERATOR)
+
+
+class _Watch:
+    """Whose code of the main thread may be interrupted."""
+
+    def __init__(self) -> None:
+        self.users = 0  #: blocks in which signals may have to wait
+        self.holds = 0  #: blocks in which all do
+        self._replaced: list[tuple[int, _Handler]] = []
+        self._around: set[FrameType] = set()  # callers of the outermost block, which are not looked at
+
+    def enter(self, frame: FrameType | None) -> None:
+        if self.users:
+            self.users += 1
+            return
+        self.users = self.holds = 1
+        try:
+            self._install(frame)
+        except BaseException:  # from a handler that was not replaced yet
+            self._restore()
+            raise
+        self.holds = 0
+
+    def leave(self) -> None:
+        if self.users > 1:
+            self.users -= 1
+        else:
+            self.holds += 1
+            self._restore()
+
+    def _install(self, frame: FrameType | None) -> None:
+        while frame is not None and _enters(frame.f_code):
+            frame = frame.f_back
+        while frame is not None:
+            self._around.add(frame)
+            frame = frame.f_back
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if callable(handler):
+                mine = handler if isinstance(handler, _Handler) else _Handler(handler)
+                self._replaced.append((number, mine))
+                signal.signal(number, mine)
+
+    def _restore(self) -> None:
+        try:
+            while self._replaced:
+                number, mine = self._replaced[-1]
+                if signal.getsignal(number) is mine:
+                    signal.signal(number, mine.original)
+                self._replaced.pop()
+        finally:
+            self._around.clear()
+            self.holds = self.users = 0
+
+    def may_interrupt(self, frame: FrameType | None) -> bool:
+        if self.holds:
+            return False
+        while frame is not None and frame not in self._around:
+            code = frame.f_code
+            if code.co_name in _WHOLE or code.co_filename.startswith(_BOOKS):
+                return False
+            frame = frame.f_back
+        return True
+
+
+_watch = _Watch()
+
+
+def call_handlers() -> None:
+    """Call the handlers of signals that waited, unless the caller must not be interrupted either."""
+    if threading.current_thread() is threading.main_thread():
+        _call_from(sys._getframe(1))
+
+
+def _call_from(frame: FrameType | None) -> None:
+    while waiting and (not _watch.users or _watch.may_interrupt(frame)):
+        handler, number = waiting.pop(0)
+        handler(number, frame)
+
+
+class InterruptsDeferred:
+    """While it is entered, a signal that comes where code must not be left halfway waits: for the next operator under a
+    mode, or for the end of the block.
+    """
+
+    __slots__ = ("_is_watching",)
+    _holds = 0
+
+    def __enter__(self) -> None:
+        self._is_watching = threading.current_thread() is threading.main_thread()
+        if self._is_watching:
+            _watch.enter(sys._getframe(1))
+            _watch.holds += self._holds
+
+    def __exit__(self, *exc: object) -> None:
+        if self._is_watching:
+            _watch.holds -= self._holds
+            _watch.leave()
+            _call_from(sys._getframe(1))
+
+
+class InterruptsHeld(InterruptsDeferred):
+    """While it is entered, every signal waits; the end of the block calls its handler.
+
+    Only the main thread is ever interrupted, so that it alone waits, and only for a handler of Python's.
 
     >>> from contextlib import suppress
     >>> done = []
@@ -21,21 +157,5 @@ class InterruptsHeld:
     ['all']
     """
 
-    __slots__ = ("_handler", "_waits")
-
-    def __enter__(self) -> None:
-        self._handler: Any = None
-        self._waits = False
-        if threading.current_thread() is threading.main_thread() and callable(
-                handler := signal.getsignal(signal.SIGINT)):
-            self._handler = handler
-            signal.signal(signal.SIGINT, self._wait)
-
-    def _wait(self, *_: object) -> None:
-        self._waits = True
-
-    def __exit__(self, *exc: object) -> None:
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
-            if self._waits:
-                self._handler(signal.SIGINT, None)
+    __slots__ = ()
+    _holds = 1

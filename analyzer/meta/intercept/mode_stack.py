@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode
 
 
 class DirectDispatchMode(TorchDispatchMode):
@@ -49,3 +49,16 @@ def is_active(mode: TorchDispatchMode) -> bool:
     the engine's threads.
     """
     return any(one is mode for one in _get_current_dispatch_mode_stack())
+
+
+def mode_stack_depths() -> tuple[int, int]:
+    """How many function modes and how many dispatch modes are active in this thread."""
+    return torch._C._len_torch_function_stack(), len(_get_current_dispatch_mode_stack())
+
+
+def cut_mode_stacks(functions: int, dispatches: int) -> None:
+    """Take off what is above: modes that an exception kept from being left."""
+    while torch._C._len_torch_function_stack() > functions:
+        torch._C._pop_torch_function_stack()
+    while len(_get_current_dispatch_mode_stack()) > dispatches:
+        _pop_mode()

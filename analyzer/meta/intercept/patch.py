@@ -19,6 +19,7 @@ import torch.utils._foreach_utils
 from analyzer.meta.active_mode import mode_in_force
 from analyzer.meta.simulated_device import devices, gate_keys
 from analyzer.meta.state import current
+from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import META, MetaTensor, claim_of
 
 from . import compiled_function, higher_order
@@ -61,6 +62,7 @@ def _replacements() -> Iterator[Undo]:
     yield replace(torch.nn.init, "_no_grad_trunc_normal_", _fill_normal)
     yield replace(torch.autograd, "_engine_run_backward", _with_mode)
     yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
+    yield replace(sys, "unraisablehook", _note_failure)
     yield from higher_order.replacements(gate_keys())
     yield from compiled_function.replacements()
     for device in devices:
@@ -98,6 +100,19 @@ def _with_mode(original: Any) -> Any:
             return original(*args, **kwargs)
 
     return run
+
+
+def _note_failure(original: Any) -> Any:
+    """Python prints what a finaliser raises, and goes on."""
+
+    def hook(unraisable: Any) -> None:
+        state = current()
+        if state is None or unraisable.object is not MetaStorage.__del__:
+            original(unraisable)
+        elif state.failure is None:
+            state.failure = (unraisable.exc_value or unraisable.exc_type()).with_traceback(None)
+
+    return hook
 
 
 def _real_device(device: torch.device) -> torch.device:

@@ -1,0 +1,120 @@
+"""A signal may come at any step: whatever its handler raises, torch and this process are as they were afterwards."""
+from __future__ import annotations
+
+import gc
+import random
+import signal
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import profile, symbolic_trace
+from analyzer.errors import InputError
+from analyzer.memory.allocator import CachingAllocator
+from analyzer.meta.storage import MetaStorage
+
+
+class TimeUp(Exception):
+    """As the time-out of a test raises it: an ordinary exception."""
+
+
+def time_up(*_):
+    raise TimeUp
+
+
+@pytest.fixture(autouse=True)
+def alarm():
+    before = signal.signal(signal.SIGALRM, time_up)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert signal.signal(signal.SIGALRM, before) is time_up
+
+
+MODEL, X = nn.Sequential(nn.Linear(8, 8), nn.Dropout(.1), nn.Linear(8, 8)), torch.ones(4, 8)
+
+
+def train():
+    p = profile(MODEL, args=(X,), optimizer="adamw", reuse=False)
+    return p.fwd_flops, p.bwd_flops, p.peak_allocated_bytes, p.peak_reserved_bytes
+
+
+def trace():
+    return len(symbolic_trace(MODEL, meta_args={"input": X}).graph.nodes)
+
+
+def observable():
+    return (torch.overrides.has_torch_function, nn.Module.__call__, sys.unraisablehook, torch.cuda.is_available(),
+            torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack(), gc.get_threshold(),
+            torch.is_grad_enabled(), torch.autograd._engine_run_backward, torch.cuda.Stream)
+
+
+def run_with(tracer, run):
+    """What ``run()`` gives, or TimeUp; ``tracer`` sees every call of a Python function."""
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, arg: tracer(frame.f_code) if event == "call" else None)
+    try:
+        return run()
+    except (TimeUp, InputError) as error:  # a trace says where in the model it was
+        assert isinstance(error, TimeUp) or isinstance(error.__cause__, TimeUp)
+        return TimeUp
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("run", [train, trace])
+def test_a_signal_at_the_first_step_of_what_must_not_be_left_halfway(run, recwarn):
+    run()
+    right, before, calls = run(), observable(), {}
+    must_end = {CachingAllocator.allocate.__code__, CachingAllocator.free.__code__}
+
+    def count(code):
+        if code.co_name in ("__enter__", "__exit__", "__del__") or code in must_end:
+            calls[code] = calls.get(code, 0) + 1
+
+    run_with(count, run)
+    assert len(calls) > 10
+    for code, number in calls.items():
+        for at in {1, (number + 1) // 2}:
+            seen = 0
+
+            def interrupt(called, code=code, at=at):
+                nonlocal seen
+                seen += called is code
+                if called is code and seen == at:
+                    signal.raise_signal(signal.SIGALRM)
+
+            assert run_with(interrupt, run) in (TimeUp, right), code.co_qualname
+            assert observable() == before, code.co_qualname
+            assert run() == right, code.co_qualname
+
+
+def test_alarms_at_random_times(recwarn):
+    train()
+    right, before, times = train(), observable(), random.Random(0)
+    for _ in range(60):
+        signal.setitimer(signal.ITIMER_REAL, times.uniform(.0005, .05))
+        try:
+            assert train() == right
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except TimeUp:
+            pass
+        assert observable() == before
+    assert train() == right
+
+
+def test_what_a_dying_storage_raises_ends_the_run():
+    def stop(frame, event, arg):
+        if event == "call" and frame.f_code is MetaStorage.__del__.__code__:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    right, tracer = train(), sys.gettrace()
+    sys.settrace(stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train()
+    finally:
+        sys.settrace(tracer)
+    assert train() == right
