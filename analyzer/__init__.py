@@ -3,6 +3,8 @@ import gc
 import importlib
 import pkgutil
 
+__version__ = "0.1.0"
+
 _collects = gc.isenabled()
 gc.disable()  # a full collection, which so many new objects set off, walks all of torch: a third of this import's time
 try:
@@ -23,6 +25,7 @@ finally:
         gc.enable()
 
 __all__ = [
+    "__version__",
     "MetaTensor",
     "MetaTensorMode",
     "Profile",

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
-from analyzer.report.choice import add_report_options, print_report, read_report_options
+from analyzer.report.choice import add_report_options, print_report, read_report_options, read_shown
 from analyzer.report.command import add_compare_command, run_compare
 from analyzer.runtime.command import add_measure_command, run_measure
 from analyzer.solver.command import add_fit_command, run_fit
 from analyzer.solver.plan_command import add_plan_command, run_plan
 from analyzer.sweep.command import add_sweep_command, run_sweep
 
+from . import __version__
 from .errors import AnalyzerError, InputError
 from .output import check_output
 
@@ -53,6 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="analyzer", description="What a PyTorch model will cost, before anyone owns the machine that runs it.")
+    parser.add_argument("--version", action="version", version=f"analyzer {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     run = commands.add_parser("profile", help="predict what a step of a model costs", description=_PROFILE_HELP,
@@ -128,13 +130,10 @@ def run_devices(arguments: argparse.Namespace) -> int:
 
 def run_profile(arguments: argparse.Namespace) -> int:
     """``analyzer profile``."""
-    shown = [word.strip() for word in arguments.show.split(",") if word.strip()]
-    for word in shown:
-        if word not in _SHOWN:
-            raise InputError(f"--show {arguments.show}: {word!r} is none of {', '.join(_SHOWN)}")
+    shown = read_shown(arguments.show, _SHOWN)
     for path in (arguments.json, arguments.html, arguments.output):
         check_output(path)
-    read_report_options(arguments)
+    read_report_options(arguments, own=("depth", "sort"))
 
     from analyzer.record.progress import watch_progress
     from analyzer.zoo.input_spec import parse_inputs

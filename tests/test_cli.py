@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import analyzer
 from analyzer import Profile
 from analyzer.cli import main, make_parser
 from analyzer.progress_bar import ProgressBar
@@ -198,3 +199,59 @@ def test_two_saved_profiles_side_by_side(capsys, tmp_path):
     assert all(line.split()[-1] == "1.00" for line in out.splitlines() if "├─layer" in line)
     assert run(capsys, "compare", files[0], "/nowhere.json")[0] == 2
     assert run(capsys, "compare", *files, "--columns", "seconds")[0] == 2
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    (["--columns", "zz"], "--columns: only reports have this option; add --report, one of "),
+    (["--ignore-modules", "zz"], "--ignore-modules: only reports have this option; add --report, one of "),
+    (["--top-modules", "-3"], "--top-modules: only reports have this option; add --report, one of deepspeed, "),
+    (["--output", "x.txt"], "--output x.txt: only a report is written to a file"),
+    (["--show", ""], "--show '': nothing to print; give some of table, summary, modules"),
+    (["--show", " , "], "--show ' , ': nothing to print"),
+])
+def test_options_that_nothing_follows_are_refused(capsys, words, text):
+    code, out, err = run(capsys, *RESNET, *words)
+    assert (code, out) == (2, "") and text in err
+
+
+@pytest.mark.parametrize("command", [["profile", "resnet18"], ["dryrun", "script.py"], ["measure", "resnet18"], ["compare", "a", "b"]])
+def test_a_depth_is_a_number_of_levels(capsys, command):
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--depth", "-2"])
+    assert ended.value.code == 2 and "--depth: '-2': must be a number of levels, 0 or more" in capsys.readouterr().err
+
+
+def test_dryrun_that_would_print_nothing_is_refused(capsys):
+    assert run(capsys, "dryrun", "script.py", "--show", "") == (
+        2, "", "analyzer: --show '': nothing to print; give some of summary, table, modules\n")
+
+
+def test_the_world_of_a_fit_has_at_least_one_process(capsys):
+    assert run(capsys, "fit", "resnet18", "--world-size", "0") == (
+        2, "", "analyzer: world_size=0: must be the number of processes that train together, at least 1\n")
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    (["generate", "gpt2", "--prompt", "5000", "--new-tokens", "4"],
+     "profile_generate(prompt_tokens=5000, new_tokens=4): GPT2 has 1,024 positions, and together these take 5,003"),
+    (["generate", "gpt2", "--prompt", "1020", "--new-tokens", "8"], "together these take 1,027; give fewer"),
+    (["profile", "gpt2", "--input", "input_ids=int64:1x1025", "--mode", "infer"],
+     "input_ids of 1,025 tokens: this model has positions for 1,024; give no more"),
+])
+def test_more_tokens_than_a_model_has_positions(capsys, words, text):
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "") and text in err
+
+
+def test_a_factory_that_returns_no_module(capsys, tmp_path, monkeypatch):
+    (tmp_path / "empty_models.py").write_text("def build():\n    return None\n")
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "profile", "empty_models:build", "--input", "2x4") == (
+        2, "", "analyzer: empty_models:build: build() returned a value of type NoneType, not an nn.Module\n")
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"analyzer {analyzer.__version__}\n"

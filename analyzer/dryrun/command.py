@@ -9,6 +9,7 @@ from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.output import check_output
+from analyzer.report.choice import parse_depth, read_shown
 
 _HELP = """\
 Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step costs.
@@ -40,7 +41,7 @@ def add_dryrun_command(commands: Any) -> None:
                         help="end the script after so many optimizer steps (default 3)")
     parser.add_argument("--show", default="summary", metavar="WHAT",
                         help=f"what to print, of {', '.join(_SHOWN)} (default summary)")
-    parser.add_argument("--depth", type=int, metavar="N",
+    parser.add_argument("--depth", type=parse_depth, metavar="N",
                         help="show modules (and nodes by the module that holds them) down to this depth")
     parser.add_argument("--json", type=Path, metavar="FILE",
                         help="save the whole profile (read it with Profile.from_json)")
@@ -49,10 +50,7 @@ def add_dryrun_command(commands: Any) -> None:
 
 def run_dryrun(arguments: argparse.Namespace) -> int:
     """``analyzer dryrun``; the result is the exit code."""
-    shown = [word.strip() for word in arguments.show.split(",") if word.strip()]
-    for word in shown:
-        if word not in _SHOWN:
-            raise InputError(f"--show {arguments.show}: {word!r} is none of {', '.join(_SHOWN)}")
+    shown = read_shown(arguments.show, _SHOWN)
     # the script may change the directory
     outputs = [None if path is None else path.absolute() for path in (arguments.json, arguments.html)]
     for path in outputs:

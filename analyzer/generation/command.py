@@ -64,7 +64,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
     from .run import profile_generate
 
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
-    read_report_options(arguments)
+    read_report_options(arguments, own=("fmt",))
     for path in (arguments.json, arguments.output):
         check_output(path)
     dtype, autocast = (find_dtype(option, text)

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from analyzer.errors import InputError
 from analyzer.zoo.causal_lm import KeyValueCache
 
 CACHES = ("dynamic", "static")
+# What tables of positions are called, not those of relative ones.
+_POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions?|position_embeddings?)$")
 _CACHE_DEPTH = 6  # of objects and containers around the tensors of a cache
 
 
@@ -140,13 +143,27 @@ def make_decoder(model: nn.Module, cache: str, prompt_tokens: int, new_tokens: i
     if callable(can_generate):
         if not can_generate():
             raise InputError(
-                f"profile_generate(): {type(model).__name__} cannot generate; give a class with a language-model head, e.g. ...ForCausalLM"
-            )
+                f"profile_generate(): {type(model).__name__} cannot generate; give a class with a language-model head, "
+                "e.g. ...ForCausalLM")
         config: Any = model.config
-        return (EncoderDecoder if config.is_encoder_decoder else TransformersDecoder)(model, cache, prompt_tokens,
-                                                                                      new_tokens)
+        if config.is_encoder_decoder:
+            return EncoderDecoder(model, cache, prompt_tokens, new_tokens)
+    # the last token is not read again
+    if (positions := count_positions(model)) is not None and prompt_tokens + new_tokens - 1 > positions:
+        raise InputError(
+            f"profile_generate(prompt_tokens={prompt_tokens!r}, new_tokens={new_tokens!r}): {type(model).__name__} has "
+            f"{positions:,} positions, and together these take {prompt_tokens + new_tokens - 1:,}; give fewer")
+    if callable(can_generate):
+        return TransformersDecoder(model, cache, prompt_tokens, new_tokens)
     takes_cache = "cache" in inspect.signature(model.forward).parameters
     return (CachedDecoder if takes_cache else Decoder)(model, cache, prompt_tokens, new_tokens)
+
+
+def count_positions(model: nn.Module) -> int | None:
+    """How many tokens the learned table of positions of a model is for; None where it has none."""
+    # the tables of OPT and BART begin with `offset` rows that no position takes
+    return min((table.num_embeddings - getattr(table, "offset", 0) for path, table in model.named_modules()
+                if isinstance(table, nn.Embedding) and _POSITIONS.search(path)), default=None)
 
 
 def find_logits(output: Any) -> Tensor:
@@ -156,8 +173,8 @@ def find_logits(output: Any) -> Tensor:
         found = output[0]
     if not isinstance(found, Tensor) or found.dim() != 3:
         raise InputError(
-            f"profile_generate(): the model returned {type(output).__name__}, in which there are no logits (batch, tokens, vocabulary)"
-        )
+            f"profile_generate(): the model returned {type(output).__name__}, in which there are no logits (batch, "
+            "tokens, vocabulary)")
     return found
 
 
@@ -170,8 +187,10 @@ def tensors_kept(kept: object) -> Iterator[Tensor]:
             yield value
         elif depth and id(value) not in seen and not isinstance(value, (type, nn.Module, str)):
             seen.add(id(value))
-            inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else vars(value).values() \
-                if hasattr(value, "__dict__") else ()
+            if isinstance(value, (list, tuple)):
+                inner: Iterable[object] = value
+            else:
+                inner = (value if isinstance(value, dict) else getattr(value, "__dict__", {})).values()
             for item in inner:
                 yield from walk(item, depth - 1)
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reports of modules")
     group.add_argument("--report", choices=tuple(register_report),
                        help="print this report, in the layout of the tool of that name")
-    group.add_argument("--depth", type=int, metavar="N",
+    group.add_argument("--depth", type=parse_depth, metavar="N",
                        help="show modules (and nodes by the module that holds them) down to this depth")
     group.add_argument(
         "--sort", metavar="COLUMN",
@@ -45,9 +46,10 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
                        help="write the report to this file instead of printing it")
 
 
-def read_report_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of the chosen report. Raises InputError for one that it does not have; to be called before any work
-    is done.
+def read_report_options(arguments: argparse.Namespace, own: Collection[str] = ()) -> dict[str, Any]:
+    """The options of the chosen report; ``own`` are those that the command follows without one.
+
+    Raises InputError for an option that nothing follows; to be called before any work is done.
     """
     kind = arguments.report
     given = {
@@ -59,10 +61,34 @@ def read_report_options(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     flags = {"fmt": "format", "col_names": "columns", "detailed": "no-detail", "as_string": "raw"}
     options = {name: value for name, value in given.items() if value is not None}
-    for name in options if kind is not None else ():
-        if not register_report.takes(kind, name):
-            raise InputError(f"--{flags.get(name, name).replace('_', '-')}: --report {kind} has no such option")
+    for name in options:
+        flag = f"--{flags.get(name, name).replace('_', '-')}"
+        if kind is None and name not in own:
+            takers = [report for report in register_report if register_report.takes(report, name)]
+            raise InputError(f"{flag}: only reports have this option; add --report, one of {', '.join(takers)}")
+        if kind is not None and not register_report.takes(kind, name):
+            raise InputError(f"{flag}: --report {kind} has no such option")
+    if kind is None and arguments.output is not None and "output" not in own:
+        raise InputError(f"--output {arguments.output}: only a report is written to a file; add --report")
     return options
+
+
+def read_shown(text: str, known: Collection[str]) -> list[str]:
+    """The words of ``--show``. Raises InputError where there is none, or one that is not known."""
+    shown = _split(text)
+    if not shown:
+        raise InputError(f"--show {text!r}: nothing to print; give some of {', '.join(known)}")
+    for word in shown:
+        if word not in known:
+            raise InputError(f"--show {text}: {word!r} is none of {', '.join(known)}")
+    return shown
+
+
+def parse_depth(text: str) -> int:
+    """The number that ``--depth`` gives, as a type of argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of levels, 0 or more")
+    return int(text)
 
 
 def print_report(profile: Profile, arguments: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from analyzer.results.profile import Profile
 
+from .choice import parse_depth
 from .column import FORMATS
 from .module_comparison import compare_modules
 
@@ -27,7 +28,7 @@ def add_compare_command(commands: Any) -> None:
     parser.add_argument("second", type=Path, metavar="FILE", help="another one")
     parser.add_argument("--columns", default="fwd_seconds,bwd_seconds", metavar="NAMES",
                         help="quantities, separated by commas (default %(default)s)")
-    parser.add_argument("--depth", type=int, metavar="N", help="show modules down to this depth")
+    parser.add_argument("--depth", type=parse_depth, metavar="N", help="show modules down to this depth")
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
 
 

@@ -70,7 +70,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
         arguments.report = "summary"
     for path in (arguments.json, arguments.html, arguments.output):
         check_output(path)
-    read_report_options(arguments)
+    read_report_options(arguments, own=("columns", "depth", "fmt"))  # those of --against
 
     import torch
 

@@ -193,17 +193,17 @@ class _Search:
 def _search(what: str, model: Any, make_inputs: MakeInputs, device: str | DeviceSpec, start: int, multiple_of: int,
             at_most: int | None, options: ProfileOptions | None, world_size: int,
             profile_options: dict[str, Any]) -> FitResult:
+    if world_size < 1:
+        raise InputError(f"world_size={world_size!r}: must be the number of processes that train together, at least 1")
     spec = find_device(device)
     options = options or ProfileOptions()
-    unseen = list_unseen(spec, world_size)
-    capacity = options.capacity_bytes
+    capacity, unseen = options.capacity_bytes, ()
     if capacity is None:
         if spec.memory_bytes is None:
             raise InputError(
                 f"{what}: the memory of {spec.name!r} is not known; give options=ProfileOptions(capacity_bytes=...)")
+        unseen = list_unseen(spec, world_size)
         capacity = spec.memory_bytes - sum(u.bytes or 0 for u in unseen)
-    else:
-        unseen = ()
     if multiple_of < 1 or start < 1:
         raise InputError(f"start={start!r}, multiple_of={multiple_of!r}: must be at least 1")
     first = -(-start // multiple_of)

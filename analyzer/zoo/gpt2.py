@@ -7,6 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from analyzer.errors import InputError
+
 from .causal_lm import CausalLMOutput, KeyValueCache, LayerCache, attend, causal_lm_loss
 
 
@@ -67,6 +69,9 @@ class Transformer(nn.Module):
 
     def forward(self, input_ids: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         start = 0 if cache is None else cache.tokens
+        if start + input_ids.shape[1] > self.wpe.num_embeddings:  # without data the embedding would not see it
+            raise InputError(f"input_ids of {start + input_ids.shape[1]:,} tokens: this model has positions for "
+                             f"{self.wpe.num_embeddings:,}; give no more, or build it with positions=...")
         positions = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)
         x = self.drop(self.wte(input_ids) + self.wpe(positions))
         for i, block in enumerate(self.h):

@@ -260,3 +260,15 @@ def test_memory_that_runs_out_is_told_with_the_pass():
     assert (first.steps, first.decode, first.out_of_memory.step, first.cache_bytes) == ((), None, 0, None)
     none = run(2**20)
     assert (none.steps, none.out_of_memory.phase) == ((), "setup") and "OUT OF MEMORY" in none.summary()
+
+
+@pytest.mark.parametrize(("name", "options", "positions"), [
+    ("GPT2:GPT2LMHeadModel", {"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 16}, 16),
+    ("OPT", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 16,
+             "word_embed_proj_dim": 32, "ffn_dim": 32}, 16),
+])
+def test_more_tokens_than_positions_are_refused(name, options, positions):
+    build = transformers_model(name, vocab_size=100, bos_token_id=1, eos_token_id=2, **options)
+    assert profile_generate(build, positions - 2, 3).steps[-1].context_tokens == positions
+    with pytest.raises(InputError, match=rf"prompt_tokens={positions - 1}, new_tokens=3.* has {positions} positions, and together these take {positions + 1}"):
+        profile_generate(build, positions - 1, 3)
