@@ -136,11 +136,11 @@ def run_profile(arguments: argparse.Namespace) -> int:
     read_report_options(arguments, own=("depth", "sort"))
 
     from analyzer.record.progress import watch_progress
+    from analyzer.report.progress_bar import ProgressBar
     from analyzer.zoo.input_spec import parse_inputs
     from analyzer.zoo.target import load_target
 
     from .hardware import find_device
-    from .progress_bar import ProgressBar
 
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
     target = load_target(arguments.target)

@@ -12,7 +12,7 @@ import pytest
 import analyzer
 from analyzer import Profile
 from analyzer.cli import main, make_parser
-from analyzer.progress_bar import ProgressBar
+from analyzer.report.progress_bar import ProgressBar
 
 ROOT = Path(__file__).parent.parent
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from analyzer.errors import InputError
 from analyzer.output import check_output
 from analyzer.report.choice import parse_depth, read_shown
 

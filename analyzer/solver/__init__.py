@@ -1,6 +1,7 @@
 """What uses a profile to decide: plans of checkpointing, and the largest batch that fits."""
 from .check import measure_step
-from .plan import FrontierPoint, InfeasibleBudgetError, Plan, PlanRegion, StepInfo
+from .application import PlanRegion
+from .plan import FrontierPoint, InfeasibleBudgetError, Plan, StepInfo
 from .solve import Planner, solve
 
 __all__ = [

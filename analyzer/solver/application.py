@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -18,19 +19,31 @@ from analyzer.fx.graph.saved_edit import set_saved
 
 from .kept_product import KeepProducts
 
-if TYPE_CHECKING:
-    from .plan import Plan, PlanRegion
+
+@dataclass(frozen=True, slots=True)
+class PlanRegion:
+    """Nodes that run under one checkpoint."""
+
+    nodes: tuple[str, ...]
+    module_path: str | None = None      #: the module whose whole forward this is
+    #: ordinals of the products (matrix products, convolutions, fused attention) whose results are kept
+    keeps: tuple[int, ...] = ()
+    products: int = 0                   #: that it calls
+    #: ordinals of products that are not run again though nothing is kept of them: the region does not read them
+    skips: tuple[int, ...] = ()
+    cost: float = 0.0                   #: of running it again, in units of the plan's objective
 
 
-def apply_to_graph(plan: Plan, gm: fx.GraphModule) -> fx.GraphModule:
-    """A new graph module with the plan's checkpoints."""
+def apply_to_graph(gm: fx.GraphModule, regions: Iterable[PlanRegion], offloads: Sequence[str],
+                   plan_name: str) -> fx.GraphModule:
+    """A new graph module with checkpoints around the regions, and the saved results of ``offloads`` on the host."""
     planned = copy_graph_module(gm)
-    for i, region in enumerate(plan.regions):
-        nodes = find_nodes(planned, region.nodes, f"plan of {plan.model}, checkpoint {i}")
+    for i, region in enumerate(regions):
+        nodes = find_nodes(planned, region.nodes, f"plan of {plan_name}, checkpoint {i}")
         norms = (planned.get_submodule(str(n.target)) for n in nodes if n.op == "call_module")
         set_region(planned, nodes, CheckpointRegion(i, context_fn=_context(region, norms)), recompile=False)
-    if plan.offloads:
-        set_saved(planned, plan.offloads, "offload", recompile=False)
+    if offloads:
+        set_saved(planned, offloads, "offload", recompile=False)
     planned.recompile()
     return planned
 
@@ -48,9 +61,7 @@ def _context(region: PlanRegion, modules: Iterable[nn.Module]) -> KeepProducts |
 
 
 class CheckpointedForward:
-    """A module's forward under a checkpoint; it takes the place of ``forward`` on the module, whose class and hooks
-    stay.
-    """
+    """A module's forward under a checkpoint, in the place of ``forward`` on the module; its class and hooks stay."""
 
     def __init__(self, module: nn.Module, region: PlanRegion) -> None:
         self.module = module
@@ -67,35 +78,34 @@ class CheckpointedForward:
         return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, **options)
 
 
-def apply_to_modules(plan: Plan, model: nn.Module) -> nn.Module:
-    """Wrap the modules that the plan names, where they are."""
+def apply_to_modules(model: nn.Module, regions: Iterable[PlanRegion], plan_name: str) -> nn.Module:
+    """Wrap the modules that the regions name, where they are."""
+    call = f"plan.apply({type(model).__name__})"
     if not isinstance(model, nn.Module):
-        raise InputError(f"plan.apply({type(model).__name__}): takes a GraphModule or a torch.nn.Module")
+        raise InputError(f"{call}: takes a GraphModule or a torch.nn.Module")
     modules = []
-    for region in plan.regions:
+    for region in regions:
         if region.module_path is None:
             raise InputError(
-                f"plan.apply({type(model).__name__}): the checkpoint of {region.nodes[0]} to {region.nodes[-1]} is no whole module; "
-                f"apply this plan to the traced graph, or solve with granularity='module'")
+                f"{call}: the checkpoint of {region.nodes[0]} to {region.nodes[-1]} is no whole module; apply this "
+                "plan to the traced graph, or solve with granularity='module'")
         try:
             module = model.get_submodule(region.module_path)
         except AttributeError:
             raise InputError(
-                f"plan.apply({type(model).__name__}): the plan of {plan.model} names module {region.module_path!r}, "
-                f"which this model does not have") from None
+                f"{call}: the plan of {plan_name} names module {region.module_path!r}, which this model does not have"
+            ) from None
         if isinstance(vars(module).get("forward"), CheckpointedForward):
-            raise InputError(
-                f"plan.apply({type(model).__name__}): {region.module_path} is under a plan already; plan.undo(model) first"
-            )
+            raise InputError(f"{call}: {region.module_path} is under a plan already; plan.undo(model) first")
         modules.append((module, region))
     for module, region in modules:
         module.forward = CheckpointedForward(module, region)
     return model
 
 
-def undo_modules(plan: Plan, model: nn.Module) -> nn.Module:
-    """Give the modules that the plan names their own forward back."""
-    for region in plan.regions:
+def undo_modules(model: nn.Module, regions: Iterable[PlanRegion]) -> nn.Module:
+    """Give the modules that the regions name their own forward back."""
+    for region in regions:
         module = model.get_submodule(region.module_path or "")
         wrapped = vars(module).get("forward")
         if not isinstance(wrapped, CheckpointedForward):

@@ -197,7 +197,8 @@ def _search(what: str, model: Any, make_inputs: MakeInputs, device: str | Device
         raise InputError(f"world_size={world_size!r}: must be the number of processes that train together, at least 1")
     spec = find_device(device)
     options = options or ProfileOptions()
-    capacity, unseen = options.capacity_bytes, ()
+    unseen: tuple[UnseenMemory, ...] = ()
+    capacity = options.capacity_bytes
     if capacity is None:
         if spec.memory_bytes is None:
             raise InputError(

@@ -1,6 +1,4 @@
-"""A plan as plain data: which parts of a program run under a checkpoint, what they keep, and what that was measured to
-give.
-"""
+"""A plan as plain data: parts of a program that run under checkpoints, what they keep, what that was measured to give."""
 from __future__ import annotations
 
 import json
@@ -14,7 +12,11 @@ from torch import fx, nn
 
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.output import write_output
+from analyzer.report.column import print_rows
+from analyzer.report.json_format import decoder_of, encode
 from analyzer.units import format_bytes, format_flops, format_seconds
+
+from .application import PlanRegion, apply_to_graph, apply_to_modules, undo_modules
 
 _FORMAT = "analyzer.plan"
 
@@ -25,9 +27,7 @@ class InfeasibleBudgetError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """What a recorded training step took. *Activations* are what is neither there before the step nor a parameter's
-    gradient.
-    """
+    """What a training step took. *Activations* are neither there before the step nor gradients of parameters."""
 
     peak_activation_bytes: int
     peak_bytes: int                 #: everything, parameters and gradients included
@@ -35,21 +35,6 @@ class StepInfo:
     bwd_flops: int | None = None
     recompute_flops: int | None = None
     seconds: float | None = None    #: forward and backward, where a device was given
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRegion:
-    """Nodes that run under one checkpoint."""
-
-    nodes: tuple[str, ...]
-    module_path: str | None = None      #: the module whose whole forward this is
-    #: ordinals, among the products (matrix products, convolutions, fused attention) that it calls, of
-    keeps: tuple[int, ...] = ()
-    #: those whose results are kept
-    products: int = 0                   #: that it calls
-    #: ordinals of those that are not run again though nothing is kept of them: the region does not read them
-    skips: tuple[int, ...] = ()
-    cost: float = 0.0                   #: of running it again, in units of the plan's objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +51,7 @@ class FrontierPoint:
 class Plan:
     """What `analyzer.solver.solve` returns. ``planned`` was measured by replaying the applied plan; None if it was not.
 
-    >>> plan = Plan("demo", budget_bytes=2**30, unplanned=StepInfo(2**31, 2**31, fwd_flops=100), regions=(PlanRegion(("relu", "conv2")),))
+    >>> plan = Plan("demo", 2**30, StepInfo(2**31, 2**31, fwd_flops=100), regions=(PlanRegion(("relu", "conv2")),))
     >>> Plan.from_json(plan.to_json()) == plan
     True
     """
@@ -93,9 +78,7 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """How far ``cost`` may be above the least possible, as a share of ``cost``; 0.0 is proven optimal, None is not
-        known.
-        """
+        """By what share ``cost`` may be above the least possible; 0.0: proven optimal, None: not known."""
         if self.bound is None or self.cost is None:
             return None
         return 0.0 if self.cost <= self.bound else (self.cost - self.bound) / self.cost
@@ -122,15 +105,13 @@ class Plan:
         Raises InputError where nodes or modules of the plan are not there, and for a plan of operators on a module that
         is no graph.
         """
-        from .application import apply_to_graph, apply_to_modules
-
-        return apply_to_graph(self, target) if isinstance(target, fx.GraphModule) else apply_to_modules(self, target)
+        if isinstance(target, fx.GraphModule):
+            return apply_to_graph(target, self.regions, self.offloads, self.model)
+        return apply_to_modules(target, self.regions, self.model)
 
     def undo(self, model: nn.Module) -> nn.Module:
         """Take the plan away from the modules that `apply` wrapped."""
-        from .application import undo_modules
-
-        return undo_modules(self, model)
+        return undo_modules(model, self.regions)
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[nn.Module]:
@@ -146,8 +127,6 @@ class Plan:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The plan as JSON text, which is also written to ``path`` if one is given."""
-        from analyzer.report.json_format import encode
-
         text = json.dumps({"format": _FORMAT, "version": self.format_version, **encode(self)}, allow_nan=False)
         if path is not None:
             write_output(path, text + "\n")
@@ -155,11 +134,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, source: str | Path) -> Plan:
-        """The plan in JSON text or in the file of that name. Raises ProfileFormatError where it is damaged, InputError
-        for no such file.
-        """
-        from analyzer.report.json_format import decoder_of
-
+        """The plan in JSON text or in a file. Raises ProfileFormatError for a damaged one, InputError for no file."""
         text = source
         if isinstance(source, Path) or not source.lstrip().startswith("{"):
             try:
@@ -177,22 +152,20 @@ class Plan:
         version = data.pop("version", None)
         if version != cls.format_version:
             raise ProfileFormatError(
-                f"Plan.from_json: format version {version!r}, and this analyzer reads version {cls.format_version}: solve again"
-            )
+                f"Plan.from_json: format version {version!r}, and this analyzer reads version {cls.format_version}: "
+                "solve again")
         kind: Any = cls
         plan: Plan = decoder_of(kind)(data, "plan")
         return plan
 
     def table(self, fmt: str = "simple") -> str:
         """One row a checkpoint: its nodes, what it keeps, what running it again costs."""
-        from analyzer.report.column import print_rows
-
-        rows = [(r.nodes[0], r.nodes[-1], r.module_path
-                 or "", str(len(r.nodes)), f"{len(r.keeps)} of {r.products}", self.format_cost(r.cost))
-                for r in self.regions]
+        rows = [(r.nodes[0], r.nodes[-1], r.module_path or "", str(len(r.nodes)), f"{len(r.keeps)} of {r.products}",
+                 self.format_cost(r.cost)) for r in self.regions]
+        node_count = sum(len(r.nodes) for r in self.regions)
         return print_rows(("First node", "Last node", "Module", "Nodes", "Products kept", "Run again"), rows,
-                          left=(0, 1, 2), fmt=fmt, total=("total", "", "", str(sum(
-                              len(r.nodes) for r in self.regions)), "", self.format_cost(self.cost)))
+                          left=(0, 1, 2), fmt=fmt,
+                          total=("total", "", "", str(node_count), "", self.format_cost(self.cost)))
 
     def summary(self) -> str:
         """What the plan gives: peaks before and after, overhead, how good it is."""
@@ -216,12 +189,12 @@ class Plan:
                           fwd_flops else ""))
         if after is not None and before.seconds is not None and after.seconds is not None:
             lines.append(
-                f"time on {self.device} (roofline): {format_seconds(before.seconds)}, {format_seconds(after.seconds)} with the plan"
-            )
+                f"time on {self.device} (roofline): {format_seconds(before.seconds)}, {format_seconds(after.seconds)} "
+                "with the plan")
         if self.offloads:
             lines.append(
-                f"results of {len(self.offloads)} nodes wait on the host: {format_seconds(self.offload_seconds)} over PCIe, if nothing hides them"
-            )
+                f"results of {len(self.offloads)} nodes wait on the host: {format_seconds(self.offload_seconds)} "
+                "over PCIe, if nothing hides them")
         if self.gap is not None:
             lines.append("proven optimal among divisions into these units" if self.gap == 0 else
                          f"at most {self.gap:.1%} of the overhead is more than the least possible")
@@ -233,8 +206,9 @@ class Plan:
 
     def format_cost(self, cost: float | None) -> str:
         """A cost in the unit of the plan's objective."""
-        return format_seconds(cost) if self.objective == "seconds" else format_flops(None if cost is
-                                                                                     None else round(cost))
+        if self.objective == "seconds":
+            return format_seconds(cost)
+        return format_flops(None if cost is None else round(cost))
 
 
 def _percent(part: float, whole: float | None) -> str:

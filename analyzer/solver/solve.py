@@ -18,10 +18,10 @@ from analyzer.record.op_call import OpCall
 from analyzer.results.profile import Profile
 from analyzer.units import format_bytes, parse_bytes
 
-from .application import copy_graph_module
+from .application import PlanRegion, copy_graph_module
 from .chain import least_limit, solve_chain
 from .check import record_step
-from .plan import FrontierPoint, InfeasibleBudgetError, Plan, PlanRegion, StepInfo
+from .plan import FrontierPoint, InfeasibleBudgetError, Plan, StepInfo
 from .problem import Problem, read_problem
 from .unit import Unit, make_units, peak_bytes
 

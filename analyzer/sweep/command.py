@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError, MissingExtraError
-from analyzer.progress_bar import ProgressBar
 from analyzer.report.column import format_quantity, print_rows
+from analyzer.report.progress_bar import ProgressBar
 
 from .configuration import AXES
 from .result import Row, SweepResult, check_table
