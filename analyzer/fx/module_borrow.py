@@ -39,10 +39,9 @@ class Borrowed:
     """What stands for what while a module is borrowed.
 
     ``parameters`` and ``buffers`` list (path, stand-in, original) as ``named_parameters()`` and ``named_buffers()`` do:
-    a tensor that the module holds under several names is listed once, under the first. ``attributes`` pairs stand-ins
-    with originals for tensors of plain attributes (also inside lists and dicts) and of modules that are not registered.
-    ``modules`` maps id(module) to its first path, registered modules only, ``by_path`` the other way. ``root`` is the
-    module to call: what a compiled one wraps.
+    a tensor that the module holds under several names is listed once, under the first. ``modules`` maps id(module) to
+    its first path, registered modules only, ``by_path`` the other way. ``root`` is the module to call: what a compiled
+    one wraps. A buffer or another attribute is listed until the forward replaces it, which frees its memory.
 
     ``walked`` has those modules in order. Tensors of a block in ``reserved`` (by the id of the block) have places and
     no stand-ins, and are in none of these lists; `lend` makes them, should somebody need them. ``held`` are all
@@ -52,15 +51,40 @@ class Borrowed:
     def __init__(self, root: nn.Module, stand_ins: StandIns) -> None:
         self.root = root
         self.parameters: list[Triple] = []
-        self.buffers: list[Triple] = []
-        self.attributes: list[tuple[Tensor, Tensor]] = []
+        self._buffers: list[tuple[str, weakref.ref[Tensor], Tensor] | Reserved] = []
         self.modules: dict[int, str] = {}
         self.by_path: dict[str, nn.Module] = {}
         self.walked: list[tuple[str, nn.Module]] = []
         self.reserved: dict[int, Reserved] = {}
-        self.held: tuple[list[Tensor | Reserved], list[Tensor | Reserved]] = ([], [])
+        self._parameters: list[Tensor | Reserved] = []
         self.stand_ins = stand_ins
         self.lend: Callable[[Reserved], None] = _keep
+
+    @property
+    def buffers(self) -> list[Triple]:
+        return [(entry[0], stand_in, entry[2]) for entry in self._buffers
+                if not isinstance(entry, Reserved) and (stand_in := entry[1]()) is not None]
+
+    @property
+    def held(self) -> tuple[list[Tensor | Reserved], list[Tensor | Reserved]]:
+        found = [entry if isinstance(entry, Reserved) else entry[1]() for entry in self._buffers]
+        return self._parameters, [item for item in found if item is not None]
+
+    def add(self, item: Reserved | tuple[str, Tensor, Tensor], is_buffer: bool) -> None:
+        """List a parameter or buffer, or a block of them."""
+        if isinstance(item, Reserved):
+            self._buffers.append(item) if is_buffer else self._parameters.append(item)
+        elif is_buffer:
+            self._buffers.append((item[0], weakref.ref(item[1]), item[2]))
+        else:
+            self.parameters.append(item)
+            self._parameters.append(item[1])
+
+    @property
+    def attributes(self) -> list[tuple[Tensor, Tensor]]:
+        """Stand-ins and originals of tensors that are not registered, as long as nothing replaced them."""
+        named = {id(stand_in) for group in (self.parameters, self.buffers) for _, stand_in, _ in group}
+        return [(stand_in, original) for original, stand_in in self.stand_ins if id(stand_in) not in named]
 
     def assigned(self) -> Iterator[tuple[str, str, Tensor]]:
         """Attributes of registered modules that hold a tensor which is no stand-in: (path of the module, name, tensor)."""
@@ -353,23 +377,19 @@ class _Loan:
         for path, module in borrowed.walked:
             if id(module) in self.inside:
                 if id(module) in borrowed.reserved:
-                    for held in borrowed.held:
-                        held.append(borrowed.reserved[id(module)])
+                    for is_buffer in (False, True):
+                        borrowed.add(borrowed.reserved[id(module)], is_buffer)
                 continue
             borrowed.modules[id(module)] = path
             borrowed.by_path[path] = module
             prefix = path + "." if path else ""
-            for tensors, target, held in ((module._parameters, borrowed.parameters, borrowed.held[0]),
-                                          (module._buffers, borrowed.buffers, borrowed.held[1])):
+            for tensors, is_buffer in ((module._parameters, False), (module._buffers, True)):
                 for name, stand_in in tensors.items():
                     if stand_in is not None and id(stand_in) not in named:
                         named.add(id(stand_in))
                         original = original_of(stand_in)
                         assert original is not None
-                        target.append((prefix + name, stand_in, original))
-                        held.append(stand_in)
-        borrowed.attributes.extend(
-            (stand_in, original) for original, stand_in in self.stand_ins if id(stand_in) not in named)
+                        borrowed.add((prefix + name, stand_in, original), is_buffer)
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

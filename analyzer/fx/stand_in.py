@@ -1,6 +1,8 @@
 """Tensors without data that take the place of a user's tensors."""
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -30,35 +32,40 @@ class StandIns:
 
     def __init__(self, state: MetaState, claim: torch.device | None = None, placed: bool = False) -> None:
         self.state, self.claim, self.placed = state, claim, placed
-        self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}  # id(original) -> (original, stand-in)
-        self._originals: dict[int, Tensor] = {}                 # id(stand-in) -> original
-        self._adopted: list[int] = []                           # keys put into state.stand_ins
+        # by id of the original and of the stand-in, which dies when the forward replaces what held it
+        self._stand_ins: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}
+        self._originals: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}
+        self._adopted: list[int] = []  # keys put into state.stand_ins
         #: number and region for an original's storage, by its address
         self.places: dict[int, tuple[int, Any]] = {}
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs of original and stand-in, in order of making."""
-        return iter(self._stand_ins.values())
+        for original, ref in list(self._stand_ins.values()):
+            if (stand_in := ref()) is not None:
+                yield original, stand_in
 
     def of(self, original: Tensor) -> Tensor | None:
         """The stand-in of ``original``, or None."""
         found = self._stand_ins.get(id(original))
-        return None if found is None else found[1]
+        return None if found is None else found[1]()
 
     def original_of(self, stand_in: Tensor) -> Tensor | None:
         """The tensor whose place ``stand_in`` takes, or None."""
-        return self._originals.get(id(stand_in))
+        found = self._originals.get(id(stand_in))
+        return found[0] if found is not None and found[1]() is stand_in else None
 
     def make(self, original: Tensor, readable: bool, constant: bool = False) -> Tensor:
         """The stand-in of ``original``, made at the first call; a stand-in is its own."""
-        found = self._stand_ins.get(id(original))
+        found = self.of(original)
         if found is not None:
-            return found[1]
-        if id(original) in self._originals:
+            return found
+        if self.original_of(original) is not None:
             return original
         stand_in = self._make(original, readable, constant)
-        self._stand_ins[id(original)] = (original, stand_in)
-        self._originals[id(stand_in)] = original
+        ref = weakref.ref(stand_in)
+        self._stand_ins[id(original)] = (original, ref)
+        self._originals[id(stand_in)] = (original, ref)
         return stand_in
 
     def forget_storages(self) -> None:
@@ -91,7 +98,8 @@ class StandIns:
     def _strided(self, original: Tensor, readable: bool, constant: bool) -> Tensor:
         real = original.untyped_storage()
         found = self.state.stand_ins.get(real._cdata)
-        if found is None:
+        storage = None if found is None else found[1]()
+        if storage is None:
             nbytes = real.nbytes()
             fills = original.storage_offset(
             ) == 0 and original.numel() * original.itemsize == nbytes and original.is_contiguous()
@@ -109,12 +117,12 @@ class StandIns:
                 storage.known, storage.drawn_from, storage.density = real.known, real.drawn_from, real.density
             elif readable and original.device.type == "cpu" and _is_readable(original, nbytes, constant):
                 storage.known = Deferred(original.detach())
-            found = self.state.stand_ins[real._cdata] = (real, storage)
+            self.state.stand_ins[real._cdata] = (real, weakref.ref(storage))
             self._adopted.append(real._cdata)
             if fills:
                 return base
         out = torch.empty(0, dtype=original.dtype, device=META)
-        out.set_(found[1], original.storage_offset(), original.size(), original.stride())
+        out.set_(storage, original.storage_offset(), original.size(), original.stride())
         return out
 
     def _claim(self, original: Tensor, real: torch.UntypedStorage) -> torch.device:

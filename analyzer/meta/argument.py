@@ -1,6 +1,7 @@
 """Fake tensors for tensors with data: arguments of a run, and what is met on the way."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from .tensor import META, MetaTensor, claim_of, new_storage, tensor_on
 from .value.known_value import Deferred, small_enough
 
 Tensor = torch.Tensor
-FakeStorages = dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]]
-"""Storages with data and those in their places, by the address of the first."""
+FakeStorages = dict[int, tuple[torch.UntypedStorage, Callable[[], torch.UntypedStorage | None]]]
+"""Storages with data and what gives those in their places, as long as they live, by the address of the first."""
 
 
 def stand_in_arguments(state: MetaState, tree: Any, claim: torch.device) -> Any:
@@ -49,14 +50,15 @@ def _stand_in(state: MetaState, value: Tensor, claim: torch.device, storages: Fa
 def _on_fake_storage(state: MetaState, tensor: Tensor, claim: torch.device, storages: FakeStorages) -> Tensor:
     real = tensor.untyped_storage()
     found = storages.get(real._cdata)
-    if found is None:
-        storage = new_storage(real.nbytes(), claim, state.space)
+    storage = None if found is None else found[1]()
+    if storage is None:
+        storage = made = new_storage(real.nbytes(), claim, state.space)
         if isinstance(real, MetaStorage):
             storage.copy_contents(real)
         elif real.device.type != "meta" and small_enough(real.nbytes() // tensor.itemsize, tensor.dtype):
             storage.known = Deferred(tensor.detach())
-        found = storages[real._cdata] = (real, storage)
-    return tensor_on(found[1], tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
+        storages[real._cdata] = (real, lambda: made)
+    return tensor_on(storage, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 def adopt(state: MetaState, tensor: Tensor, claim: torch.device | None = None) -> Tensor:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -55,7 +56,7 @@ class MetaState:
     scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)
     #: contents of tensors full of a number, by number and specs
     fills: dict[tuple[Any, ...], Known] = field(default_factory=dict)
-    stand_ins: dict[int, tuple[Any, torch.UntypedStorage]] = field(default_factory=dict)
+    stand_ins: dict[int, tuple[Any, Callable[[], torch.UntypedStorage | None]]] = field(default_factory=dict)
     #: blocks whose tensors have places alone, by ids of these and addresses of storages
     reserved: dict[int, nn.Module] = field(default_factory=dict)
     lists: ListMemo | None = None  #: while an optimizer steps that changes no tensor's shape, storage or claim

@@ -3,15 +3,17 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from analyzer import MetaTensor, MetaTensorMode
+from analyzer import MetaTensor, MetaTensorMode, profile
 from analyzer.fx.module_borrow import borrow_module
 from analyzer.meta.value.contents import read_known
+from analyzer.runtime import measure
 
 CUDA = torch.device("cuda")
 
@@ -173,3 +175,31 @@ def test_twice_and_nested() -> None:
         with borrow_module(model, CUDA):
             assert model.weight.device.type == "cuda"
     assert model.weight is weight
+
+
+class Replaces(nn.Module):
+    """Puts another tensor in the place of a buffer, a plain attribute and one in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 256)
+        self.register_buffer("mean", torch.zeros(256, 256))
+        self.plain, self.listed = torch.zeros(256, 256), [torch.zeros(256, 256)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean, self.plain, self.listed = self.mean * 0.5, self.plain + 1, [self.listed[0] + 1]
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [
+    Replaces, lambda: nn.utils.weight_norm(nn.Linear(256, 256)),
+    lambda: nn.utils.prune.l1_unstructured(nn.Linear(256, 256), "weight", 0.5)
+], ids=["replaces", "weight_norm", "prune"])
+def test_a_tensor_that_a_forward_replaces_is_freed(make: Callable[[], nn.Module]) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(*(make() for _ in range(4)))
+
+    x = torch.rand(4, 256)
+    found = profile(model(), args=(x,), device="cpu", reuse=False)
+    assert found.peak_allocated_bytes == measure(model(), args=(x,)).peak_allocated_bytes

@@ -98,7 +98,7 @@ class Tape:
         #: nodes that nobody asked for, such as the parts of a container; dropped where unused
         self.optional: list[fx.Node] = []
         self._nodes: dict[int, fx.Node] = {}
-        self._kept: list[Any] = []               # keeps what `_nodes` names by id alive
+        self._kept: list[Any] = [borrowed.buffers] # keeps what `_nodes` names by id alive
         self._held: dict[int, Tensor] = {}       # id(tensor without a node) -> what the graph module holds for it
         self.dependent: set[fx.Node] = set()     #: nodes whose contents depend on inputs, parameters or chance
         self._active_impls: set[Any] = set()
