@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from analyzer import MetaTensor, MetaTensorMode, profile
 from analyzer.fx.module_borrow import borrow_module
@@ -194,7 +195,7 @@ class Replaces(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", [
     Replaces, lambda: nn.utils.weight_norm(nn.Linear(256, 256)),
-    lambda: nn.utils.prune.l1_unstructured(nn.Linear(256, 256), "weight", 0.5)
+    lambda: prune.l1_unstructured(nn.Linear(256, 256), "weight", 0.5)
 ], ids=["replaces", "weight_norm", "prune"])
 def test_a_tensor_that_a_forward_replaces_is_freed(make: Callable[[], nn.Module]) -> None:
     def model() -> nn.Module:
