@@ -228,7 +228,7 @@ def test_nested_attention_asks_which_kernels_can_be_used():
 def test_hooks_inside_an_optimizers_step_are_seen():
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    from analyzer.record.step_hook import has_step_hooks
+    from analyzer.record.optimizer_step import has_step_hooks
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     assert not has_step_hooks(optimizer)

@@ -13,16 +13,17 @@ from analyzer.errors import InputError
 from analyzer.meta.dispatch.list_memo import ListMemo
 from analyzer.meta.tensor import template
 from analyzer.replay.footprint import Footprint
-from analyzer.replay.known_optimizer import TORCHS_OWN, is_known, is_sole_owner, mark_states
+from analyzer.replay.known_optimizer import mark_states
+from analyzer.replay.optimizer.eligibility import why_run
 from analyzer.replay.reserved import Reserved, one_by_one
 from analyzer.replay.step_replay import StepReplay
 from analyzer.replay.unseen_gradient import BlockGradients, UnseenGradients
 
 from .event import Event
 from .hold import Hold
+from .optimizer_step import TORCHS_OWN, has_step_hooks
 from .options import ProfileOptions
 from .recorder import Recorder, tensors_in
-from .step_hook import has_step_hooks
 
 if TYPE_CHECKING:
     from analyzer.replay.optimizer.replay import OptimizerReplay
@@ -94,7 +95,7 @@ class EagerStep:
             [cast(torch.nn.Parameter, p) for p in self.parameters if p.requires_grad])
         self.plays_updates = False                 #: whether that is tried
         self.updates: OptimizerReplay | None = None  #: plays the optimizer's steps
-        self.reason: str | None = None               #: why the optimizer is run
+        self.update_reason: str | None = None        #: why the optimizer is run
         self.unseen = UnseenGradients(recorder)    #: gradients of the present step that were played
         self.holds = [Hold(t) for t in tensors_in((args, kwargs)) if t.layout is torch.strided]
 
@@ -107,7 +108,8 @@ class EagerStep:
         """All steps; the first makes states, the last is the steady state."""
         self.recorder.planned_calls = self.options.steps * len(self.recorder.log.modules)
         replay: StepReplay | None = None
-        self.plays_updates = self._may_play_updates()
+        self.update_reason = self._why_run_updates()
+        self.plays_updates = self.optimizer is not None and self.update_reason is None
         with torch._C.DisableTorchFunction():  # what is read of tensors here is no call of the user's
             if not self.plays_updates:
                 self._take_all()
@@ -162,7 +164,9 @@ class EagerStep:
                     self.updates = found
                     self._settle()
                     return replay
-                self.reason = found
+                self.update_reason = found
+            else:
+                self.update_reason = "a later step of the model could differ from the first, or leave other gradients"
             self._take_all()
             self.unseen.show(self.parameters)
             replay = StepReplay(recorder, events, first_node=recorder.first_node)
@@ -180,10 +184,17 @@ class EagerStep:
             if isinstance(block, Reserved):
                 block.settle()
 
-    def _may_play_updates(self) -> bool:
-        """Whether the optimizer's code is known and nobody looks at what it makes, or at gradients."""
-        return (self.reuse and self.step is None and self.optimizer is not None and self.options.set_to_none
-                and is_known(self.optimizer) and is_sole_owner(self))
+    def _why_run_updates(self) -> str | None:
+        """Why the optimizer has to run, as far as that is known before the first step."""
+        if self.optimizer is None:
+            return None
+        if not self.reuse:
+            return "nothing is replayed with reuse=False"
+        if self.step is not None:
+            return "the steps are the caller's own"
+        if not self.options.set_to_none:
+            return "gradients are added to those of the step before"
+        return why_run(self)
 
     def _take_all(self) -> None:
         """Let the optimizer have all parameters as tensors."""

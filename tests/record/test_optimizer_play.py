@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import re
 import weakref
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from analyzer import ProfileOptions, profile
-from analyzer.record.eager import OPTIMIZERS
+from analyzer.record.eager import OPTIMIZERS, EagerStep
 from analyzer.replay.block_reuse import BlockReuse
 from analyzer.replay.optimizer.replay import OptimizerReplay
 from analyzer.zoo import MODELS
@@ -104,8 +105,7 @@ X = torch.empty(4, 8)
 def cases():
     for cls in CLASSES:
         for name, settings in SETTINGS.items():
-            # it has no meta kernel
-            if set(settings) <= set(inspect.signature(cls).parameters) and (cls, name) != (torch.optim.SGD, "fused"):
+            if set(settings) <= set(inspect.signature(cls).parameters):
                 for device in ("h200", "cpu") if name != "capturable" else ("h200",):  # which needs an accelerator
                     yield pytest.param(cls, name, device, id=f"{cls.__name__} {name} {device}")
 
@@ -208,6 +208,64 @@ def with_states(parameters):
         "a round like no other", "not every parameter"])
 def test_what_could_differ_is_run(make, updates):
     assert_same(chain(), updates, steps=0, args=(X,), optimizer=make)
+
+
+@pytest.fixture
+def reasons(monkeypatch):
+    """Why the optimizer of each profile was run, in a list; None where it was replayed."""
+    seen: list[str | None] = []
+    original = EagerStep.run
+
+    def run(self):
+        original(self)
+        seen.append(self.update_reason)
+
+    monkeypatch.setattr(EagerStep, "run", run)
+    return seen
+
+
+@pytest.mark.parametrize(("make", "reason"), [
+    (lambda p: torch.optim.AdamW(p), None),
+    (lambda p: Own(p, lr=0.1), "no optimizer of torch.optim"),
+    (hooked, "hooks run with its step"),
+    (patched, "its step is replaced"),
+    (with_states, "states before its first step"),
+    (scheduled, "held outside|its step is replaced"),
+    (lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1)), "no plain value"),
+    (lambda p: torch.optim.Rprop(p), "more than loops over parameters"),
+    (lambda p: torch.optim.SGD(p[1:], lr=0.1), "leave other gradients"),
+])
+def test_no_optimizer_is_run_without_a_reason(make, reason, updates, reasons):
+    for reuse in (False, True):
+        profile(chain(), args=(X,), optimizer=make, reuse=reuse)
+    off, on = reasons
+    assert "reuse=False" in off
+    assert on is None if reason is None else re.search(reason, on)
+
+
+@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adam])
+def test_parameters_with_hooks(cls, reasons, monkeypatch):
+    """An optimizer that steps in the backward pass is run, and so is the one that steps after it."""
+    def make(parameters):
+        for parameter in parameters[:4]:
+            own = cls([parameter], lr=0.1)
+            parameter.register_post_accumulate_grad_hook(lambda _, own=own: (own.step(), own.zero_grad(), None)[2])
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    monkeypatch.setattr("analyzer.replay.optimizer.replay.FEWEST_TIMES", 0)
+    assert_same(chain(), [], steps=0, args=(X, ), optimizer=make, options=ProfileOptions(steps=3))
+    assert reasons[1] is not None
+
+
+@pytest.mark.parametrize("device", ["h200", "cpu"])
+def test_fused_adagrad(device, updates):
+    model = chain()
+    run = assert_same(model, updates, steps=0, args=(X, ), device=device,
+                      optimizer=lambda parameters: torch.optim.Adagrad(parameters, fused=True))
+    elements, count = sum(p.numel() for p in model.parameters()), len(list(model.parameters()))
+    assert run.optimizer_bytes == 4 * elements + 4 * count  # the sum of squares, and the number of steps
+    # sum + g g; p - rate g / (√sum + ε); and a step more of each
+    assert run.phases["optimizer"].flops == 7 * elements + count
 
 
 def test_gradients_that_are_not_dropped_are_summed_up(updates):

@@ -10,6 +10,7 @@ import torch
 
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import MetaTensor
+from analyzer.record.optimizer_step import has_gradient_hooks
 
 from ..reserved import Reserved, one_by_one
 from ..unseen_gradient import UnseenGradients
@@ -85,6 +86,8 @@ class UpdatedParameters:
             raise Mismatch("two parameters share a storage")
 
     def _add(self, group: int, parameter: torch.Tensor) -> None:
+        if has_gradient_hooks(parameter):
+            raise Mismatch("hooks run with a parameter's gradient")
         gradient = self.unseen.look(parameter)
         if gradient is None:
             return

@@ -1,0 +1,23 @@
+"""Private torch API: whether an optimizer's step is torch's own code and nothing else."""
+from __future__ import annotations
+
+import torch
+from torch.optim import optimizer as _module
+
+# Optimizers whose code is known: what they do to a parameter depends on its specs and its group's settings, never on
+# its size or on other parameters, and within a step no tensor changes its shape or gets another storage.
+TORCHS_OWN = frozenset({
+    torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.Adamax, torch.optim.AdamW,
+    torch.optim.ASGD, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD
+})
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer, known: int = 0) -> bool:
+    """Whether hooks run before or after its step, besides ``known`` pairs that are registered for all optimizers."""
+    own = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+    return own + len(_module._global_optimizer_pre_hooks) + len(_module._global_optimizer_post_hooks) > 2 * known
+
+
+def has_gradient_hooks(parameter: torch.Tensor) -> bool:
+    """Whether code is registered that runs when the gradient of a parameter is there."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))

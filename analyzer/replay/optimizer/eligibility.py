@@ -1,0 +1,59 @@
+"""Whether an optimizer's steps can be known beforehand."""
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+import torch
+
+from analyzer.record.optimizer_step import TORCHS_OWN, has_step_hooks
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def why_run(owner: Any) -> str | None:
+    """Why ``owner.optimizer`` has to run: its code is unknown, or code elsewhere could see its states; None if neither."""
+    reason = _why_unknown(owner.optimizer)
+    if reason is None and not _is_sole_owner(owner):
+        return "its states could be read: it is held outside of the profiler"
+    return reason
+
+
+def _why_unknown(optimizer: torch.optim.Optimizer) -> str | None:
+    if type(optimizer) not in TORCHS_OWN:
+        return "it is no optimizer of torch.optim"
+    if optimizer.state:
+        return "it has states before its first step"
+    if has_step_hooks(optimizer, known=1):  # the recorder's own
+        return "hooks run with its step"
+    if any(callable(value) or isinstance(value, torch.Tensor) for value in vars(optimizer).values()):
+        return "its step is replaced, or it holds a tensor"  # as the scale of a GradScaler
+    settings = [
+        value for group in optimizer.param_groups for name, value in group.items()
+        if name not in ("params", "param_names")
+    ]
+    if not all(isinstance(x, _PLAIN) for value in settings for x in (value if type(value) is tuple else (value,))):
+        return "one of its settings is no plain value"
+    return None
+
+
+def _is_sole_owner(owner: Any) -> bool:
+    """Whether nothing besides ``owner`` holds its optimizer, and the optimizer's states."""
+    return (_count_holders(owner, "optimizer") == _count_holders(_EXAMPLE, "held") == _count_holders(
+        owner.optimizer, "state") and not weakref.getweakrefcount(owner.optimizer))
+
+
+class _Example:
+    """Holds an object of its own."""
+
+    def __init__(self) -> None:
+        self.held = object()
+
+
+_EXAMPLE = _Example()
+
+
+def _count_holders(owner: Any, name: str) -> int:
+    """The references to an attribute's value, with those of the count itself, which differ between Pythons."""
+    return sys.getrefcount(getattr(owner, name))
