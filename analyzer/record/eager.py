@@ -13,7 +13,6 @@ from analyzer.errors import InputError
 from analyzer.meta.dispatch.list_memo import ListMemo
 from analyzer.meta.tensor import template
 from analyzer.replay.footprint import Footprint
-from analyzer.replay.known_optimizer import mark_states
 from analyzer.replay.optimizer.eligibility import why_run
 from analyzer.replay.reserved import Reserved, one_by_one
 from analyzer.replay.step_replay import StepReplay
@@ -312,7 +311,7 @@ class EagerStep:
 
     def _mark_states(self) -> None:
         if self.optimizer is not None:
-            mark_states(self.recorder, self.optimizer)
+            self.recorder.mark_states(self.optimizer)
 
     def _note_saved_inputs(self) -> None:
         for hold in self.holds:

@@ -233,6 +233,14 @@ class Recorder:
                     life.requires_grad = tensor.requires_grad
                     life.spec = describe(tensor) if category == "input" else None
 
+    def mark_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Put the storages of an optimizer's states into their category."""
+        found: list[torch.Tensor] = []
+        for state in optimizer.state.values():
+            for value in state.values() if isinstance(state, dict) else (state,):
+                found += [value] if isinstance(value, torch.Tensor) else tensors_in(value)
+        self.mark(found, "optimizer state")
+
     def storage_of(self, tensor: torch.Tensor) -> MetaStorage | None:
         """The storage of a strided tensor; None for one that is not in the books."""
         storage = find_storage(tensor)

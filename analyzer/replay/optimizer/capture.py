@@ -13,7 +13,6 @@ from analyzer.meta.storage import find_storage
 from analyzer.record.event import BEGAN, BORN, CALLED, DIED, ENDED, Event
 from analyzer.record.recorder import Recorder, tensors_in
 
-from ..known_optimizer import mark_states
 from .expansion import Birth
 from .mismatch import Mismatch
 from .parameter import ParameterInfo, ParameterKind, contiguous_stride
@@ -97,7 +96,7 @@ class Capture:
         except Exception as error:  # what it raises here it raises again when it runs
             raise Mismatch(f"its step raises {type(error).__name__}") from error
         self.steps.append([event for event in recorder.events if event[0] not in (BEGAN, ENDED)])
-        mark_states(recorder, self.optimizer)
+        recorder.mark_states(self.optimizer)
         for i, parameter in enumerate(self.parameters):
             self.owner_of_state.update((_number(t), i) for t in tensors_in(self.optimizer.state.get(parameter)))
         recorder.events = []
