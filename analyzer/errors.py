@@ -39,3 +39,12 @@ class MissingExtraError(AnalyzerError, ImportError):
 
 class ProfileFormatError(AnalyzerError, ValueError):
     """A saved profile that is damaged or was written by another format version."""
+
+
+def is_count(value: object, least: int = 0) -> bool:
+    """Whether ``value`` is a whole number, and at least ``least``.
+
+    >>> is_count(2, 1), is_count(0, 1), is_count("2"), is_count(True)
+    (True, False, False, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,21 +13,31 @@ from analyzer.meta.mode import MetaTensorMode
 from analyzer.record.options import ProfileOptions
 
 
-def check_arguments(mode: str, autocast: Any, options: Any) -> None:
-    """Raise InputError for values that no run could use."""
+def check_arguments(mode: str, autocast: Any, options: Any, **functions: Any) -> None:
+    """Raise InputError for values that no run could use; ``functions`` are callables or None."""
     if mode not in ("train", "infer"):
         raise InputError(f"mode={mode!r}: must be 'train' or 'infer'")
     if autocast is not None and not isinstance(autocast, torch.dtype):
         raise InputError(f"autocast={autocast!r}: must be a torch.dtype such as torch.bfloat16, or None")
     if not isinstance(options, ProfileOptions):
         raise InputError(f"options={options!r}: must be a ProfileOptions")
-    if options.steps < 1:
-        raise InputError(f"options.steps={options.steps}: at least one step is needed")
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise InputError(f"{name}={function!r}: must be callable, or None")
 
 
 def as_arguments(args: Any) -> tuple[Any, ...]:
     """Positional arguments that were given as a tuple or a list of them, or as the only one."""
     return tuple(args) if isinstance(args, (tuple, list)) else (args,)
+
+
+def as_keywords(kwargs: Any) -> dict[str, Any]:
+    """Keyword arguments, None being none. Raises InputError for what is no mapping of names."""
+    if kwargs is None:
+        return {}
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise InputError(f"kwargs={kwargs!r}: must be a dictionary of keyword arguments, or None")
+    return dict(kwargs)
 
 
 def build_model(factory: Any) -> torch.nn.Module:

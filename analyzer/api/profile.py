@@ -22,7 +22,7 @@ from analyzer.replay.twin import find_twins
 from analyzer.results.profile import Profile
 from analyzer.results.wrapper import list_wrappers
 
-from .argument import argument_names, as_arguments, build_model
+from .argument import argument_names, as_arguments, as_keywords, build_model
 from .session import Profilers, Run, Session
 
 __all__ = ["Profile", "ProfileOptions", "profile"]
@@ -67,8 +67,9 @@ def profile(
     >>> p.phases["forward"].peak_allocated_bytes == tensors + 8_519_680 + 2**20
     True
     """
-    session = Session(device, options, mode=mode, optimizer=optimizer, autocast=autocast, profilers=profilers)
-    args, kwargs = as_arguments(args), dict(kwargs or {})
+    session = Session(device, options, mode=mode, optimizer=optimizer, autocast=autocast, loss_fn=loss_fn, step=step,
+                      profilers=profilers)
+    args, kwargs = as_arguments(args), as_keywords(kwargs)
     module = model if isinstance(model, torch.nn.Module) else build_model(model)
     names = argument_names(module, args, kwargs)
     reuse = reuse and step is None and session.options.capacity_bytes is None and session.options.set_to_none

@@ -1,7 +1,7 @@
 """`Session`: the one place that sets up a recorded run, ends it and builds its profile, for every driver."""
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -41,6 +41,7 @@ from analyzer.results.wrapper import ModulePaths
 
 from .argument import check_arguments
 
+LossFunction = Callable[[Any], torch.Tensor]
 Profilers = Mapping[str, Profiler] | Sequence[Profiler] | None
 
 
@@ -54,12 +55,13 @@ class Session:
 
     def __init__(self, device: str | DeviceSpec | None, options: ProfileOptions | None = None, *, mode: str = "infer",
                  optimizer: str | OptimizerFactory | None = None, autocast: torch.dtype | None = None,
+                 loss_fn: LossFunction | None = None, step: Callable[..., Any] | None = None,
                  profilers: Profilers = None, place: torch.device | None = None) -> None:
         options = options or ProfileOptions()
-        check_arguments(mode, autocast, options)
+        check_arguments(mode, autocast, options, loss_fn=loss_fn, step=step)
         self.spec = None if device is None else find_device(device)
-        self.optimizer = find_optimizer(optimizer)
-        self.mode, self.autocast = mode, autocast
+        self.optimizer = _check_made(find_optimizer(optimizer))
+        self.mode, self.autocast, self.loss_fn, self.step = mode, autocast, loss_fn, step
         self.device = place or torch.device("cpu")  #: where tensors are
         if self.spec is not None:
             self.device = torch.device("cpu") if self.spec.kind == "cpu" else torch.device(self.spec.kind, 0)
@@ -181,10 +183,32 @@ def default_profilers(device: DeviceSpec | None) -> dict[str, Profiler]:
 
 
 def choose_profilers(given: Profilers, device: DeviceSpec | None) -> dict[str, Profiler]:
-    """The default profilers with those ``given`` in place: a mapping replaces by name or adds, a sequence adds."""
+    """The default profilers with those ``given`` in place: a mapping replaces by name or adds, a sequence adds.
+
+    Raises InputError for what is no function.
+    """
+    if isinstance(given, str) or not (given is None or isinstance(given, Iterable)):
+        raise InputError(f"profilers={given!r}: must be a list of functions of a log, or a dictionary of them by name")
     named = given if isinstance(given, Mapping) else {
         getattr(profiler, "__name__", f"profiler_{i}"): profiler for i, profiler in enumerate(given or ())}
+    for name, profiler in named.items():
+        if not callable(profiler):
+            raise InputError(f"profilers: {name!r} is {profiler!r}, not a function of a log")
     return {**default_profilers(device), **named}
+
+
+def _check_made(factory: OptimizerFactory | None) -> OptimizerFactory | None:
+    """``factory``, which raises InputError where it makes no optimizer."""
+    if factory is None:
+        return None
+
+    def make(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        made = factory(parameters)
+        if not callable(getattr(made, "step", None)):
+            raise InputError(f"optimizer={factory!r}: returned {made!r}, not a torch.optim.Optimizer")
+        return made
+
+    return make
 
 
 def limit_memory(options: ProfileOptions, spec: DeviceSpec | None) -> tuple[ProfileOptions, str | None]:
@@ -202,4 +226,4 @@ def limit_memory(options: ProfileOptions, spec: DeviceSpec | None) -> tuple[Prof
     remark = (f"the allocator may take {spec.memory_bytes - known:,} bytes: the memory of {spec.name}" +
               "".join(f", less {u.bytes:,} for {u.what}" if u.bytes else f" ({u.what}: unknown, not taken off)"
                       for u in unseen))
-    return replace(options, limit_to_device=False, capacity_bytes=spec.memory_bytes - known), remark
+    return replace(options, limit_to_device=False, capacity_bytes=int(spec.memory_bytes - known)), remark

@@ -20,6 +20,7 @@ from analyzer.replay.played_twice import PlayedTwice
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 
+from .argument import as_keywords
 from .profile import expect_values
 from .session import Profilers, Session
 
@@ -63,9 +64,10 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     if not isinstance(gm, fx.GraphModule):
         raise InputError(
             f"symbolic_profile({type(gm).__name__}): takes a GraphModule; trace the model first with symbolic_trace")
+    kwargs = as_keywords(kwargs)
     spec = None if device is None else find_device(device)
-    session = Session(spec, ProfileOptions(steps=1), mode=mode, autocast=autocast, profilers=profilers,
-                      place=_find_place(gm, (args, kwargs)))
+    session = Session(spec, ProfileOptions(steps=1), mode=mode, autocast=autocast, loss_fn=loss_fn,
+                      profilers=profilers, place=_find_place(gm, (args, kwargs)))
     names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
     infos: dict[fx.Node, NodeInfo] = {}
     records: list[RunRecord] = []
@@ -78,7 +80,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     def run_once(options: ProfileOptions) -> Profile:
         with session.open(gm, options, eager=False) as run:
             with run.recording() as recorder:
-                run_args, run_kwargs = run.take_inputs(args, kwargs or {}, names)
+                run_args, run_kwargs = run.take_inputs(args, kwargs, names)
                 step = GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast,
                                  device_type=session.device.type, reuse=plays)
                 rows = step.run()
@@ -99,7 +101,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     records[-1].fingerprints = fingerprint_nodes(gm.graph)
     settings: dict[str, Any] = {"kwargs": kwargs, "mode": mode, "loss_fn": loss_fn, "autocast": autocast,
                                 "device": device, "profilers": profilers, "reuse": reuse}
-    last_runs[gm] = LastRun(session, (args, dict(kwargs or {})), loss_fn,
+    last_runs[gm] = LastRun(session, (args, kwargs), loss_fn,
                             lambda gm: symbolic_profile(gm, *args, **settings), records[-1])
     if verbose:
         print(found.table())

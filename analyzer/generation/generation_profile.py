@@ -9,7 +9,7 @@ from pathlib import Path
 
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.output import write_output
-from analyzer.report.column import Column, check_layout, format_quantity, print_rows
+from analyzer.report.column import Column, check_layout, escape_controls, format_quantity, print_rows
 from analyzer.report.json_format import decoder_of, encode, load_text
 from analyzer.report.summary import describe_out_of_memory
 from analyzer.results.info import OutOfMemoryInfo
@@ -179,7 +179,7 @@ class GenerationProfile:
             lines[2:2] = [f"OUT OF MEMORY at {where}: {describe_out_of_memory(self.out_of_memory)}"]
         if any(step.interpolated for step in self.steps):
             lines.append("~ between two passes that were run, on a straight line")
-        return "\n".join([*lines, *(f"- {line}" for line in self.assumptions)])
+        return escape_controls("\n".join([*lines, *(f"- {line}" for line in self.assumptions)]))
 
 
 def spread(length: int, count: int) -> list[int]:

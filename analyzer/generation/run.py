@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from analyzer.api.argument import build_model
 from analyzer.api.session import Run, Session
-from analyzer.errors import InputError
+from analyzer.errors import InputError, is_count
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.record.options import ProfileOptions
@@ -66,7 +66,7 @@ def profile_generate(
     >>> [step.cache_bytes for step in p.steps] == [2 * 2 * 64 * 4 * tokens for tokens in (10, 11, 12, 13)]
     True
     """
-    if prompt_tokens < 1 or new_tokens < 1 or batch_size < 1 or (samples is not None and samples < 1):
+    if not all(is_count(n, 1) for n in (prompt_tokens, new_tokens, batch_size, 1 if samples is None else samples)):
         raise InputError(
             f"profile_generate(prompt_tokens={prompt_tokens!r}, new_tokens={new_tokens!r}, batch_size={batch_size!r}, "
             f"samples={samples!r}): each must be 1 or more")

@@ -341,6 +341,6 @@ def _fill_rows(log: Log, out: Annotation) -> None:
             way = "fwd" if call.phase == "forward" else "bwd"
             for rows, key in ((out.modules, call.module), (out.nodes, call.node)):
                 if key >= 0:
-                    row = rows[key]
-                    row[f"{way}_read_bytes"] += read
-                    row[f"{way}_written_bytes"] += written
+                    # a node of an earlier step, where autocast keeps a weight's cast from step to step
+                    out.add(rows, key, f"{way}_read_bytes", read)
+                    out.add(rows, key, f"{way}_written_bytes", written)

@@ -45,7 +45,7 @@ def find_optimizer(optimizer: str | OptimizerFactory | None) -> OptimizerFactory
     """The factory that ``optimizer`` names or is. Raises InputError for an unknown name."""
     if optimizer is None or callable(optimizer):
         return optimizer
-    if optimizer not in OPTIMIZERS:
+    if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
         raise InputError(
             f"optimizer={optimizer!r}: not one of {', '.join(OPTIMIZERS)}, and not a callable `params -> torch.optim.Optimizer`"
         )

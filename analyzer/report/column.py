@@ -4,13 +4,14 @@ from __future__ import annotations
 import csv
 import difflib
 import io
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import tabulate
 
-from analyzer.errors import InputError
+from analyzer.errors import InputError, is_count
 from analyzer.units import UNKNOWN, format_bytes, format_count, format_seconds
 
 _FORMATS: dict[str, Callable[..., str]] = {
@@ -19,6 +20,10 @@ _FORMATS: dict[str, Callable[..., str]] = {
 
 #: Table formats by what users call them; any other is one of tabulate's.
 FORMATS = {"text": "simple", "markdown": "github", "latex": "latex", "html": "html", "csv": "csv"}
+
+
+_STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode's categories of controls, formats, surrogates and breaks
+_PIPED = ("github", "pipe")  # formats in which a bar ends a cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +65,40 @@ def name_columns(*columns: Column) -> dict[str, Column]:
     return {column.field: column for column in columns}
 
 
+def escape_controls(text: str) -> str:
+    """``text`` without what would steer a terminal: control characters but line breaks and tabs are written out.
+
+    >>> escape_controls("conv\x1b[2J"), escape_controls("a\u202eb")
+    ('conv\\\\x1b[2J', 'a\\\\u202eb')
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" or not unicodedata.category(c) in _STEERING else
+                   c.encode("unicode_escape").decode() for c in text)
+
+
 def find_column(columns: Mapping[str, Column], name: str, caller: str) -> Column:
     """The column of that field or heading; InputError, with the nearest names, if there is none."""
     by_header = {column.header.lower(): column for column in columns.values()}
-    found = columns.get(name) or by_header.get(name.lower())
+    found = columns.get(name) or by_header.get(name.lower()) if isinstance(name, str) else None
     if found is None:
+        name = str(name)
         near = difflib.get_close_matches(name, columns, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise InputError(f"{caller}: no column {name!r}; {hint}columns are {', '.join(columns)}")
     return found
 
 
+def find_columns(columns: Mapping[str, Column], names: Iterable[str], caller: str) -> list[Column]:
+    """The columns of these fields or headings. Raises InputError for one that there is not."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InputError(f"{caller}: columns={names!r}: give names of columns, as in columns=['fwd_macs']")
+    return [find_column(columns, name, f"{caller.removesuffix('()')}(columns=...)") for name in names]
+
+
 def check_layout(depth: int | None, least_depth: int, fmt: str, caller: str) -> None:
     """Raise InputError for a depth or a table format that cannot be printed."""
-    if depth is not None and depth < least_depth:
+    if depth is not None and not is_count(depth, least_depth):
         raise InputError(f"{caller}: depth={depth!r}; give a depth of {least_depth} or more, or None for all")
     if fmt not in FORMATS and fmt not in tabulate.tabulate_formats:
         raise InputError(
@@ -85,6 +110,9 @@ def print_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: C
                fmt: str = "simple", total: Sequence[str] | None = None) -> str:
     """Rows as a table: the columns ``left`` hold text, the others quantities, and ``total`` stands under a line."""
     fmt = FORMATS.get(fmt, fmt)
+    rows = [[escape_controls(cell) for cell in row] for row in rows]
+    if fmt in _PIPED:
+        rows = [[cell.replace("|", r"\|").replace("\n", "<br>") for cell in row] for row in rows]
     if fmt == "csv":
         return _print_csv([headers, *rows, *([] if total is None else [total])])
     body: list[object] = list(rows)

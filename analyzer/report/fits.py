@@ -1,7 +1,7 @@
 """Whether a step fits in the memory of a device, line by line."""
 from __future__ import annotations
 
-from analyzer.errors import InputError
+from analyzer.errors import InputError, is_count
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.unseen import list_unseen
 from analyzer.results.fit import FitInfo, FitLine
@@ -34,7 +34,7 @@ def check_fit(profile: Profile, device: str | DeviceSpec | None = None, world_si
     leaves it out. Raises UnknownDeviceError for a name that the catalogue does not hold, InputError where there is no
     device at all or for a ``world_size`` below 1.
     """
-    if world_size < 1:
+    if not is_count(world_size, 1):
         raise InputError(
             f"fits(world_size={world_size!r}): must be the number of processes that train together, at least 1")
 

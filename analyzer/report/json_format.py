@@ -97,6 +97,9 @@ def _own_version() -> str:
 
 
 def load_text(source: str | Path) -> tuple[str, str]:
+    """What to call a saved text in messages, and the text itself, given so or by the path of its file."""
+    if not isinstance(source, (str, Path)):
+        raise InputError(f"from_json({source!r}): give the path of a saved profile, or its text, which starts with '{{'")
     if isinstance(source, str) and (not source.strip() or source.lstrip()[0] in "{[" or "\n" in source.strip()):
         return "from_json(text)", source
     try:
@@ -104,9 +107,11 @@ def load_text(source: str | Path) -> tuple[str, str]:
     except UnicodeDecodeError as error:
         raise ProfileFormatError(
             f"from_json({str(source)!r}): not UTF-8 text (byte {error.start}); is it a saved profile?") from error
-    except (FileNotFoundError, IsADirectoryError) as error:
+    except (FileNotFoundError, IsADirectoryError, ValueError) as error:  # the last of a path with a NUL
         raise InputError(f"from_json({str(source)!r}): no such file; give the path of a saved profile, "
                          "or its text, which starts with '{'") from error
+    except OSError as error:
+        raise InputError(f"from_json({str(source)!r}): cannot be read: {error.strerror}") from error
 
 
 def _refuse_constant(name: str) -> Any:

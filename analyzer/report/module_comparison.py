@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.results.profile import Profile
 
-from .column import Column, check_layout, find_column, print_rows
+from .column import Column, check_layout, escape_controls, find_columns, print_rows
 from .module_row import OWN, divide, find_root
 from .module_tree import COLUMNS, indent
 from .summary import describe_run
@@ -44,7 +44,7 @@ def compare_modules(predicted: Profile, measured: Profile, columns: Sequence[str
     ['Net', 'Net', '1.00', 'ms', '4.00', 'ms', '0.25']
     """
     check_layout(depth, 0, fmt, "compare_modules()")
-    shown = [find_column(_COLUMNS, name, "compare_modules(columns=...)") for name in columns]
+    shown = find_columns(_COLUMNS, columns, "compare_modules()")
     rows = [[
         indent(pair.depth) + pair.name, pair.type, *(cell for column in shown for cell in _list_cells(pair, column))
     ] for pair in join_modules(predicted, measured) if depth is None or pair.depth <= depth]
@@ -55,7 +55,7 @@ def compare_modules(predicted: Profile, measured: Profile, columns: Sequence[str
     table = print_rows(headers, rows, left=(0, 1), fmt=fmt)
     if fmt != "text":
         return table
-    return "\n".join([*_describe("A", predicted), *_describe("B", measured), "", table])
+    return escape_controls("\n".join([*_describe("A", predicted), *_describe("B", measured), "", table]))
 
 
 def join_modules(predicted: Profile, measured: Profile) -> Iterator[ModulePair]:

@@ -8,7 +8,7 @@ from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 from analyzer.units import format_share
 
-from .column import Column, check_layout, find_column, name_columns, print_rows
+from .column import Column, check_layout, find_column, find_columns, name_columns, print_rows
 from .module_row import Ignored, ModuleRow, divide, find_root, leave_out, list_rows, plain
 
 DEFAULT_COLUMNS = (
@@ -70,7 +70,7 @@ def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | N
     """
     check_layout(depth, 0, fmt, "module_tree()")
     root = find_root(root, "module_tree()")
-    chosen = [find_column(COLUMNS, name, "module_tree(columns=...)") for name in columns]
+    chosen = find_columns(COLUMNS, columns, "module_tree()")
     shown = chosen if only else [*DEFAULT_COLUMNS, *chosen]
     key = None if sort is None else find_column({c.field: c for c in _COSTS}, sort, "module_tree(sort=...)").field
     root = leave_out(root, ignore_modules) if ignore_modules else root

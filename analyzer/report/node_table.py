@@ -8,7 +8,7 @@ from itertools import groupby
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.view import register_view
 
-from .column import Column, check_layout, find_column, name_columns, print_rows
+from .column import Column, check_layout, find_column, find_columns, name_columns, print_rows
 
 TEN_COLUMNS = (
     Column("op", "Op type", "text"),
@@ -51,7 +51,7 @@ def node_table(rows: Sequence[NodeInfo], sort: str | None = None, depth: int | N
     ['call_module', 'conv1', '-', '-', '-', '0', 'b', '36.75', 'Kb', '-', '3.78', 'G', '-']
     """
     check_layout(depth, 1, fmt, "table()")
-    shown = [*TEN_COLUMNS, *(find_column(COLUMNS, name, "table(columns=...)") for name in columns)]
+    shown = [*TEN_COLUMNS, *find_columns(COLUMNS, columns, "table()")]
     merged = list(rows) if depth is None else merge_modules(rows, depth)
     if sort is not None:
         key = find_column(COLUMNS, sort, "table(sort=...)")

@@ -8,7 +8,7 @@ from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN
 
-from .column import Column, format_quantity, print_rows
+from .column import Column, escape_controls, format_quantity, print_rows
 from .notation import list_notations
 
 PHASE_COLUMNS = (
@@ -27,7 +27,7 @@ def summarize(profile: Profile) -> str:
     """All sections of the summary, each under its title."""
     header = "\n".join(describe_run(profile))
     sections = [f"{title}\n{_indent(body)}" for title, body in list_sections(profile)]
-    return "\n\n".join([header, *sections])
+    return escape_controls("\n\n".join([header, *sections]))
 
 
 def describe_run(profile: Profile) -> list[str]:

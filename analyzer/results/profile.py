@@ -156,7 +156,7 @@ class Profile(DeferredFields):
 
     def _utilization(self, name: str, macs: int | None, seconds: float, device: str | DeviceSpec | None,
                      dtype: str | None) -> float | None:
-        if not seconds > 0:
+        if not isinstance(seconds, (int, float)) or not seconds > 0:
             raise InputError(f"{name}(seconds={seconds!r}): must be the positive time of one step")
         asked = device or self.device
         if asked is None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
@@ -111,6 +112,7 @@ def _wraps(types: tuple[type, ...]) -> bool:
 _PLAIN = frozenset(
     {int, float, bool, complex, str,
      type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+_STORAGES = (torch.UntypedStorage, torch.TypedStorage)
 _LAZY = (UninitializedParameter, UninitializedBuffer)
 
 
@@ -140,8 +142,13 @@ def _flatten(args: Any, tensors: list[torch.Tensor], key: list[Any]) -> bool:
 
 
 def _to_specs(tree: Any) -> tuple[Any, Any]:
-    args, kwargs = (to_specs(part) for part in tree)
+    """Arguments as a signature may keep them: specs of tensors, and the bytes of a storage, which holds real memory."""
+    args, kwargs = (to_specs(pytree.tree_map_only(_STORAGES, _count_bytes, part)) for part in tree)
     return tuple(args), kwargs
+
+
+def _count_bytes(storage: torch.UntypedStorage | torch.TypedStorage) -> int:
+    return storage.nbytes()
 
 
 def _specs(tensors: list[torch.Tensor]) -> tuple[TensorSpec, ...]:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from analyzer.api.argument import argument_names, as_arguments
+from analyzer.api.argument import argument_names, as_arguments, as_keywords
 from analyzer.api.session import Run, Session, mark_inputs
-from analyzer.errors import InputError, UnknownDeviceError
+from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.fx.module_borrow import restore_generators, save_generators, uncompiled
 from analyzer.hardware import find_device
 from analyzer.profilers.flops import make_flops_profiler
@@ -58,16 +58,20 @@ def measure(
     >>> p.fwd_flops, p.bwd_flops, p.measured_steps, 0 < p.fwd_seconds < p.step_seconds
     (33280, 33024, 3, True)
     """
-    if steps < 1 or warm_up < 0:
-        raise InputError(f"measure(steps={steps}, warm_up={warm_up}): at least one step must be measured")
+    if not is_count(steps, 1) or not is_count(warm_up):
+        raise InputError(f"measure(steps={steps!r}, warm_up={warm_up!r}): at least one step must be measured")
+    if clock is not None and not hasattr(clock, "pause"):
+        raise InputError(f"measure(clock={clock!r}): must be a clock of analyzer.runtime.clock, or None")
     session = Session(None, ProfileOptions(steps=warm_up + steps, keep_events=False), mode=mode, optimizer=optimizer,
-                      autocast=autocast)
+                      autocast=autocast, loss_fn=loss_fn, step=step)
     if not isinstance(model, torch.nn.Module):
         model = build_real(model)
     device = check_device(model)
     args = as_arguments(args)
-    kwargs = dict(kwargs or {})
+    kwargs = as_keywords(kwargs)
     measured = range(warm_up, warm_up + steps)
+    if autocast is None and torch.is_autocast_enabled(device.type):  # around this call
+        autocast = torch.get_autocast_dtype(device.type)
     with unchanged(model, device, weights=session.optimizer is not None or step is not None):
         recorder = RuntimeRecorder(model, clock or choose_clock(device), whole=True)
         mark_inputs(recorder, args, kwargs, argument_names(uncompiled(model), args, kwargs))
@@ -82,7 +86,7 @@ def measure(
                                                                          enabled=autocast is not None):
                 compiled_seconds = time_runs(lambda: model(*args, **kwargs), recorder.clock, steps)
         return make_profile(recorder, measured, convention, mode=mode, optimizer=session.facts["optimizer"],
-                            autocast=session.facts["autocast"], compiled_seconds=compiled_seconds)
+                            autocast=None if autocast is None else str(autocast).removeprefix("torch."), compiled_seconds=compiled_seconds)
 
 
 def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: str, *, mode: str,

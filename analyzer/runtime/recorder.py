@@ -267,9 +267,9 @@ class RuntimeRecorder(Recorder):
         undo, self._undo, self._thread = self._undo, None, -1
         try:
             self.end()
+        finally:
             if self.whole:
                 self._release_mode()
-        finally:
             undo.close()
             self.book.close()
             self.clock.settle()

@@ -1,7 +1,9 @@
 """Models whose tensors are unusual: each runs as it would, and what it does is counted in its modules."""
 from __future__ import annotations
 
+import copy
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -95,3 +97,34 @@ def test_a_scripted_model_is_one_module():
     with FlopsProfiler(model, convention="own") as prof:
         model(X)
     assert prof.get_total_macs() == 6 * PRODUCT
+
+
+def test_an_outer_autocast_keeps_casts_from_step_to_step():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.rand(2, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        p = measure(model, (x,))
+    inside = measure(model, (x,), autocast=torch.bfloat16)
+    assert (p.autocast, p.fwd_flops, p.bwd_flops) == ("bfloat16", inside.fwd_flops, inside.bwd_flops)
+    assert p.modules.bwd_read_bytes == p.phases["backward"].read_bytes == inside.modules.bwd_read_bytes
+    casts = sum(parameter.numel() for parameter in model.parameters()) * (4 + 2)
+    assert inside.modules.fwd_read_bytes + inside.modules.fwd_written_bytes == (
+        p.modules.fwd_read_bytes + p.modules.fwd_written_bytes + casts)
+
+
+class Copies(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.storages = nn.Linear(64, 8), []
+
+    def forward(self, x):
+        y = copy.deepcopy(x)
+        self.storages.append(weakref.ref(y.untyped_storage()))
+        return self.layer(y)
+
+
+def test_a_tensor_that_forward_copies_deeply_is_freed():
+    model, x = Copies(), torch.rand(1024, 64)
+    p = measure(model, (x,), mode="infer", steps=4)
+    assert [storage() for storage in model.storages] == [None] * 5
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert p.peak_allocated_bytes == weights + 2 * x.nbytes + 1024 * 8 * 4

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from analyzer.errors import InputError
+from analyzer.errors import InputError, is_count
 from analyzer.output import write_output
-from analyzer.report.column import check_layout, print_rows
+from analyzer.report.column import check_layout, escape_controls, print_rows
 from analyzer.report.module_row import Ignored, divide, find_root, format_shapes, has_own_row, leave_out, plain
 from analyzer.report.notation import NOTATIONS, list_notations
 from analyzer.results.info import CostInfo, ModuleInfo
@@ -72,7 +72,7 @@ def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: i
     if detailed:
         lines += ["", _rule("Detailed Profile per Device"), "Behind the name of each module stand, in this order:",
                   _ORDER[style], "", _NOTE, "", *_print_module(root, figures, style, depth)]
-    text = "\n".join([*lines, "-" * _WIDTH])
+    text = escape_controls("\n".join([*lines, "-" * _WIDTH]))
     if output_file is not None:
         path = Path(output_file)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def largest_modules(profile: Profile, *, module_depth: int = -1, top_modules: in
 def list_largest(root: ModuleInfo, module_depth: int, top_modules: int,
                  figures: Figures) -> Iterator[tuple[int, str, dict[str, str]]]:
     """Depth, quantity, and the classes with the largest sums of it and these sums."""
-    if module_depth < -1 or top_modules < 1:
+    if not is_count(module_depth, -1) or not is_count(top_modules, 1):
         raise InputError(
             f"module_depth={module_depth!r}, top_modules={top_modules!r}: a depth is 0 or more, or -1 for all, and at least one "
             "module is named")

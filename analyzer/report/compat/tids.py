@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analyzer.report.column import check_layout
+from analyzer.report.column import check_layout, escape_controls
 from analyzer.report.module_row import find_root, has_own_row, plain
 from analyzer.results.info import ModuleInfo
 from analyzer.results.node_info import TensorInfo
@@ -22,14 +22,15 @@ def tids_report(profile: Profile, *, depth: int | None = None) -> str:
     What a module does outside its submodules is a line of its own where it takes time. Raises InputError for a profile
     without modules.
 
-    >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, params=10, fwd_seconds=0.0005, outputs=(TensorInfo((2, 5), "float32", "cpu"),))
+    >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, params=10, fwd_seconds=0.0005,
+    ...                   outputs=(TensorInfo((2, 5), "float32", "cpu"),))
     >>> tree = ModuleInfo(path="", type="Net", params=10, fwd_seconds=0.001, children=(leaf,))
     >>> print(tids_report(Profile(name="Net", mode="infer", modules=tree)).splitlines()[1].strip())
     (fc): Linear, num_params 10, 0.5ms, 50.0% latency, input shape None, output shape [2, 5]
     """
     check_layout(depth, 0, "text", "tids_report()")
     root = find_root(profile.modules, "tids_report()")
-    return "\n".join(_list_lines(root, root, "model", depth))
+    return escape_controls("\n".join(_list_lines(root, root, "model", depth)))
 
 
 def _list_lines(module: ModuleInfo, root: ModuleInfo, name: str, depth: int | None) -> list[str]:

@@ -4,11 +4,12 @@ once.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from analyzer.errors import InputError
-from analyzer.report.column import check_layout, print_rows
+from analyzer.errors import InputError, is_count
+from analyzer.report.column import check_layout, escape_controls, print_rows
 from analyzer.report.module_row import divide, find_root, name_module
 from analyzer.results.info import ModuleCall, ModuleInfo
 from analyzer.results.node_info import TensorInfo
@@ -54,7 +55,7 @@ class Layer:
 
 
 @register_report.shipped("torchinfo")
-def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_size", "num_params"), depth: int = 3,
+def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_size", "num_params"), depth: int | None = 3,
                     row_settings: Iterable[str] = ("depth", ), verbose: int = 1, col_width: int = 25,
                     mult_adds: str = "own", fmt: str = "text") -> str:
     """The table as text, as ``torchinfo.summary`` prints it.
@@ -91,10 +92,11 @@ def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_siz
             f"torchinfo_table(row_settings=...): no setting {name!r}; settings are {', '.join(ROW_SETTINGS)}")
     if mult_adds not in ("own", "torchinfo"):
         raise InputError(f"torchinfo_table(mult_adds={mult_adds!r}): must be 'own' or 'torchinfo'")
-    if verbose not in (0, 1, 2) or col_width < 1:
+    if verbose not in (0, 1, 2) or not is_count(col_width, 1):
         raise InputError(
             f"torchinfo_table(verbose={verbose!r}, col_width={col_width!r}): verbose is 0, 1 or 2, a width at least 1")
     check_layout(depth, 0, fmt, "torchinfo_table()")
+    depth = sys.maxsize if depth is None else depth
     layers = list_layers(profile, root, mult_adds)
     table = _Table(layers, root.params, columns, settings, depth, verbose == 2)
     if fmt != "text":
@@ -107,7 +109,7 @@ def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_siz
         return (f"{cells[0]:<{width}} " + "".join(f"{cell:<{col_width}} " for cell in cells[1:])).rstrip()
 
     lines = [rule, line([table.title, *(COLUMNS[name] for name in columns)]), rule, *map(line, table.list_rows()), rule]
-    return "\n".join([*lines, *_list_totals(profile, root, layers, mult_adds, rule), rule])
+    return escape_controls("\n".join([*lines, *_list_totals(profile, root, layers, mult_adds, rule), rule]))
 
 
 # ---- rows
