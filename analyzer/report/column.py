@@ -73,7 +73,7 @@ def escape_controls(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in "\n\t" or not unicodedata.category(c) in _STEERING else
+    return "".join(c if c.isprintable() or c in "\n\t" or unicodedata.category(c) not in _STEERING else
                    c.encode("unicode_escape").decode() for c in text)
 
 
