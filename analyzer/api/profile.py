@@ -17,7 +17,8 @@ from analyzer.meta.reserved_touch import ReservedTouch
 from analyzer.record.eager import EagerStep, OptimizerFactory
 from analyzer.record.options import ProfileOptions
 from analyzer.replay.block_reuse import BlockReuse, pays
-from analyzer.replay.played_twice import PlayedTwice
+from analyzer.replay.restart import Restart
+from analyzer.replay.support import why_unsupported
 from analyzer.replay.twin import find_twins
 from analyzer.results.profile import Profile
 from analyzer.results.wrapper import list_wrappers
@@ -72,7 +73,8 @@ def profile(
     args, kwargs = as_arguments(args), as_keywords(kwargs)
     module = model if isinstance(model, torch.nn.Module) else build_model(model)
     names = argument_names(module, args, kwargs)
-    reuse = reuse and step is None and session.options.capacity_bytes is None and session.options.set_to_none
+    reuse = (reuse and step is None and session.options.capacity_bytes is None and session.options.set_to_none
+             and why_unsupported() is None)
     # an optimizer of the user's own looks at every parameter
     reserves = reuse and (mode == "infer" or optimizer is None or isinstance(optimizer, str))
 
@@ -92,14 +94,23 @@ class Replay:
 
     def __init__(self, reuse: bool, reserves: bool) -> None:
         self.reuse, self.reserves = reuse, reserves
-        self.excluded: set[type[torch.nn.Module]] = set()  #: classes of which no block is replayed
+        self.excluded: dict[type[torch.nn.Module], str] = {}  #: classes of which no block is replayed, and why
+        self.refusal: str | None = None  #: why no block at all is replayed
         self.blocks: BlockReuse | None = None
+
+    def forbid(self, restart: Restart) -> None:
+        """Replay less in the next run."""
+        if restart.kind is None:
+            self.refusal, self.reserves = restart.reason, False
+        else:
+            self.excluded[restart.kind] = restart.reason
 
     def begin(self, run: Run) -> None:
         """Look for the blocks of a run."""
         with torch._C.DisableTorchFunction():
             self.blocks = BlockReuse(run.recorder, run.root, borrow_module, is_leaf, self.excluded,
-                                     run.borrowed.reserved, run.borrowed.lend) if self.reuse else None
+                                     run.borrowed.reserved,
+                                     run.borrowed.lend) if self.reuse and self.refusal is None else None
 
     def lend(self, block: torch.nn.Module) -> None:
         """Make the tensors of a block."""
@@ -122,7 +133,7 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
                     run_step(run, options, replay)
                 except ReservedTouch as touch:
                     if replay.blocks is not None and replay.blocks.has_played(touch.block):
-                        raise PlayedTwice(touch.block) from None
+                        raise Restart("its parameters are used outside of it", touch.block) from None
                     raise
             blocks = {i: reserved.twin for i, reserved in run.borrowed.reserved.items()}
             return run.build(is_final=True, twins=blocks, wrappers=wrappers)
@@ -131,8 +142,8 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
         while True:
             try:
                 return expect_values(run_once, session.options)
-            except PlayedTwice as played:
-                replay.excluded.add(played.kind)
+            except Restart as restart:
+                replay.forbid(restart)
             except ReservedTouch:
                 replay.reserves = False
             except DeviceOutOfMemoryError as error:
@@ -148,7 +159,7 @@ def expect_values(run: Callable[[ProfileOptions], Profile], options: ProfileOpti
     except DataDependentError as error:
         try:
             return run(options)
-        except (PlayedTwice, DeviceOutOfMemoryError):
+        except (Restart, DeviceOutOfMemoryError):
             raise
         except Exception:  # what was expected leads nowhere
             raise error from None

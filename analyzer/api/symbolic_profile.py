@@ -16,7 +16,8 @@ from analyzer.hardware import DeviceSpec, find_device
 from analyzer.meta.tensor import claim_of
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import tensors_in
-from analyzer.replay.played_twice import PlayedTwice
+from analyzer.replay.restart import Restart
+from analyzer.replay.support import why_unsupported
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 
@@ -71,7 +72,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
     infos: dict[fx.Node, NodeInfo] = {}
     records: list[RunRecord] = []
-    plays = reuse
+    plays = reuse and why_unsupported() is None
 
     def read_rows() -> dict[str, Any]:
         _ = found.nodes  # which fills the records of all nodes
@@ -92,7 +93,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
 
     try:
         found = expect_values(run_once, session.options)
-    except PlayedTwice:
+    except Restart:
         plays = False
         found = expect_values(run_once, session.options)
     for node, info in infos.items():

@@ -19,3 +19,15 @@ def current_backward_node() -> tuple[int, torch.Tensor | None] | None:
 def saves_are_hooked() -> bool:
     """Whether hooks are active that see every tensor autograd saves (checkpointing, offloading)."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def describe_context() -> tuple[object, ...]:
+    """What torch's settings say about how operators run now: autocast, modes, hooks, kernels that may be chosen."""
+    nesting = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return (nesting, torch.is_autocast_enabled("cuda"), torch.is_autocast_enabled("cpu"), saves_are_hooked(),
+            torch.is_inference_mode_enabled(), torch.is_anomaly_enabled(), torch._C._len_torch_function_stack(),
+            torch._C._len_torch_dispatch_stack(), torch.get_default_dtype(),
+            torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(), torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.enabled)

@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 from analyzer.errors import InputError
 from analyzer.meta.dispatch.list_memo import ListMemo
 from analyzer.meta.tensor import template
-from analyzer.replay.footprint import Footprint
 from analyzer.replay.optimizer.eligibility import why_run
 from analyzer.replay.reserved import Reserved, one_by_one
+from analyzer.replay.state_fingerprint import StateFingerprint
 from analyzer.replay.step_replay import StepReplay
 from analyzer.replay.unseen_gradient import BlockGradients, UnseenGradients
 
@@ -127,6 +127,7 @@ class EagerStep:
                 if self.mode == "train" and self.step is None and self.optimizer is not None:
                     self._update()
             self.recorder.end()
+            self.recorder.check()
 
     def _run_model(self) -> None:
         if self.mode == "infer":
@@ -137,7 +138,7 @@ class EagerStep:
     def _run_watched(self) -> StepReplay | None:
         """Run the model once; the result plays it again, None where a later step could differ from this one."""
         recorder = self.recorder
-        before = self._list_footprints()
+        before = self._list_fingerprints()
         events: list[Event] = []
         recorder.events = events
         recorder.unseen_gradients = self.unseen if self.plays_updates or self._drops_gradients() else None
@@ -149,7 +150,7 @@ class EagerStep:
             recorder.events = recorder.unseen_gradients = None
         replay = StepReplay(recorder, events, first_node=recorder.first_node)
         plain = all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((self.args, self.kwargs)))
-        same = plain and all([footprint.holds() for footprint in before])
+        same = plain and all([state.is_same() if isinstance(state, StateFingerprint) else state.holds() for state in before])
         if self.optimizer is not None:  # else there are no gradients any more
             updated = {id(parameter) for group in self._updated() for parameter in group}
             same = same and all(self.unseen.look(p) is None or id(p) in updated for p in self.parameters)
@@ -227,10 +228,12 @@ class EagerStep:
                                     functools.partial(unseen.add, (parameter, ), likes=(like, )))
         return True
 
-    def _list_footprints(self) -> list[Footprint | Reserved]:
+    def _list_fingerprints(self) -> list[StateFingerprint | Reserved]:
         reserved = [p for p in self.held if isinstance(p, Reserved)]
         inside = {id(module) for block in reserved for module in block.twin.modules}
-        return [Footprint([module for module in self.recorder.modules() if id(module) not in inside]), *reserved]
+        modules = [module for module in self.recorder.modules() if id(module) not in inside]
+        functions = () if self.loss_fn is default_loss else (self.loss_fn,)
+        return [StateFingerprint(modules, functions, values=(self.args, self.kwargs)), *reserved]
 
     def _drops_gradients(self) -> bool:
         """Whether nobody looks at gradients before they are dropped."""

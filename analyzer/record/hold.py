@@ -1,10 +1,13 @@
 """Private torch API: whether somebody besides the caller still holds a tensor."""
 from __future__ import annotations
 
+import enum
 import sys
 from typing import Any
 
 import torch
+
+from analyzer.meta.mode import MetaTensorMode
 
 
 class Hold:
@@ -31,17 +34,71 @@ class Hold:
         return any(now > before for now, before in zip(self._count(), self._before))
 
 
-def is_autograds_alone(gradient: torch.Tensor) -> bool:
-    """Whether nobody but the autograd node that was just given ``gradient`` holds it or a view of it.
+class Holding(enum.Enum):
+    """Who holds a gradient that an autograd node was just given."""
 
-    To be asked inside ``Function.backward``: the engine has moved the gradient there, so the tensor counts the Python
-    object alone, its storage the tensor and the storage's Python object.
+    ALONE = "autograd alone"
+    ALONE_VIEW = "autograd alone, as a view"
+    SHARED = "others too"
+
+
+ALONE, ALONE_VIEW, SHARED = Holding
+
+
+def find_holdings(gradients: tuple[torch.Tensor | None, ...]) -> list[Holding | None]:
+    """Who holds each of the gradients that ``Function.backward`` was given, views of it or what it is a view of. To be
+    asked there, of the tuple of its arguments.
     """
+    return [None if counts is None else _counts_of.get(counts, SHARED) for counts in _count(gradients)]
+
+
+def _count(gradients: tuple[torch.Tensor | None, ...]) -> list[tuple[int, ...] | None]:
+    return [None if gradient is None else _count_one(gradient) for gradient in gradients]
+
+
+def _count_one(gradient: torch.Tensor) -> tuple[int, ...]:
     tensor: Any = gradient
-    storage = tensor.untyped_storage()
-    holders = torch._C._storage_Use_Count(storage._cdata)
-    if not tensor._is_view():
-        return bool(tensor._use_count() == 1 and holders == 2)
-    # A view holds its base, which then counts once for the view and once for the object here; another view would hold
-    # it too.
-    return bool(tensor._use_count() == 1 and tensor._base._use_count() == 2 and holders == 3)
+    counts = sys.getrefcount(tensor), tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return (*counts, tensor._base._use_count()) if tensor._is_view() else counts
+
+
+_counts_of: dict[tuple[int, ...], Holding] = {}  # as `learn_holdings` found them
+
+
+def learn_holdings() -> bool:
+    """Measure, once in the process, how the holders of a gradient are counted; False where counts do not tell them apart."""
+    if not _counts_of:
+        with MetaTensorMode():
+            _counts_of.update([(_measure(holding), holding) for holding in Holding])
+    return len(_counts_of) == len(Holding)
+
+
+def _measure(holding: Holding) -> tuple[int, ...]:
+    found: list[tuple[int, ...]] = []
+    kept: list[torch.Tensor] = []
+
+    class Receives(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> None:
+            found.extend(counts for counts in _count(grads) if counts is not None)
+
+    class Gives(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            made = torch.empty_strided((2, 2), (2, 1))
+            if holding is SHARED:
+                kept.append(made)
+            return made.as_strided((2, 2), (2, 1)) if holding is ALONE_VIEW else made
+
+    with torch.inference_mode(False), torch.enable_grad():
+        out: torch.Tensor = Gives.apply(Receives.apply(torch.empty(2, 2, requires_grad=True)))  # type: ignore[no-untyped-call]
+        out.backward(torch.empty(2, 2))
+    return found[0]

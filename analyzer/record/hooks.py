@@ -54,16 +54,21 @@ def listen(recorder: Recorder) -> Iterator[None]:
 
         return make
 
-    def backward(create_graph_at: int) -> Any:
+    def backward(create_graph_at: int, inputs_at: int) -> Any:
         """A backward pass: what it computes is no recomputation, even where it runs inside one's block."""
         def make(original: Any) -> Any:
             def run(*args: Any, **kwargs: Any) -> Any:
                 if not mine():
                     return original(*args, **kwargs)
                 before = recorder.recomputing, recorder.creates_graph
+
+                def argument(name: str, at: int) -> Any:
+                    return kwargs.get(name, args[at] if len(args) > at else None)
+
                 recorder.recomputing = 0
-                recorder.creates_graph = bool(
-                    kwargs.get("create_graph", args[create_graph_at] if len(args) > create_graph_at else False))
+                recorder.creates_graph = bool(argument("create_graph", create_graph_at))
+                recorder.begins_backward(not recorder.creates_graph and argument("inputs", inputs_at) is None
+                                         and not argument("retain_graph", create_graph_at - 1))
                 try:
                     with recorder.during("backward"):
                         return original(*args, **kwargs)
@@ -88,8 +93,8 @@ def listen(recorder: Recorder) -> Iterator[None]:
 
     def replacements() -> Iterator[Undo]:
         yield replace(torch.nn.Module, "__call__", module_call)
-        yield replace(torch.autograd, "backward", backward(create_graph_at=3))
-        yield replace(torch.autograd, "grad", backward(create_graph_at=4))
+        yield replace(torch.autograd, "backward", backward(create_graph_at=3, inputs_at=5))
+        yield replace(torch.autograd, "grad", backward(create_graph_at=4, inputs_at=1))
         yield replace(torch.enable_grad, "__enter__", counting_recomputation(+1))
         yield replace(torch.enable_grad, "__exit__", counting_recomputation(-1))
         yield replace(torch.optim.Optimizer, "zero_grad", in_phase("zero_grad"))
@@ -103,13 +108,19 @@ def _optimizer_steps(recorder: Recorder, mine: Any) -> Any:
     """Every optimizer's ``step`` is a method of its own class: torch's global hooks see them all."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+    interrupted: list[str] = []
+
     def before(*_: Any) -> None:
         if mine():
+            interrupted.append(recorder.phase)
             recorder.begin("optimizer")
 
-    def after(*_: Any) -> None:
+    def after(optimizer: Any, *_: Any) -> None:
         if mine():
-            recorder.resume("forward")
+            phase = interrupted.pop()
+            if phase == "backward":  # a hook on a parameter steps as soon as its gradient is there
+                recorder.mark_states(optimizer)
+            recorder.resume(phase if phase == "backward" else "forward")
 
     handles = (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after))
 

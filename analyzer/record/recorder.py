@@ -64,6 +64,7 @@ class Recorder:
         self._open_calls: list[int | None] = []  #: beside the stack: index in `Log.module_calls`
         self._leaf_depth = 0
         self._call_of_sequence = SequenceIndex()
+        self._hooked: set[int] = set()  # nodes of several calls, before which nothing may run
         self._place_of_call: dict[int, tuple[int, int]] = {}  # module and node of calls that stand for a played block
         self._collective_of_sequence: dict[int, int] = {}
         self._last_sequence = -1
@@ -72,8 +73,10 @@ class Recorder:
         self.events: list[Event] | None = None  #: collected while somebody wants to play them again
         self.first_node = 0  #: of the present step
         self.watched: set[int] = set()  #: storages; `touched` is told of a forward call that reads one
-        self.touched: Callable[[int], None] = _nothing
+        self.touched: Callable[[int, Signature], None] = _nothing
+        self.restart: BaseException | None = None  #: why the run cannot go on, raised when the next phase begins
         self.unseen_gradients: UnseenGradients | None = None  #: None where somebody may look at gradients
+        self.before_backward: Callable[[bool], None] = _keep  #: told whether one pass computes all gradients, once
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
         self.creates_graph = False  #: the running backward pass is itself differentiated
         self.shortage: Shortage | None = None  #: the last time that memory ran out
@@ -94,6 +97,7 @@ class Recorder:
         own).
         """
         self.end()
+        self.check()
         self.step, self.log.steps = step, step + 1
         self.first_node = len(self.log.node_slots)
         self._producer.clear()
@@ -141,14 +145,27 @@ class Recorder:
         """The path of the module that runs, for messages."""
         return self.log.modules[self._stack[-1]].path if self._stack else ""
 
-    def skip_sequence(self, stands_for: tuple[int, int, int] | None = None) -> None:
-        """Autograd nodes were made that no call of the log made; the last of them stands for a call (its index, module
-        and node).
-        """
+    def skip_sequence(self) -> int:
+        """Autograd nodes were made that no call of the log made; the result is the number of the last."""
         self._last_sequence = next_sequence_number()
-        if stands_for is not None:
-            self._call_of_sequence[self._last_sequence - 1] = stands_for[0]
-            self._place_of_call[stands_for[0]] = stands_for[1:]
+        return self._last_sequence - 1
+
+    def has_unnamed_nodes(self) -> bool:
+        """Whether autograd nodes were made since the last call: they count to the next one."""
+        return next_sequence_number() != self._last_sequence
+
+    def call_of_sequence(self, sequence: int) -> int | None:
+        """The call that made an autograd node."""
+        return self._call_of_sequence.get(sequence)
+
+    def let_stand(self, sequence: int, stands_for: tuple[int, int, int] | None) -> None:
+        """An autograd node stands for a call (its index, module and node) from now on; None: for none that is known."""
+        if stands_for is None:
+            self._hooked.add(sequence)
+            return
+        self._hooked.discard(sequence)
+        self._call_of_sequence[sequence] = stands_for[0]
+        self._place_of_call[stands_for[0]] = stands_for[1:]
 
     def place_of_call(self, index: int) -> tuple[int, int]:
         """The module and the node of a call."""
@@ -365,7 +382,7 @@ class Recorder:
         in_numbers = tuple([s.number for s in inputs])
         if phase == "forward" and not self.watched.isdisjoint(in_numbers) and torch.is_grad_enabled():
             for number in self.watched.intersection(in_numbers):
-                self.touched(number)
+                self.touched(number, signature)
         out_numbers = tuple([s.number for s in outputs])
         if self.events is not None:
             self.events.append((CALLED, index))
@@ -406,6 +423,8 @@ class Recorder:
         if backward is None:
             return None, module, OUTSIDE
         sequence, variable = backward
+        if sequence in self._hooked:
+            self.before_backward(False)
         if variable is not None:
             return None, self._parameter_owner.get(id(variable), _ROOT), OUTSIDE
         # A custom function's operators share its number: its backward belongs to the first, a collective to the
@@ -501,11 +520,21 @@ class Recorder:
     def begin(self, phase: str) -> None:
         """A stretch of ``phase`` begins; what ran before has ended."""
         self.end()
+        self.check()
         if self.events is not None:
             self.events.append((BEGAN, phase))
         self.phase = phase
         self.memory.begin_lap()
         self.log.phases.append(PhaseRecord(self.step, phase, len(self.log.call_slots), last_call=-1))
+
+    def begins_backward(self, is_plain: bool) -> None:
+        """A backward pass begins; ``is_plain`` is one that frees its graph and leaves a gradient in every parameter."""
+        self.before_backward(is_plain and not self._stack)
+
+    def check(self) -> None:
+        """Raise what keeps the run from going on."""
+        if self.restart is not None:
+            raise self.restart
 
     def end(self) -> None:
         """The running stretch ends: note what the allocator says."""
@@ -580,12 +609,16 @@ class Recorder:
         finally:
             self.end()
             state.recorder = self.space.listener = self.memory.observer = None
-            self.reuse, self.touched, self._modules = None, _nothing, []  # whoever keeps the recorder keeps no model
+            self.reuse, self.touched, self.before_backward, self._modules = None, _nothing, _keep, []  # whoever keeps the recorder keeps no model
             self.log.assumptions = list(state.assumptions)
 
 
-def _nothing(number: int) -> None:
+def _nothing(number: int, signature: Signature) -> None:
     """Nobody wants to know."""
+
+
+def _keep(is_plain: bool) -> None:
+    """Nothing was replayed that a backward pass could reach."""
 
 
 def _communicates(signature: Signature) -> bool:

@@ -4,17 +4,17 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-import sys
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from analyzer.record.module_walk import REGISTRIES, walk_modules
+
+from .state_fingerprint import reaches_outside, tensor_attributes
 
 if TYPE_CHECKING:
     from .twin import Pattern, Twin
@@ -23,7 +23,6 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _VALUES = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device, torch.Size,
            torch.memory_format, torch.layout)
 _FIXED = (types.FunctionType, staticmethod, classmethod, *_VALUES)  # what a class gives to all its modules
-_MODULE_FILE = sys.modules[nn.Module.__module__].__file__
 
 
 def structure_key(module: nn.Module, memo: dict[int, int | None], numbers: dict[Hashable, int]) -> int | None:
@@ -56,46 +55,12 @@ def structure_key(module: nn.Module, memo: dict[int, int | None], numbers: dict[
                     tensor, "_post_accumulate_grad_hooks", None):
                 return None
             else:
-                key += name, tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
+                attributes = tensor_attributes(tensor)
+                if attributes is None:
+                    return None
+                key += name, tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad, attributes
     found = memo[id(module)] = numbers.setdefault(tuple(key), len(numbers))
     return found
-
-
-@contextmanager
-def watch_reads(root: nn.Module) -> Iterator[set[tuple[str, str]]]:
-    """Collect (path, attribute) of every attribute that code reads from the modules below ``root``; "*" where it read a
-    whole ``__dict__``.
-    """
-    paths = {id(m): path for path, m in root.named_modules()}
-    reads: set[tuple[str, str]] = set()
-    patched: list[tuple[type, Any]] = []
-
-    def patch(cls: type) -> None:
-        original = cls.__getattribute__
-
-        def __getattribute__(self: Any, name: str) -> Any:
-            path = paths.get(id(self))
-            if path is not None:
-                if name == "__dict__":
-                    if sys._getframe(1).f_code.co_filename != _MODULE_FILE:
-                        reads.add((path, "*"))
-                else:
-                    reads.add((path, name))
-            return original(self, name)  # type: ignore[call-arg]
-
-        patched.append((cls, cls.__dict__.get("__getattribute__")))
-        cls.__getattribute__ = __getattribute__  # type: ignore[method-assign,assignment]
-
-    try:
-        for cls in {type(m) for m in root.modules()}:
-            patch(cls)
-        yield reads
-    finally:
-        for cls, before in reversed(patched):
-            if before is None:
-                del cls.__getattribute__
-            else:
-                cls.__getattribute__ = before
 
 
 class ReadValues:
@@ -127,9 +92,21 @@ class ReadValues:
         self._hidden = [(i, frozenset(n for j, n in self.fixed if j == i))
                         for i in dict.fromkeys(i for i, _ in self.fixed)]
         self.read = frozenset((i, n) for i, n, _ in self.values)  #: places and names of own attributes
+        self.outside = self._find_outside(list(modules.values()))  #: an attribute through which more can be reached
         self._own = [
             _Own(i, [(n, v) for j, n, v in self.values if j == i]) for i in dict.fromkeys(i for i, _, _ in self.values)
         ]
+
+    def _find_outside(self, modules: Sequence[nn.Module]) -> str | None:
+        inside: dict[int, Any] = dict.fromkeys(map(id, modules))
+        for module in modules:
+            contents = module.__dict__
+            inside.update(dict.fromkeys(map(id, (contents, *(contents[name] for name in REGISTRIES)))))
+            inside.update((id(t), t) for held in (module._parameters, module._buffers) for t in held.values())
+        for _, name, value in (*self.values, *self.computed):
+            if type(value) not in _VALUES and reaches_outside(value, inside):
+                return name
+        return None
 
     def hold_for_twin(self, twin: Twin) -> bool:
         """As `hold_for`, for a block that was found to be like the one whose values these are."""

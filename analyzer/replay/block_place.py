@@ -54,8 +54,8 @@ class BlockPlace(Place):
         self.modules = [self.module_of(i) for i in range(len(source.modules))]
         for i, theirs in zip(self.modules, source.modules):
             mine = log.modules[i]
-            if theirs.path:  # the block's own call is counted by whoever calls it
-                mine.calls += theirs.calls
+            # the block's own call is counted where it is called
+            mine.calls += theirs.calls if theirs.path else max(0, theirs.calls - 1)
             mine.inputs, mine.outputs = mine.inputs or theirs.inputs, mine.outputs or theirs.outputs
         before = self.first_module_call - 1
         for i, call in enumerate(source.module_calls[1:], before + 1):  # the first is the root's own
@@ -68,7 +68,9 @@ class BlockPlace(Place):
         for row in self.own_rows:
             node = source.node_slots[row]
             assert node is not None
-            target = f"{self.path}.{node.target}" if node.op == "call_module" else node.target
+            target = node.target
+            if node.op == "call_module":  # "" is a module made in the forward pass: it runs for the block
+                target = f"{self.path}.{target}" if target else self.path
             base = identifier(target) if node.op == "call_module" else node.base
             producers = [self.producers[j] if j in self.producers else rows[j] for j in node.inputs]
             log.node_slots[rows[row]] = LogNode(

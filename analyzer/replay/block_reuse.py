@@ -1,6 +1,7 @@
 """Runs each kind of block once and plays its record for the others, forward and backward."""
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import compress
@@ -13,20 +14,31 @@ from torch.utils import _pytree as pytree
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage, take_numbers
 from analyzer.meta.tensor import alias, revive
-from analyzer.record.autograd_node import saves_are_hooked
-from analyzer.record.hold import is_autograds_alone
+from analyzer.record.autograd_node import describe_context
+from analyzer.record.hold import Holding, find_holdings
 from analyzer.record.module_walk import walk_modules
 from analyzer.record.recorder import Recorder
 
 from .block_key import ReadValues, structure_key
 from .block_place import BlockPlace
-from .block_trial import Arguments, Backward, Borrow, GradSpec, PassedOn, Refused, Segment, Trial, number_of
+from .block_trial import (
+    BLOCK,
+    Arguments,
+    Backward,
+    Borrow,
+    GradSpec,
+    PassedOn,
+    Refused,
+    Segment,
+    Trial,
+    number_of,
+    writes_in_place,
+)
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
-from .footprint import Footprint
-from .played_twice import PlayedTwice
+from .restart import Restart
 from .reel import Reel, Take, play
 from .reserved import Reserved
-from .shared_state import SharedState
+from .state_fingerprint import StateFingerprint, describe_tensor_state, tensor_attributes
 from .twin import Twin
 from .unseen_gradient import BlockGradients
 
@@ -85,16 +97,20 @@ class BlockReuse:
         # candidates that hold a parameter, by the number of its storage
         self._blocks_of: dict[int, list[nn.Module]] = {}
         self._touched: set[int] = set()  # those whose parameters were read by a call that was run
-        recorder.watched, recorder.touched = set(), self._touch
+        self._tensor_states: dict[int, Any] = {}  # of candidates' tensors, by id
+        recorder.watched, recorder.touched, recorder.before_backward = set(), self._touch, self._check_backward
         for i in self._contents:
             if i not in self._reserved:
                 self._watch(self._contents[i])
         # what a played block read more than once, by the number of its storage, and the block
         self._summed: dict[int, nn.Module] = {}
-        self._known: dict[Hashable, list[tuple[ReadValues, Segment | None]]] = {}
+        self._known: dict[Hashable, list[_Variant]] = {}
+        self._unreadable: dict[Hashable, str] = {}  # why blocks of a structure are not tried
+        self._views: dict[int, nn.Module] = {}      # outputs that are views, by the number of their storage
+        self._context = describe_context()
         self._played: dict[int, nn.Module] = {}  # each module of a played block, by id, and the block
         self._plays: Counter[Hashable] = Counter()  # of another block's record, by structure
-        self.refusals: Counter[str] = Counter()  #: why blocks were run, by reason
+        self.decisions: dict[str, str | None] = {}  #: why a candidate was run, by path; None where it was replayed
 
     def _list_keys(self, root: nn.Module, modules: Sequence[nn.Module], contents: dict[int, Contents],
                    is_excluded: Callable[[nn.Module], bool], twins: Sequence[Twin]) -> dict[int, Hashable]:
@@ -109,6 +125,7 @@ class BlockReuse:
     def _watch(self, block: Contents) -> None:
         """Hear of calls that read a block's parameters."""
         for tensor in block.tensors:
+            self._tensor_states[id(tensor)] = describe_tensor_state(tensor)
             storage = tensor.untyped_storage() if tensor.requires_grad and tensor.layout is torch.strided else None
             if isinstance(storage, MetaStorage):
                 self._blocks_of.setdefault(storage.number, []).append(block.modules[0])
@@ -128,7 +145,7 @@ class BlockReuse:
                 self.keys[id(inner)] = key
                 contents = self._contents[id(inner)] = _survey(inner, {})
                 self._watch(contents)
-        reserved.footprint = Footprint(twin.modules)
+        reserved.fingerprint = StateFingerprint(twin.modules)
         reserved.write_out(recorder.log)
         recorder.own_parameters_of(twin.modules)
 
@@ -171,55 +188,89 @@ class BlockReuse:
                           recorder.running_call())
 
     def run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """The block's output, played; NotImplemented where it has to be run."""
-        result = self._run(module, args, kwargs)
+        """The block's output, replayed; NotImplemented where it has to be run."""
+        result: Any = NotImplemented
+        if id(module) in self.keys and self.recorder.step == 0 and self.recorder.phase == "forward":
+            path, reason = self.path_of(module), None
+            try:
+                result = self._replay(module, args, kwargs)
+            except Refused as refused:
+                reason = str(refused)
+            self.decisions[path] = self.decisions.get(path) or reason  # one that was run once was run
+        elif self.recorder.step == 0 and id(module) in self._played:
+            raise Restart("it is called again", self._played[id(module)])
         if result is NotImplemented:
             self.lend(module)
         return result
 
-    def _run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        key = self.keys.get(id(module))
-        recorder = self.recorder
-        if recorder.step == 0 and id(module) in self._played:
-            raise PlayedTwice(self._played[id(module)])
-        if key is None or recorder.phase != "forward" or recorder.step != 0 or not _is_plain_context():
-            return NotImplemented
+    def _replay(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """As `run`. Raises Refused where the block has to be run."""
+        key = self.keys[id(module)]
+        if id(module) in self._played:
+            raise Restart("it is called again", self._played[id(module)])
+        if torch.is_grad_enabled() and self.recorder.has_unnamed_nodes():
+            raise Refused("an autograd node before it belongs to no operator")
+        if describe_context() != self._context:
+            raise Refused("autocast, saved-tensor hooks, a mode or another setting of torch is active")
         self._lend_inside(module)
-        if self._ties(module):
-            return NotImplemented
+        self._check_tensors(module)
         leaves, structure = _flatten(args, kwargs)
         likes = [x if isinstance(x, _LEAVES) else like_cache(x) or x for x in leaves]
         inputs = input_key(likes)
-        if inputs is None:
-            self.refusals["an argument is an object that its forward pass could change"] += 1
-            return NotImplemented
         if torch.is_grad_enabled() and sum(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves) > 1:
             # Autograd adds each gradient to others of the same tensor when it comes, some in the middle of a block.
-            self.refusals["more than one argument has a gradient"] += 1
-            return NotImplemented
-        kind = (key, structure, inputs, torch.is_grad_enabled())
-        variants = self._known.setdefault(kind, [])
-        for values, segment in variants:
-            if self._may_play(segment, module, leaves) and self._holds(values, module):
+            raise Refused("more than one argument has a gradient")
+        if key in self._unreadable:
+            raise Refused(self._unreadable[key])
+        variants = self._known.setdefault((key, structure, inputs, torch.is_grad_enabled()), [])
+        for variant in variants:
+            if self._may_play(variant.segment, module, leaves) and self._holds(variant, module):
                 self._plays[key] += 1
-                return NotImplemented if segment is None else self._play(segment, module, leaves)
+                if variant.segment is None:
+                    raise Refused(variant.reason)
+                return self._play(variant.segment, module, leaves)
         if len(variants) > self._plays[key]:  # what was tried was of no use to another: trials of more would not pay
-            return NotImplemented
+            raise Refused(f"it differs from those that were tried: {variants[-1].reason or 'in what they read'}")
         has_cache = any(type(x) is CacheLike for x in likes)
-        segment = self._try(
+        variant = self._try(
             module,
             Arguments(likes, structure,
-                      self._find_indices(module, key) if has_cache else [], self.given_up(module)), variants)
-        return NotImplemented if segment is None or not self._may_play(segment, module, leaves) else self._play(
-            segment, module, leaves)
+                      self._find_indices(module, key) if has_cache else [], self.given_up(module)))
+        variants.append(variant)
+        if variant.segment is None:
+            raise Refused(variant.reason)
+        if not self._may_play(variant.segment, module, leaves):
+            raise Refused("what it adds a gradient up of is read later, or its slot of a cache is taken")
+        return self._play(variant.segment, module, leaves)
+
+    def _check_tensors(self, module: nn.Module) -> None:
+        """Raise Refused where parameters are not the block's own, or are not what they were when it was described."""
+        if id(module) in self._reserved:
+            return
+        contents, states = self._contents[id(module)], self._tensor_states
+        if id(module) in self._touched:
+            raise Refused("its parameters are used outside of it")
+        now = _survey(module, {})
+        if not _are_identical(now.tensors, contents.tensors) or not _are_identical(
+                dict.fromkeys(now.modules), contents.modules):
+            raise Refused("its modules or tensors were exchanged")
+        for tensor in contents.tensors:
+            if id(tensor) in self._tied:
+                raise Refused("it shares a parameter or buffer with another module")
+            if tensor.grad is not None:
+                raise Refused("a parameter has a gradient already")
+            if states.get(id(tensor)) != describe_tensor_state(tensor):
+                raise Refused("a tensor's attribute, hook, storage or requires_grad was changed")
 
     def reserved(self, block: nn.Module) -> Reserved | None:
         """The places of the tensors of a block that has none yet."""
         return self._reserved.get(id(block))
 
-    def _holds(self, values: ReadValues, module: nn.Module) -> bool:
+    def _holds(self, variant: _Variant, module: nn.Module) -> bool:
         """Whether what a forward pass read has these values in a block."""
-        reserved = self._reserved.get(id(module))
+        reserved, values = self._reserved.get(id(module)), variant.values
+        if variant.segment is not None and not variant.shared.is_same():
+            return False
         return reserved is not None and values.hold_for_twin(reserved.twin) or values.hold_for(
             module, self._contents[id(module)].modules)
 
@@ -248,42 +299,44 @@ class BlockReuse:
         index: int = self._contents[id(module)].modules[slot.module].__dict__[slot.attribute]
         return index
 
-    def _touch(self, number: int) -> None:
+    def _check_backward(self, is_plain: bool) -> None:
+        if not is_plain and self._played:
+            raise Restart("a gradient is computed within the step, twice or for some tensors only")
+
+    def _touch(self, number: int, signature: Any) -> None:
         """A parameter is read by a call that is run: all uses of it belong to one sum, so its block must be run as
         well.
 
         So do all uses of what a played block read more than once: autograd adds to what later ones left, one by one.
         """
+        if number in self._views and writes_in_place(signature.op):
+            raise Restart("its output, a view, is written to", self._views[number])
         if number in self._summed:
-            raise PlayedTwice(self._summed[number])
-        for block in self._blocks_of[number]:
+            raise Restart("its input is used after it", self._summed[number])
+        for block in self._blocks_of.get(number, ()):
             if id(block) in self._played:
-                raise PlayedTwice(self._played[id(block)])
+                raise Restart("its parameters are used outside of it", self._played[id(block)])
             self._touched.add(id(block))
 
-    def _ties(self, module: nn.Module) -> bool:
-        tied = self._tied
-        if id(module) in self._reserved:
-            return False
-        return id(module) in self._touched or any(
-            id(t) in tied or t.grad is not None for t in self._contents[id(module)].tensors)
-
-    def _try(self, module: nn.Module, arguments: Arguments, variants: list[tuple[ReadValues,
-                                                                                 Segment | None]]) -> Segment | None:
-        segment: Segment | None = None
+    def _try(self, module: nn.Module, arguments: Arguments) -> _Variant:
+        """Run a block in a sandbox. Raises Refused where that could leave something changed."""
+        shared = StateFingerprint(self.modules_in(module), own=False)
+        if shared.unreadable:
+            self._unreadable[self.keys[id(module)]] = shared.unreadable
+            raise Refused(shared.unreadable)
         trial = self.make_trial(module, arguments, None)
-        shared = SharedState(self.modules_in(module))
+        segment: Segment | None = None
+        reason = ""
         try:
             segment = trial.run()
-            if not shared.is_same():
-                segment = None
-                raise Refused("it changes state outside of its modules")
-        except Refused as reason:
-            self.refusals[str(reason)] += 1
+        except Refused as refused:
+            reason = str(refused)
         finally:
             self.recorder.skip_sequence()
-        variants.append((ReadValues(module, trial.reads, self._patterns.get(id(module))), segment))
-        return segment
+        values = ReadValues(module, trial.reads, self._patterns.get(id(module)))
+        if segment is not None and values.outside:
+            segment, reason = None, f"it reads {values.outside}, through which more than the block can be reached"
+        return _Variant(values, shared, segment, reason)
 
     def _play(self, segment: Segment, module: nn.Module, leaves: list[Any]) -> Any:
         if torch.is_grad_enabled():
@@ -292,17 +345,24 @@ class BlockReuse:
         if torch.is_grad_enabled():
             for tensor in tensors if self._summed else ():
                 if number_of(tensor) in self._summed:
-                    raise PlayedTwice(module)
+                    raise Restart("its input is used after it", module)
             for i in segment.sums:
                 self._summed[number_of(leaves[i])] = module
                 self.recorder.watched.add(number_of(leaves[i]))
+        for text in segment.assumptions:
+            self._assume(text, module)
         run = _Run(self, segment, module)
         if torch.is_grad_enabled() and segment.differentiable:
             with torch._C.DisableTorchFunction():
                 made = list(_Block.apply(run, _token(), *tensors))  # type: ignore[no-untyped-call]
-            self.recorder.skip_sequence(run.stands_for())
+            run.sequence = self.recorder.skip_sequence()
+            self.recorder.let_stand(run.sequence, run.locate(segment.begins_at))
         else:
             made = run.forward(tensors)
+        for tensor, output in zip(made, [o for o in segment.outputs if isinstance(o, tuple)]):
+            if output[3] and torch.is_grad_enabled():
+                self._views[number_of(tensor)] = module
+                self.recorder.watched.add(number_of(tensor))
         rest = iter(made)
         outputs = [
             next(rest) if isinstance(o, tuple) else tensors[o.index] if isinstance(o, PassedOn) else o
@@ -313,6 +373,24 @@ class BlockReuse:
             fill(leaves[segment.slot.argument], self._index_of(segment.slot, module), segment.slot, outputs[count:])
             del outputs[count:]
         return pytree.tree_unflatten(outputs, segment.structure)
+
+
+    def _assume(self, text: str, module: nn.Module) -> None:
+        self.recorder.mode.state.assume(text.replace(BLOCK, self.path_of(module)))
+
+
+class _Variant(NamedTuple):
+    """What a trial found: what the block read, the state that its code reaches, and what it does or why it is run."""
+
+    values: ReadValues
+    shared: StateFingerprint
+    segment: Segment | None
+    reason: str
+
+
+def _are_identical(a: Iterable[Any], b: Collection[Any]) -> bool:
+    items = list(a)
+    return len(items) == len(b) and all(map(operator.is_, items, b))
 
 
 class Contents(NamedTuple):
@@ -367,32 +445,28 @@ def _token() -> torch.Tensor:
     return _tokens[0]
 
 
-def _is_plain_context() -> bool:
-    """Whether nothing is active that looks into what autograd saves or casts what operators get."""
-    return not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu") or saves_are_hooked()
-                or torch.is_inference_mode_enabled())
-
-
 def input_key(leaves: list[Any]) -> Hashable:
-    """What of the arguments decides a block's record; None where an argument is more than a tensor or a plain value."""
+    """What of the arguments decides a block's record. Raises Refused where an argument is more than a tensor or a plain
+    value.
+    """
     key: list[Any] = []
     groups: dict[int, int] = {}
     for x in leaves:
         if isinstance(x, torch.Tensor):
-            if torch._C._functorch.is_functorch_wrapped_tensor(x):
-                return None
-            storage = x.untyped_storage() if x.layout is torch.strided else None
-            if not isinstance(storage, MetaStorage):
-                return None
+            storage = x.untyped_storage() if x.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(
+                x) else None
+            attributes = tensor_attributes(x)
+            if not isinstance(storage, MetaStorage) or attributes is None:
+                raise Refused("an argument is a sparse, wrapped or real tensor, or has objects for attributes")
             group = groups.setdefault(storage.number, len(groups))
             contents = storage.known or storage.drawn_from
             known = None if contents is None else (id(contents), contents is storage.known)
             key.append((tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), storage.nbytes(), storage.claim,
-                        x.requires_grad, group, known, storage.density))
+                        x.requires_grad, group, known, storage.density, attributes))
         elif isinstance(x, _UNCHANGING):
             key.append((type(x), x))
         else:
-            return None
+            raise Refused("an argument is an object that its forward pass could change")
     return tuple(key)
 
 
@@ -402,6 +476,8 @@ class _Run:
     def __init__(self, reuse: BlockReuse, segment: Segment, module: nn.Module) -> None:
         self.reuse, self.segment, self.module = reuse, segment, module
         self.recorder, self.space = reuse.recorder, reuse.recorder.space
+        self.versions: list[tuple[torch.Tensor, int]] = []  # of what autograd saved
+        self.awaits_backward, self.sequence = False, -1
         self.slots: list[Any] = []             # what the allocator gave for each slot
         self.takes: list[Take] = []
         # inputs and outputs that autograd saved, by slot: they die with the last reference
@@ -448,11 +524,8 @@ class _Run:
         self._outlive(reel, (slot,), (number,))
         return revive(like, claim, number, self.recorder.memory.block_of(self.slots[slot], space.stream), space)
 
-    def stands_for(self) -> tuple[int, int, int] | None:
-        """The forward call whose gradient is the last that the block computes: what autograd does with its result
-        belongs there.
-        """
-        found = self.segment.stands_for
+    def locate(self, found: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
+        """Call, module and row of the log for those of the segment's."""
         if found is None:
             return None
         call, module, row = found
@@ -467,16 +540,30 @@ class _Run:
         for slot, tensor in (*enumerate(tensors), *zip(outputs, made)):
             if slot in dying:
                 self.holds[slot] = alias(tensor)
+                self.versions.append((self.holds[slot], tensor._version))
 
-    def backward(self, grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
+    def backward(self, grads: tuple[torch.Tensor | None, ...],
+                 holdings: list[Holding | None]) -> list[torch.Tensor | None]:
         """Play the backward pass; the gradients of the inputs."""
         segment, place = self.segment, self.place
+        self.awaits_backward = False
+        # what autograd does with the block's result belongs to the call whose gradient is the last
+        self.recorder.let_stand(self.sequence, self.locate(segment.stands_for) or (-1, 0, -1))
+        if any([tensor._version != version for tensor, version in self.versions]):
+            raise Restart("a tensor that it saved was written to", self.module)
+        self.versions.clear()
         differentiable = [o[2] for o in segment.outputs if isinstance(o, tuple)]
         given = [g for g, d in zip(grads, differentiable) if d]
-        specs: tuple[GradSpec, ...] = tuple(
-            None if g is None else (tuple(g.shape), g.stride(), g.dtype, is_autograds_alone(g)) for g in given)
+        specs: tuple[GradSpec, ...] = tuple([
+            None if g is None or holding is None else (tuple(g.shape), g.stride(), g.dtype, holding)
+            for g, holding in zip(given, [h for h, d in zip(holdings, differentiable) if d])])
         place.grad_specs = specs
+        numbers_given = [number_of(g) for g in given if g is not None]
+        if len(set(numbers_given)) < len(numbers_given):
+            raise Restart("two of its outputs have one gradient", self.module)
         backward = self._backward_for(specs)
+        for text in backward.assumptions:
+            self.reuse._assume(text, self.module)
         reel = backward.reel
         first = len(self.slots)
         self.incoming = {
@@ -490,7 +577,7 @@ class _Run:
         for slot in backward.freed:
             storage: Any = self.incoming[slot].untyped_storage()
             if storage.claim != reel.claim_of(slot):
-                raise PlayedTwice(self.module)
+                raise Restart("a gradient comes from another device", self.module)
             self.slots[slot] = self.recorder.memory.place_of(storage.give_away())
         self.takes = play(self.recorder, reel, place, self.slots, self._let_go)
         for slot, event in backward.freed.items():
@@ -506,7 +593,7 @@ class _Run:
             modules = self.reuse.modules_in(self.module)
             parameters = [modules[index]._parameters[name] for index, name, _, _ in backward.parameters]
             if any([parameter.grad is not None for parameter in parameters]):
-                raise PlayedTwice(self.module)
+                raise Restart("a gradient comes twice", self.module)
         with without_modes():
             if unseen is None:
                 for parameter, (_, _, slot, like) in zip(parameters, backward.parameters):
@@ -525,15 +612,21 @@ class _Run:
                     unseen.add_block(reserved, BlockGradients(numbers, places, backward.parameters, self.module))
             return [self._give(reel, item) for item in backward.returned]
 
-    def _give(self, reel: Reel, item: tuple[int, torch.Tensor] | None) -> torch.Tensor | None:
+    def _give(self, reel: Reel, item: tuple[int, torch.Tensor, bool] | None) -> torch.Tensor | None:
         """The gradient of an input."""
         if item is None:
             return None
-        slot, like = item
+        slot, like, is_view = item
         grad = self.incoming.get(slot)
         if grad is None:
-            return self._revive(reel, slot, like)
-        return grad if grad.shape == like.shape else grad.as_strided(like.size(), like.stride(), like.storage_offset())
+            grad = self._revive(reel, slot, like)
+        if grad.shape == like.shape and grad._is_view() == is_view:
+            return grad
+        return grad.as_strided(like.size(), like.stride(), like.storage_offset())
+
+    def __del__(self) -> None:
+        if self.awaits_backward:  # autograd let go of the block's node: a run frees now what this one holds
+            self.recorder.restart = Restart("its backward pass does not run", self.module)
 
     def _let_go(self, slot: int) -> None:
         """The block's backward pass is done with a storage that others may hold."""
@@ -547,8 +640,12 @@ class _Run:
         segment = self.segment
         found = segment.backwards.get(specs)
         if found is None:
-            again = self.reuse.make_trial(self.module, segment.arguments, specs).run()
-            assert again.reel.births == segment.reel.births
+            try:
+                again = self.reuse.make_trial(self.module, segment.arguments, specs).run()
+            except Refused as reason:
+                raise Restart(str(reason), self.module) from None
+            if again.reel.births != segment.reel.births:
+                raise Restart("it does not do the same twice", self.module)
             found = segment.backwards[specs] = again.backwards[specs]
         return found
 
@@ -558,8 +655,9 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: _Run, token: torch.Tensor, *tensors: torch.Tensor) -> Any:
-        ctx.run = run
+        ctx.run, ctx.module = run, run.module
         made = run.forward(list(tensors))
+        run.awaits_backward = True
         run.hold(list(tensors), made)
         ctx.mark_non_differentiable(
             *[t for t, o in zip(made, [o for o in run.segment.outputs if isinstance(o, tuple)]) if not o[2]])
@@ -569,4 +667,6 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         run, ctx.run = ctx.run, None
-        return (None, None, *run.backward(grads))
+        if run is None:
+            raise Restart("its backward pass runs twice", ctx.module)
+        return (None, None, *run.backward(grads, find_holdings(grads)))

@@ -18,21 +18,22 @@ from analyzer.meta.storage import MetaStorage, find_storage
 from analyzer.meta.tensor import META, MetaTensor, attach, template
 from analyzer.meta.value.known_value import Watched
 from analyzer.record.event import BORN, CALLED, DIED, Event
-from analyzer.record.hold import Hold
+from analyzer.record.hold import ALONE, ALONE_VIEW, Hold, Holding
 from analyzer.record.log import Log, LogNode
 from analyzer.record.module_walk import walk_modules
 from analyzer.record.recorder import Recorder
 
-from .block_key import watch_reads
-from .cache_slot import CacheLike, CacheRefused, Index, Slot, TrialCache, indexed
-from .footprint import Footprint
+from .attribute_watch import watch_reads
+from .cache_slot import CacheLike, Index, Slot, TrialCache, indexed
 from .reel import Reel
+from .state_fingerprint import StateFingerprint
 
 Borrow = Callable[[nn.Module, torch.device], AbstractContextManager[Any]]
-GradSpec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool] | None
-"""Shape, stride and dtype of a gradient, and whether autograd alone holds it (only then may it be added to in place,
-and dies early).
+GradSpec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, Holding] | None
+"""Shape, stride and dtype of a gradient, and who holds it: only what autograd alone holds dies early, and of that only
+what is no view may be added to in place.
 """
+BLOCK = "<block>"  #: stands for the path of the block in what a trial says
 
 
 class InputLike:
@@ -90,12 +91,14 @@ class Backward:
     reel: Reel
     #: for each differentiable output, whether a gradient of it takes a slot
     incoming: list[bool]
-    returned: list[tuple[int, torch.Tensor] | None]   #: per tensor input: slot and a tensor like its gradient
+    #: per tensor input: slot, a tensor like its gradient, and whether that is a view
+    returned: list[tuple[int, torch.Tensor, bool] | None]
     #: place of its module, name, slot and a tensor like its gradient
     parameters: list[tuple[int, str, int, torch.Tensor]]
     dying: set[int]                                   #: slots of inputs and outputs that autograd lets go of
     #: slots of gradients of outputs that the reel itself frees, and the event
     freed: dict[int, int]
+    assumptions: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.gradients = [slot for _, _, slot, _ in self.parameters]
@@ -111,7 +114,7 @@ class Segment:
     reel: Reel                                        #: of the forward pass
     inputs: int                                       #: how many tensors go in
     held: list[str]                                   #: paths of parameters and buffers, in order of their slots
-    #: leaves: (slot, tensor like it, requires_grad), PassedOn, or a plain value
+    #: leaves: (slot, tensor like it, requires_grad, whether it is a view), PassedOn, or a plain value
     outputs: list[Any]
     structure: pytree.TreeSpec
     rows: list[int]                                   #: of log.nodes, those that the block adds to the table
@@ -125,9 +128,13 @@ class Segment:
     arguments: Arguments
     #: of a cache, that it fills with the outputs beyond those of ``structure``
     slot: Slot | None = None
+    #: what its forward pass takes for granted, with `BLOCK` for its path
+    assumptions: list[str] = field(default_factory=list)
     backwards: dict[tuple[GradSpec, ...], Backward] = field(default_factory=dict)
     #: call, module and row that the block's own autograd node goes for
     stands_for: tuple[int, int, int] | None = None
+    #: the same for what hooks on its output run before it; None where it has several outputs
+    begins_at: tuple[int, int, int] | None = None
 
     def dying(self) -> set[int]:
         """Slots of inputs and outputs that autograd lets go of in one of the backward passes that are known."""
@@ -170,14 +177,26 @@ class _Sink(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        made = [
-            None if s is None else torch.empty_strided(s[0], s[1], dtype=s[2], device=ctx.trial.claim)
-            for s in ctx.trial.grad_specs
-        ]
-        ctx.trial.kept = [g for g, s in zip(made, ctx.trial.grad_specs) if s is not None and not s[3]]
+        made = [None if s is None else _make_gradient(s, ctx.trial.claim) for s in ctx.trial.grad_specs]
+        ctx.trial.kept = [g for g, s in zip(made, ctx.trial.grad_specs)
+                          if s is not None and s[3] not in (ALONE, ALONE_VIEW)]
         ctx.trial.incoming = [None if g is None else number_of(g) for g in made]
         ctx.trial.start_backward()
         return (None, *made)
+
+
+def _make_gradient(spec: Any, claim: torch.device) -> torch.Tensor:
+    shape, stride, dtype, holding = spec
+    made = torch.empty_strided(shape, stride, dtype=dtype, device=claim)
+    return made.as_strided(shape, stride) if holding is ALONE_VIEW else made
+
+
+class _TrialRecorder(Recorder):
+    """Says where in the block something happens."""
+
+    def where(self) -> str:
+        below = super().where()
+        return f"{BLOCK}.{below}" if below else BLOCK
 
 
 class Trial:
@@ -197,6 +216,7 @@ class Trial:
         self.reads: set[tuple[str, str]] = set()
         self.indices: dict[tuple[str, str], Index] = {}
         self.contents: list[Watched] = []
+        self.feeders: dict[int, int] = {}  # number of an autograd node that gives an input's gradient, and which input
 
     def run(self) -> Segment:
         """The block's segment, with the backward pass where gradients are wanted. Raises Refused where it cannot be
@@ -205,10 +225,9 @@ class Trial:
         main_state = self.main.mode.state
         mode = MetaTensorMode(main_state.options, adopted_claim=main_state.adopted_claim)
         with mode:
-            mode.state.assumptions = main_state.assumptions
             with self.borrow(self.block, self.claim) as borrowed, torch.set_grad_enabled(self.arguments.trains):
-                recorder = self.recorder = Recorder(mode, self.block, self.claim, self.main.is_leaf,
-                                                    self.main.find_leaf_impl)
+                recorder = self.recorder = _TrialRecorder(mode, self.block, self.claim, self.main.is_leaf,
+                                                          self.main.find_leaf_impl)
                 with recorder.recording():
                     with torch._C.DisableTorchFunction():
                         recorder.register_existing(
@@ -250,7 +269,7 @@ class Trial:
         known_alive = set(log.storages)
         recorder.start_step(0)
         first_node = recorder.first_node
-        before, seed = Footprint(self.block.modules()), state.random_seed
+        before, seed = StateFingerprint(self.block.modules()), state.random_seed
         recorder.begin("forward")
         recorder.skip_sequence()
         forward: list[Event] = []
@@ -268,19 +287,30 @@ class Trial:
         try:
             with torch._C._EnableTorchFunction(), watch_reads(self.block) as self.reads:
                 result = self._run_block(args, kwargs)
-        except Exception as error:
-            if type(error) is CacheRefused or self.indices:  # code that takes no index but a true integer
-                raise Refused(f"with a cache: {error}") from error
-            raise
-        recorder.events = None
+        except Exception as error:  # the run will raise it again, or takes a true integer for the index of a cache
+            if type(error) is Refused:
+                raise
+            raise Refused(f"it raises {type(error).__name__}: {error}") from error
+        finally:
+            recorder.events = None
+            change = before.change()
+            before.put_back()
+        if change:
+            raise Refused(f"its forward pass changes {change}")
+        if state.random_seed != seed or state.conditions or state.unknown_sizes:
+            raise Refused("it draws random scalars, or counts how often unknown data decides")
+        if any([phase.phase != "forward" for phase in log.phases]):
+            raise Refused("a backward pass runs in its forward pass")
+        assumptions = list(state.assumptions)
+        state.assumptions.clear()
         if any(known.was_read for known in self.contents):
             raise Refused("it reads the contents of a buffer")
         if not all(hold.is_held() for hold in holds):
             raise Refused("an argument dies in its forward pass")
         del holds
         self.reads.difference_update(place for place, index in self.indices.items() if not index.used)
-        if not before.holds() or list(self.block.modules()) != before.modules or seed != state.random_seed:
-            raise Refused("its forward pass changes a module")
+        if trains and recorder.has_unnamed_nodes():
+            raise Refused("an autograd node at its end belongs to no operator of its own")
         taken, shape = pytree.tree_flatten((args, kwargs))
         if shape != self.arguments.structure or [id(x) for x in taken] != given:
             raise Refused("its forward pass changes a list or a dictionary that it was given")
@@ -301,13 +331,15 @@ class Trial:
         first_call = next((what for kind, what in forward if kind == CALLED), len(log.calls))
         segment = Segment(log, reel, len(numbers), list(held.values()), outputs, structure,
                           *_divide(log, first_node, slot_of, numbers, reel, outputs), first_call,
-                          self._find_sums(out_leaves), self.arguments, slot)
+                          self._find_sums(out_leaves), self.arguments, slot, assumptions)
         if not trains or not segment.differentiable:
             return segment
         self.grad_specs = self.given_grad_specs or tuple(  # nobody differentiates what is in a cache
-            (tuple(o[1].shape), o[1].stride(), o[1].dtype, True) if i < plain_outputs else None
+            (tuple(o[1].shape), o[1].stride(), o[1].dtype, ALONE) if i < plain_outputs else None
             for i, o in enumerate(outputs) if isinstance(o, tuple) and o[2])
         ends = [x for x, o in zip(out_leaves, outputs) if isinstance(o, tuple) and o[2]]
+        if len(ends) == 1 and (of := recorder.call_of_sequence(ends[0].grad_fn._sequence_nr())) is not None:
+            segment.begins_at = of, log.calls[of].module, log.calls[of].node
         del out_leaves
         with torch._C.DisableTorchFunction():
             end = _Sink.apply(self, *ends)  # type: ignore[no-untyped-call]
@@ -316,8 +348,9 @@ class Trial:
         with torch._C._EnableTorchFunction():
             end.backward(torch.empty(0))
         recorder.events = None
-        del end
         backward = segment.backwards[self.grad_specs] = self._finish(segment, forward)
+        backward.assumptions = list(state.assumptions)
+        del end  # until here the graph was there, with whatever else its nodes hold
         for kind, what in reversed(backward.reel.events):
             if kind == CALLED and (of := log.calls[what].forward) is not None:
                 segment.stands_for = of, log.calls[of].module, log.calls[of].node
@@ -325,22 +358,27 @@ class Trial:
         return segment
 
     def _run_block(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.block(*args, **kwargs)
+        return nn.Module.__call__(self.block, *args, **kwargs)  # a class's own ``__call__`` runs around it
 
     def _find_sums(self, out_leaves: list[Any]) -> frozenset[int]:
-        """Arguments to whose gradients more than one autograd node adds."""
+        """Arguments to whose gradients more than one autograd node adds, or which are not what is computed last."""
         waiting = [x.grad_fn for x in out_leaves if isinstance(x, torch.Tensor) and x.grad_fn is not None]
         seen, edges = set(waiting), Counter[int]()
+        first = min([node._sequence_nr() for node in waiting], default=0)
         while waiting:
             node: Any = waiting.pop()
+            if node.name() != "torch::autograd::AccumulateGrad":
+                first = min(first, node._sequence_nr())
             for source, output in node.next_functions:
                 if getattr(source, "_forward_cls", None) is _Source:
                     edges[output] += 1
+                    self.feeders[node._sequence_nr()] = output
                 elif source is not None and source not in seen:
                     seen.add(source)
                     waiting.append(source)
         positions = [i for i, x in enumerate(self.arguments.leaves) if isinstance(x, InputLike)]
-        return frozenset(positions[output] for output, count in edges.items() if count > 1)
+        last = self.feeders.get(first)  # the engine runs the node last that was made first
+        return frozenset(positions[output] for output, count in edges.items() if count > 1 or output != last)
 
     def _find_slot(self, argument: tuple[int, Any] | None, out_leaves: list[Any]) -> Slot | None:
         """What the block put into the cache that it was given; its tensors are added to the outputs."""
@@ -380,7 +418,7 @@ class Trial:
                 raise Refused(
                     "an output shares memory with an input, a parameter or another output, or its contents are known")
             seen.add(number)
-            outputs.append((number, template(x), x.requires_grad))
+            outputs.append((number, template(x), x.requires_grad, x._is_view()))
         return outputs
 
     def _check(self, forward: list[Event], inputs: set[int], held: set[int]) -> None:
@@ -388,6 +426,8 @@ class Trial:
         log = self.recorder.log
         born = {what for kind, what in forward if kind == BORN}
         local = born | inputs | held
+        if len(born) < sum([kind == BORN for kind, _ in forward]):
+            raise Refused("it resizes a storage")
         for kind, what in forward:
             if kind == CALLED:
                 call = log.calls[what]
@@ -402,9 +442,8 @@ class Trial:
     def _finish(self, segment: Segment, forward: list[Event]) -> Backward:
         log = self.recorder.log
         events = [e for e in self._backward if e[0] < 4]
-        returned: list[tuple[int, torch.Tensor] | None] = []
-        for grad in self.returned:
-            returned.append(None if grad is None else (number_of(grad), template(grad)))
+        returned = [None if grad is None else (number_of(grad), template(grad), grad._is_view())
+                    for grad in self.returned]
         kept = {r[0] for r in returned if r is not None}
         parameters = []
         place_of = {path: i for i, (path, _) in enumerate(walk_modules(self.block))}
@@ -443,7 +482,7 @@ class Trial:
             slot_of[what]: i for i, (kind, what) in enumerate(reel.events) if kind == DIED and what in self.incoming
         }
         return Backward(reel, [n is not None for n in self.incoming],
-                        [None if r is None else (slot_of[r[0]], r[1]) for r in returned],
+                        [None if r is None else (slot_of[r[0]], *r[1:]) for r in returned],
                         [(place, name, slot_of[n], like) for place, name, n, like in parameters], dying, freed)
 
 
@@ -470,7 +509,12 @@ def number_of(tensor: torch.Tensor) -> int:
 
 def _written(call: Any) -> list[int]:
     """Numbers of the storages that a call writes in place."""
-    schema = getattr(call.signature.op, "_schema", None)
-    if schema is None or not any(a.alias_info and a.alias_info.is_write for a in schema.arguments):
+    if not writes_in_place(call.signature.op):
         return []
     return [n for n in call.outputs if n in call.inputs] or list(call.inputs[:1])
+
+
+def writes_in_place(op: Any) -> bool:
+    """Whether an operator writes to one of its arguments."""
+    schema = getattr(op, "_schema", None)
+    return schema is not None and any(a.alias_info and a.alias_info.is_write for a in schema.arguments)

@@ -14,7 +14,7 @@ from analyzer.record.event import OUTSIDE
 from analyzer.record.log import Log
 from analyzer.record.storage_life import StorageLife
 
-from .footprint import Footprint
+from .state_fingerprint import StateFingerprint
 from .twin import HeldTensor, Twin
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Reserved:
     def __init__(self, twin: Twin, claim: torch.device, space: AddressSpace) -> None:
         self.twin, self.claim, self.space = twin, claim, space
         self.stand_ins: list[torch.Tensor] | None = None
-        self.footprint: Footprint | None = None  #: of its modules, since they have their tensors
+        self.fingerprint: StateFingerprint | None = None  #: of its modules, since they have their tensors
         self.pending: list[ReservedLives] = []
         self.first_number = take_numbers()
         memory = space.memory(claim)
@@ -47,11 +47,11 @@ class Reserved:
 
     def holds(self) -> bool:
         """Whether the block's modules are as they were found, or were when they got their tensors."""
-        return self.twin.is_unchanged() if self.footprint is None else self.footprint.holds()
+        return self.twin.is_unchanged() if self.fingerprint is None else self.fingerprint.is_same()
 
     def settle(self) -> None:
         """Say that no code of the user's runs any more in this run."""
-        self.twin.is_settled = self.footprint is None
+        self.twin.is_settled = self.fingerprint is None
 
     def enter(self, log: Log, category: str, first_module: int) -> None:
         """Leave room in a log for its parameters or buffers; the log's modules from ``first_module`` on are the

@@ -45,8 +45,11 @@ class StepReplay:
         self._parts: list[Part] = []
         self._slot_of: dict[int, int] = {}
         self._slot_count = 0
+        born: set[int] = set()
         for kind, what in events:
             if kind == BORN:
+                self._closed = self._closed and what not in born  # else it was resized
+                born.add(what)
                 self._survivors.add(what)
             elif kind == DIED:
                 self._note_death(what)

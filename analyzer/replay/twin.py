@@ -17,6 +17,7 @@ from analyzer.memory.allocator_replay import Instruction, Opcode
 from analyzer.record.module_walk import REGISTRIES
 
 from .block_key import CONTAINERS, getter
+from .state_fingerprint import tensor_attributes
 
 _MOST = 2  # kinds that look alike, with which a block is compared: each kind more costs every other block a comparison
 _DEEPEST = 16  # a module may hold itself
@@ -42,6 +43,7 @@ class HeldTensor(NamedTuple):
     requires_grad: bool
     numel: int
     nbytes: int
+    attributes: tuple[tuple[str, Any], ...] | None
 
 
 def _storages_of(tensors: Sequence[Any], kind: type) -> list[Any] | None:
@@ -50,6 +52,8 @@ def _storages_of(tensors: Sequence[Any], kind: type) -> list[Any] | None:
             t.layout is not torch.strided or not t.is_contiguous() or t.storage_offset() or t._backward_hooks
             for t in tensors
     ]):
+        return None
+    if any([t.__dict__ and tensor_attributes(t) is None for t in tensors]):
         return None
     if kind is nn.Parameter and any([t._post_accumulate_grad_hooks for t in tensors]):
         return None
@@ -156,7 +160,7 @@ class Pattern:
                     raise _Odd
                 found += [
                     HeldTensor(index, name, t.shape, t.dtype, t.requires_grad, t.numel(),
-                               t.numel() * t.itemsize) for name, t in tensors.items()
+                               t.numel() * t.itemsize, tensor_attributes(t)) for name, t in tensors.items()
                 ]
             waiting += [(child, self.children[index]) for child in reversed(module._modules.values())
                         if child is not None]
@@ -279,8 +283,10 @@ class Twin:
         pattern = self.pattern
         for tensors, specs, kind in zip((self.parameters, self.buffers), (pattern.parameters, pattern.buffers), _KINDS):
             storages = _storages_of(tensors, kind)
-            if storages is None or [(t.shape, t.dtype, t.requires_grad, s.nbytes()) for t, s in zip(tensors, storages)
-                                    ] != [(spec.shape, spec.dtype, spec.requires_grad, spec.nbytes) for spec in specs]:
+            if storages is None or [
+                    (t.shape, t.dtype, t.requires_grad, s.nbytes(), tensor_attributes(t) if t.__dict__ else ())
+                    for t, s in zip(tensors, storages)
+            ] != [(spec.shape, spec.dtype, spec.requires_grad, spec.nbytes, spec.attributes) for spec in specs]:
                 return False
             self.storages += [storage._cdata for storage in storages]
         return True

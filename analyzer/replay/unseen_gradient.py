@@ -17,7 +17,7 @@ from analyzer.meta.tensor import revive
 from analyzer.record.event import DIED
 from analyzer.record.log import Log
 
-from .played_twice import PlayedTwice
+from .restart import Restart
 from .reserved import Reserved, one_by_one
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ class Unseen(NamedTuple):
     like: torch.Tensor
     block: nn.Module | None
 
-    def come_twice(self) -> PlayedTwice:
+    def come_twice(self) -> Restart:
         """What to raise where a gradient comes later, to be added to this one."""
         assert self.block is not None  # a step that is played again runs nothing
-        return PlayedTwice(self.block)
+        return Restart("a gradient comes twice", self.block)
 
 
 class BlockGradients(NamedTuple):
@@ -101,7 +101,7 @@ class UnseenGradients:
         return numbers
 
     def show(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Make tensors of the gradients of ``parameters``. Raises PlayedTwice where one came later, to be added to what
+        """Make tensors of the gradients of ``parameters``. Raises Restart where one came later, to be added to what
         was played.
         """
         recorder = self.recorder
@@ -118,7 +118,7 @@ class UnseenGradients:
                                         recorder.memory.block_of(found.place, recorder.space.stream), recorder.space)
 
     def check(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Raise PlayedTwice where a gradient came later, to be added to what was played."""
+        """Raise Restart where a gradient came later, to be added to what was played."""
         for parameter in parameters:
             if parameter.grad is not None and id(parameter) in self._found:
                 raise self._found[id(parameter)].come_twice()
@@ -126,7 +126,7 @@ class UnseenGradients:
     def drop(self, parameters: Iterable[torch.Tensor | Reserved]) -> None:
         """Free the gradients of ``parameters`` in their order, those that are tensors among them.
 
-        Raises PlayedTwice where one came later, to be added to what was played.
+        Raises Restart where one came later, to be added to what was played.
         """
         numbers: list[int] = []
         places: list[Any] = []
@@ -151,7 +151,7 @@ class UnseenGradients:
         self._free(numbers, places)
         for gradients in self._of_blocks.values():  # it was lent its tensors meanwhile: somebody uses them
             assert gradients.block is not None
-            raise PlayedTwice(gradients.block)
+            raise Restart("its parameters are used outside of it", gradients.block)
 
     def _free(self, numbers: list[int], places: list[Any]) -> None:
         recorder, log, count = self.recorder, self.recorder.log, len(numbers)

@@ -60,7 +60,6 @@ class Configuration:
 
     @property
     def device_spec(self) -> DeviceSpec:
-        """The device of that name."""
         return find_device(self.device)
 
     def describe(self) -> dict[str, Any]:

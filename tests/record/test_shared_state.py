@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer.replay.shared_state import SharedState
+from analyzer.replay.state_fingerprint import StateFingerprint
 
 COUNT = 0
 SEEN: list[int] = []
@@ -113,7 +113,7 @@ def test_changes_are_seen(name: str) -> None:
     cls = type("Changing", (nn.Module,), {"run": run, "held": None, "steps": 0, "__module__": __name__})
     module = cls()
     module.held = held
-    state = SharedState([nn.Linear(2, 2), module])
+    state = StateFingerprint([nn.Linear(2, 2), module])
     module.run()
     assert not state.is_same()
 
@@ -134,7 +134,7 @@ class Reads(nn.Module):
 
 def test_what_is_only_read_stays_the_same() -> None:
     model = Reads()
-    state = SharedState(model.modules())
+    state = StateFingerprint(model.modules())
     model(torch.ones(1, 2))
     assert state.is_same()
     model.held.steps = 3

@@ -1,0 +1,174 @@
+"""Which functions the code of modules may call, and where these find what may change: globals, closures, defaults and
+class attributes.
+"""
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+from collections.abc import Iterable
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+_CONSTANT = (int, float, bool, str, bytes, complex, type(None))
+_CONTAINERS = (dict, list, set, tuple)
+_STATELESS = frozenset({"torch", "numpy", *sys.stdlib_module_names} - {"__main__"})
+#: attributes that tell of a tensor's or an object's past, or by which code evades that its reads are seen
+_REVEALING = frozenset((
+    "__getattribute__ getattr_static data_ptr _version is_leaf grad_fn _base _is_view retains_grad _getframe currentframe "
+    "get_referrers memory_allocated memory_reserved max_memory_allocated mem_get_info memory_stats").split())
+
+
+
+class Reachable:
+    """The places that reachable functions read: a dictionary, class or cell, and the name in it ("" of a cell).
+
+    ``unreadable`` names what in the code keeps its state from being known.
+    """
+
+    def __init__(self) -> None:
+        self.places: list[tuple[Any, str]] = []
+        self.unreadable: str | None = None
+
+
+def is_stateless(value: Any) -> bool:
+    """Whether a class, function or module comes from where nothing is kept that shows in what a module does."""
+    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return str(module).partition(".")[0] in _STATELESS
+
+
+def is_standard(cls: type) -> bool:
+    """Whether the attributes of objects of a class of the standard library are state."""
+    return cls.__module__.partition(".")[0] in sys.stdlib_module_names and cls.__module__ != "logging"
+
+
+def find_reachable(classes: Iterable[type], functions: Iterable[Any]) -> Reachable:
+    """What the forward passes of modules of ``classes``, and ``functions``, may reach.
+
+    Functions of torch, numpy and Python's own modules keep no state that shows, and are not followed. A method counts
+    as called where reachable code names it.
+    """
+    search = _Search()
+    for cls in classes:
+        search.add_class(cls)
+    search.pending += functions
+    search.run()
+    return search.found
+
+
+class _Search:
+    def __init__(self) -> None:
+        self.found = Reachable()
+        self.pending: list[Any] = []
+        self.names: set[str] = set()
+        self.methods: dict[str, list[Any]] = {}  # of the classes met, by name, those not followed yet
+        self._seen: set[Any] = set()
+        self._namespaces: set[tuple[int, str]] = set()
+
+    def add_class(self, cls: type) -> None:
+        """Its methods may be called: ``forward`` and those of Python's protocols, others where they are named."""
+        is_module = issubclass(cls, nn.Module)
+        has_forward = is_module and cls.forward is not nn.Module.forward
+        for base in cls.__mro__:
+            if base in self._seen or is_stateless(base):
+                continue
+            self._seen.add(base)
+            for name, value in vars(base).items():
+                if isinstance(value, (FunctionType, staticmethod, classmethod, property, functools.partial)) or hasattr(
+                        value, "__wrapped__"):
+                    is_root = (not has_forward or name in ("forward", "__call__")) if is_module else False
+                    if name != "__init__" and (is_root or name in self.names or name.startswith("__")
+                                               or issubclass(base, torch.autograd.Function)):
+                        self.pending.append(value)
+                    elif name != "__init__":
+                        self.methods.setdefault(name, []).append(value)
+                elif not name.startswith("__") and (isinstance(value, _CONTAINERS) or type(value) in _CONSTANT):
+                    self.found.places.append((base, name))
+
+    def run(self) -> None:
+        while self.pending:
+            value = self.pending.pop()
+            if isinstance(value, property):
+                self.pending += [f for f in (value.fget, value.fset) if f is not None]
+                continue
+            if isinstance(value, functools.partial):
+                self.pending.append(value.func)
+                continue
+            if isinstance(value, torch.jit.ScriptFunction):
+                self.found.unreadable = "it calls a function of TorchScript, which is compiled anew as it runs"
+                continue
+            if isinstance(value, type):
+                if not is_stateless(value):
+                    self.add_class(value)
+                continue
+            if isinstance(value, MethodType) and not isinstance(value.__self__, (nn.Module, type)):
+                self.add_class(type(value.__self__))
+            wrapped = getattr(value, "__wrapped__", None)
+            if wrapped is not None:
+                self.pending.append(wrapped)
+            function = getattr(value, "__func__", value)
+            if isinstance(function, FunctionType):
+                if function not in self._seen and not is_stateless(function):
+                    self._seen.add(function)
+                    self._follow(function)
+            elif not is_stateless(type(value)) and not isinstance(value, (nn.Module, torch.Tensor)):
+                self.add_class(type(value))
+
+    def _follow(self, function: FunctionType) -> None:
+        named_globals, names = _names_in(function.__code__)
+        found = self.found
+        revealing = names & _REVEALING - {function.__name__}  # a class's own way to look up attributes
+        if revealing:
+            found.unreadable = f"its code asks for {min(revealing)}"
+        for name in names - self.names:
+            self.pending += self.methods.pop(name, ())
+        self.names |= names
+        for cell_name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            if cell_name == "__class__":  # which Python keeps for ``super()``
+                continue
+            found.places.append((cell, ""))
+            self.pending.append(_contents(cell))
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            if not is_constant(default):
+                found.places.append(({"": default}, ""))
+        self._look_into(function.__globals__, named_globals, names)
+
+    def _look_into(self, namespace: dict[str, Any], named: frozenset[str], attributes: frozenset[str]) -> None:
+        """Follow the values of names in a module, and of attributes in the modules that these are."""
+        for name in named & namespace.keys():
+            if (id(namespace), name) in self._namespaces or name.startswith("__"):
+                continue
+            self._namespaces.add((id(namespace), name))
+            value = namespace[name]
+            if isinstance(value, ModuleType):
+                if not is_stateless(value):
+                    self._look_into(vars(value), attributes - {name}, attributes - {name})
+            elif isinstance(value, type):
+                self.pending.append(value)
+            else:
+                self.found.places.append((namespace, name))
+                self.pending.append(value)
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet
+        return None
+
+
+@functools.lru_cache(4096)
+def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The globals that code names, and all of its names, with those of the functions in it."""
+    named = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    inner = [_names_in(c) for c in code.co_consts if isinstance(c, CodeType)]
+    return (frozenset(named).union(*(names for names, _ in inner)),
+            frozenset(code.co_names).union(*(names for _, names in inner)))
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value cannot change."""
+    return type(value) in _CONSTANT or type(value) is tuple and all(map(is_constant, value))

@@ -1,0 +1,393 @@
+"""What the code of modules could read or change besides its arguments: attributes, containers, objects, tensors' own
+attributes, globals, closures, defaults, class attributes and random generators.
+"""
+from __future__ import annotations
+
+import contextvars
+import enum
+import functools
+import operator
+import random
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, MutableSet
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+import torch
+from torch import nn
+
+from analyzer.meta.storage import MetaStorage, find_storage
+from analyzer.meta.value.known_value import Watched
+from analyzer.record.module_walk import REGISTRIES
+
+from .reachable_code import find_reachable, is_standard, is_stateless
+
+PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size,
+                   torch.memory_format, torch.layout))
+_IMMUTABLE = (type, ModuleType, BuiltinFunctionType, WrapperDescriptorType, enum.Enum, frozenset)
+_UNREADABLE = (torch.Generator, torch.jit.ScriptFunction)
+_MOST = 20_000  # containers and objects: a model that holds more is not compared
+_MISSING = object()
+
+
+class StateFingerprint:
+    """The state of ``modules`` and of what their code and ``functions`` reach, to be compared and put back later.
+
+    ``unreadable`` says what can be neither compared nor put back: an iterator, a variable of a thread or context, code
+    that asks for what no comparison knows. ``own`` tells whether the modules' attributes and tensors, and
+    the generators of random numbers, are part of it: then known contents that are read and written are state as well.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], functions: Iterable[Any] = (), own: bool = True,
+                 values: Any = ()) -> None:
+        modules = list(modules)
+        self.unreadable: str | None = None
+        self._mappings: list[tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = []
+        self._sequences: list[tuple[Any, Any]] = []
+        self._objects: list[tuple[Callable[[], Any], Callable[[Any], None], Any]] = []
+        self._places: list[tuple[Any, str, Any]] = []
+        self._tensors: list[tuple[torch.Tensor, Any]] = []
+        self._own_modules = set(map(id, modules))
+        self._seen: set[int] = set()
+        self._functions: list[Any] = list(functions)
+        for module in modules:
+            if isinstance(module, torch.jit.ScriptModule):
+                self._give_up("it holds a module of TorchScript, which is compiled anew as it runs")
+            else:
+                self._capture_module(module, own)
+        reachable = find_reachable({type(m) for m in modules if not isinstance(m, torch.jit.ScriptModule)},
+                                   self._functions)
+        self.unreadable = self.unreadable or reachable.unreadable
+        for holder, name in reachable.places:
+            value = _look_up(holder, name)
+            self._places.append((holder, name, value))
+            if isinstance(value, (nn.Module, torch.Tensor, weakref.ref)) and not own:
+                self._give_up(f"its code names {name or 'a variable'}, a {type(value).__name__} outside of it")
+            if isinstance(value, nn.Module):
+                for module in value.modules():
+                    self._capture_module(module, id(module) not in self._own_modules)
+            self._capture(value)
+        for value in self._functions:
+            self._capture(value)
+        self._capture(values)
+        self._contents = _watch_contents([tensor for tensor, _ in self._tensors]) if own else []
+        self._random = _read_generators() if own else None
+        self._seen.clear()
+
+    # ---- reading
+
+    def _give_up(self, reason: str) -> None:
+        self.unreadable = self.unreadable or reason
+
+    def _capture_module(self, module: nn.Module, own: bool) -> None:
+        contents = module.__dict__
+        if own:
+            self._add_mapping(contents)
+        for name, value in contents.items():
+            if name in REGISTRIES:
+                if own and value:
+                    self._add_mapping(value)
+                    if name != "_modules":
+                        self._tensors += [(t, describe_tensor_state(t)) for t in value.values() if t is not None]
+            elif type(value) not in PLAIN:
+                self._capture(value)
+                if isinstance(value, (FunctionType, MethodType, functools.partial)):
+                    self._functions.append(value)
+                elif type(value) is dict and name.endswith("_hooks"):
+                    self._functions += value.values()
+
+    def _add_mapping(self, mapping: Any) -> None:
+        self._mappings.append((mapping, tuple(mapping), tuple(mapping.values())))
+
+    def _capture(self, value: Any) -> None:
+        waiting = [value]
+        while waiting:
+            found = waiting.pop()
+            kind = type(found)
+            if kind in PLAIN or isinstance(found, _IMMUTABLE) or id(found) in self._seen:
+                continue
+            self._seen.add(id(found))
+            if len(self._seen) > _MOST:
+                self._give_up("it reaches more objects than are compared")
+                return
+            waiting += self._take(found, kind)
+
+    def _take(self, value: Any, kind: type) -> Iterable[Any]:
+        """Keep what tells one object's state; the result are the objects in it."""
+        if isinstance(value, torch.Tensor):
+            self._tensors.append((value, describe_tensor_state(value)))
+            return ()
+        if isinstance(value, nn.Module):
+            return ()
+        if isinstance(value, tuple):
+            return value
+        if isinstance(value, dict):
+            self._add_mapping(value)
+            return (*value.values(), *getattr(value, "__dict__", {}).values())
+        if isinstance(value, (list, deque)):
+            self._sequences.append((value, list(value)))
+            return value
+        if isinstance(value, set):
+            self._sequences.append((value, set(value)))
+            return value
+        if isinstance(value, FunctionType):
+            return self._take_cells(value)
+        if isinstance(value, MethodType):
+            return value.__self__, value.__func__
+        if isinstance(value, functools.partial):
+            return value.func, value.args, value.keywords
+        return self._take_object(value, kind)
+
+    def _take_cells(self, function: FunctionType) -> Iterable[Any]:
+        found = []
+        for cell in function.__closure__ or ():
+            inner = _look_up(cell, "")
+            self._places.append((cell, "", inner))
+            found.append(inner)
+        return (*found, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(),
+                *function.__dict__.values())
+
+    def _take_object(self, value: Any, kind: type) -> Iterable[Any]:
+        if isinstance(value, _UNREADABLE):
+            self._give_up(f"it uses a {kind.__name__}, whose state cannot be read")
+        elif isinstance(value, contextvars.ContextVar):
+            return self._take_variable(value)
+        elif isinstance(value, threading.local):
+            self._add_mapping(vars(value))
+            return vars(value).values()
+        elif isinstance(value, random.Random):
+            self._objects.append((value.getstate, value.setstate, value.getstate()))
+        elif hasattr(kind, "get_state") and kind.__module__.startswith("numpy"):
+            self._objects.append((lambda: repr(value.get_state()), lambda old, state=value.get_state(): value.set_state(
+                state), repr(value.get_state())))
+        elif hasattr(kind, "bit_generator"):  # a generator of numpy's
+            self._take_numpy_generator(value.bit_generator)
+        elif hasattr(kind, "tobytes"):  # arrays of numpy and others
+            self._objects.append((value.tobytes, _refill(value), value.tobytes()))
+        elif isinstance(value, bytearray):
+            self._objects.append((lambda: bytes(value), lambda old: value.__setitem__(slice(None), old), bytes(value)))
+        elif hasattr(value, "cache_info"):
+            self._objects.append((lambda: value.cache_info().currsize, _keep, value.cache_info().currsize))
+        elif hasattr(kind, "__next__"):
+            self._give_up(f"it holds an iterator ({kind.__name__}), whose position cannot be read")
+        elif isinstance(value, (MutableMapping, MutableSet, MutableSequence)):
+            return self._take_collection(value)
+        elif not is_stateless(kind) or is_standard(kind):
+            slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+            names = [k for row in slots for k in ((row, ) if isinstance(row, str) else row)]
+            self._places += [(value, k, getattr(value, k, _MISSING)) for k in names
+                             if k not in ("__dict__", "__weakref__")]
+            contents = getattr(value, "__dict__", {})
+            if type(contents) is dict and contents:
+                self._add_mapping(contents)
+            return (*contents.values(), *(getattr(value, k, None) for k in names))
+        return ()
+
+    def _take_variable(self, variable: contextvars.ContextVar[Any]) -> Iterable[Any]:
+        def read() -> Any:
+            try:
+                return variable.get()
+            except LookupError:
+                return _MISSING
+
+        before = read()
+        self._objects.append((lambda: id(read()), lambda old: None if before is _MISSING else variable.set(before) and None,
+                              id(before)))
+        return () if before is _MISSING else (before, )
+
+    def _take_collection(self, found: Any) -> Iterable[Any]:
+        """Containers of the standard library that are none of Python's own: weak ones, views on others."""
+        items = list(found.items()) if isinstance(found, MutableMapping) else list(found)
+
+        def put_back(old: Any) -> None:
+            if isinstance(found, MutableSequence):
+                found[:] = items
+                return
+            found.clear()
+            for item in items:
+                if isinstance(found, MutableSet):
+                    found.add(item)
+                else:
+                    found[item[0]] = item[1]
+
+        def read() -> Any:
+            return [x if type(x) in PLAIN else id(x) for item in (
+                found.items() if isinstance(found, MutableMapping) else [(x, ) for x in found]) for x in item]
+
+        self._objects.append((read, put_back, read()))
+        return [x for item in items for x in (item if isinstance(found, MutableMapping) else (item, ))]
+
+    def _take_numpy_generator(self, bits: Any) -> None:
+        self._objects.append((lambda: repr(bits.state), lambda old, state=bits.state: setattr(bits, "state", state),
+                              repr(bits.state)))
+
+    # ---- comparing
+
+    def change(self) -> str | None:
+        """What changed since; None where nothing did."""
+        for mapping, keys, values in self._mappings:
+            if len(mapping) != len(keys) or not _are_alike(mapping.values(), values) or tuple(mapping) != keys:
+                return "an attribute of a module or an item of a dictionary"
+        for sequence, items in self._sequences:
+            if len(sequence) != len(items) or not (sequence == items if isinstance(items, set) else _are_alike(
+                    sequence, items)):
+                return "a list or set"
+        for holder, name, value in self._places:
+            now = _look_up(holder, name)
+            if now is not value and not (type(now) is type(value) and type(now) in PLAIN and now == value):
+                return f"the variable {name or 'of a closure'}"
+        for tensor, state in self._tensors:
+            if describe_tensor_state(tensor) != state:
+                return "a tensor's attribute, hook, storage or requires_grad"
+        for read, _, before in self._objects:
+            if read() != before:
+                return "an array or a generator of random numbers"
+        if any([watched.was_read and storage.known is not watched for storage, watched in self._contents]):
+            return "contents of a tensor, which it reads"
+        return "the host's generators of random numbers" if self._random is not None and _read_generators(
+        ) != self._random else None
+
+    def is_same(self) -> bool:
+        """Whether all of it can be read and is what it was."""
+        return self.unreadable is None and self.change() is None
+
+    def put_back(self) -> None:
+        """Give everything that can be compared the state that it had."""
+        for mapping, keys, values in self._mappings:
+            if len(mapping) != len(keys) or not all(map(operator.is_, mapping.values(), values)):
+                mapping.clear()
+                mapping.update(zip(keys, values))
+        for sequence, items in self._sequences:
+            sequence.clear()
+            (sequence.update if isinstance(items, set) else sequence.extend)(items)
+        for holder, name, value in self._places:
+            if _look_up(holder, name) is not value:
+                _set(holder, name, value)
+        for read, write, before in self._objects:
+            if read() != before:
+                write(before)
+
+
+def _watch_contents(tensors: Iterable[torch.Tensor]) -> list[tuple[MetaStorage, Watched]]:
+    """See from now on whether known contents are read."""
+    found: list[tuple[MetaStorage, Watched]] = []
+    for tensor in tensors:
+        storage = find_storage(tensor) if tensor.layout is torch.strided else None
+        if isinstance(storage, MetaStorage) and storage.known is not None:
+            watched = storage.known = Watched(storage.known)
+            found.append((storage, watched))
+    return found
+
+
+def describe_tensor_state(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What code can change of a tensor besides its contents."""
+    attributes = tensor.__dict__
+    storage = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
+    return (storage, tensor.requires_grad, tensor.shape, len(tensor._backward_hooks or ()),
+            len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()),
+            tuple((k, v if type(v) in PLAIN else id(v)) for k, v in attributes.items()) if attributes else ())
+
+
+def tensor_attributes(tensor: torch.Tensor) -> tuple[tuple[str, Any], ...] | None:
+    """What a tensor's own attributes are called and hold; None where that is more than plain values."""
+    attributes = tensor.__dict__
+    if not attributes:
+        return ()
+    found = [(k, v) for k, v in attributes.items() if k != "_is_param"]
+    return tuple((k, type(v), v) for k, v in found) if all([type(v) in PLAIN for _, v in found]) else None  # type: ignore[misc]
+
+
+def reaches_outside(value: Any, inside: Mapping[int, Any]) -> bool:
+    """Whether a module or a tensor that is not ``inside`` (by id) can be reached from ``value``, or may be."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        kind = type(found)
+        if kind in PLAIN or isinstance(found, _IMMUTABLE) or id(found) in seen or id(found) in inside:
+            continue
+        seen.add(id(found))
+        if isinstance(found, (nn.Module, torch.Tensor, weakref.ref, *_UNREADABLE)) or len(seen) > _MOST:
+            return True
+        if isinstance(found, dict):
+            waiting += found.values()
+        elif isinstance(found, (list, tuple, set, deque)):
+            waiting += found
+        elif isinstance(found, FunctionType):
+            waiting += [_look_up(cell, "") for cell in found.__closure__ or ()]
+            waiting += (*(found.__defaults__ or ()), *(found.__kwdefaults__ or {}).values())
+        elif isinstance(found, MethodType):
+            waiting += found.__self__, found.__func__
+        elif isinstance(found, functools.partial):
+            waiting += found.func, found.args, found.keywords
+        elif not is_stateless(kind) or is_standard(kind):
+            waiting += getattr(found, "__dict__", {}).values()
+    return False
+
+
+def _are_alike(now: Iterable[Any], before: Iterable[Any]) -> bool:
+    if all(map(operator.is_, now, before)):
+        return True
+    return all([a is b or type(a) is type(b) and type(a) in PLAIN and a == b for a, b in zip(now, before)])
+
+
+def _look_up(holder: Any, name: str) -> Any:
+    if type(holder) is CellType:
+        try:
+            return holder.cell_contents
+        except ValueError:  # not set yet
+            return _MISSING
+    if type(holder) is dict:
+        return holder.get(name, _MISSING)
+    return vars(holder).get(name, _MISSING) if isinstance(holder, (type, ModuleType)) else getattr(
+        holder, name, _MISSING)
+
+
+def _set(holder: Any, name: str, value: Any) -> None:
+    if type(holder) is CellType:
+        holder.cell_contents = value
+    elif type(holder) is dict:
+        holder[name] = value
+    elif value is _MISSING:
+        delattr(holder, name)
+    else:
+        setattr(holder, name, value)
+
+
+def _refill(array: Any) -> Callable[[Any], None]:
+    """Puts back the items of an array of the standard library or of numpy."""
+    if hasattr(array, "frombytes"):
+        def refill(old: bytes) -> None:
+            del array[:]
+            array.frombytes(old)
+    else:
+        copy = array.copy() if hasattr(array, "copy") else None
+
+        def refill(old: bytes) -> None:
+            if copy is not None:
+                array[...] = copy
+    return refill
+
+
+def _keep(old: Any) -> None:
+    """What cannot be put back, and need not be: a cache."""
+
+
+def _read_generators() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy.random")
+    if numpy is None:
+        return (random.getstate(), )
+    _, keys, *rest = numpy.get_state()
+    return random.getstate(), keys.tobytes(), *rest
+
+

@@ -1,0 +1,21 @@
+"""Whether what replay relies on holds for the installed torch."""
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from analyzer.record.hold import learn_holdings
+
+_OLDEST = (2, 13)  # torch 2.9 counts the holders of a gradient otherwise, and frees some gradients at other times
+
+
+@functools.cache
+def why_unsupported() -> str | None:
+    """Why nothing is replayed with this torch; None where replay is right."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < _OLDEST:
+        return f"replay is tested from torch {_OLDEST[0]}.{_OLDEST[1]} on, and this is {torch.__version__}"
+    if not learn_holdings():
+        return "who holds a gradient cannot be told with this torch"
+    return None
