@@ -12,7 +12,6 @@ from analyzer.errors import InputError
 from analyzer.fx.graph.region import AutocastRegion
 from analyzer.fx.trace.bias_split import register_bias_split, splits
 from analyzer.fx.trace.tracer import symbolic_trace
-from analyzer.results.node_info import TensorInfo
 
 
 def split_biases(gm: fx.GraphModule) -> None:
@@ -71,7 +70,7 @@ class _Call(nn.Module):
             return function(*args, **kwargs)
 
 
-def _trace(gm: fx.GraphModule, node: fx.Node, known: dict[fx.Node, tuple[TensorInfo, ...]]) -> fx.Graph:
+def _trace(gm: fx.GraphModule, node: fx.Node, known: dict[fx.Node, tuple[Any, ...]]) -> fx.Graph:
     tensors = []
     for i in node.all_input_nodes:
         if len(known.get(i, ())) != 1:

@@ -1,0 +1,321 @@
+"""Writes graph nodes for values: tensors, containers, parameters, constants, and calls on them."""
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from analyzer.errors import InputError
+from analyzer.fx.graph.traced_graph import TracedGraph
+from analyzer.fx.module_borrow import Borrowed
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.source_line import user_line
+from analyzer.meta.state import MetaState
+from analyzer.meta.storage import MetaStorage
+from analyzer.meta.tensor import claim_of
+from analyzer.meta.value.contents import read_known
+
+from .call_target import BuildDict, BuildList, BuildObject, CallTarget
+from .changed_content import ChangedContent, keep_contents
+from .function_call import NodeCall
+from .outline import HeldModule, expected_structure, keep_structure
+from .region_stack import RegionStack
+from .structure import children, holds_tensor, is_plain_object
+
+Tensor = torch.Tensor
+
+_RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "dropout", "rrelu")
+_SPEC_ONLY = frozenset({
+    "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full", "arange",
+    "zeros", "ones", "full", "empty"
+})
+_LITERALS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format,
+             type(Ellipsis), range, enum.Enum)
+
+
+class _Pause:
+    """While it is entered, no node is written."""
+
+    def __init__(self, writer: NodeWriter) -> None:
+        self.writer = writer
+
+    def __enter__(self) -> None:
+        self.writer.paused += 1
+
+    def __exit__(self, *exc: object) -> None:
+        self.writer.paused -= 1
+
+
+class NodeWriter:
+    """A graph that is being written.
+
+    Each tensor is mapped to the node that made it; a tensor without a node is a parameter or buffer of the root (a
+    ``get_attr`` node), or a constant that the graph module will hold.
+    """
+
+    def __init__(self, state: MetaState, borrowed: Borrowed, replays_checkpoints: bool) -> None:
+        self.state, self.borrowed = state, borrowed
+        self.regions = RegionStack(replays_checkpoints)
+        self.graph = TracedGraph()
+        self.paused = 0
+        self._pause = _Pause(self)
+        self.constants: dict[str, Any] = {}      #: attribute name on the graph module -> tensor, module or object
+        self.modules: tuple[tuple[str, str], ...] = () #: (path, class) of the modules that run, outermost first
+        #: nodes that the model did not ask for, such as the parts of a container; dropped where unused
+        self.optional: list[fx.Node] = []
+        self.dependent: set[fx.Node] = set()     #: nodes whose contents depend on inputs, parameters or chance
+        self._nodes: dict[int, fx.Node] = {}
+        self._kept: list[Any] = [borrowed.buffers] # keeps what `_nodes` names by id alive
+        self._held: dict[int, Tensor] = {}       # id(tensor without a node) -> what the graph module holds for it
+        self._paths = {
+            id(stand_in): path for group in (borrowed.parameters, borrowed.buffers) for path, stand_in, _ in group
+        }
+
+    def pause(self) -> _Pause:
+        """Write nothing down inside."""
+        return self._pause
+
+    def placeholder(self, name: str, default: tuple[Any, ...], value: Any) -> None:
+        """An argument of the forward, with what is inside it."""
+        node = self.graph.create_node("placeholder", name, default, name=name.lstrip("*"))
+        node.meta.update(region=(), module_path="", module_stack=(), source=None)
+        self.dependent.add(node)
+        self.bind(value, node)
+
+    def output(self, value: Any) -> None:
+        """The result of the forward; ends the graph."""
+        node = self.graph.output(self.to_argument(value))
+        node.meta.update(region=(), module_path="", module_stack=(), source=None)
+        for unused in reversed(self.optional):
+            if not unused.users:
+                self.graph.erase_node(unused)
+
+    def assign_buffer(self, buffer: Tensor, value: Tensor) -> None:
+        """The forward replaced a registered buffer: the graph writes the new contents into it."""
+        target = self.to_argument(buffer)
+        self.create_from(NodeCall("call_function", assign_buffer, (target, self.node_of(value)), {}))
+
+    def check_content(self, changed: ChangedContent) -> None:
+        """Let the graph begin with a check that a tensor that it changes has the contents that were read of it."""
+        name = self._paths.get(id(changed.tensor)) or self.node_of(changed.tensor).target
+        with self.graph.inserting_before(next(n for n in self.graph.nodes if n.op != "placeholder")):
+            tensor = self.create_from(NodeCall("get_attr", name, (), {}))
+            traced = self.attribute(changed.value, "_tensor_constant", changed.value)
+            self.create_from(NodeCall("call_function", keep_contents, (tensor, traced, name), {}))
+        self.state.assume(f"forward reads {name} and changes it: the graph raises where it is not "
+                          f"{changed.value.tolist()!r:.60} when forward begins")
+
+    def node_of(self, tensor: Tensor) -> fx.Node:
+        """The node that stands for ``tensor``; made now for parameters, buffers and constants."""
+        node = self._nodes.get(id(tensor))
+        if node is not None:
+            return node
+        path = self._paths.get(id(tensor))
+        if path is None:
+            original = self.borrowed.original_of(tensor)
+            held = self._held.get(id(tensor))
+            if held is None:
+                held = self._held[id(tensor)] = original if original is not None else self._constant(tensor)
+            return self.attribute(tensor, "_tensor_constant", held)
+        node = self._attribute_node(tensor, path)
+        self.dependent.add(node)
+        return node
+
+    def find(self, value: Any) -> fx.Node | None:
+        """The node of a tensor, or of a container that a call returned, if it has one."""
+        return self._nodes.get(id(value))
+
+    def _constant(self, tensor: Tensor) -> Tensor:
+        """The tensor that the graph module will hold for one that was not made by a recorded call."""
+        if tensor.layout is not torch.strided or not isinstance(tensor.untyped_storage(), MetaStorage):
+            return tensor
+        originals = [original for original, _ in self.borrowed.stand_ins]
+        if originals and all(torch._C.TensorBase.device.__get__(t).type == "meta" for t in originals):
+            with self.pause():
+                return tensor.detach()
+        value = read_known(tensor)
+        if value is None:
+            raise InputError(
+                f"a tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype} in module {self.where()!r} at {user_line()} was made where "
+                f"tracing does not look (inside a leaf module, or before tracing, without data). Return it from the leaf module's forward, "
+                f"or trace into that module with register_non_leaf_module")
+        with without_modes():
+            return value.clone().to(claim_of(tensor))
+
+    def attribute(self, key: Any, prefix: str, value: Any) -> fx.Node:
+        """A ``get_attr`` node of something that only the graph module holds."""
+        for name, held in self.constants.items():
+            if held is value:
+                return self._attribute_node(key, name)
+        name = f"{prefix}{sum(n.startswith(prefix) for n in self.constants)}"
+        self.constants[name] = value
+        return self._attribute_node(key, name)
+
+    def _attribute_node(self, key: Any, target: str) -> fx.Node:
+        attributes = self.regions.frame.attributes
+        node = attributes.get(id(key))
+        if node is None:
+            node = attributes[id(key)] = self.create_from(NodeCall("get_attr", target, (), {}))
+            self._kept.append(key)
+        return node
+
+    def module_node(self, module: nn.Module) -> fx.Node:
+        """The node of a module that is an argument."""
+        path = self.borrowed.modules.get(id(module))
+        if path:
+            return self._attribute_node(module, path)
+        if path is None:
+            return self._attribute_node(module, self.module_target(module))
+        held = next(
+            (value for value in self.constants.values() if isinstance(value, HeldModule)), None) or HeldModule(module)
+        return self.attribute(module, "_root", held)
+
+    def module_target(self, module: nn.Module) -> str:
+        """The target of a ``call_module`` node: the module's path, or a name on the graph module for one that is not
+        registered.
+        """
+        path = self.borrowed.modules.get(id(module))
+        if path is not None:
+            return path
+        for name, held in self.constants.items():
+            if held is module:
+                return name
+        name = f"_module{sum(n.startswith('_module') for n in self.constants)}"
+        self.constants[name] = module
+        return name
+
+    def to_argument(self, value: Any) -> Any:
+        """``value`` as an argument: tensors become nodes, containers keep their form, objects are rebuilt or held."""
+        if isinstance(value, Tensor):
+            return self.node_of(value)
+        if isinstance(value, fx.Node):
+            return value
+        kind = type(value)
+        if kind.__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+            # before what is a literal: numpy.float64 is a float, but generated code does not know its name
+            return value.item()
+        if isinstance(value, _LITERALS):
+            return value
+        if kind is tuple or kind is torch.Size:
+            found = self.find(value)
+            return tuple(self.to_argument(v) for v in value) if found is None else found
+        if kind is list:
+            return [self.to_argument(v) for v in value]
+        if kind is dict and all(isinstance(k, _LITERALS) for k in value):
+            return {k: self.to_argument(v) for k, v in value.items()}
+        if kind is slice:
+            return slice(self.to_argument(value.start), self.to_argument(value.stop), self.to_argument(value.step))
+        found = self.find(value)
+        if found is not None:
+            return found
+        if isinstance(value, nn.Module):
+            return self.module_node(value)
+        if holds_tensor(value) or isinstance(value, (tuple, dict, list)):
+            return self._rebuild(value)
+        return self.attribute(value, "_object", value)
+
+    def _rebuild(self, value: Any) -> fx.Node:
+        """A node that makes an object like ``value`` from its parts."""
+        kind = type(value)
+        if isinstance(value, tuple):
+            items = tuple(self.to_argument(v) for v in value)
+            args = items if hasattr(value, "_fields") else (items,)
+            return self.create_from(
+                NodeCall("call_function",
+                         CallTarget(kind) if kind.__module__.startswith("torch") else kind, args, {}))
+        if _is_output_class(value):
+            fields = {a.key: self.to_argument(v) for a, v in children(value) if v is not None}
+            return self.create_from(NodeCall("call_function", kind, (), fields))
+        attributes = {k: self.to_argument(v) for k, v in getattr(value, "__dict__", {}).items()}
+        if isinstance(value, dict):
+            entries = [(self.to_argument(k), self.to_argument(v)) for k, v in value.items()]
+            return self.create_from(NodeCall("call_function", BuildDict(kind), (entries, attributes), {}))
+        if isinstance(value, list):
+            return self.create_from(
+                NodeCall("call_function", BuildList(kind), ([self.to_argument(v) for v in value], attributes), {}))
+        if not is_plain_object(value):
+            raise InputError(f"{kind.__module__}.{kind.__qualname__} holds tensors in a way that a graph cannot rebuild; "
+                             f"return or pass tensors, containers, dataclasses or objects with a __dict__")
+        return self.create_from(NodeCall("call_function", BuildObject(kind), (), attributes))
+
+    def with_structure(self, node: fx.Node, result: Any) -> fx.Node:
+        """``node``, checked when it runs to give as many items as now, where it gives a container."""
+        expected = expected_structure(result)
+        return node if expected is None else self.create_from(
+            NodeCall("call_function", keep_structure, (node, expected), {}))
+
+    def create(self, call: NodeCall) -> fx.Node:
+        """A node for ``call``, whose arguments hold tensors."""
+        args = tuple([self.to_argument(a) for a in call.args])
+        kwargs = {k: self.to_argument(v) for k, v in call.kwargs.items()} if call.kwargs else {}
+        node = self.create_from(NodeCall(call.op, call.target, args, kwargs))
+        name = str(getattr(call.target, "__name__", call.target)).rpartition(".")[2]
+        if call.op == "call_module":
+            node.meta["module_path"] = call.target
+        if name not in _SPEC_ONLY and not self.dependent.isdisjoint(node.all_input_nodes) or name.startswith(_RANDOM):
+            self.dependent.add(node)
+        return node
+
+    def create_from(self, call: NodeCall) -> fx.Node:
+        """A node for ``call``, whose arguments hold nodes."""
+        node = self.graph.create_node(call.op, call.target)
+        node.args = call.args  # given to create_node, they would be searched for symbolic sizes
+        if call.kwargs:
+            node.kwargs = call.kwargs
+        node.meta.update(region=self.regions.current(), module_path=self.where(), module_stack=self.modules,
+                         source=user_line())
+        return node
+
+    def where(self) -> str:
+        """Path of the module that runs."""
+        return self.modules[-1][0] if self.modules else ""
+
+    def map(self, tensor: Any, node: fx.Node) -> None:
+        """Let ``node`` stand for a tensor, or for a container that a call returned."""
+        self._nodes[id(tensor)] = node
+        self._kept.append(tensor)
+
+    def bind(self, value: Any, node: fx.Node, rename: bool = False) -> None:
+        """Map ``value``, the result of ``node``, and what is inside it.
+
+        With ``rename``, a tensor that had a node before is the same tensor, given back by a call that did not write to
+        it.
+        """
+        if isinstance(value, Tensor):
+            frame = self.regions.frame
+            if rename and frame.prefix:
+                before = self._nodes.get(id(value))
+                if before is not None and before.meta["region"][:len(frame.prefix)] != frame.prefix:
+                    frame.renamed.append((value, before))
+            self.map(value, node)
+            return
+        if isinstance(value, tuple):
+            self.map(value, node)
+        held = [(access, child) for access, child in children(value) if holds_tensor(child)]
+        for access, child in held:
+            accessor: Callable[..., Any] = getattr if access.attribute else operator.getitem
+            part = self.graph.create_node("call_function", accessor)
+            part.args = (node, access.key)
+            part.meta.update(node.meta)
+            self.optional.append(part)
+            if node in self.dependent:
+                self.dependent.add(part)
+            self.bind(child, part, rename)
+        if held:
+            node.meta["container"] = True
+
+
+def assign_buffer(buffer: Tensor, value: Tensor) -> None:
+    """Give ``buffer`` the contents of ``value``, whatever its shape, keeping its identity."""
+    buffer.data = value.detach()
+
+
+def _is_output_class(value: Any) -> bool:
+    """A dataclass whose constructor takes exactly its fields, such as transformers' ``ModelOutput``."""
+    params = getattr(type(value), "__dataclass_params__", None)
+    return params is not None and params.init and (not hasattr(value, "__post_init__") or hasattr(
+        value, "to_tuple")) and all(f.init for f in type(value).__dataclass_fields__.values())
