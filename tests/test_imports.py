@@ -44,7 +44,7 @@ def room_of(name: str) -> str:
 
 GRAPH = networkx.DiGraph((name, other) for name in FILES for other in imports_of(name))
 # Left from the time before there was an order; these may only become fewer, and are to go.
-WRONG_WAYS_LEFT, CIRCLES_LEFT = 10, [3, 2, 2, 2]
+WRONG_WAYS_LEFT, CIRCLES_LEFT = 9, [3, 2]
 
 
 def test_every_file_imports_only_from_its_own_and_earlier_rooms() -> None:

@@ -109,8 +109,8 @@ class Replay:
         """Look for the blocks of a run."""
         with torch._C.DisableTorchFunction():
             self.blocks = BlockReuse(run.recorder, run.root, borrow_module, is_leaf, self.excluded,
-                                     run.borrowed.reserved,
-                                     run.borrowed.lend) if self.reuse and self.refusal is None else None
+                                     run.borrowed.reserved, run.borrowed.materialize
+                                     ) if self.reuse and self.refusal is None else None
 
     def lend(self, block: torch.nn.Module) -> None:
         """Make the tensors of a block."""

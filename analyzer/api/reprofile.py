@@ -123,7 +123,7 @@ def _check_edges(now: dict[str, tuple[Any, ...]], record: RunRecord) -> None:
 
 
 def _check_grad_mode(now: dict[str, tuple[Any, ...]], record: RunRecord) -> None:
-    """Where a stretch runs without gradients, now or before, what far nodes save depends on which paths around it carry
+    """Where a subgraph runs without gradients, now or before, what far nodes save depends on which paths around it carry
     any.
     """
     if any(isinstance(r, GradRegion) for prints in (now, record.fingerprints) for p in prints.values() for r in p[4]):

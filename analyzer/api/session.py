@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from analyzer.errors import InputError
-from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
+from analyzer.fx.borrowed import Borrowed
+from analyzer.fx.module_borrow import borrow_module, uncompiled
 from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.current_spec import simulated_spec, simulating

@@ -50,7 +50,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     (real, meta or `MetaTensor`; their data is not used), forward and, for ``mode="train"``, through the loss and
     backward. ``device`` is what tensors are taken to be on; by default what the arguments and parameters claim, and
     then seconds are unknown. ``profilers`` adds to the default ones, or replaces them by name (``flops memory
-    communication latency``). ``verbose`` prints the node table. With ``reuse``, stretches of the graph that repeat are
+    communication latency``). ``verbose`` prints the node table. With ``reuse``, subgraphs of the graph that repeat are
     run once; the result is the same. The whole `Profile` is kept in ``gm.meta["profile"]``.
 
     Raises InputError for arguments that do not fit the graph, and what `profile` raises.

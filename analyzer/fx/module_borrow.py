@@ -1,9 +1,8 @@
-"""Run a user's module without its data: every tensor it holds is swapped for a stand-in and put back afterwards."""
+"""Run a user's module without its data: every tensor it holds is swapped for a fake tensor and put back afterwards."""
 from __future__ import annotations
 
 import functools
 import operator
-import random
 import sys
 import weakref
 from collections import OrderedDict, deque
@@ -24,10 +23,11 @@ from analyzer.record.module_walk import REGISTRIES, walk_modules
 from analyzer.replay.reserved import Reserved
 from analyzer.replay.twin import LEAVES, Twin
 
-from .stand_in import StandIns
+from .borrowed import Borrowed, keep_lazy
+from .fake_tensor import FakeTensors
+from .random_state import restore_generators, save_generators
 
 Tensor = torch.Tensor
-Triple = tuple[str, Tensor, Tensor]
 
 _CONTAINERS = (list, dict, set, deque)
 _EMPTY = frozenset({list, dict, set, OrderedDict})
@@ -35,90 +35,12 @@ _REGISTERED = frozenset(REGISTRIES)
 _OBJECT_DEPTH = 2  # plain objects of a module's (a config, a cache) and what they hold; not the whole heap behind them
 
 
-class Borrowed:
-    """What stands for what while a module is borrowed.
-
-    ``parameters`` and ``buffers`` list (path, stand-in, original) as ``named_parameters()`` and ``named_buffers()`` do:
-    a tensor that the module holds under several names is listed once, under the first. ``modules`` maps id(module) to
-    its first path, registered modules only, ``by_path`` the other way. ``root`` is the module to call: what a compiled
-    one wraps. A buffer or another attribute is listed until the forward replaces it, which frees its memory.
-
-    ``walked`` has those modules in order. Tensors of a block in ``reserved`` (by the id of the block) have places and
-    no stand-ins, and are in none of these lists; `lend` makes them, should somebody need them. ``held`` are all
-    parameters, and all buffers, in order: stand-ins and reserved blocks.
-    """
-
-    def __init__(self, root: nn.Module, stand_ins: StandIns) -> None:
-        self.root = root
-        self.parameters: list[Triple] = []
-        self._buffers: list[tuple[str, weakref.ref[Tensor], Tensor] | Reserved] = []
-        self.modules: dict[int, str] = {}
-        self.by_path: dict[str, nn.Module] = {}
-        self.walked: list[tuple[str, nn.Module]] = []
-        self.reserved: dict[int, Reserved] = {}
-        self._parameters: list[Tensor | Reserved] = []
-        self.stand_ins = stand_ins
-        self.lend: Callable[[Reserved], None] = _keep
-
-    @property
-    def buffers(self) -> list[Triple]:
-        return [(entry[0], stand_in, entry[2]) for entry in self._buffers
-                if not isinstance(entry, Reserved) and (stand_in := entry[1]()) is not None]
-
-    @property
-    def held(self) -> tuple[list[Tensor | Reserved], list[Tensor | Reserved]]:
-        found = [entry if isinstance(entry, Reserved) else entry[1]() for entry in self._buffers]
-        return self._parameters, [item for item in found if item is not None]
-
-    def add(self, item: Reserved | tuple[str, Tensor, Tensor], is_buffer: bool) -> None:
-        """List a parameter or buffer, or a block of them."""
-        if isinstance(item, Reserved):
-            self._buffers.append(item) if is_buffer else self._parameters.append(item)
-        elif is_buffer:
-            self._buffers.append((item[0], weakref.ref(item[1]), item[2]))
-        else:
-            self.parameters.append(item)
-            self._parameters.append(item[1])
-
-    @property
-    def attributes(self) -> list[tuple[Tensor, Tensor]]:
-        """Stand-ins and originals of tensors that are not registered, as long as nothing replaced them."""
-        named = {id(stand_in) for group in (self.parameters, self.buffers) for _, stand_in, _ in group}
-        return [(stand_in, original) for original, stand_in in self.stand_ins if id(stand_in) not in named]
-
-    def assigned(self) -> Iterator[tuple[str, str, Tensor]]:
-        """Attributes of registered modules that hold a tensor which is no stand-in: (path of the module, name, tensor)."""
-        for path, module in self.root.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                for name, value in (*module.__dict__.items(), *module._parameters.items(), *module._buffers.items()):
-                    if isinstance(value, Tensor) and self.original_of(value) is None:
-                        yield path, name, value
-
-    def lends_others(self, module: nn.Module) -> bool:
-        """Whether ``module`` holds tensors in place of its own, as `torch.func.functional_call` gives them to it."""
-        return id(module) in self.modules and any(t is not None and self.original_of(t) is None
-                                                  for m in module.modules()
-                                                  for t in (*m._parameters.values(), *m._buffers.values()))
-
-    def stand_in_of(self, original: Tensor) -> Tensor | None:
-        """The tensor that takes the place of ``original``, or None."""
-        return self.stand_ins.of(original)
-
-    def original_of(self, stand_in: Tensor) -> Tensor | None:
-        """The tensor whose place ``stand_in`` takes, or None."""
-        return self.stand_ins.original_of(stand_in)
-
-
-def _keep(reserved: Reserved) -> None:
-    """Nothing is lent any more."""
-
-
 @contextmanager
 def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Iterable[Twin] = ()) -> Iterator[Borrowed]:
-    """Swap the tensors of ``root`` for stand-ins without data; on leaving, everything is as it was, also after an
+    """Swap the tensors of ``root`` for fake tensors without data; on leaving, everything is as it was, also after an
     exception.
 
-    To be entered inside an active `MetaTensorMode`. Stand-ins claim ``claim``, or without one the device of the
+    To be entered inside an active `MetaTensorMode`. Fake tensors claim ``claim``, or without one the device of the
     original (the state's ``adopted_claim`` for CPU and meta); a model made under a mode and put on an accelerator keeps
     its claims. They are allocated in the order in which ``Module.to`` moves tensors: children first, then parameters,
     then buffers. Tied tensors stay tied and shared storages shared; those of a ``ScriptModule`` are swapped in C++. Put
@@ -136,23 +58,23 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Ite
     """
     state = current()
     assert state is not None, "borrow_module() needs an active MetaTensorMode"
-    loan = _Loan(root, state, None if claim is None else claimed_device(claim), twins)
+    borrowing = _Borrowing(root, state, None if claim is None else claimed_device(claim), twins)
     generators = save_generators()
     grad_enabled, default_dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     try:
         with without_modes():
-            loan.take()
-        yield loan.borrowed
+            borrowing.take()
+        yield borrowing.borrowed
     finally:
         with InterruptsHeld():
             torch.set_grad_enabled(grad_enabled)
             torch.set_default_dtype(default_dtype)
-            loan.give_back()
+            borrowing.give_back()
             restore_generators(generators)
 
 
 def is_placed(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether somebody put tensors made under a mode on an accelerator; then those that claim the host are there on
+    """Whether tensors made under a mode were put on an accelerator; then those that claim the host are there on
     purpose.
     """
     return any(
@@ -164,7 +86,7 @@ def is_placed(tensors: Iterable[Tensor | None]) -> bool:
 _Contents = tuple[dict[Any, Any], tuple[Any, ...], tuple[Any, ...]]  # a mapping, its keys and values
 
 
-class _Loan:
+class _Borrowing:
     """One borrowing: what was swapped, and how to undo it."""
 
     def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None, twins: Iterable[Twin]) -> None:
@@ -172,12 +94,12 @@ class _Loan:
         root = uncompiled(root)
         self.twins = {id(twin.block): twin for twin in twins}
         self.inside = {id(module): twin for twin in self.twins.values() for module in twin.modules}
-        lent = walk_modules(root, left_out=[twin.block for twin in self.twins.values()])
-        self.stand_ins = StandIns(
+        walked = walk_modules(root, left_out=[twin.block for twin in self.twins.values()])
+        self.fakes = FakeTensors(
             state, claim,
-            is_placed(t for _, module in lent for held in (module._parameters, module._buffers) for t in held.values()))
-        self.borrowed = Borrowed(root, self.stand_ins)
-        self.borrowed.lend = self.lend
+            is_placed(t for _, module in walked for held in (module._parameters, module._buffers) for t in held.values()))
+        self.borrowed = Borrowed(root, self.fakes)
+        self.borrowed.materialize = self.materialize
         self.undo: list[Callable[[], None] | _Contents] = []
         self.keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # modules of a class have the same ones
         self.empty: list[Any] = []              # containers that were empty
@@ -205,8 +127,8 @@ class _Loan:
         self.empty.clear()
         for twin in self.twins.values():
             twin.put_back()
-        self.borrowed.lend = _keep
-        self.stand_ins.forget_storages()
+        self.borrowed.materialize = keep_lazy
+        self.fakes.forget_storages()
 
     # -- walking -------------------------------------------------------------------------------------------------
 
@@ -215,18 +137,18 @@ class _Loan:
         self.borrowed.reserved[id(twin.block)] = Reserved(twin, self.claim, self.state.space)
         self.state.reserved.update(dict.fromkeys(twin.tensors_and_storages(), twin.block))
 
-    def lend(self, reserved: Reserved) -> None:
-        """Make the stand-ins of a block for which there are places."""
+    def materialize(self, reserved: Reserved) -> None:
+        """Make the fake tensors of a block for which there are places."""
         twin = reserved.twin
         del self.borrowed.reserved[id(twin.block)]
         for identity in twin.tensors_and_storages():
             del self.state.reserved[identity]
         for module in twin.modules:
             del self.inside[id(module)]
-        self.stand_ins.places = reserved.places()
+        self.fakes.places = reserved.places()
         with without_modes():
             self._walk(twin.block)
-        reserved.stand_ins = [found for tensor in twin.parameters if (found := self.stand_ins.of(tensor)) is not None]
+        reserved.stand_ins = [found for tensor in twin.parameters if (found := self.fakes.of(tensor)) is not None]
 
     def _walk(self, module: nn.Module) -> None:
         if id(module) in self.seen:
@@ -235,7 +157,7 @@ class _Loan:
         if twin is not None:
             if id(twin.block) not in self.borrowed.reserved:
                 if module is not twin.block:
-                    raise ReservedTouch(module)  # somebody else holds a part of a block
+                    raise ReservedTouch(module)  # held from outside of its block
                 self._reserve(twin)
             return
         self.seen.add(id(module))
@@ -262,7 +184,7 @@ class _Loan:
                 self._snapshot(tensors)
                 for name, tensor in tensors.items():
                     if tensor is not None:
-                        tensors[name] = self.stand_ins.make(tensor, readable=is_buffer)
+                        tensors[name] = self.fakes.make(tensor, readable=is_buffer)
         if attributes.get("_compiled_call_impl") is not None:
             attributes["_compiled_call_impl"] = None
             self.state.assume(
@@ -276,7 +198,7 @@ class _Loan:
             for name, tensor in list(tensors.items()):
                 if tensor is not None:
                     self.undo.append(functools.partial(held.setattr, name, tensor))
-                    held.setattr(name, self.stand_ins.make(tensor, readable=is_buffer))
+                    held.setattr(name, self.fakes.make(tensor, readable=is_buffer))
         for child in module.children():
             self._walk(child)
 
@@ -299,7 +221,7 @@ class _Loan:
             kind = type(value)
             if kind in LEAVES or key in skipped:
                 continue
-            if kind in _EMPTY and not value:  # most of what a module has: hooks that nobody registered
+            if kind in _EMPTY and not value:  # most of what a module has: no hooks
                 self.empty.append(value)
                 continue
             new = self._replace(value, depth)
@@ -311,7 +233,7 @@ class _Loan:
     def _replace(self, value: Any, depth: int) -> Any:
         """``value`` with its tensors replaced: containers in place, tuples and weak references as new objects."""
         if isinstance(value, Tensor):
-            return self.stand_ins.make(value, readable=True, constant=True)
+            return self.fakes.make(value, readable=True, constant=True)
         if isinstance(value, nn.Module):
             inner = uncompiled(value)
             self._walk(inner)
@@ -324,7 +246,7 @@ class _Loan:
             return value if all(a is b for a, b in zip(new, value)) else new
         if type(value) is weakref.ref:
             target = value()
-            new_target = self.stand_ins.of(target) if isinstance(target, Tensor) else None
+            new_target = self.fakes.of(target) if isinstance(target, Tensor) else None
             return value if new_target is None else weakref.ref(new_target)
         attributes = getattr(value, "__dict__", None)
         if type(attributes) is dict and attributes and depth < _OBJECT_DEPTH and not _is_foreign(value) and id(
@@ -371,7 +293,7 @@ class _Loan:
 
     def _list(self) -> None:
         """Fill the lists of the result, in the order and under the names of ``named_parameters()``."""
-        borrowed, original_of = self.borrowed, self.stand_ins.original_of
+        borrowed, original_of = self.borrowed, self.fakes.original_of
         named: set[int] = set()
         borrowed.walked = walk_modules(borrowed.root)
         for path, module in borrowed.walked:
@@ -384,12 +306,12 @@ class _Loan:
             borrowed.by_path[path] = module
             prefix = path + "." if path else ""
             for tensors, is_buffer in ((module._parameters, False), (module._buffers, True)):
-                for name, stand_in in tensors.items():
-                    if stand_in is not None and id(stand_in) not in named:
-                        named.add(id(stand_in))
-                        original = original_of(stand_in)
+                for name, fake in tensors.items():
+                    if fake is not None and id(fake) not in named:
+                        named.add(id(fake))
+                        original = original_of(fake)
                         assert original is not None
-                        borrowed.add((prefix + name, stand_in, original), is_buffer)
+                        borrowed.add((prefix + name, fake, original), is_buffer)
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
@@ -406,19 +328,3 @@ def _is_foreign(value: Any) -> bool:
     kind = type(value)
     return callable(value) and not hasattr(kind, "__call__") or isinstance(value, type) or kind.__module__.startswith(
         ("torch.", "types"))
-
-
-def save_generators() -> tuple[Any, Any, Any]:
-    """The states of the host's random number generators: torch's, Python's and numpy's, where it is imported."""
-    numpy = sys.modules.get("numpy.random")
-    with without_modes():
-        return torch.default_generator.get_state(), random.getstate(), None if numpy is None else numpy.get_state()
-
-
-def restore_generators(saved: tuple[Any, Any, Any]) -> None:
-    """Put back what `save_generators` found."""
-    with without_modes():
-        torch.default_generator.set_state(saved[0])
-    random.setstate(saved[1])
-    if saved[2] is not None:
-        sys.modules["numpy.random"].set_state(saved[2])

@@ -11,7 +11,8 @@ from torch.nn.parameter import is_lazy
 from analyzer.api.argument import argument_names, as_arguments, as_keywords
 from analyzer.api.session import Run, Session, mark_inputs
 from analyzer.errors import InputError, UnknownDeviceError, is_count
-from analyzer.fx.module_borrow import restore_generators, save_generators, uncompiled
+from analyzer.fx.module_borrow import uncompiled
+from analyzer.fx.random_state import restore_generators, save_generators
 from analyzer.hardware import find_device
 from analyzer.profilers.flops import make_flops_profiler
 from analyzer.record.eager import EagerStep, OptimizerFactory

@@ -1,4 +1,4 @@
-"""A borrowed module has stand-ins for all its tensors, in the order of Module.to, and is afterwards what it was."""
+"""A borrowed module has fake tensors for all its tensors, in the order of Module.to, and is afterwards what it was."""
 from __future__ import annotations
 
 import weakref
@@ -55,11 +55,11 @@ def test_lists_what_stands_for_what() -> None:
     originals = dict(model.named_parameters())
     with MetaTensorMode(), borrow_module(model, CUDA) as borrowed:
         assert (names(borrowed.parameters), names(borrowed.buffers)) == named
-        for path, stand_in, original in borrowed.parameters:
-            assert original is originals[path] and borrowed.stand_in_of(original) is stand_in and borrowed.original_of(
-                stand_in) is original
-            assert type(stand_in) is MetaTensor and isinstance(stand_in, nn.Parameter) and stand_in.requires_grad
-            assert (stand_in.shape, stand_in.stride(), stand_in.dtype) == (original.shape, original.stride(),
+        for path, fake, original in borrowed.parameters:
+            assert original is originals[path] and borrowed.fake_of(original) is fake and borrowed.original_of(
+                fake) is original
+            assert type(fake) is MetaTensor and isinstance(fake, nn.Parameter) and fake.requires_grad
+            assert (fake.shape, fake.stride(), fake.dtype) == (original.shape, original.stride(),
                                                                            original.dtype)
         assert dict(model.named_parameters())["weight"] is borrowed.parameters[0][1]
         assert borrowed.modules[id(model.child[0])] == "child.0" and borrowed.root is model

@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call
 
 from analyzer import profile
-from analyzer.fx.module_borrow import _Loan
+from analyzer.fx.module_borrow import _Borrowing
 from tests.meta.test_mode import assert_unchanged, observable_torch
 
 from .block_model import Block, Stack, X
@@ -20,13 +20,13 @@ from .block_model import Block, Stack, X
 def lent(monkeypatch):
     """The blocks whose tensors were made in the end."""
     found = []
-    original = _Loan.lend
+    original = _Borrowing.materialize
 
     def lend(self, reserved):
         found.append(reserved.twin.block)
         original(self, reserved)
 
-    monkeypatch.setattr(_Loan, "lend", lend)
+    monkeypatch.setattr(_Borrowing, "materialize", lend)
     return found
 
 

@@ -15,7 +15,7 @@ from analyzer.record.recorder import Recorder, tensors_in
 from analyzer.replay.unseen_gradient import UnseenGradients
 
 from .interpreter import RecordingInterpreter
-from .stretch_reuse import StretchReuse
+from .subgraph_replay import SubgraphReplay
 
 
 class GraphStep:
@@ -29,7 +29,7 @@ class GraphStep:
         self.interpreter = RecordingInterpreter(module, recorder)
         if reuse:
             with torch._C.DisableTorchFunction():
-                self.interpreter.reuse = StretchReuse(recorder, module, self.interpreter)
+                self.interpreter.replay = SubgraphReplay(recorder, module, self.interpreter).replay_from
 
     def run(self) -> dict[fx.Node, int]:
         """Run the step; the result is the row of each node in the log."""

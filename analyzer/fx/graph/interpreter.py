@@ -3,10 +3,10 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -27,10 +27,7 @@ from .kept import KeptResults
 from .offload import OffloadedTensors
 from .run_record import RunRecord
 from .statement import Block, Keeping, Offloading, Statement, last_uses, shared_blocks, statements_of
-
-if TYPE_CHECKING:
-    from .stretch import Stretch
-    from .stretch_reuse import StretchReuse
+from .subgraph import Subgraph
 
 
 class GraphInterpreter(fx.Interpreter):
@@ -81,13 +78,13 @@ class GraphInterpreter(fx.Interpreter):
         outer, self.env = self.env, given
         last = last_uses(statements, {*given, *(n for s in statements for n in s.nodes())})
         open_blocks: list[tuple[Block, AbstractContextManager[Any]]] = []
-        played = 0  #: statements up to there
+        replayed = 0  #: statements up to there
         try:
             for i, statement in enumerate(statements):
-                if i >= played and (count := self.play_from(statement)):
+                if i >= replayed and (count := self.replay_from(statement)):
                     _leave(open_blocks, 0)
-                    played = i + count
-                if i < played:
+                    replayed = i + count
+                if i < replayed:
                     self._forget(last.get(i, ()), returned)
                     continue
                 blocks = [b for b in statement.blocks if not isinstance(b, (Keeping, Offloading))]
@@ -115,7 +112,7 @@ class GraphInterpreter(fx.Interpreter):
             if n not in returned:
                 self.env.pop(n, None)
 
-    def play_from(self, statement: Statement) -> int:
+    def replay_from(self, statement: Statement) -> int:
         """How many statements from this one on need not be run; what others read of them is in `env` then."""
         return 0
 
@@ -201,21 +198,22 @@ class RecordingInterpreter(GraphInterpreter):
         self.recorder, self.record = recorder, RunRecord()
         self.rows: dict[fx.Node, int] = {}
         self._paths: dict[fx.Node, str] = {}
-        self.reuse: StretchReuse | None = None  #: plays stretches of the graph, where it can
+        #: replays the subgraph that begins at a node, where it can: how many nodes, with their results put into `env`
+        self.replay: Callable[[fx.Node, dict[fx.Node, Any]], int] | None = None
 
     def like(self, recorder: Recorder) -> RecordingInterpreter:
         """Another one, for a part of the same graph under another recorder."""
         other = copy.copy(self)
-        other.recorder, other.record, other.rows, other._paths, other.reuse, other.env = recorder, RunRecord(
+        other.recorder, other.record, other.rows, other._paths, other.replay, other.env = recorder, RunRecord(
         ), {}, {}, None, {}
         return other
 
-    def run_stretch(self, stretch: Stretch, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Run the nodes of a stretch under the recorder of its module; what others read of them."""
-        self._add_rows(stretch.nodes, f"{stretch.path}.")
-        statements = [Statement((), n) for n in stretch.nodes]
-        return self._run_function(statements, dict(zip(stretch.inputs, values)),  # type: ignore[no-any-return]
-                                  stretch.results)
+    def run_subgraph(self, subgraph: Subgraph, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Run the nodes of a subgraph under the recorder of its module; what others read of them."""
+        self._add_rows(subgraph.nodes, f"{subgraph.path}.")
+        statements = [Statement((), n) for n in subgraph.nodes]
+        return self._run_function(statements, dict(zip(subgraph.inputs, values)),  # type: ignore[no-any-return]
+                                  subgraph.results)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """As `GraphInterpreter.run`; raises InputError for shapes and dtypes that were not traced, too."""
@@ -244,8 +242,8 @@ class RecordingInterpreter(GraphInterpreter):
             record.region = tuple([r.describe() for r in n.meta.get("region", ())])
             record.inputs = tuple([rows[i] for i in n.all_input_nodes if i in rows])
 
-    def play_from(self, statement: Statement) -> int:
-        return 0 if self.reuse is None or statement.node is None else self.reuse.play_from(statement.node, self.env)
+    def replay_from(self, statement: Statement) -> int:
+        return 0 if self.replay is None or statement.node is None else self.replay(statement.node, self.env)
 
     def around(self, statement: Statement) -> AbstractContextManager[Any]:
         n = statement.node

@@ -13,7 +13,7 @@ Description = dict[str, str | int | float | bool | None]
 
 @dataclass(frozen=True)
 class GradRegion:
-    """A stretch of the forward pass whose grad mode is not that around it.
+    """A part of the forward pass whose grad mode is not that around it.
 
     >>> GradRegion(enabled=False).header()
     'torch.no_grad()'

@@ -89,8 +89,8 @@ class RunRecord:
         if log is None:
             return
         self._note_storages(log)  # which looks numbers up that were labels
-        for stretch in self.played:
-            stretch.write(self)
+        for subgraph in self.played:
+            subgraph.write(self)
         self.played.clear()
 
     def _note_storages(self, log: Log) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from analyzer.errors import InputError
-from analyzer.fx.module_borrow import Borrowed
+from analyzer.fx.borrowed import Borrowed
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.value.known_value import Watched
@@ -41,7 +41,7 @@ class ContentWatch:
 
     def __init__(self, borrowed: Borrowed, unknown: frozenset[int]) -> None:
         self._held: list[_Held] = []
-        for original, tensor in borrowed.stand_ins:
+        for original, tensor in borrowed.fakes:
             storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
             if isinstance(storage, MetaStorage) and storage.known is not None:
                 storage.known = None if id(original) in unknown else Watched(storage.known)

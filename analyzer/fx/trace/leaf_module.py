@@ -78,7 +78,7 @@ def _is_leaf_class(kind: type[nn.Module]) -> bool:
 
 
 def find_leaf_impl(module: nn.Module) -> Impl | None:
-    """The registered stand-in for the forward of ``module``, if any."""
+    """What is registered to run in place of the forward of ``module``, if anything."""
     for cls in type(module).__mro__:
         impl = register_leaf_module_impl.find(cls)
         if impl is not None:

@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from analyzer.errors import InputError
 from analyzer.fx.graph.traced_graph import TracedGraph
-from analyzer.fx.module_borrow import Borrowed
+from analyzer.fx.borrowed import Borrowed
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.source_line import user_line
 from analyzer.meta.state import MetaState
@@ -72,7 +72,7 @@ class NodeWriter:
         self._kept: list[Any] = [borrowed.buffers] # keeps what `_nodes` names by id alive
         self._held: dict[int, Tensor] = {}       # id(tensor without a node) -> what the graph module holds for it
         self._paths = {
-            id(stand_in): path for group in (borrowed.parameters, borrowed.buffers) for path, stand_in, _ in group
+            id(fake): path for group in (borrowed.parameters, borrowed.buffers) for path, fake, _ in group
         }
 
     def pause(self) -> _Pause:
@@ -133,7 +133,7 @@ class NodeWriter:
         """The tensor that the graph module will hold for one that was not made by a recorded call."""
         if tensor.layout is not torch.strided or not isinstance(tensor.untyped_storage(), MetaStorage):
             return tensor
-        originals = [original for original, _ in self.borrowed.stand_ins]
+        originals = [original for original, _ in self.borrowed.fakes]
         if originals and all(torch._C.TensorBase.device.__get__(t).type == "meta" for t in originals):
             with self.pause():
                 return tensor.detach()

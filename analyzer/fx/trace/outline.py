@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from analyzer.errors import InputError
-from analyzer.fx.module_borrow import Borrowed
+from analyzer.fx.borrowed import Borrowed
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.source_line import is_user_code
 

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from analyzer.fx.module_borrow import Borrowed, uncompiled
+from analyzer.fx.borrowed import Borrowed
+from analyzer.fx.module_borrow import uncompiled
 
 from .outline import HeldModule
 from .tape import Tape

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from analyzer.errors import DataDependentError, InputError
-from analyzer.fx.module_borrow import Borrowed
+from analyzer.fx.borrowed import Borrowed
 from analyzer.meta.active_mode import active_dispatch_mode, mode_in_force
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.operator_info import describe_operator
@@ -200,7 +200,7 @@ class Tape(NodeWriter):
 
     def _versions(self, *arguments: Any) -> list[int]:
         """How often arguments, and tensors that the root holds, were written to."""
-        return [t._version for t in (*tensors_of(arguments), *(t for _, t in self.borrowed.stand_ins))
+        return [t._version for t in (*tensors_of(arguments), *(t for _, t in self.borrowed.fakes))
                 if not t.is_inference()]
 
     def _give_copies(self, given: Any, copies: dict[int, tuple[Any, Any]]) -> Any:

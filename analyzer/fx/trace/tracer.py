@@ -14,7 +14,8 @@ from torch.nn.parameter import is_lazy
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.graph.codegen import RegionCodeGen
 from analyzer.fx.graph.graph_module import GraphModule
-from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
+from analyzer.fx.borrowed import Borrowed
+from analyzer.fx.module_borrow import borrow_module, uncompiled
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
@@ -115,7 +116,7 @@ class _Attempt:
             tape = Tape(mode.state, borrowed, trace_act_ckpt, bias_addition_split, self.outlined)
             self.wanted = tape.wanted
             watch = tape.contents = ContentWatch(borrowed, self.unknown or frozenset())
-            values = _stand_in(bound, borrowed)
+            values = _make_fakes(bound, borrowed)
             _write_placeholders(tape, bound, values)
             args, kwargs = bound.call_arguments(values)
             mode.state.tape = tape
@@ -161,13 +162,13 @@ def _class_name(root: Any) -> str:
     return name if name.isidentifier() else "GraphModule"
 
 
-def _stand_in(bound: Bound, borrowed: Borrowed) -> dict[str, Any]:
+def _make_fakes(bound: Bound, borrowed: Borrowed) -> dict[str, Any]:
     """The given values with every tensor replaced by one without data; each place has its own, as it has its own node."""
 
     def make(tensor: Tensor) -> Tensor:
-        again = borrowed.stand_ins.of(tensor)
+        again = borrowed.fakes.of(tensor)
         if again is None:
-            return borrowed.stand_ins.make(tensor, readable=True, constant=True)
+            return borrowed.fakes.make(tensor, readable=True, constant=True)
         alias = again.detach().requires_grad_(again.requires_grad)
         alias.__class__ = MetaTensor
         return alias
@@ -219,13 +220,13 @@ def _write_assignments(tape: Tape, borrowed: Borrowed) -> frozenset[int]:
     """
     replaced = set()
     ids = set()
-    for path, stand_in, _ in borrowed.buffers:
+    for path, fake, _ in borrowed.buffers:
         owner, _, name = path.rpartition(".")
         now = getattr(borrowed.root.get_submodule(owner), name, None)
-        if isinstance(now, Tensor) and now is not stand_in and tape.find(now) is not None:
-            tape.assign_buffer(stand_in, now)
+        if isinstance(now, Tensor) and now is not fake and tape.find(now) is not None:
+            tape.assign_buffer(fake, now)
             replaced.add(path)
-            ids.add(id(stand_in))
+            ids.add(id(fake))
     for owner, name, value in borrowed.assigned():
         path = f"{owner}.{name}" if owner else name
         if path in replaced or tape.find(value) is None:

@@ -97,7 +97,7 @@ def _call_module(original: Any) -> Any:
         site = module_site(module, tape.borrowed) if tape.outlined else None
         outlined = site is not None and site in tape.outlined
         if module is tape.borrowed.root or not outlined and (not tape.is_leaf(module)
-                                                             or tape.borrowed.lends_others(module)):
+                                                             or tape.borrowed.holds_other_tensors(module)):
             with tape.module(path if path is not None else f"{tape.where()}.<{type(module).__name__}>".lstrip("."),
                              kind):
                 return original(module, *args, **kwargs)

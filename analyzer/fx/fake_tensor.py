@@ -19,54 +19,54 @@ from analyzer.meta.value.known_value import Deferred, small_enough
 Tensor = torch.Tensor
 
 
-class StandIns:
-    """Makes stand-ins and remembers what stands for what.
+class FakeTensors:
+    """Makes fake tensors and remembers what stands for what.
 
-    A stand-in has the shape, strides, dtype and ``requires_grad`` of its original and none of its data. The same
-    original gets the same stand-in; originals that share a storage get stand-ins that do. Contents of small integer and
+    A fake tensor has the shape, strides, dtype and ``requires_grad`` of its original and none of its data. The same
+    original gets the same fake tensor; originals that share a storage get fake tensors that do. Contents of small integer and
     boolean tensors, and of scalars, can be read where ``readable`` (they decide control flow; weights and statistics do
-    not), those of small constants, as arguments and plain attributes are, whatever their dtype. Stand-ins claim
+    not), those of small constants, as arguments and plain attributes are, whatever their dtype. Fake tensors claim
     ``claim`` where given; where ``placed``, tensors made under a mode keep their own claims. Used without modes in the
     way (`without_modes`).
     """
 
     def __init__(self, state: MetaState, claim: torch.device | None = None, placed: bool = False) -> None:
         self.state, self.claim, self.placed = state, claim, placed
-        # by id of the original and of the stand-in, which dies when the forward replaces what held it
-        self._stand_ins: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}
+        # by id of the original and of the fake tensor, which dies when the forward replaces what held it
+        self._fakes: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}
         self._originals: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}
         self._adopted: list[int] = []  # keys put into state.stand_ins
         #: number and region for an original's storage, by its address
         self.places: dict[int, tuple[int, Any]] = {}
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs of original and stand-in, in order of making."""
-        for original, ref in list(self._stand_ins.values()):
-            if (stand_in := ref()) is not None:
-                yield original, stand_in
+        """Pairs of original and fake tensor, in order of making."""
+        for original, ref in list(self._fakes.values()):
+            if (fake := ref()) is not None:
+                yield original, fake
 
     def of(self, original: Tensor) -> Tensor | None:
-        """The stand-in of ``original``, or None."""
-        found = self._stand_ins.get(id(original))
+        """The fake tensor of ``original``, or None."""
+        found = self._fakes.get(id(original))
         return None if found is None else found[1]()
 
-    def original_of(self, stand_in: Tensor) -> Tensor | None:
-        """The tensor whose place ``stand_in`` takes, or None."""
-        found = self._originals.get(id(stand_in))
-        return found[0] if found is not None and found[1]() is stand_in else None
+    def original_of(self, fake: Tensor) -> Tensor | None:
+        """The tensor whose place ``fake`` takes, or None."""
+        found = self._originals.get(id(fake))
+        return found[0] if found is not None and found[1]() is fake else None
 
     def make(self, original: Tensor, readable: bool, constant: bool = False) -> Tensor:
-        """The stand-in of ``original``, made at the first call; a stand-in is its own."""
+        """The fake tensor of ``original``, made at the first call; a fake tensor is its own."""
         found = self.of(original)
         if found is not None:
             return found
         if self.original_of(original) is not None:
             return original
-        stand_in = self._make(original, readable, constant)
-        ref = weakref.ref(stand_in)
-        self._stand_ins[id(original)] = (original, ref)
-        self._originals[id(stand_in)] = (original, ref)
-        return stand_in
+        fake = self._make(original, readable, constant)
+        ref = weakref.ref(fake)
+        self._fakes[id(original)] = (original, ref)
+        self._originals[id(fake)] = (original, ref)
+        return fake
 
     def forget_storages(self) -> None:
         """Let later tensors with the originals' storages be adopted anew."""
@@ -140,7 +140,7 @@ class StandIns:
         return out  # type: ignore[no-any-return]
 
     def _wrapper(self, original: Any, readable: bool) -> Tensor:
-        """A wrapper subclass (DTensor, quantised tensors) around stand-ins of what it wraps."""
+        """A wrapper subclass (DTensor, quantised tensors) around fake tensors of what it wraps."""
         names, context = original.__tensor_flatten__()
         inner = {name: self.make(getattr(original, name), readable) for name in names}
         out = type(original).__tensor_unflatten__(inner, context, original.size(), original.stride())

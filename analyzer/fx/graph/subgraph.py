@@ -1,4 +1,4 @@
-"""Stretches of a graph: the consecutive nodes of a module's run, and what tells that two of them do the same."""
+"""Subgraphs of a graph: the consecutive nodes of a module's run, and what tells that two of them do the same."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
@@ -13,24 +13,24 @@ _NODE = object()  # stands for a node among arguments
 _CONTAINERS = (tuple, list)
 
 
-class StretchModule(nn.Module):
-    """Holds what the module of a stretch holds, in the same containers."""
+class SubgraphModule(nn.Module):
+    """Holds what the module of a subgraph holds, in the same containers."""
 
     def __init__(self, held: nn.Module) -> None:
         self.__dict__.update(held.__dict__)
 
 
-class Stretch(NamedTuple):
+class Subgraph(NamedTuple):
     """The nodes of one run of the module at ``path``, one after another, without regions.
 
     ``inputs`` are the nodes that they read of those before them, in order; ``last_read`` the positions of those whose
     values nobody has a use for afterwards, ``read_later`` of those that nodes after them read; ``results`` are the
-    nodes that others read. Stretches with the same ``key`` run the same code, as far as nodes tell.
+    nodes that others read. Subgraphs with the same ``key`` run the same code, as far as nodes tell.
     """
 
     path: str
     held: nn.Module
-    module: StretchModule
+    module: SubgraphModule
     nodes: Sequence[fx.Node]
     inputs: Sequence[fx.Node]
     last_read: Sequence[int]
@@ -47,8 +47,8 @@ class _Call(NamedTuple):
     reads: list[int]
 
 
-def find_stretches(gm: fx.GraphModule, fewest: int) -> list[Stretch]:
-    """The stretches of which there may be at least ``fewest`` of a kind, inner ones as well."""
+def find_subgraphs(gm: fx.GraphModule, fewest: int) -> list[Subgraph]:
+    """The subgraphs of which there may be at least ``fewest`` of a kind, inner ones as well."""
     nodes = list(gm.graph.nodes)
     spans: dict[str, list[int]] = {}    # path: first, last and number of its nodes
     targets: Counter[str] = Counter()  # by path, how many nodes name what is below it
@@ -73,15 +73,15 @@ def find_stretches(gm: fx.GraphModule, fewest: int) -> list[Stretch]:
     found = []
     for paths in alike.values():
         for path in paths if len(paths) >= fewest else ():
-            stretch = _make_stretch(gm, path, nodes, range(spans[path][0], spans[path][1] + 1), position, calls,
+            subgraph = _make_subgraph(gm, path, nodes, range(spans[path][0], spans[path][1] + 1), position, calls,
                                     targets[path])
-            if stretch is not None:
-                found.append(stretch)
+            if subgraph is not None:
+                found.append(subgraph)
     return found
 
 
-def _make_stretch(gm: fx.GraphModule, path: str, nodes: Sequence[fx.Node], span: range, position: dict[fx.Node, int],
-                  calls: dict[int, _Call], named: int) -> Stretch | None:
+def _make_subgraph(gm: fx.GraphModule, path: str, nodes: Sequence[fx.Node], span: range, position: dict[fx.Node, int],
+                  calls: dict[int, _Call], named: int) -> Subgraph | None:
     prefix = f"{path}."
     key: list[Hashable] = []
     external: dict[int, int] = {}
@@ -106,7 +106,7 @@ def _make_stretch(gm: fx.GraphModule, path: str, nodes: Sequence[fx.Node], span:
         k for k, j in enumerate(external) if k not in read_later and nodes[j].op not in ("placeholder", "get_attr"))
     results = tuple(i for i in span if any(position[u] >= span.stop for u in nodes[i].users))
     key.append((last_read, read_later, tuple(i - span.start for i in results)))
-    return Stretch(path, held, StretchModule(held), nodes[span.start:span.stop], [nodes[j] for j in external],
+    return Subgraph(path, held, SubgraphModule(held), nodes[span.start:span.stop], [nodes[j] for j in external],
                    last_read, read_later, [nodes[i] for i in results], tuple(key))
 
 

@@ -1,4 +1,4 @@
-"""Stretches of a graph that are played equal those that are run, to the byte, and what could differ is run."""
+"""Subgraphs of a graph that are played equal those that are run, to the byte, and what could differ is run."""
 from __future__ import annotations
 
 import dataclasses
@@ -13,8 +13,8 @@ from analyzer import symbolic_profile, symbolic_trace
 from analyzer.api.reprofile import reprofile
 from analyzer.api.symbolic_profile import last_runs
 from analyzer.fx.graph.region_edit import set_region
-from analyzer.fx.graph.stretch import find_stretches
-from analyzer.fx.graph.stretch_reuse import StretchReuse
+from analyzer.fx.graph.subgraph import find_subgraphs
+from analyzer.fx.graph.subgraph_replay import SubgraphReplay
 from analyzer.zoo import MODELS
 from analyzer.zoo.llama import llama_1b
 from tests.record.block_model import Block, PostNorm, Stack, Sums, X
@@ -24,9 +24,9 @@ IDS = torch.ones(2, 32, dtype=torch.int64)
 
 @pytest.fixture
 def played(monkeypatch):
-    """The paths of the stretches that were played."""
+    """The paths of the subgraphs that were played."""
     seen: list[str] = []
-    original = StretchReuse.play_from
+    original = SubgraphReplay.replay_from
 
     def count(self, node, env):
         number = original(self, node, env)
@@ -34,7 +34,7 @@ def played(monkeypatch):
             seen.append(next(s.path for s in self._beginning_at[node] if len(s.nodes) == number))
         return number
 
-    monkeypatch.setattr(StretchReuse, "play_from", count)
+    monkeypatch.setattr(SubgraphReplay, "replay_from", count)
     monkeypatch.setattr("analyzer.replay.block_reuse.LEAST_LEAVES_SAVED", 0)  # the blocks here are small
     return seen
 
@@ -91,12 +91,12 @@ def test_models_of_equal_blocks(build, inputs, blocks, mode, played):
 
 def test_blocks_are_found_by_what_their_nodes_do():
     gm = symbolic_trace(Stack([Block(), Block(), Block(factor=3), Block()]), meta_args={"x": X})
-    stretches = find_stretches(gm, 3)
-    assert [s.path for s in stretches] == [f"blocks.{i}" for i in range(4)]
-    keys = [s.key for s in stretches]
+    subgraphs = find_subgraphs(gm, 3)
+    assert [s.path for s in subgraphs] == [f"blocks.{i}" for i in range(4)]
+    keys = [s.key for s in subgraphs]
     assert keys[1] == keys[3] != keys[2]
     assert keys[0] != keys[1]  # the caller's tensor outlives the block
-    assert [n.name for n in stretches[1].inputs] == [n.name for n in stretches[0].results] == ["add"]
+    assert [n.name for n in subgraphs[1].inputs] == [n.name for n in subgraphs[0].results] == ["add"]
 
 
 @pytest.mark.parametrize("edit", [

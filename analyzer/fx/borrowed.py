@@ -1,0 +1,93 @@
+"""What stands for what while a module is borrowed."""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from analyzer.replay.reserved import Reserved
+
+from .fake_tensor import FakeTensors
+
+Tensor = torch.Tensor
+Triple = tuple[str, Tensor, Tensor]
+
+
+class Borrowed:
+    """What stands for what while a module is borrowed.
+
+    ``parameters`` and ``buffers`` list (path, fake tensor, original) as ``named_parameters()`` and ``named_buffers()`` do:
+    a tensor that the module holds under several names is listed once, under the first. ``modules`` maps id(module) to
+    its first path, registered modules only, ``by_path`` the other way. ``root`` is the module to call: what a compiled
+    one wraps. A buffer or another attribute is listed until the forward replaces it, which frees its memory.
+
+    ``walked`` has those modules in order. Tensors of a block in ``reserved`` (by the id of the block) have places and
+    no fake tensors, and are in none of these lists; `materialize` makes them, should a call need them. ``held`` are all
+    parameters, and all buffers, in order: fake tensors and reserved blocks.
+    """
+
+    def __init__(self, root: nn.Module, fakes: FakeTensors) -> None:
+        self.root = root
+        self.parameters: list[Triple] = []
+        self._buffers: list[tuple[str, weakref.ref[Tensor], Tensor] | Reserved] = []
+        self.modules: dict[int, str] = {}
+        self.by_path: dict[str, nn.Module] = {}
+        self.walked: list[tuple[str, nn.Module]] = []
+        self.reserved: dict[int, Reserved] = {}
+        self._parameters: list[Tensor | Reserved] = []
+        self.fakes = fakes
+        self.materialize: Callable[[Reserved], None] = keep_lazy
+
+    @property
+    def buffers(self) -> list[Triple]:
+        return [(entry[0], fake, entry[2]) for entry in self._buffers
+                if not isinstance(entry, Reserved) and (fake := entry[1]()) is not None]
+
+    @property
+    def held(self) -> tuple[list[Tensor | Reserved], list[Tensor | Reserved]]:
+        found = [entry if isinstance(entry, Reserved) else entry[1]() for entry in self._buffers]
+        return self._parameters, [item for item in found if item is not None]
+
+    def add(self, item: Reserved | tuple[str, Tensor, Tensor], is_buffer: bool) -> None:
+        """List a parameter or buffer, or a block of them."""
+        if isinstance(item, Reserved):
+            self._buffers.append(item) if is_buffer else self._parameters.append(item)
+        elif is_buffer:
+            self._buffers.append((item[0], weakref.ref(item[1]), item[2]))
+        else:
+            self.parameters.append(item)
+            self._parameters.append(item[1])
+
+    @property
+    def attributes(self) -> list[tuple[Tensor, Tensor]]:
+        """Fake tensors and originals of tensors that are not registered, as long as nothing replaced them."""
+        named = {id(fake) for group in (self.parameters, self.buffers) for _, fake, _ in group}
+        return [(fake, original) for original, fake in self.fakes if id(fake) not in named]
+
+    def assigned(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Attributes of registered modules that hold a tensor which is no fake tensor: (path of the module, name, tensor)."""
+        for path, module in self.root.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                for name, value in (*module.__dict__.items(), *module._parameters.items(), *module._buffers.items()):
+                    if isinstance(value, Tensor) and self.original_of(value) is None:
+                        yield path, name, value
+
+    def holds_other_tensors(self, module: nn.Module) -> bool:
+        """Whether ``module`` holds tensors in place of its own, as `torch.func.functional_call` gives them to it."""
+        return id(module) in self.modules and any(t is not None and self.original_of(t) is None
+                                                  for m in module.modules()
+                                                  for t in (*m._parameters.values(), *m._buffers.values()))
+
+    def fake_of(self, original: Tensor) -> Tensor | None:
+        """The tensor that takes the place of ``original``, or None."""
+        return self.fakes.of(original)
+
+    def original_of(self, fake: Tensor) -> Tensor | None:
+        """The tensor whose place ``fake`` takes, or None."""
+        return self.fakes.original_of(fake)
+
+
+def keep_lazy(reserved: Reserved) -> None:
+    """Nothing is materialized any more."""
