@@ -62,7 +62,8 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("target", metavar="TARGET", help="the model; see above")
     run.add_argument(
         "--input", action="append", default=[], metavar="SPEC", help=
-        "an input: SHAPE, DTYPE:SHAPE, or NAME=DTYPE:SHAPE, e.g. 8x3x224x224 or input_ids=int64:8x512; may be repeated; "
+        "an input: SHAPE, DTYPE:SHAPE, or NAME=DTYPE:SHAPE, e.g. 8x3x224x224 or input_ids=int64:8x512; may be "
+        "repeated; "
         "default: what the model is usually called with")
     run.add_argument("--mode", choices=("train", "infer"), default="train",
                      help="train: forward, loss, backward, optimizer (default); infer: forward")
@@ -73,7 +74,8 @@ def make_parser() -> argparse.ArgumentParser:
                      help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
     run.add_argument(
         "--convention", choices=("own", "deepspeed", "fvcore"), default="own", help=
-        "whose way of counting FLOPs (default own: every operator, forward and backward; the others: the forward pass alone, "
+        "whose way of counting FLOPs (default own: every operator, forward and backward; the others: the forward pass "
+        "alone, "
         "as those packages print it)")
     run.add_argument("--show", default="table,summary", metavar="WHAT",
                      help=f"what to print, of {', '.join(_SHOWN)} (default table,summary)")
@@ -147,7 +149,8 @@ def run_profile(arguments: argparse.Namespace) -> int:
     inputs = target.choose_inputs(parse_inputs(arguments.input), train=arguments.mode == "train")
     if inputs is None:
         raise InputError(
-            f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input x=int64:8x512"
+            f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input "
+            f"x=int64:8x512"
         )
 
     import torch

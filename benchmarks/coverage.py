@@ -4,7 +4,7 @@
     python -m benchmarks.coverage --sample 300             # the same number from each stratum first
     python -m benchmarks.coverage --only 'timm:swin*' -v   # what fails and where
     python -m benchmarks.coverage --again failed           # those that failed once more; the report tells both passes
-    python -m benchmarks.coverage --report --fresh FILE    # rewrite docs/coverage.md from the results and those of a sample
+    python -m benchmarks.coverage --report --fresh FILE    # rewrite docs/coverage.md from results and those of a sample
 
 Results are kept one JSON line per model, in --results; a model that has a line there is not run again (see --again).
 """
@@ -273,17 +273,22 @@ def write_report(path: Path, first: list[Row], last: list[Row], sample: list[Row
         f"Written by `python -m benchmarks.coverage --report` on {datetime.date.today().isoformat()}, with {versions}.",
         "",
         f"There are {total} models, built from their configs without weights. "
-        "*Run in PyTorch*: the model and the inputs work on data, forward and (where it has a floating output with a gradient) backward; the "
-        "others cannot be judged and are listed last. *Profile*: `analyzer.profile` in the mode, with AdamW in training. *Trace*: the graph of "
-        "`symbolic_trace` gives the original's outputs, gradients and buffers on data (up to 150 million parameters), or calls the same "
-        "operators with the same shapes on a replay without data (above). Where PyTorch itself cannot differentiate a model on this machine "
+        "*Run in PyTorch*: the model and the inputs work on data, forward and (where it has a floating output with a "
+        "gradient) backward; the "
+        "others cannot be judged and are listed last. *Profile*: `analyzer.profile` in the mode, with AdamW in "
+        "training. *Trace*: the graph of "
+        "`symbolic_trace` gives the original's outputs, gradients and buffers on data (up to 150 million parameters), "
+        "or calls the same "
+        "operators with the same shapes on a replay without data (above). Where PyTorch itself cannot differentiate a "
+        "model on this machine "
         "(`flex_attention` has no backward on a host), it is not trained, and outputs alone are compared.",
         "",
     ]
     if sample:
         lines += [
             "## A fresh sample, run once", "",
-            f"{len(sample)} models: families in equal shares, and within a family one from each group before a second from any; {_run_of(sample)} "
+            f"{len(sample)} models: families in equal shares, and within a family one from each group before a second "
+            f"from any; {_run_of(sample)} "
             "No model of it was run again.", *([remark] if remark else []), "", *_table(sample), ""
         ]
     if last:
@@ -295,7 +300,8 @@ def write_report(path: Path, first: list[Row], last: list[Row], sample: list[Row
         ]
         if again:
             lines += [
-                f"After fixes: the {len(again)} that had failed, or could not be judged, were run again ({_commits(again)}), and no other.",
+                f"After fixes: the {len(again)} that had failed, or could not be judged, were run again "
+                f"({_commits(again)}), and no other.",
                 "", *_table(last), ""
             ]
     if whole:

@@ -26,7 +26,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Case:
-    """A model by name; its candidates are tried in order, and the first that PyTorch itself can run on data is taken."""
+    """A model by name; of its candidates the first is taken that PyTorch itself can run on data."""
 
     name: str    #: "timm:resnet18"
     family: str  #: row of the table

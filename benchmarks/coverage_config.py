@@ -166,7 +166,10 @@ def scale(fields: dict[str, Any], depth: int | None = DEPTH) -> None:
             if isinstance(values, list) and values and all(type(v) is int and v % factor == 0
                                                            for v in values) and sum(values) in widths:
                 part[key] = [v // factor for v in values]  # shares of a width
-            elif isinstance(values, list) and values and all(type(v) is int and v % factor == 0 for v in values) and key.endswith("_per_stage") \
+            elif isinstance(values,
+                            list) and values and all(type(v) is int and v % factor == 0
+                                                     for v in values) and key.endswith(
+                                                                                                    "_per_stage") \
                     and {values[0], values[-1]} & widths:
                 part[key] = [v // factor for v in values]
     _shrink_images(fields)

@@ -79,7 +79,8 @@ def _make_inputs(model_class: Any, fields: dict[str, Any], kind: str, variant: i
         ("ForImageClassification", "ForCTC", "ForAudioClassification"))
     required = "input_ids" in parameters and parameters["input_ids"].default is inspect.Parameter.empty
     encoder_decoder = fields.get("is_encoder_decoder") or "decoder_input_ids" in parameters
-    text = main == "input_ids" and "hidden_states" not in inputs and "past_values" not in parameters or "input_ids" in parameters and labelled_media or required
+    text = (main == "input_ids" and "hidden_states" not in inputs and "past_values" not in parameters
+            or "input_ids" in parameters and labelled_media or required)
     if "bbox" in parameters and main == "input_ids" and kind == "image" and "image" not in inputs:
         inputs["bbox"] = torch.randint(0, 50, (BATCH, TOKENS, 4)).cumsum(-1)
     if text:
@@ -116,7 +117,7 @@ def _add_documented(model_class: Any, parameters: Any, inputs: dict[str, Any], f
     """What the model requires, and on demand what its docstring does not call optional, of the shapes stated there."""
     shapes = {m[1]: (m[2], m[3]) for m in _DOCUMENTED.finditer(model_class.forward.__doc__ or "")}
     for name, parameter in parameters.items():
-        required = parameter.default is inspect.Parameter.empty and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        required = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         text, shape = shapes.get(name, ("", ""))
         wanted = required or all_of_them and text and "*optional*" not in text and not _OF_ITS_OWN.search(name)
         if name in inputs or name == "self" or not wanted:

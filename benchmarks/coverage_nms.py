@@ -33,7 +33,8 @@ def provide_nms() -> None:
 def suppress(dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
     """Boxes kept, best first: each that overlaps no better one by more than the threshold.
 
-    >>> suppress(torch.tensor([[0., 0., 2., 2.], [0., 0., 2., 1.9], [3., 3., 4., 4.]]), torch.tensor([0.5, 0.9, 0.7]), 0.5).tolist()
+    >>> boxes = torch.tensor([[0., 0., 2., 2.], [0., 0., 2., 1.9], [3., 3., 4., 4.]])
+    >>> suppress(boxes, torch.tensor([0.5, 0.9, 0.7]), 0.5).tolist()
     [1, 2]
     """
     order = scores.argsort(descending=True, stable=True)

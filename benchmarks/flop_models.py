@@ -189,7 +189,8 @@ CASES: dict[str, Case] = {
                    **(DETECTION if name.startswith("retinanet") else {})) for name, size in TORCHVISION.items()
     },
     **{
-        name: Case(name, partial(build_transformer, name), partial(transformer_inputs, row[3])) for name, row in TRANSFORMERS.items(
+        name: Case(name, partial(build_transformer, name), partial(transformer_inputs, row[3])) for name,
+        row in TRANSFORMERS.items(
         )
     },
 }

@@ -24,7 +24,8 @@ from benchmarks.flop_models import Case
 
 # What its formulas miscount.
 NO_FORMULA = "no formula there: counted as 0"
-TRANSPOSED_BACKWARD = "backward of a transposed convolution: the input's gradient is counted as one more transposed convolution"
+TRANSPOSED_BACKWARD = ("backward of a transposed convolution: the input's gradient is counted as one more transposed "
+                       "convolution")
 GROUPED_BACKWARD = "backward of a grouped convolution: the weight's gradient is not divided by the groups"
 
 
@@ -131,7 +132,7 @@ def run_step(model: nn.Module, args: Any, kwargs: Any, mode: str) -> None:
 
 
 def count_real_run(case: Case) -> tuple[Comparison, int, int]:
-    """Run the model on real tensors under both counters. The comparison, and the log's FLOPs and MACs of the whole run."""
+    """Run the model on real tensors under both counters: the comparison, and the log's FLOPs and MACs of the run."""
     torch.manual_seed(0)
     model = case.build().train(case.mode == "train")
     args, kwargs = case.make_inputs()

@@ -132,11 +132,14 @@ def main() -> int:
     PAGE.write_text(
         f"""# Overhead of measuring
 
-Written by `python -m benchmarks.overhead --rounds {arguments.rounds}` on {datetime.date.today()}: Python {platform.python_version()}, torch \
-{torch.__version__}; {os.cpu_count()} cores, one thread used; load average at the end {load}.
+Written by `python -m benchmarks.overhead --rounds {arguments.rounds}` on {datetime.date.today()}: \
+Python {platform.python_version()}, torch {torch.__version__}; {os.cpu_count()} cores, one thread used; \
+load average at the end {load}.
 
-A step inside `FlopsProfiler.start_profile()` and `stop_profile()`, both included, divided by the same step without. Steps are taken in turn in one process; a
-figure is the median of the ratios within a round. The times that a profile tells leave out what the profiler itself took, so they are closer to
+A step inside `FlopsProfiler.start_profile()` and `stop_profile()`, both included, divided by the same step without. \
+Steps are taken in turn in one process; a
+figure is the median of the ratios within a round. \
+The times that a profile tells leave out what the profiler itself took, so they are closer to
 those of the step alone.
 
 {verdict}

@@ -1,7 +1,7 @@
 """What plans are compared with: checkpointing every block, groups of √N blocks, and torch's activation_memory_budget
 partitioner.
 
-    python -m benchmarks.plan_reference FILE.json [MODEL ...]     # adds its figures to the file that `benchmarks.plans` reads
+    python -m benchmarks.plan_reference FILE.json [MODEL ...]     # adds its figures to the file of `benchmarks.plans`
 """
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The tables of docs/plans.md: plans at three budgets, and beside other ways of checkpointing at the same peak.
 
-    python -m benchmarks.plans REFERENCE.json [MODEL ...]    # figures of others from `python -m benchmarks.plan_reference REFERENCE.json`
+    python -m benchmarks.plans REFERENCE.json [MODEL ...]    # figures of others from `benchmarks.plan_reference`
     python -m benchmarks.plans --exact                       # what method="exact" proves
 
 Each plan is replayed under the recorder at full size without data. Then the same plan is applied to a small model with
@@ -98,7 +98,8 @@ def print_exact() -> None:
             assert chain is not None and exact is not None and exact.bound is not None
             found, whole = total_cost(exact.units), planner.problem(whole=False).fwd_cost
             print(
-                f"| {name} | {len(gm.graph.nodes)} | {len(units):,} | {budget:.0%} | {100 * total_cost(chain.units) / whole:.3f} % | "
+                f"| {name} | {len(gm.graph.nodes)} | {len(units):,} | {budget:.0%} | "
+                f"{100 * total_cost(chain.units) / whole:.3f} % | "
                 f"{100 * found / whole:.3f} % | {percent(found - exact.bound, found)} | {seconds:.1f} |", flush=True)
 
 
@@ -109,7 +110,8 @@ def main() -> None:
         return
     reference = json.loads(Path(sys.argv[1]).read_text())
     print(
-        "| model | nodes | budget | peak reached | seconds to plan | run again: plan | every block | √N blocks | partitioner | loss, gradients, buffers |"
+        "| model | nodes | budget | peak reached | seconds to plan | run again: plan | every block | √N blocks | "
+        "partitioner | loss, gradients, buffers |"
     )
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---|")
     points: list[str] = []
@@ -126,7 +128,8 @@ def main() -> None:
             try:
                 plans.append(planner.solve(budget))
             except InfeasibleBudgetError as error:
-                infeasible = f"| {name} | {len(gm.graph.nodes)} | {budget:.0%} of {format_bytes(whole)} | none: {error} |"
+                size = f"{len(gm.graph.nodes)} | {budget:.0%} of {format_bytes(whole)}"
+                infeasible = f"| {name} | {size} | none: {error} |"
             seconds.append(time.perf_counter() - begun)
         for budget, plan, took, equal in zip(BUDGETS, plans, seconds, equals(case, plans)):
             assert plan.planned is not None and plan.planned.recompute_flops is not None
@@ -137,8 +140,10 @@ def main() -> None:
                 for k in ("every block", "sqrt(N) blocks", "partitioner")
             ]
             print(
-                f"| {name} | {len(gm.graph.nodes)} | {budget:.0%} of {format_bytes(whole)} | {percent(peak, whole)} | {took:.1f} | "
-                f"{percent(plan.planned.recompute_flops, base.fwd_flops)} | {' | '.join(cells)} | {'equal' if equal else 'DIFFERENT'} |",
+                f"| {name} | {len(gm.graph.nodes)} | {budget:.0%} of {format_bytes(whole)} | {percent(peak, whole)} | "
+                f"{took:.1f} | "
+                f"{percent(plan.planned.recompute_flops, base.fwd_flops)} | {' | '.join(cells)} | "
+                f"{'equal' if equal else 'DIFFERENT'} |",
                 flush=True)
         if infeasible:
             print(infeasible)

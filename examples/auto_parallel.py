@@ -310,11 +310,12 @@ def main() -> None:
     print(f"{'node':<32}{'way':<12}{'output':<16}{'us':>8}{'MiB':>8}")
     for name, choice in plan.choices.items():
         print(
-            f"{name:<32}{', '.join(w.name for w in choice.ways):<12}{', '.join(plan.sharding(name)):<16}{choice.seconds * 1e6:>8.1f}"
+            f"{name:<32}{', '.join(w.name for w in choice.ways):<12}{', '.join(plan.sharding(name)):<16}"
+            f"{choice.seconds * 1e6:>8.1f}"
             f"{choice.memory_bytes / 2**20:>8.1f}")
     print(
-        f"a step on {mesh.sizes} of {mesh.device.name}: {plan.seconds * 1e3:.3f} ms, {plan.memory_bytes / 2**20:.0f} MiB a device; "
-        f"on one: {alone.seconds * 1e3:.3f} ms, {alone.memory_bytes / 2**20:.0f} MiB")
+        f"a step on {mesh.sizes} of {mesh.device.name}: {plan.seconds * 1e3:.3f} ms, {plan.memory_bytes / 2**20:.0f} "
+        f"MiB a device; on one: {alone.seconds * 1e3:.3f} ms, {alone.memory_bytes / 2**20:.0f} MiB")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ rotate_rows = torch.ops.examples.rotate_rows
 
 @register_shape_impl(rotate_rows)
 def rotate_rows_shape(x: Tensor, angles: Tensor) -> Tensor:
-    """Without this: UnsupportedOperatorError. With it, the operator is one autograd node that saves its tensor inputs."""
+    """Without this: UnsupportedOperatorError. With it: one autograd node that saves its tensor inputs."""
     return x.new_empty(x.shape)
 
 

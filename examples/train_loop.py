@@ -57,7 +57,8 @@ def main() -> None:
             schedule.step()
             optimizer.zero_grad()
             print(
-                f"epoch {epoch} step {step}: loss {loss.item():.3f}, {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB"
+                f"epoch {epoch} step {step}: loss {loss.item():.3f}, {torch.cuda.max_memory_allocated() / 2**20:.0f} "
+                "MiB"
             )
         torch.save(model.state_dict(), f"epoch_{epoch}.pt")
 

@@ -156,13 +156,16 @@ RESNET = ("profile", "resnet18", "--input", "2x3x32x32", "--mode", "infer")
 
 
 @pytest.mark.parametrize(("words", "expected"), [
-    (["deepspeed", "--top-modules", "2", "--module-depth", "1"], ["Top 2 classes of modules", "(conv1): Conv2d(9.41 k, 0.08% Params, "]),
+    (["deepspeed", "--top-modules", "2", "--module-depth", "1"],
+     ["Top 2 classes of modules", "(conv1): Conv2d(9.41 k, 0.08% Params, "]),
     (["deepspeed", "--no-detail", "--raw"], ["params per device:", " 11689512"]),
     (["flops-profiler", "--depth", "1"], ["functionals_duration", "'conv2d'"]),
-    (["torchinfo", "--columns", "num_params,kernel_size", "--depth", "1"], ["├─Conv2d: 1-1", "[7, 7]", "Total params: 11,689,512"]),
+    (["torchinfo", "--columns", "num_params,kernel_size", "--depth", "1"],
+     ["├─Conv2d: 1-1", "[7, 7]", "Total params: 11,689,512"]),
     (["torchinfo", "--format", "markdown"], ["| ResNet"]),
     (["tids", "--depth", "1"], ["(layer1): Sequential, num_params 147968, "]),
-    (["tree", "--depth", "1", "--sort", "params", "--columns", "params_share", "--format", "csv"], ["├─layer4,Sequential,8.39 M", "71.81%"]),
+    (["tree", "--depth", "1", "--sort", "params", "--columns", "params_share", "--format", "csv"],
+     ["├─layer4,Sequential,8.39 M", "71.81%"]),
     (["summary"], ["In DeepSpeed's notation"]),
 ])
 def test_reports(capsys, words, expected):
@@ -214,7 +217,9 @@ def test_options_that_nothing_follows_are_refused(capsys, words, text):
     assert (code, out) == (2, "") and text in err
 
 
-@pytest.mark.parametrize("command", [["profile", "resnet18"], ["dryrun", "script.py"], ["measure", "resnet18"], ["compare", "a", "b"]])
+@pytest.mark.parametrize("command",
+                         [["profile", "resnet18"], ["dryrun", "script.py"], ["measure", "resnet18"],
+                          ["compare", "a", "b"]])
 def test_a_depth_is_a_number_of_levels(capsys, command):
     with pytest.raises(SystemExit) as ended:
         main([*command, "--depth", "-2"])

@@ -13,12 +13,16 @@ from benchmarks.coverage_case import Case
 from benchmarks.coverage_check import check_case, group_reason
 
 SAMPLE = """
-torchvision:shufflenet_v2_x0_5 torchvision:mobilenet_v3_small torchvision:squeezenet1_1 torchvision:lraspp_mobilenet_v3_large
-timm:resnet10t timm:vit_tiny_patch16_224 timm:mobileone_s0 timm:gemma4_vit_167m timm:ghostnet_050 timm:tinynet_e timm:levit_128s timm:xcit_nano_12_p8_224
-transformers:BertForMaskedLM transformers:GPT2LMHeadModel transformers:LlamaForCausalLM transformers:T5ForConditionalGeneration
+torchvision:shufflenet_v2_x0_5 torchvision:mobilenet_v3_small torchvision:squeezenet1_1
+torchvision:lraspp_mobilenet_v3_large
+timm:resnet10t timm:vit_tiny_patch16_224 timm:mobileone_s0 timm:gemma4_vit_167m timm:ghostnet_050 timm:tinynet_e
+timm:levit_128s timm:xcit_nano_12_p8_224
+transformers:BertForMaskedLM transformers:GPT2LMHeadModel transformers:LlamaForCausalLM
+transformers:T5ForConditionalGeneration
 transformers:BartForConditionalGeneration transformers:MixtralForCausalLM transformers:DebertaV2ForTokenClassification
 transformers:ModernBertForSequenceClassification transformers:MambaForCausalLM transformers:ViltForQuestionAnswering
-transformers:CLIPModel transformers:WhisperForConditionalGeneration transformers:Wav2Vec2ForCTC transformers:IBertForMultipleChoice
+transformers:CLIPModel transformers:WhisperForConditionalGeneration transformers:Wav2Vec2ForCTC
+transformers:IBertForMultipleChoice
 transformers:AriaForConditionalGeneration transformers:Qwen2VLForConditionalGeneration
 torch.nn:Transformer torch.nn:MultiheadAttention torch.nn:LSTM torch.nn:CTCLoss torch.nn:LazyConv2d
 torch.nn:autograd.Function torch.nn:vmap-built|mask torch.nn:weight|norm torch.nn:layer|drop

@@ -219,7 +219,8 @@ def test_a_data_loader_with_workers_loads_in_the_scripts_own_process(script, tmp
     data = TensorDataset(torch.randn(100, 256), torch.randint(8, (100,)))
     train, test = random_split(data, [80, 20])
     assert sorted(train.indices + test.indices) == list(range(100))
-    loader = DataLoader(train, 16, shuffle=True, num_workers=4, persistent_workers=True, prefetch_factor=2, pin_memory=True)
+    loader = DataLoader(train, 16, shuffle=True, num_workers=4, persistent_workers=True, prefetch_factor=2,
+                        pin_memory=True)
     assert loader.num_workers == 0 and sorted(i for batch in loader.batch_sampler for i in batch) == list(range(80))
     assert len(list(DataLoader(test, 5, sampler=WeightedRandomSampler(torch.ones(20), 10)))) == 2
     order = torch.randperm(6)

@@ -63,7 +63,8 @@ def test_makes_a_tensor_without_data() -> None:
         ("8,3,224,224", "--input 8,3,224,224: '8,3,224,224' is no shape; did you mean 8x3x224x224?"),
         ("(8, 3)", "--input (8, 3): '(8, 3)' is no shape; did you mean 8x3?"),
         ("8X3", "--input 8X3: '8X3' is no shape; did you mean 8x3?"),
-        ("batch", "--input batch: 'batch' is no shape; write [NAME=][DTYPE:]SIZES, like 8x3x224x224 or input_ids=int64:8x512"),
+        ("batch", "--input batch: 'batch' is no shape; write [NAME=][DTYPE:]SIZES, like 8x3x224x224 or "
+                  "input_ids=int64:8x512"),
         ("", "--input : '' is no shape; write [NAME=]"),
         ("8x", "'8x' is no shape"),
         ("8x-1", "'8x-1' is no shape"),

@@ -16,11 +16,13 @@ from benchmarks.coverage_check import check_case
 from benchmarks.coverage_layers import layer_cases
 
 NAMES = """
-mixture of experts (routed by nonzero)|mixture of experts (routed by counts)|sizes that only data gives|custom operator|Triton operator
-torch.compile'd function|torch.jit.script'ed function|torch.jit.script'ed submodule with weights|shared and tied modules|parametrization of one's own
-spectral norm|weight norm (old)|hooks of all kinds|buffers changed in forward|layer drop (Python's generator)|stochastic depth
-rotary embedding by complex numbers|Embedding(sparse gradient)|weights in int8|product in int8|product in float8|quantised layers
-simulated quantisation|nested tensors (attention)|flex_attention (block mask)|torch.func.functional_call, jvp and vmap of a module|DataParallel
+mixture of experts (routed by nonzero)|mixture of experts (routed by counts)|sizes that only data gives
+custom operator|Triton operator|torch.compile'd function|torch.jit.script'ed function
+torch.jit.script'ed submodule with weights|shared and tied modules|parametrization of one's own|spectral norm
+weight norm (old)|hooks of all kinds|buffers changed in forward|layer drop (Python's generator)|stochastic depth
+rotary embedding by complex numbers|Embedding(sparse gradient)|weights in int8|product in int8|product in float8
+quantised layers|simulated quantisation|nested tensors (attention)|flex_attention (block mask)
+torch.func.functional_call, jvp and vmap of a module|DataParallel
 """
 
 
@@ -73,7 +75,9 @@ class Calls(nn.Module):
         return shapeless(self.linear(x))
 
 
-@pytest.mark.parametrize("run", [lambda m, x: profile(m, args=(x,), mode="infer"), lambda m, x: symbolic_trace(m, meta_args={"x": x})])
+@pytest.mark.parametrize("run",
+                         [lambda m, x: profile(m, args=(x,), mode="infer"),
+                          lambda m, x: symbolic_trace(m, meta_args={"x": x})])
 def test_an_operator_without_a_shape_names_the_line_and_one_registration_mends_it(run):
     model, x = Calls(), torch.rand(2, 4)
     with pytest.raises(UnsupportedOperatorError,

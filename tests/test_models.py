@@ -1,4 +1,4 @@
-"""Models that people use, from their own libraries and with no change to their code: both modes, and nothing uncounted."""
+"""Models that people use, from their own libraries, with no change to their code: both modes, nothing uncounted."""
 from __future__ import annotations
 
 import subprocess
@@ -67,7 +67,8 @@ import re, torch
 from analyzer import profile
 from analyzer.zoo import MODELS
 p = profile(MODELS["llama_405b"].factory, args=(torch.empty(1, 4096, dtype=torch.int64, device="meta"),))
-print(p.params, p.fwd_macs, re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])  # ru_maxrss would be the parent's, if larger
+# ru_maxrss would be the parent's, if larger
+print(p.params, p.fwd_macs, re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     params, macs, kibibytes = map(int, done.stdout.split())

@@ -96,7 +96,8 @@ def test_holders_are_those_of_the_moment_it_ran_out(capacity_mib):
 def test_the_text_tells_it():
     text = run(143).summary()
     assert (
-        "OUT OF MEMORY\n  aten.sigmoid.default in forward of step 1, node _0_1, module 0.1 asks for 16.00 MiB, 1.00 MiB more than there is: "
+        "OUT OF MEMORY\n  aten.sigmoid.default in forward of step 1, node _0_1, module 0.1 asks for 16.00 MiB, 1.00 "
+        "MiB more than there is: "
         "128.00 MiB allocated, 128.00 MiB reserved, 143.00 MiB on the device") in text
     assert "When memory ran out, largest holders" in text and "Peak memory until it ran out" in text
     assert "placing the model and its inputs in setup" in run(79).summary()

@@ -50,7 +50,8 @@ def test_rows_wait_until_they_are_read_and_sums_do_not():
 
 
 @pytest.mark.parametrize("through", [
-    copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p)), dataclasses.replace, lambda p: Profile.from_json(p.to_json()),
+    copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p)), dataclasses.replace,
+    lambda p: Profile.from_json(p.to_json()),
     lambda p: Profile(**{f.name: getattr(p, f.name) for f in dataclasses.fields(p)}),
 ])
 def test_whoever_handles_it_has_all_of_it(through):

@@ -76,7 +76,8 @@ def nothing_built():
 # -- the grid ----------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(1, 64), min_size=1, max_size=4), st.lists(st.sampled_from(["sgd", "adamw", None]), min_size=1, max_size=3),
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=4),
+       st.lists(st.sampled_from(["sgd", "adamw", None]), min_size=1, max_size=3),
        st.lists(st.sampled_from(["h200", "H200", "t4"]), min_size=1, max_size=3))
 def test_a_grid_is_the_product_of_its_axes_without_repeats(batches, optimizers, devices):
     found = expand_grid({"batch": batches, "optimizer": optimizers, "device": devices})
@@ -120,11 +121,15 @@ TEXT = Target("text", nn.Identity,
 
 @pytest.mark.parametrize(("target", "texts", "configuration", "want"), [
     (TEXT, (), Configuration(), "ids=int64:8x128 mask=bool:8x128 image=float32:8x3x32x32 labels=int64:8x128"),
-    (TEXT, (), Configuration(batch=2, sequence=64, mode="infer"), "ids=int64:2x64 mask=bool:2x64 image=float32:2x3x32x32"),
-    (TEXT, (), Configuration(batch=2, dtype="bf16"), "ids=int64:2x128 mask=bool:2x128 image=bfloat16:2x3x32x32 labels=int64:2x128"),
-    (TEXT, ["ids=int64:4x16"], Configuration(sequence=32), "ids=int64:4x32 mask=bool:4x32 image=float32:4x3x32x32 labels=int64:4x32"),
+    (TEXT, (), Configuration(batch=2, sequence=64, mode="infer"),
+     "ids=int64:2x64 mask=bool:2x64 image=float32:2x3x32x32"),
+    (TEXT, (), Configuration(batch=2, dtype="bf16"),
+     "ids=int64:2x128 mask=bool:2x128 image=bfloat16:2x3x32x32 labels=int64:2x128"),
+    (TEXT, ["ids=int64:4x16"], Configuration(sequence=32),
+     "ids=int64:4x32 mask=bool:4x32 image=float32:4x3x32x32 labels=int64:4x32"),
     (Target("bare", nn.Identity), ["{sequence}x{batch}x5"], Configuration(batch=2, sequence=9), "float32:9x2x5"),
-    (Target("bare", nn.Identity), ["x={batch}x5", "scale=scalar"], Configuration(batch=2), "x=float32:2x5 scale=float32:scalar"),
+    (Target("bare", nn.Identity), ["x={batch}x5", "scale=scalar"], Configuration(batch=2),
+     "x=float32:2x5 scale=float32:scalar"),
 ])
 def test_sizes_go_where_they_belong(target, texts, configuration, want):
     assert " ".join(map(str, resolve_inputs(target, texts, configuration))) == want
@@ -266,7 +271,8 @@ def test_a_dask_cluster_runs_it(importable, capsys):
     dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
     grid = {"batch": [1, 3, 5], "optimizer": ["sgd", "adamw"]}
     with dask.config.set({"distributed.worker.profile.enabled": False}), \
-            distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=True, dashboard_address=None) as cluster, \
+            distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=True,
+                                     dashboard_address=None) as cluster, \
             distributed.Client(cluster) as client:
         with client.get_executor() as executor:
             found = sweep(here("Fragile"), grid, inputs=INPUTS, executor=executor)
@@ -339,7 +345,9 @@ def test_failed_rows_are_kept_or_run_again(tmp_path):
     assert ran == [2, 3, 3]
 
 
-@pytest.mark.parametrize("change", [{"inputs": ["{batch}x16", ]}, {"inputs": ["bf16:{batch}x16"]}, {"grid": {"batch": 1, "mode": "infer"}},
+@pytest.mark.parametrize("change",
+                         [{"inputs": ["{batch}x16", ]}, {"inputs": ["bf16:{batch}x16"]},
+                          {"grid": {"batch": 1, "mode": "infer"}},
                                     {"target": build_tiny}])
 def test_only_the_same_configuration_is_taken_from_the_file(tmp_path, change):
     path = tmp_path / "rows.jsonl"

@@ -56,7 +56,8 @@ def test_shipped_models_run_on_their_default_inputs(name: str) -> None:
 def test_unknown_name() -> None:
     assert fail("resnet_18").endswith("; did you mean resnet18 or resnet50?")
     message = fail("quux")
-    assert "no model of that name ships with analyzer; TARGET is one of vit_b_16, resnet18, resnet50, gpt2, llama_1b, llama_405b" in message
+    assert ("no model of that name ships with analyzer; TARGET is one of vit_b_16, resnet18, resnet50, gpt2, llama_1b, "
+            "llama_405b") in message
     assert message.endswith("torchvision:NAME, timm:NAME, hf:CONFIG.json, hf:ConfigClass, package.module:factory")
     assert "nothing follows the colon" in fail("timm:")
 
@@ -76,7 +77,8 @@ PAIR = Target(
     [
         ((), False, ["input_ids=int64:8x128", "decoder_input_ids=int64:8x64"]),
         ((), True, ["input_ids=int64:8x128", "decoder_input_ids=int64:8x64", "labels=int64:8x64"]),
-        (("input_ids=int64:2x16",), True, ["input_ids=int64:2x16", "decoder_input_ids=int64:2x64", "labels=int64:2x64"]),
+        (("input_ids=int64:2x16",), True,
+         ["input_ids=int64:2x16", "decoder_input_ids=int64:2x64", "labels=int64:2x64"]),
         (
             ("decoder_input_ids=int64:2x7", "input_ids=int64:2x16"), True,
             ["decoder_input_ids=int64:2x7", "input_ids=int64:2x16", "labels=int64:2x7"],
@@ -195,7 +197,8 @@ IDS, LABELS, DECODER = "input_ids=int64:8x128", "labels=int64:8x128", "decoder_i
         ("BertConfig:BertModel", "BertModel", [IDS]),
         ("CLIPConfig:CLIPModel", "CLIPModel", ["input_ids=int64:8x77", "pixel_values=float32:8x3x224x224"]),
         ("BertConfig:BertForSequenceClassification", "BertForSequenceClassification", [IDS, "labels=int64:8"]),
-        ("BertConfig:BertForQuestionAnswering", "BertForQuestionAnswering", [IDS, "start_positions=int64:8", "end_positions=int64:8"]),
+        ("BertConfig:BertForQuestionAnswering", "BertForQuestionAnswering",
+         [IDS, "start_positions=int64:8", "end_positions=int64:8"]),
         (
             "SegformerConfig:SegformerForSemanticSegmentation", "SegformerForSemanticSegmentation",
             ["pixel_values=float32:8x3x224x224", "labels=int64:8x224x224"],
@@ -211,7 +214,8 @@ def test_transformers_classes_and_inputs(spec: str, model_class: str, inputs: li
     assert type(build(target)).__name__ == model_class
 
 
-@pytest.mark.parametrize("spec", ["BertConfig", "GPT2Config", "T5Config", "ViTConfig", "BertConfig:BertForQuestionAnswering"])
+@pytest.mark.parametrize("spec",
+                         ["BertConfig", "GPT2Config", "T5Config", "ViTConfig", "BertConfig:BertForQuestionAnswering"])
 def test_transformers_gives_a_loss_in_training_only(spec: str) -> None:
     target = load_target(f"hf:{spec}")
     assert call(target, train=True).loss.shape == ()
@@ -277,7 +281,8 @@ def test_builds_do_not_share_their_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"model_type": "llama",', "is not valid JSON: Expecting property name enclosed in double quotes at line 1, column 24"),
+        ('{"model_type": "llama",',
+         "is not valid JSON: Expecting property name enclosed in double quotes at line 1, column 24"),
         ("[1, 2]", "holds a JSON list, not an object with a model's settings"),
         ("{}", 'has neither "model_type" nor "architectures", so it names no model of transformers'),
         ('{"model_type": "lama"}', "has the \"model_type\" 'lama', unknown to transformers"),
@@ -285,7 +290,8 @@ def test_builds_do_not_share_their_config(tmp_path: Path) -> None:
         ('{"model_type": 3}', 'has the "model_type" 3, unknown to transformers'),
         ('{"architectures": ["LlamaForCasualLM"]}', "has the architecture 'LlamaForCasualLM', which transformers"),
         ('{"architectures": ["LlamaForCasualLM"]}', "does not have; did you mean LlamaForCausalLM"),
-        ('{"model_type": "llama", "architectures": ["MyOwnLM"]}', "its config has the architecture 'MyOwnLM', which transformers"),
+        ('{"model_type": "llama", "architectures": ["MyOwnLM"]}',
+         "its config has the architecture 'MyOwnLM', which transformers"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "is no LlamaConfig: "),
     ],
 )
@@ -303,11 +309,13 @@ def test_unreadable_config_file(tmp_path: Path) -> None:
 
 
 def test_unknown_classes_of_transformers() -> None:
-    neither = "'BertConfg' is neither a config class of transformers nor a path that ends in .json; did you mean BertConfig"
+    neither = ("'BertConfg' is neither a config class of transformers nor a path that ends in .json; did you mean "
+               "BertConfig")
     assert neither in fail("hf:BertConfg")
     assert fail("hf:gpt2").endswith("; did you mean GPT2Config?")
     message = fail("hf:BertConfig:BertForMaskdLM")
-    assert "it asks for the model class 'BertForMaskdLM', which transformers" in message and "; did you mean BertForMaskedLM" in message
+    assert "it asks for the model class 'BertForMaskdLM', which transformers" in message
+    assert "; did you mean BertForMaskedLM" in message
     assert "does not have" in fail("hf:BertConfig:BertTokenizer")  # exists, but is no model
     assert "EncoderDecoderConfig has no default sizes" in fail("hf:EncoderDecoderConfig")
 
@@ -316,7 +324,8 @@ def test_unknown_classes_of_transformers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "library"), [("torchvision:resnet18", "torchvision"), ("timm:resnet18", "timm"), ("hf:BertConfig", "transformers")]
+    ("text", "library"),
+    [("torchvision:resnet18", "torchvision"), ("timm:resnet18", "timm"), ("hf:BertConfig", "transformers")]
 )
 def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, text: str, library: str) -> None:
     monkeypatch.setitem(sys.modules, library, None)  # what an import finds where it is not installed

@@ -107,7 +107,8 @@ def test_parse_bytes(size: str | int, nbytes: int) -> None:
     assert parse_bytes(size) == nbytes
 
 
-@pytest.mark.parametrize("size", ["", "GiB", "80 G", "80 gigabytes", "-1GB", "1e9", "1,5 GB", "1 GB 2", -5, True, 1.5, None])
+@pytest.mark.parametrize("size",
+                         ["", "GiB", "80 G", "80 gigabytes", "-1GB", "1e9", "1,5 GB", "1 GB 2", -5, True, 1.5, None])
 def test_parse_bytes_refuses_what_is_no_size(size: object) -> None:
     with pytest.raises(InputError) as error:
         parse_bytes(size)  # type: ignore[arg-type]

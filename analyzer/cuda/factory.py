@@ -13,8 +13,5 @@ def new_on_device_of(like: torch.Tensor | None, factory: Any, *args: Any, **kwar
     """``factory(*args, **kwargs)`` on the device of ``like``, or on the host without one."""
     state = current()
     assert state is not None
-    before, state.pending_claim = state.pending_claim, CPU if like is None else claim_of(like)
-    try:
-        return factory(*args, **kwargs, device=META)  # type: ignore[no-any-return]
-    finally:
-        state.pending_claim = before
+    made: torch.Tensor = state.call_on(CPU if like is None else claim_of(like), factory, *args, **kwargs, device=META)
+    return made

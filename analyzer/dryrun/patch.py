@@ -14,7 +14,7 @@ import torch
 import torch.utils.data.dataset
 from torch.utils.data import DataLoader, sampler
 
-from analyzer.meta.function import constant
+from analyzer.meta.function.creation import constant
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current

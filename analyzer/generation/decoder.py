@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from analyzer.errors import InputError
 from analyzer.zoo.causal_lm import KeyValueCache
 
+__all__ = ["CACHES", "Decoder", "find_logits", "make_decoder", "tensors_kept"]
+
 CACHES = ("dynamic", "static")
 # What tables of positions are called, not those of relative ones.
 _POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions?|position_embeddings?)$")

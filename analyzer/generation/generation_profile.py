@@ -97,6 +97,7 @@ class GenerationProfile:
 
     @property
     def flops(self) -> int | None:
+        """Of all passes."""
         known = [step.flops for step in self.steps if step.flops is not None]
         return sum(known) if len(known) == self.new_tokens else None
 
@@ -107,11 +108,13 @@ class GenerationProfile:
 
     @property
     def peak_allocated_bytes(self) -> int | None:
+        """The largest of all passes."""
         return max((step.peak_allocated_bytes for step in self.steps if step.peak_allocated_bytes is not None),
                    default=None)
 
     @property
     def peak_reserved_bytes(self) -> int | None:
+        """The largest of all passes."""
         return max((step.peak_reserved_bytes for step in self.steps if step.peak_reserved_bytes is not None),
                    default=None)
 

@@ -10,7 +10,7 @@ from .active_mode import forget_modes, modes, set_state
 from .address_space import AddressSpace
 from .dispatch.accumulation import learn_counts
 from .dispatch.mode import MetaDispatchMode
-from .function import MetaFunctionMode
+from .function.mode import MetaFunctionMode
 from .intercept.interrupt import InterruptsDeferred
 from .intercept.mode_stack import cut_mode_stacks, mode_stack_depths
 from .intercept.patch import mode_replacements

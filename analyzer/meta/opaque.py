@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.tensor import attach
-
+from .intercept.mode_stack import without_modes
 from .memory_need import register_memory_impl
 from .shape_registry import register_shape_impl
 from .signature import Signature
+from .spec import spec_of, to_specs
 from .state import current
 from .storage import MetaStorage
-from .tensor import META, MetaTensor, claim_of, kernel
+from .tensor import META, MetaTensor, attach, claim_of, kernel
 
 Tensor = torch.Tensor
 
@@ -52,8 +52,6 @@ class Opaque(torch.autograd.Function):
 
 def saved_besides(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | None:
     """The memory that the operator's registered rule says it keeps for backward besides its inputs and outputs."""
-    from analyzer.meta.spec import to_specs
-
     impl = register_memory_impl.find(func) or register_memory_impl.find(getattr(func, "overloadpacket", None))
     if impl is None:
         return None
@@ -62,17 +60,12 @@ def saved_besides(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | No
     if not need.saved_bytes or state is None:
         return None
     first = result if isinstance(result, Tensor) else result[0]
-    before, state.pending_claim = state.pending_claim, claim_of(first)
-    try:
-        return torch.empty(need.saved_bytes, dtype=torch.uint8, device=META)
-    finally:
-        state.pending_claim = before
+    made: Tensor = state.call_on(claim_of(first), torch.empty, need.saved_bytes, dtype=torch.uint8, device=META)
+    return made
 
 
 def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) -> Any:
     """The outputs of the registered shape, claimed and recorded as one call."""
-    from analyzer.meta.spec import spec_of, to_specs
-
     state = current()
     assert state is not None
     impl = register_shape_impl.find(func) or register_shape_impl.find(getattr(func, "overloadpacket", None))
@@ -84,14 +77,12 @@ def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) ->
             raise TypeError(f"{func}: a tensor argument has data; make it under MetaTensorMode")
         storages.append(storage)
     claim = next((s.claim for s in storages if s.claim.type != "cpu"), torch.device("cpu"))
-    guard = torch._C._DisableTorchDispatch()
     kernel.depth += 1
     try:
-        with torch._C.DisableTorchFunction():
+        with without_modes():
             result = impl(*args, **kwargs)
     finally:
         kernel.depth -= 1
-        del guard
     single = isinstance(result, Tensor)
     outputs = [result] if single else list(result)
     for out in outputs:

@@ -78,6 +78,14 @@ class MetaState:
         """Whether a call runs again with other answers to what is unknown, so that what depends on them shows."""
         return self.placeholder != 1
 
+    def call_on(self, claim: torch.device, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """``function(*args, **kwargs)``, whose new tensors are on ``claim``."""
+        before, self.pending_claim = self.pending_claim, claim
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.pending_claim = before
+
     def raise_failure(self, kind: Any, error: Any, traceback: Any) -> None:
         """Raise what the death of a storage raised and Python swallowed, where nothing else is raised already."""
         if self.failure is not None and error is None:

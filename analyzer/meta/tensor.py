@@ -196,12 +196,13 @@ def new_storage(nbytes: int, claim: torch.device, space: AddressSpace) -> MetaSt
     return attach(bytes_on_meta(nbytes), claim, space)
 
 
-def new_tensor(shape: Any, stride: Any, dtype: torch.dtype, claim: torch.device, space: AddressSpace) -> MetaTensor:
-    """A tensor on a storage of its own. To be called without modes."""
+def new_tensor(shape: Any, stride: Any, dtype: torch.dtype, claim: torch.device,
+               space: AddressSpace) -> tuple[MetaTensor, MetaStorage]:
+    """A tensor and the storage that it has for its own. To be called without modes."""
     out = _empty_strided(shape, stride, dtype=dtype, device=META)
-    attach(out, claim, space)
+    storage = attach(out, claim, space)
     out.__class__ = MetaTensor
-    return out  # type: ignore[return-value]
+    return out, storage  # type: ignore[return-value]
 
 
 def tensor_on(storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> MetaTensor:
@@ -257,7 +258,7 @@ def rebuild(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype,
             requires_grad: bool, state: dict[str, Any]) -> MetaTensor:
     """Unpickle a `MetaTensor`: same specs and claim, a storage of its own."""
     with without_modes():
-        result = new_tensor(shape, stride, dtype, torch.device(claim), AddressSpace())
+        result, _ = new_tensor(shape, stride, dtype, torch.device(claim), AddressSpace())
     result.requires_grad_(requires_grad)
     result.__dict__.update(state)
     return result

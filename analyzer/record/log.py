@@ -91,11 +91,13 @@ class Shortage:
 
 
 class Pending(Protocol):
-    """Something that was played and is not written into the log yet."""
+    """Something that was replayed and is not written into the log yet."""
 
-    def expand(self, log: Log) -> None: ...
-    def parts_played(self) -> Iterable[tuple[int, Any, int, int]]: ...
-    """The stretches of reels that it is: (step, reel, first event, end)."""
+    def expand(self, log: Log) -> None:
+        """Write it into the log."""
+
+    def parts_played(self) -> Iterable[tuple[int, Any, int, int]]:
+        """The parts of captured traces that it is: (step, trace, first event, end)."""
 
 
 class Labelled(Protocol):
@@ -103,7 +105,8 @@ class Labelled(Protocol):
 
     numbers: Sequence[int]
 
-    def labels(self, log: Log) -> list[str]: ...
+    def labels(self, log: Log) -> list[str]:
+        """The names of these parameters or buffers, in order."""
 
 
 class Tally(NamedTuple):
@@ -156,7 +159,7 @@ class Log:
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
     #: storages of parameters and buffers, but for those of `unlabelled`
     number_of_label: dict[str, int] = field(default_factory=dict)
-    unlabelled: list[Labelled] = field(default_factory=list)  #: many of these that nobody asked for yet
+    unlabelled: list[Labelled] = field(default_factory=list)  #: whose labels were not read yet
     pending: deque[Pending] = field(default_factory=deque)
     is_ordered: bool = True                  #: whether no life was written out later than those of younger storages
     #: bytes of storages that are not written out yet, by category
@@ -167,19 +170,18 @@ class Log:
     _names: dict[str, int] = field(default_factory=dict)
 
     def expect(self, number: int, nbytes: int, claim: str) -> None:
-        """Take note of a storage that was played and outlives the playing: its birth is written out later, its death
-        may come before.
-        """
+        """Note a storage that outlives the replay it was born in: its birth is written out later than its death."""
         self.storage_table[number] = StorageLife(self.life_table, number, nbytes, nbytes, 0, claim, 0, -1, "", -1, -1,
                                                  0)
 
     def add_life(self, life: StorageLife) -> None:
-        """Write out the birth of a storage that was played."""
+        """Write out the birth of a replayed storage."""
         known = self.storage_table.get(life.number)
         if known is not None:
             life.died, life.died_call = known.died, known.died_call
             if known.category:
-                life.category, life.label, life.requires_grad, life.spec = known.category, known.label, known.requires_grad, known.spec
+                life.category, life.label = known.category, known.label
+                life.requires_grad, life.spec = known.requires_grad, known.spec
         self.storage_table[life.number] = life
 
     def labelled(self, label: str) -> int:

@@ -19,6 +19,7 @@ class ProgressBar:
         self._start = self._last = time.monotonic()
 
     def __call__(self, share: float, what: str) -> None:
+        """Draw the bar at ``share`` of the work, where that is due."""
         now = time.monotonic()
         if not self.stream.isatty() or now - self._start < _PATIENCE_SECONDS or now - self._last < _REDRAW_SECONDS:
             return

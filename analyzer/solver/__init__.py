@@ -1,6 +1,6 @@
 """What uses a profile to decide: plans of checkpointing, and the largest batch that fits."""
-from .check import measure_step
 from .application import PlanRegion
+from .check import measure_step
 from .plan import FrontierPoint, InfeasibleBudgetError, Plan, StepInfo
 from .solve import Planner, solve
 

@@ -69,6 +69,7 @@ class CheckpointedForward:
         self.region = region
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's own forward, under a checkpoint where gradients are enabled."""
         forward = self.before or type(self.module).forward.__get__(self.module)
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)

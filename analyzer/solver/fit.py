@@ -233,7 +233,8 @@ def _close_in(search: _Search, first: int, what: str) -> None:
     while not search.high and not search.is_closed:
         if search.low > _ENDLESS * first:
             raise InputError(
-                f"{what}: {search.low * search.multiple_of:,} still fits; does make_inputs use its argument? Else give at_most"
+                f"{what}: {search.low * search.multiple_of:,} still fits; does make_inputs use its argument? Else give "
+                f"at_most"
             )
         guess = search.follow_lines(1.0)
         if search.fits(guess) and guess <= search.low and not search.is_closed:

@@ -40,7 +40,8 @@ def draw_frontier(plan: Plan, path: str | Path) -> None:
             "drawing a frontier: matplotlib is not installed; pip install 'torch-analyzer[report]'") from error
     if not plan.frontier:
         raise InputError(
-            "draw_frontier(): the plan has no frontier; make one with Planner.frontier and dataclasses.replace(plan, frontier=...)"
+            "draw_frontier(): the plan has no frontier; make one with Planner.frontier and dataclasses.replace(plan, "
+            "frontier=...)"
         )
     whole = plan.unplanned.seconds if plan.objective == "seconds" else plan.unplanned.fwd_flops
     figure = Figure(figsize=(6, 4), layout="constrained")

@@ -18,7 +18,8 @@ from analyzer.fx.graph.storage_table import StorageTable
 from analyzer.fx.graph.version_alias import alias_with_version
 
 _PRODUCTS = frozenset(
-    "mm addmm bmm baddbmm addbmm mv addmv dot convolution convolution_overrideable cudnn_convolution mkldnn_convolution "
+    "mm addmm bmm baddbmm addbmm mv addmv dot convolution convolution_overrideable cudnn_convolution "
+    "mkldnn_convolution "
     "_scaled_mm _grouped_mm".split())
 
 
@@ -63,6 +64,7 @@ class KeepProducts:
     __name__ = "keep_products"  # in generated code
 
     def __call__(self) -> tuple[_Forward, _Again]:
+        """The two contexts that `torch.utils.checkpoint` takes: of the forward pass, and of running it again."""
         kept = _Kept(frozenset(self.ordinals), frozenset(self.skips))
         return _Forward(kept), _Again(kept, self.norms)
 
@@ -94,7 +96,8 @@ class _Kept:
         result = self.results.pop(ordinal)
         if [t._version for t in _tensors(result)] != self.versions[ordinal]:
             raise RuntimeError(
-                f"the result of product {ordinal} that a checkpoint keeps was written to in place after the checkpointed region ran; "
+                f"the result of product {ordinal} that a checkpoint keeps was written to in place after the "
+                f"checkpointed region ran; "
                 f"make a plan that runs it again, or write to a copy of it")
         if (generator := self.generators[ordinal]) is not None:  # what draws after it draws the same numbers as before
             generator.restore()
@@ -181,7 +184,7 @@ class _Again:
         before = [(m, m.momentum, m._buffers.get("num_batches_tracked")) for m in self.norms]
         self.modes.callback(_restore, before)
         for m, _, tracked in before:
-            setattr(m, "momentum", 0.0)  # the new statistics are the old ones
+            m.momentum = 0.0  # the new statistics are the old ones
             if tracked is not None:
                 m._buffers["num_batches_tracked"] = None
         if self.kept.ordinals or self.kept.skips:

@@ -48,7 +48,8 @@ def add_plan_command(commands: Any) -> None:
                         help="default auto; exact needs scipy")
     parser.add_argument(
         "--granularity", choices=("operator", "module"), default="operator", help=
-        "checkpoints around any operators of the traced graph (default), or around whole modules, which the model's own code can take"
+        "checkpoints around any operators of the traced graph (default), or around whole modules, which the model's "
+        "own code can take"
     )
     parser.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"),
                         help="count its states in the whole step's memory (default: none)")
@@ -80,7 +81,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
     inputs = target.choose_inputs(parse_inputs(arguments.input), train=True)
     if inputs is None:
         raise InputError(
-            f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input x=int64:8x512"
+            f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input "
+            f"x=int64:8x512"
         )
 
     from analyzer.api.argument import build_model

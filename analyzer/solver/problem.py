@@ -72,6 +72,7 @@ class Problem:
 
     @property
     def saved(self) -> np.ndarray:
+        """Which values a later operator needs in the backward pass."""
         return self.last_saver >= 0
 
 

@@ -28,6 +28,7 @@ class RecordedStep:
 
     @property
     def peak_activation_bytes(self) -> int:
+        """The most bytes of activations at one time."""
         return int(self.activation_bytes.max(initial=0))
 
     @property

@@ -68,7 +68,8 @@ class Planner:
         if offload:
             if self.device is None or self.device.pcie_bandwidth is None or granularity == "module":
                 raise InputError(
-                    f"offload=True with device={device!r}, granularity={granularity!r}: needs a device whose PCIe bandwidth is known, "
+                    f"offload=True with device={device!r}, granularity={granularity!r}: needs a device whose PCIe "
+                    f"bandwidth is known, "
                     f"and plans of operators")
             self.offload_cost = 2 / self.device.pcie_bandwidth  # there and back
         self.run: dict[str, Any] = {"loss_fn": loss_fn, "autocast": autocast, "device": self.device}
@@ -95,7 +96,8 @@ class Planner:
             return parse_bytes(budget), "step"
         except InputError:
             raise InputError(
-                f"budget={budget!r}: write bytes of the whole step as '24GiB', or a share of the activations' memory as '50%'"
+                f"budget={budget!r}: write bytes of the whole step as '24GiB', or a share of the activations' memory "
+                f"as '50%'"
             ) from None
 
     # ---- solving
@@ -178,12 +180,14 @@ class Planner:
     # ---- parts
 
     def problem(self, whole: bool) -> Problem:
+        """The problem of the graph; ``whole`` counts gradients of parameters too."""
         if whole not in self._problems:
             self._problems[whole] = replace(read_problem(self.step, self.gm, self._cost, counts_gradients=whole),
                                             offload_cost_per_byte=self.offload_cost)
         return self._problems[whole]
 
     def units(self, whole: bool) -> list[Unit]:
+        """What may be put under a checkpoint: operators, or whole modules."""
         if whole not in self._units:
             spans = None if self.granularity == "operator" else [
                 span for span, _ in module_spans(self.gm, self.problem(whole))
@@ -273,6 +277,7 @@ def solve_units(units: list[Unit], limit: int, method: str) -> _Solution | None:
 
 
 def problem_name(gm: fx.GraphModule) -> str:
+    """What a plan calls the graph's program."""
     return type(gm).__name__
 
 
@@ -282,14 +287,17 @@ def find_program(profile_or_gm: Any) -> fx.GraphModule:
         return profile_or_gm
     if not isinstance(profile_or_gm, Profile):
         raise InputError(
-            f"solve({type(profile_or_gm).__name__}): takes a GraphModule of symbolic_trace, or the Profile that symbolic_profile left in "
+            f"solve({type(profile_or_gm).__name__}): takes a GraphModule of symbolic_trace, or the Profile that "
+            f"symbolic_profile left in "
             f"its meta['profile']")
     for gm in list(last_runs):
         if gm.meta.get("profile") is profile_or_gm:
             return gm
     raise InputError(
-        f"solve(Profile of {profile_or_gm.name}): every plan is replayed before it is returned, and a profile of analyzer.profile, or one "
-        f"that was loaded, has no program with it; give the graph: solve(symbolic_trace(model, meta_args=...), budget, args=(...,))"
+        f"solve(Profile of {profile_or_gm.name}): every plan is replayed before it is returned, and a profile of "
+        f"analyzer.profile, or one "
+        f"that was loaded, has no program with it; give the graph: solve(symbolic_trace(model, meta_args=...), budget, "
+        f"args=(...,))"
     )
 
 
@@ -303,7 +311,8 @@ def last_arguments(gm: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any],
     names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
     if not names or any(name not in inputs for name in names):
         raise InputError(
-            f"solve({type(gm).__name__}): give what it is called with: args=(...,), kwargs={{...}}; or call symbolic_profile first"
+            f"solve({type(gm).__name__}): give what it is called with: args=(...,), kwargs={{...}}; or call "
+            f"symbolic_profile first"
         )
     made = {
         name: torch.empty(inputs[name].shape, dtype=getattr(torch, inputs[name].dtype), device="meta") for name in names

@@ -31,7 +31,8 @@ def checkpoint_blocks(model: nn.Module) -> None:
     blocks = list(list_blocks(model))
     if not blocks:
         raise InputError(
-            f"checkpointing: {name} has no repeated blocks (two or more modules of one class in a ModuleList or Sequential, "
+            f"checkpointing: {name} has no repeated blocks (two or more modules of one class in a ModuleList or "
+            f"Sequential, "
             f"with modules of their own)")
     for block in blocks:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)

@@ -60,6 +60,7 @@ class Configuration:
 
     @property
     def device_spec(self) -> DeviceSpec:
+        """The device of that name."""
         return find_device(self.device)
 
     def describe(self) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Job:
 
     @property
     def key(self) -> tuple[Any, ...]:
+        """What tells its row from those of other jobs."""
         return identify(self.start_row())
 
     @property

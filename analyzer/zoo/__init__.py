@@ -13,6 +13,8 @@ from .vit import vit_b_16
 
 
 class ShippedModel(NamedTuple):
+    """A model that the package brings."""
+
     factory: Callable[[], nn.Module]
     input: str  #: what to call it with where the user does not say, as `--input` is written
     labelled: bool = False  #: takes `labels` shaped like its input, and then returns a loss

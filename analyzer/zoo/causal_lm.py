@@ -69,9 +69,11 @@ class KeyValueCache:
 
     @property
     def tokens(self) -> int:
+        """How many tokens it holds."""
         return self.layers[0].tokens if self.layers else 0
 
     def layer(self, index: int) -> LayerCache:
+        """The cache of a layer, made when it is first asked for."""
         while len(self.layers) <= index:
             self.layers.append(LayerCache(self.max_tokens))
         return self.layers[index]

@@ -11,6 +11,8 @@ from analyzer.errors import InputError
 
 from .causal_lm import CausalLMOutput, KeyValueCache, LayerCache, attend, causal_lm_loss
 
+__all__ = ["GPT2", "gpt2"]
+
 
 class Attention(nn.Module):
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:
@@ -107,6 +109,7 @@ class GPT2(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None,
                 cache: KeyValueCache | None = None) -> Tensor | CausalLMOutput:
+        """See the class."""
         logits: Tensor = self.lm_head(self.transformer(input_ids, cache))
         return logits if labels is None else CausalLMOutput(causal_lm_loss(logits, labels), logits)
 

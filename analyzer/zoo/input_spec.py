@@ -18,7 +18,8 @@ from analyzer.errors import InputError
 GRAMMAR = "[NAME=][DTYPE:]SIZES, like 8x3x224x224 or input_ids=int64:8x512"
 
 _TORCH_NAMES = (
-    "bool uint8 int8 int16 short uint16 int32 int uint32 int64 long uint64 bfloat16 float16 half float32 float float64 double "
+    "bool uint8 int8 int16 short uint16 int32 int uint32 int64 long uint64 bfloat16 float16 half float32 float float64 "
+    "double "
     "complex64 complex128 float8_e4m3fn float8_e5m2")
 _SHORT_NAMES = {
     "bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32", "f32": "float32", "fp64": "float64",

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from .causal_lm import CausalLMOutput, KeyValueCache, LayerCache, attend, causal_lm_loss
 
+__all__ = ["Llama", "LlamaConfig", "llama_1b", "llama_405b"]
+
 
 @dataclass(frozen=True)
 class LlamaConfig:
@@ -142,6 +144,7 @@ class Llama(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None,
                 cache: KeyValueCache | None = None) -> Tensor | CausalLMOutput:
+        """See the class."""
         logits: Tensor = self.lm_head(self.model(input_ids, cache))
         return logits if labels is None else CausalLMOutput(causal_lm_loss(logits, labels), logits)
 

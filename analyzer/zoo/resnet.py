@@ -7,6 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+__all__ = ["ResNet", "resnet18", "resnet50"]
+
 
 def conv3x3(in_planes: int, out_planes: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(in_planes, out_planes, kernel_size=3, stride=stride, padding=1, bias=False)
@@ -86,6 +88,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(512 * wide, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(self.avgpool(x), 1))

@@ -63,7 +63,8 @@ def load_target(text: str) -> Target:
 def _find_shipped_model(name: str) -> Target:
     if name not in MODELS:
         raise TargetError(
-            f"{name}: no model of that name ships with analyzer; TARGET is one of {', '.join(MODELS)}, {FORMS}{find_close(name, MODELS)}"
+            f"{name}: no model of that name ships with analyzer; TARGET is one of {', '.join(MODELS)}, "
+            f"{FORMS}{find_close(name, MODELS)}"
         )
     factory, input, labelled = MODELS[name]
     spec = parse_input(input)
@@ -89,7 +90,8 @@ def _find_factory(module_name: str, factory_name: str, text: str) -> Target:
     needed = _list_required_parameters(factory)
     if needed:
         raise TargetError(
-            f"{text}: {factory_name} needs {', '.join(needed)}; give a callable of no arguments that returns an nn.Module"
+            f"{text}: {factory_name} needs {', '.join(needed)}; give a callable of no arguments that returns an "
+            f"nn.Module"
         )
 
     def build() -> nn.Module:

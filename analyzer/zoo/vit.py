@@ -6,6 +6,8 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
+__all__ = ["VisionTransformer", "vit_b_16"]
+
 
 class MLPBlock(nn.Sequential):
     def __init__(self, hidden_dim: int, mlp_dim: int, dropout: float) -> None:
@@ -73,6 +75,7 @@ class VisionTransformer(nn.Module):
         self.heads = nn.Sequential(OrderedDict(head=nn.Linear(hidden_dim, num_classes)))
 
     def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
         n = x.shape[0]
         x = self.conv_proj(x)  # (n, hidden, rows, columns)
         x = x.reshape(n, self.hidden_dim, x.shape[2] * x.shape[3]).permute(0, 2, 1)

@@ -32,7 +32,7 @@ def gpu(capability):
 
 def attend(recorder, dtype, size=64, heads=4, kv_heads=None, length=128, kv_length=None, value_size=None, grad=True,
            mask=None, **options):
-    """The kernel and the output of attention on (2, heads, length, size); ``mask`` makes one from (length, kv_length)."""
+    """Kernel and output of attention on (2, heads, length, size); ``mask`` makes one from (length, kv_length)."""
     kv_heads, kv_length = kv_heads or heads, kv_length or length
     query, key, value = (torch.rand(2, h, n, s, dtype=dtype, device="cuda", requires_grad=grad)
                          for h, n, s in ((heads, length, size), (kv_heads, kv_length, size), (kv_heads, kv_length,
@@ -116,7 +116,8 @@ def test_other_generations_have_other_kernels(recorder, capability, kernel, dtyp
         assert attend(recorder, dtype, **options)[0] == kernel
 
 
-@pytest.mark.parametrize("backend", [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
+@pytest.mark.parametrize("backend",
+                         [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
                                      SDPBackend.MATH])
 def test_the_switches_of_the_user_are_followed(recorder, backend):
     with sdpa_kernel(backend):
@@ -220,7 +221,9 @@ def test_the_plain_products_are_those_that_torch_runs_on_tensors_with_data(optio
 
 
 @pytest.mark.parametrize("mask", [None, FP32, torch.bool])
-@pytest.mark.parametrize("options", [{}, dict(is_causal=True), dict(dropout_p=0.1), dict(heads=4, enable_gqa=True), dict(heads=4), dict(value_size=4),
+@pytest.mark.parametrize("options",
+                         [{}, dict(is_causal=True), dict(dropout_p=0.1), dict(heads=4, enable_gqa=True), dict(heads=4),
+                          dict(value_size=4),
                                      dict(dtype=BF16), dict(dtype=FP64, is_causal=True), dict(dtype=torch.complex64)])
 def test_the_claimed_host_runs_what_a_cpu_runs(options, mask, make_recorder):
     options = dict(options)

@@ -36,7 +36,8 @@ def test_it_claims_the_device_of_its_values():
         assert torch.nested.to_padded_tensor(nested, 0.0).shape == (2, ROWS, WIDTH)
 
 
-@pytest.mark.parametrize(("dtype", "kernel"), [(torch.float16, "_flash_attention_forward"), (torch.float32, "_efficient_attention_forward")])
+@pytest.mark.parametrize(("dtype", "kernel"),
+                         [(torch.float16, "_flash_attention_forward"), (torch.float32, "_efficient_attention_forward")])
 def test_attention_takes_the_kernel_of_the_claimed_device(dtype, kernel, make_recorder):
     with MetaTensorMode() as mode, torch.no_grad():
         model, x = Attention().to("cuda", dtype), torch.rand(ROWS, WIDTH, device="cuda", dtype=dtype)
@@ -72,7 +73,9 @@ def test_a_trace_of_attention_gives_its_results():
     torch.testing.assert_close(symbolic_trace(model, meta_args={"x": x})(x), model(x))
 
 
-@pytest.mark.parametrize("make", [lambda a, b: torch.nested.nested_tensor([a, b]), lambda a, b: torch.nested.as_nested_tensor([a, b])])
+@pytest.mark.parametrize("make",
+                         [lambda a, b: torch.nested.nested_tensor([a, b]),
+                          lambda a, b: torch.nested.as_nested_tensor([a, b])])
 def test_the_strided_layout_is_refused_with_the_way_out(make):
     with MetaTensorMode(), pytest.raises(UnsupportedOperatorError, match=rf"(?s){__file__}.*layout=torch.jagged"):
         make(torch.rand(3, 4), torch.rand(7, 4))

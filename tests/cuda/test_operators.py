@@ -25,7 +25,9 @@ def rand(*shape, dtype=FP32, grad=True, device="cuda"):
     [
         (lambda: F.dropout(rand(4, 5), 0.1, True), True),
         (lambda: torch.nn.Dropout(0.5).train()(rand(4, 5)), True),
-        (lambda: rand(4, 5).clone().dropout(0.1, True) if hasattr(torch.Tensor, "dropout") else torch.dropout(rand(4, 5), 0.1, True), True),
+        (lambda: rand(4, 5).clone().dropout(0.1, True) if hasattr(torch.Tensor,
+                                                                  "dropout") else torch.dropout(rand(4, 5), 0.1, True),
+         True),
         (lambda: F.dropout(rand(4, 5), 0.1, False), False),
         (lambda: F.dropout(rand(4, 5), 0.0, True), False),
         (lambda: F.dropout(rand(4, 5), 1.0, True), False),

@@ -113,7 +113,8 @@ def test_unknown_lengths_are_refused_with_a_way_out(mode):
         nn.utils.rnn.pack_padded_sequence(torch.rand(5, 3, 8, device="cuda"), lengths, enforce_sorted=False)
 
 
-@pytest.mark.parametrize(("cell", "operator"), [(nn.LSTMCell, "_thnn_fused_lstm_cell"), (nn.GRUCell, "_thnn_fused_gru_cell")])
+@pytest.mark.parametrize(("cell", "operator"),
+                         [(nn.LSTMCell, "_thnn_fused_lstm_cell"), (nn.GRUCell, "_thnn_fused_gru_cell")])
 def test_cells_are_fused(mode, cell, operator):
     layer = cell(8, 16).cuda()
     out = layer(torch.rand(3, 8, device="cuda"))

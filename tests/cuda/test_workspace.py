@@ -37,21 +37,24 @@ def train(module: torch.nn.Module, x: torch.Tensor) -> None:
 @pytest.mark.parametrize(("program", "expected"), [
     pytest.param(lambda: rand(4, 4) + 1, 0, id="no-product"),
     pytest.param(lambda: rand(4, 4) @ rand(4, 4), 32 * MIB, id="mm"),
-    pytest.param(lambda: [rand(4, 4) @ rand(4, 4), rand(2, 4, 4) @ rand(2, 4, 4)], 32 * MIB, id="once-for-all-products"),
+    pytest.param(lambda: [rand(4, 4) @ rand(4, 4), rand(2, 4, 4) @ rand(2, 4, 4)], 32 * MIB,
+                 id="once-for-all-products"),
     pytest.param(lambda: torch.addmm(rand(4), rand(4, 4), rand(4, 4)), 33 * MIB, id="bias-through-cublaslt"),
     pytest.param(lambda: torch.addmm(rand(4, 4), rand(4, 4), rand(4, 4)), 32 * MIB, id="no-bias-vector"),
     pytest.param(lambda: torch.addmm(rand(4), rand(4, 4), rand(4, 4), beta=2), 32 * MIB, id="beta"),
     pytest.param(lambda: torch.addmm(rand(4), rand(1, 4), rand(4, 4)), 32 * MIB, id="one-row"),
     pytest.param(lambda: torch.rand(4, 4) @ torch.rand(4, 4), 0, id="host"),
     pytest.param(lambda: torch.nn.functional.conv2d(rand(1, 4, 8, 8), rand(4, 4, 3, 3)), 0, id="convolution"),
-    pytest.param(lambda: train(torch.nn.Linear(8, 8, bias=False).cuda(), rand(4, 8)), 64 * MIB, id="autograd-has-a-handle-of-its-own"),
+    pytest.param(lambda: train(torch.nn.Linear(8, 8, bias=False).cuda(), rand(4, 8)), 64 * MIB,
+                 id="autograd-has-a-handle-of-its-own"),
     pytest.param(lambda: train(torch.nn.Linear(8, 8).cuda(), rand(4, 8)), 65 * MIB, id="no-bias-in-backward"),
 ])
 def test_workspaces_stay(program: Program, expected: int) -> None:
     assert bytes_kept(program) == expected
 
 
-@pytest.mark.parametrize(("device", "expected"), [("h200", 32 * MIB), ("h100", 32 * MIB), ("a100", 8519680), ("l4", 8519680)])
+@pytest.mark.parametrize(("device", "expected"),
+                         [("h200", 32 * MIB), ("h100", 32 * MIB), ("a100", 8519680), ("l4", 8519680)])
 def test_size_follows_the_generation(device: str, expected: int) -> None:
     with simulating(find_device(device)):
         assert cublas_workspace_bytes() == expected
@@ -92,7 +95,7 @@ def test_a_registered_need_is_held_while_the_operator_runs() -> None:
 
 
 def test_rules_are_asked_for_the_claimed_device() -> None:
-    """How many blocks share a sum depends on the multiprocessors: where their number is unknown, nothing is predicted."""
+    """Blocks share a sum as the multiprocessors are many: where their number is unknown, nothing is predicted."""
     unknown = dataclasses.replace(find_device("h200"), name="unknown_multiprocessors", multiprocessors=None, aliases=())
     model = torch.nn.Linear(8, 3072)  # the bias gradient is the sum of test_workspace_reduction
     peaks = [

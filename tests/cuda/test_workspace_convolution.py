@@ -46,13 +46,18 @@ POINT_X, POINT_W, POINT_Y = spec((32, 512, 7, 7)), spec((2048, 512, 1, 1)), spec
 
 @pytest.mark.parametrize(("call", "expected"), [
     pytest.param((X, W, Y), [(total(X, W, Y),)], id="3x3: copies of all three"),
-    pytest.param((POINT_X, POINT_W, POINT_Y), [(total(POINT_X, POINT_Y),)], id="1x1 of much work: its weights are the same in both orders"),
-    pytest.param((spec((64, 64, 56, 56)), spec((256, 64, 1, 1)), spec((64, 256, 56, 56))), [], id="1x1 of little work: a matrix product"),
-    pytest.param((spec((64, 3, 224, 224)), spec((64, 3, 3, 3)), spec((64, 64, 111, 111)), 2), [], id="3 channels: not worth it"),
+    pytest.param((POINT_X, POINT_W, POINT_Y), [(total(POINT_X, POINT_Y),)],
+                 id="1x1 of much work: its weights are the same in both orders"),
+    pytest.param((spec((64, 64, 56, 56)), spec((256, 64, 1, 1)), spec((64, 256, 56, 56))), [],
+                 id="1x1 of little work: a matrix product"),
+    pytest.param((spec((64, 3, 224, 224)), spec((64, 3, 3, 3)), spec((64, 64, 111, 111)), 2), [],
+                 id="3 channels: not worth it"),
     pytest.param((X, spec((64, 1, 3, 3)), Y, 1, 64), [], id="depthwise: kernels of PyTorch's own"),
     pytest.param((X, spec((64, 32, 3, 3)), Y, 1, 2), [(total(X, Y),)], id="groups"),
-    pytest.param((spec(X.shape, channels_last=True), spec(W.shape, channels_last=True), spec(Y.shape, channels_last=True)), [], id="channels last"),
-    pytest.param((spec(X.shape, channels_last=True), W, spec(Y.shape, channels_last=True)), [(W.nbytes,)], id="weights follow the input's order"),
+    pytest.param((spec(X.shape, channels_last=True), spec(W.shape, channels_last=True),
+                  spec(Y.shape, channels_last=True)), [], id="channels last"),
+    pytest.param((spec(X.shape, channels_last=True), W, spec(Y.shape, channels_last=True)), [(W.nbytes,)],
+                 id="weights follow the input's order"),
     pytest.param((spec(X.shape, F64), spec(W.shape, F64), spec(Y.shape, F64)), [], id="float64: no tensor cores"),
 ])
 def test_forward(call: tuple[Any, ...], expected: list[tuple[int, ...]]) -> None:

@@ -105,7 +105,9 @@ def test_missing_default_is_a_constant() -> None:
         gm(X, X)
     assert str(
         caught.value
-    ) == "batch: got float32[3, 4], but the graph was traced with the constant None; trace again with the value that you want"
+    ) == (
+        "batch: got float32[3, 4], but the graph was traced with the constant None; trace again with the value that "
+        "you want")
 
 
 def test_holds_only_what_the_graph_uses(gm: GraphModule) -> None:

@@ -133,7 +133,8 @@ def forward(self, x, *, bias):
         first_up = self.first.up(mul)
         relu = first_up.relu();  first_up = None
         return mul, relu
-    mul, relu = torch.utils.checkpoint.checkpoint(checkpoint_0, x, scale, use_reentrant = False);  x = checkpoint_0 = None
+    mul, relu = torch.utils.checkpoint.checkpoint(checkpoint_0, x, scale, use_reentrant = False);\
+  x = checkpoint_0 = None
     first_drop = self.first.drop(relu);  relu = None
     first_down = self.first.down(first_drop);  first_drop = None
     first_drop_1 = self.first.drop(first_down);  first_down = None
@@ -231,7 +232,8 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "empty": (
         nan, [],
         "set_region(..., CheckpointRegion(id=0, use_reentrant=False, preserve_rng_state=True, context_fn=None, "
-        "determinism_check='default', debug=False, early_stop=True, replay=True, restores_buffers=True)): no nodes given"
+        "determinism_check='default', debug=False, early_stop=True, replay=True, restores_buffers=True)): no nodes "
+        "given"
     ),
     "unknown": (nan, ["sin", "cos"], "cos is no node of this graph; take one of gm.graph.nodes, or its name"),
     "input": (nan, ["x", "sin"], "x is the graph's placeholder; a region holds nodes between inputs and output"),
@@ -259,7 +261,8 @@ def test_what_cannot_be(name: str) -> None:
     assert gm.code == code
 
 
-@pytest.mark.parametrize(("nodes", "inside", "outside"), [(["getitem_1", "mul"], "getitem_1", "chunk"), (["sin", "chunk"], "chunk", "getitem")])
+@pytest.mark.parametrize(("nodes", "inside", "outside"),
+                         [(["getitem_1", "mul"], "getitem_1", "chunk"), (["sin", "chunk"], "chunk", "getitem")])
 def test_a_reentrant_checkpoint_has_no_containers_at_its_edges(nodes: list[str], inside: str, outside: str) -> None:
     def f(x: Tensor) -> Tensor:
         parts = x.sin().chunk(2, -1)
@@ -294,7 +297,8 @@ def test_regions_keep_to_what_was_chosen_for_single_nodes() -> None:
     code, regions = gm.code, {n.name: n.meta["region"] for n in gm.graph.nodes}
     with pytest.raises(
             InputError, match=
-            "sin cannot be kept: mul_ writes to it in place after add, which would run again, has read it; keep add as well"
+            "sin cannot be kept: mul_ writes to it in place after add, which would run again, has read it; keep add as "
+            "well"
     ):
         set_region(gm, between(gm, "sin", "mul_"))
     with pytest.raises(InputError, match="offload sin: checkpoint 0, which it is in, has use_reentrant=True"):

@@ -42,7 +42,7 @@ class Count(TorchDispatchMode):
 
 def step(module: nn.Module, x: Tensor = X,
          retain: bool = False) -> tuple[dict[str, Tensor | None], Counter[str], Counter[str]]:
-    """Outputs, gradients and buffers of a step from one random state; the operators of its forward and backward pass."""
+    """Outputs, gradients and buffers of a step from one random state; the operators of both its passes."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     x = x.detach().clone().requires_grad_(x.is_floating_point())
     module.zero_grad()
@@ -259,7 +259,8 @@ def forward(self, x):
             tanh_1 = drop_1.tanh();  drop_1 = None
         c = self.c(tanh_1);  tanh_1 = None
         return c
-    c = torch.utils.checkpoint.checkpoint(checkpoint_0, b, use_reentrant = False, context_fn = kept_0.contexts);  b = checkpoint_0 = None
+    c = torch.utils.checkpoint.checkpoint(checkpoint_0, b, use_reentrant = False, context_fn = kept_0.contexts);\
+  b = checkpoint_0 = None
     drop_2 = self.drop(c);  c = None
     tanh_2 = drop_2.tanh();  drop_2 = None
     return tanh_2"""

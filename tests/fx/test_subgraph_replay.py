@@ -77,7 +77,8 @@ def small(model, config, **settings):
     (MODELS["resnet50"].factory, {"x": torch.empty(2, 3, 64, 64, device="meta")}, 8),
     (MODELS["vit_b_16"].factory, {"x": torch.empty(1, 3, 224, 224, device="meta")}, 12),
     (lambda: small("BertForMaskedLM", "BertConfig"), {"input_ids": IDS, "labels": IDS}, 5),
-    (lambda: small("OPTForCausalLM", "OPTConfig", hidden_size=64, ffn_dim=128, num_attention_heads=4, do_layer_norm_before=False),
+    (lambda: small("OPTForCausalLM", "OPTConfig", hidden_size=64, ffn_dim=128, num_attention_heads=4,
+                   do_layer_norm_before=False),
      {"input_ids": IDS, "labels": IDS}, 5),
     (llama_1b, {"input_ids": IDS, "labels": IDS}, 16),
 ])

@@ -53,7 +53,7 @@ class Model(nn.Module):
         return x
 
 
-# -- blocks that are alike ----------------------------------------------------------------------------------------------
+# -- blocks that are alike ---------------------------------------------------------------------------------------------
 
 
 class Several(Block):
@@ -255,7 +255,7 @@ def test_alike_blocks(traced_like: Any, name: str, train: bool) -> None:
     traced_like(model, {"x": X}, other={"x": X.flip(0) + 1}, trace_act_ckpt=name == "checkpointed")
 
 
-# -- blocks that are not ------------------------------------------------------------------------------------------------
+# -- blocks that are not -----------------------------------------------------------------------------------------------
 
 
 class ReadsIndex(Block):

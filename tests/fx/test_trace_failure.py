@@ -178,7 +178,8 @@ def test_variable_arguments_need_a_tuple() -> None:
 
 def test_lazy_modules() -> None:
     text = errors(lambda: symbolic_trace(nn.Sequential(nn.LazyLinear(3)), meta_args={"input": X}))
-    assert text == "0.weight, 0.bias: not initialised, as its lazy module has not run; run the model once on a real input"
+    assert text == ("0.weight, 0.bias: not initialised, as its lazy module has not run; run the model once on a real "
+                    "input")
 
 
 def test_root_must_be_callable() -> None:

@@ -153,7 +153,8 @@ def forward(self, x):
         mul = block_drop.mul(2.0);  block_drop = None
         add = mul.add(x);  mul = x = None
         return add
-    add = torch.utils.checkpoint.checkpoint(checkpoint_0, x, use_reentrant = False, context_fn = context_fn);  x = checkpoint_0 = None
+    add = torch.utils.checkpoint.checkpoint(checkpoint_0, x, use_reentrant = False, context_fn = context_fn);\
+  x = checkpoint_0 = None
     def checkpoint_1(add):
         contiguous = add.contiguous();  add = None
         def checkpoint_2(contiguous):
@@ -164,12 +165,14 @@ def forward(self, x):
             mul_1 = inner_drop.mul(1.0);  inner_drop = None
             add_1 = mul_1.add(contiguous);  mul_1 = contiguous = None
             return add_1
-        add_1 = torch.utils.checkpoint.checkpoint(checkpoint_2, contiguous, use_reentrant = False, context_fn = context_fn);\
+        add_1 = torch.utils.checkpoint.checkpoint(checkpoint_2, contiguous, use_reentrant = False, \
+context_fn = context_fn);\
   contiguous = checkpoint_2 = None
         exp = add_1.exp()
         sin = add_1.sin();  add_1 = None
         return exp, sin
-    exp, sin = torch.utils.checkpoint.checkpoint(checkpoint_1, add, use_reentrant = False, context_fn = context_fn);  checkpoint_1 = None
+    exp, sin = torch.utils.checkpoint.checkpoint(checkpoint_1, add, use_reentrant = False, context_fn = context_fn);\
+  checkpoint_1 = None
     mul_2 = exp.mul(sin);  exp = sin = None
     add_2 = mul_2.add(add);  mul_2 = add = None
     return add_2""".strip("\n")

@@ -64,7 +64,8 @@ def targets(gm: Any) -> list[Any]:
     return [n.target for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
 
 
-@pytest.mark.parametrize("registered, instance, is_leaf", [(Block, Block, True), (Block, Wide, True), (Wide, Block, False)])
+@pytest.mark.parametrize("registered, instance, is_leaf",
+                         [(Block, Block, True), (Block, Wide, True), (Wide, Block, False)])
 def test_leaf_module_and_its_subclasses(traced_like: Any, registered: type, instance: type, is_leaf: bool) -> None:
     with register_leaf_module.scope():
         register_leaf_module(registered)
@@ -180,7 +181,9 @@ def test_function_without_a_name(traced_like: Any) -> None:
     assert CallTarget(scale)(X).equal(X * 2)
 
 
-@pytest.mark.parametrize("registry, key", [(register_leaf_module, Block), (register_non_leaf_module, Block), (register_leaf_function, rank_rows)])
+@pytest.mark.parametrize("registry, key",
+                         [(register_leaf_module, Block), (register_non_leaf_module, Block),
+                          (register_leaf_function, rank_rows)])
 def test_duplicates_are_refused(registry: Any, key: Any) -> None:
     with registry.scope():
         registry(key)

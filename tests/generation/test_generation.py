@@ -46,7 +46,8 @@ def kept_bytes(channels, tokens, layers=2, width=4, batch=2):
     return 2 * layers * channels * width * tokens * batch  # keys and values
 
 
-@pytest.mark.parametrize(("build", "channels"), [(gpt2, 32), (llama, 16), ("Llama", 16), ("GPT2", 32)], ids=["gpt2", "llama", "hf llama", "hf gpt2"])
+@pytest.mark.parametrize(("build", "channels"), [(gpt2, 32), (llama, 16), ("Llama", 16), ("GPT2", 32)],
+                         ids=["gpt2", "llama", "hf llama", "hf gpt2"])
 def test_cache_grows_by_keys_and_values_of_a_token(build, channels):
     if isinstance(build, str):
         options = SMALL if build == "Llama" else {
@@ -203,7 +204,8 @@ def test_figures_are_those_of_the_steps():
 
 @pytest.mark.parametrize(("options", "words"), [
     ({"prompt_tokens": 0}, ["prompt_tokens=0"]), ({"new_tokens": 0}, ["new_tokens=0"]), ({"samples": 0}, ["samples=0"]),
-    ({"cache": "paged"}, ["cache='paged'", "'static'"]), ({"device": "h2000"}, ["h2000"]), ({"autocast": "bf16"}, ["autocast='bf16'"])])
+    ({"cache": "paged"}, ["cache='paged'", "'static'"]), ({"device": "h2000"}, ["h2000"]),
+    ({"autocast": "bf16"}, ["autocast='bf16'"])])
 def test_errors(options, words):
     with pytest.raises(AnalyzerError) as caught:
         profile_generate(gpt2, **{"prompt_tokens": 4, "new_tokens": 2, **options})
@@ -270,5 +272,6 @@ def test_memory_that_runs_out_is_told_with_the_pass():
 def test_more_tokens_than_positions_are_refused(name, options, positions):
     build = transformers_model(name, vocab_size=100, bos_token_id=1, eos_token_id=2, **options)
     assert profile_generate(build, positions - 2, 3).steps[-1].context_tokens == positions
-    with pytest.raises(InputError, match=rf"prompt_tokens={positions - 1}, new_tokens=3.* has {positions} positions, and together these take {positions + 1}"):
+    with pytest.raises(InputError, match=rf"prompt_tokens={positions - 1}, new_tokens=3.* has {positions} positions, "
+                                         rf"and together these take {positions + 1}"):
         profile_generate(build, positions - 1, 3)

@@ -89,7 +89,8 @@ def test_memory_is_what_the_driver_leaves_of_the_printed_size(name: str, printed
 
 @pytest.mark.parametrize(
     ("name", "nvlink", "pcie"),
-    [("h200", 450e9, 64e9), ("h100", 450e9, 64e9), ("a100", 300e9, 32e9), ("l4", None, 32e9), ("t4", None, 16e9), ("4090", None, 32e9)],
+    [("h200", 450e9, 64e9), ("h100", 450e9, 64e9), ("a100", 300e9, 32e9), ("l4", None, 32e9), ("t4", None, 16e9),
+     ("4090", None, 32e9)],
 )
 def test_links_count_one_direction(name: str, nvlink: float | None, pcie: float) -> None:
     spec = find_device(name)
@@ -127,14 +128,16 @@ def test_a_spec_is_its_own_device_registered_or_not() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("h20", "did you mean 'h200' or 'h100_sxm'? "), ("a100_sxm4_80", "did you mean 'a100_80gb'"), ("zzzz", "The catalogue holds")],
+    [("h20", "did you mean 'h200' or 'h100_sxm'? "), ("a100_sxm4_80", "did you mean 'a100_80gb'"),
+     ("zzzz", "The catalogue holds")],
 )
 def test_unknown_names_are_answered_with_near_ones(name: str, hint: str) -> None:
     with pytest.raises(UnknownDeviceError) as error:
         find_device(name)
     assert str(error.value).startswith(f"unknown device {name!r}: {hint}")
     assert str(error.value).endswith(
-        f"The catalogue holds {', '.join(NAMES)}; describe another one with DeviceSpec and pass it, or add it with register_device"
+        f"The catalogue holds {', '.join(NAMES)}; describe another one with DeviceSpec and pass it, or add it with "
+        "register_device"
     )
 
 
@@ -159,8 +162,8 @@ def test_a_taken_name_is_refused_in_any_spelling() -> None:
     with pytest.raises(DuplicateRegistrationError) as error:
         register_device(DeviceSpec("RTX-4090"))
     assert str(error.value) == (
-        "register_device('rtx_4090'): already registered as DeviceSpec('rtx_4090', cuda, 23.65 GiB); pass override=True, "
-        "or register inside `with register_device.scope():` to replace it for a while")
+        "register_device('rtx_4090'): already registered as DeviceSpec('rtx_4090', cuda, 23.65 GiB); pass "
+        "override=True, or register inside `with register_device.scope():` to replace it for a while")
     assert find_device("rtx_4090").vendor == "NVIDIA"
 
 
@@ -169,8 +172,8 @@ def test_another_device_s_alias_is_refused_even_in_a_scope(spec: DeviceSpec) -> 
     for override in (False, True):
         with register_device.scope(), pytest.raises(DuplicateRegistrationError) as error:
             register_device(spec, override=override)
-        assert "already stands for DeviceSpec('h100_sxm', cuda, 79.19 GiB); give this device another name or alias" in str(
-            error.value)
+        text = "already stands for DeviceSpec('h100_sxm', cuda, 79.19 GiB); give this device another name or alias"
+        assert text in str(error.value)
     assert find_device("h100").name == "h100_sxm"
 
 

@@ -15,9 +15,10 @@ from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, PeakRates
 
 _FIGURES = (
-    "memory_bytes, memory_bandwidth, flops_per_second.fp64, flops_per_second.fp64_tensor, flops_per_second.fp32, flops_per_second.tf32, "
-    "flops_per_second.bf16, flops_per_second.fp16, flops_per_second.fp8, flops_per_second.int8, multiprocessors, l2_bytes, "
-    "nvlink_bandwidth, pcie_bandwidth, launch_seconds")
+    "memory_bytes, memory_bandwidth, flops_per_second.fp64, flops_per_second.fp64_tensor, flops_per_second.fp32, "
+    "flops_per_second.tf32, "
+    "flops_per_second.bf16, flops_per_second.fp16, flops_per_second.fp8, flops_per_second.int8, multiprocessors, "
+    "l2_bytes, nvlink_bandwidth, pcie_bandwidth, launch_seconds")
 
 
 @pytest.mark.parametrize(
@@ -29,30 +30,39 @@ _FIGURES = (
         ({"kind": "tpu"}, "DeviceSpec('x', kind='tpu'): must be one of 'cuda', 'cpu'"),
         (
             {"memory_bytes": "80GB"},
-            "DeviceSpec('x', memory_bytes='80GB'): must be a positive int or None if unknown; analyzer.units.parse_bytes reads '80GiB'",
+            "DeviceSpec('x', memory_bytes='80GB'): must be a positive int or None if unknown; "
+            "analyzer.units.parse_bytes reads '80GiB'",
         ),
         (
             {"l2_bytes": 1e6},
-            "DeviceSpec('x', l2_bytes=1000000.0): must be a positive int or None if unknown; analyzer.units.parse_bytes reads '80GiB'",
+            "DeviceSpec('x', l2_bytes=1000000.0): must be a positive int or None if unknown; "
+            "analyzer.units.parse_bytes reads '80GiB'",
         ),
         ({"multiprocessors": 0}, "DeviceSpec('x', multiprocessors=0): must be a positive int or None if unknown"),
         ({"multiprocessors": True}, "DeviceSpec('x', multiprocessors=True): must be a positive int or None if unknown"),
-        ({"memory_bandwidth": -1.0}, "DeviceSpec('x', memory_bandwidth=-1.0): must be a positive number, in B/s, or None if unknown"),
-        ({"nvlink_bandwidth": 0}, "DeviceSpec('x', nvlink_bandwidth=0): must be a positive number, in B/s, or None if unknown"),
-        ({"launch_seconds": "5us"}, "DeviceSpec('x', launch_seconds='5us'): must be a positive number, in s, or None if unknown"),
+        ({"memory_bandwidth": -1.0},
+         "DeviceSpec('x', memory_bandwidth=-1.0): must be a positive number, in B/s, or None if unknown"),
+        ({"nvlink_bandwidth": 0},
+         "DeviceSpec('x', nvlink_bandwidth=0): must be a positive number, in B/s, or None if unknown"),
+        ({"launch_seconds": "5us"},
+         "DeviceSpec('x', launch_seconds='5us'): must be a positive number, in s, or None if unknown"),
         (
             {"flops_per_second": PeakRates(bf16=float("nan"))},
             "DeviceSpec('x', flops_per_second.bf16=nan): must be a positive number, in FLOP/s, or None if unknown",
         ),
         ({"flops_per_second": 1e12}, "DeviceSpec('x', flops_per_second=1000000000000.0): must be a PeakRates"),
-        ({"compute_capability": "9.0"}, "DeviceSpec('x', compute_capability='9.0'): must be a pair of ints such as (9, 0)"),
-        ({"compute_capability": (9,)}, "DeviceSpec('x', compute_capability=(9,)): must be a pair of ints such as (9, 0)"),
-        ({"compute_capability": (9.0, 0)}, "DeviceSpec('x', compute_capability=(9.0, 0)): must be a pair of ints such as (9, 0)"),
+        ({"compute_capability": "9.0"},
+         "DeviceSpec('x', compute_capability='9.0'): must be a pair of ints such as (9, 0)"),
+        ({"compute_capability": (9,)},
+         "DeviceSpec('x', compute_capability=(9,)): must be a pair of ints such as (9, 0)"),
+        ({"compute_capability": (9.0, 0)},
+         "DeviceSpec('x', compute_capability=(9.0, 0)): must be a pair of ints such as (9, 0)"),
         ({"aliases": "y"}, "DeviceSpec('x', aliases='y'): must be a tuple of names"),
         ({"aliases": ("y", "")}, "DeviceSpec('x', aliases=('y', '')): must be a tuple of names"),
         (
             {"sources": {"memory_byte": "box"}},
-            f"DeviceSpec('x', sources='memory_byte'): not a figure, did you mean 'memory_bytes'?; the figures are {_FIGURES}",
+            "DeviceSpec('x', sources='memory_byte'): not a figure, did you mean 'memory_bytes'?; the figures are "
+            f"{_FIGURES}",
         ),
     ],
 )
@@ -121,7 +131,8 @@ def test_plain_data_brings_the_same_spec_back(spec: DeviceSpec) -> None:
     [
         ({"kind": "cuda"}, "DeviceSpec.from_dict({'kind': 'cuda'}): has no 'name'"),
         ({"name": "x", "memory": 1}, "DeviceSpec.from_dict: unknown field 'memory'"),
-        ({"name": "x", "flops_per_second": {"fp23": 1.0}}, "PeakRates.from_dict: unknown field 'fp23', did you mean 'fp32'?"),
+        ({"name": "x", "flops_per_second": {"fp23": 1.0}},
+         "PeakRates.from_dict: unknown field 'fp23', did you mean 'fp32'?"),
         ({"name": "x", "flops_per_second": [1.0]}, "DeviceSpec('x', flops_per_second=[1.0]): must be a PeakRates"),
     ],
 )

@@ -267,7 +267,8 @@ def test_out_of_memory() -> None:
     assert (error.requested_bytes, error.short_bytes) == (19 * MIB, 2 * MIB)
     assert (error.allocated_bytes, error.reserved_bytes, error.capacity_bytes) == (12 * MIB, 12 * MIB, 30 * MIB)
     assert str(error) == (
-        "CUDA out of memory. Tried to allocate 19,922,944 bytes, 2,097,152 bytes short; of 31,457,280 bytes 12,582,912 are allocated "
+        "CUDA out of memory. Tried to allocate 19,922,944 bytes, 2,097,152 bytes short; of 31,457,280 bytes 12,582,912 "
+        "are allocated "
         "and 0 reserved but unused. Try a smaller batch, activation checkpointing or a device with more memory")
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.short_bytes) == (str(error), error.short_bytes)
@@ -540,7 +541,8 @@ def test_negative_size() -> None:
     ("text", "options"),
     [
         ("", AllocatorOptions()),
-        ("expandable_segments:True,max_split_size_mb:128", AllocatorOptions(expandable_segments=True, max_split_size_mb=128)),
+        ("expandable_segments:True,max_split_size_mb:128",
+         AllocatorOptions(expandable_segments=True, max_split_size_mb=128)),
         (" max_split_size_mb : 128 ,", AllocatorOptions(max_split_size_mb=128)),
         ("roundup_power2_divisions:8", AllocatorOptions(roundup_power2_divisions=8)),
         (
@@ -588,7 +590,8 @@ REFUSED = [
         *REFUSED,
         ("per_process_memory_fraction:1.5", "per_process_memory_fraction=1.5: must lie between 0 and 1"),
         ("roundup_power2_divisions:[256]", "has the entry '256', which is not MIB:DIVISIONS or >:DIVISIONS"),
-        ("backend:cudaMallocAsync", "only backend:native is simulated; with cudaMallocAsync the CUDA driver pools the memory"),
+        ("backend:cudaMallocAsync",
+         "only backend:native is simulated; with cudaMallocAsync the CUDA driver pools the memory"),
         ("max_split:128", "unknown key 'max_split'; use one of expandable_segments, garbage_collection_threshold, "),
     ],
 )

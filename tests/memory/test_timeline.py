@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 def replay(events):
-    """Peak of allocated and of reserved bytes, what is left, and the levels after each event; addresses never overlap."""
+    """Peaks of allocated and reserved bytes, what is left, the levels after each event; addresses never overlap."""
     live: dict[int, int] = {}
     allocated = reserved = peak_allocated = peak_reserved = 0
     levels = set()

@@ -58,7 +58,9 @@ def test_repeat_interleave_with_unknown_repeats_asks_for_the_size():
         assert torch.repeat_interleave(torch.rand(4), repeats, output_size=6).shape == (6,)
 
 
-@pytest.mark.parametrize("count", [lambda chosen: torch.bincount(chosen, minlength=4), lambda chosen: torch.histc(chosen.float(), bins=4, min=0, max=3)])
+@pytest.mark.parametrize("count",
+                         [lambda chosen: torch.bincount(chosen, minlength=4),
+                          lambda chosen: torch.histc(chosen.float(), bins=4, min=0, max=3)])
 def test_counts_of_unknown_classes_are_balanced_so_that_routing_by_offsets_works(count):
     with MetaTensorMode() as mode:
         chosen = torch.rand(10, 4, device="cuda").argmax(-1)

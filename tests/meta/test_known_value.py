@@ -159,7 +159,9 @@ def test_known_contents_leave_as_a_numpy_array(dtype):
         assert __import__("numpy").asarray(x[1:]).tolist() == x[1:].tolist()
 
 
-@pytest.mark.parametrize("index", [[0, 2], (slice(None), [-1, 0]), ([0, 1], [1, 2]), (Ellipsis, [True, False, True]), [[0, 1], [1, 0]],
+@pytest.mark.parametrize("index",
+                         [[0, 2], (slice(None), [-1, 0]), ([0, 1], [1, 2]), (Ellipsis, [True, False, True]),
+                          [[0, 1], [1, 0]],
                                    (slice(None), __import__("numpy").array([1, 1])), ((0, 1), (2, 2))])
 def test_indices_given_as_lists_keep_their_values(index):
     real = torch.arange(9).view(3, 3)

@@ -39,7 +39,8 @@ CPU = torch.device("cpu")
         (lambda: torch.ones_like(torch.empty(3, device="cuda"), device="cpu"), CPU, (3,), torch.float32),
         (lambda: torch.rand(2, 3, device="cuda") @ torch.rand(3, 5, device="cuda"), CUDA, (2, 5), torch.float32),
         (lambda: torch.rand(3, device="cuda") + torch.tensor(1.0), CUDA, (3,), torch.float32),
-        (lambda: torch.from_numpy(__import__("numpy").zeros((2, 2), dtype="float32")).cuda(), CUDA, (2, 2), torch.float32),
+        (lambda: torch.from_numpy(__import__("numpy").zeros((2, 2), dtype="float32")).cuda(), CUDA, (2, 2),
+         torch.float32),
         (lambda: torch.arange(6, device="cuda").view(2, 3).t(), CUDA, (3, 2), torch.int64),
         (lambda: torch.nn.Parameter(torch.rand(2, device="cuda")), CUDA, (2,), torch.float32),
     ],
@@ -167,9 +168,12 @@ def test_saved_tensor_hooks_see_what_autograd_saves():
 
 
 @pytest.mark.parametrize("make", [
-    lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.Adam(p),
-    lambda p: torch.optim.AdamW(p, fused=True), lambda p: torch.optim.AdamW(p, foreach=False), lambda p: torch.optim.RMSprop(p),
-    lambda p: torch.optim.Adagrad(p), lambda p: torch.optim.Adadelta(p), lambda p: torch.optim.NAdam(p), lambda p: torch.optim.RAdam(p),
+    lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    lambda p: torch.optim.Adam(p),
+    lambda p: torch.optim.AdamW(p, fused=True), lambda p: torch.optim.AdamW(p, foreach=False),
+    lambda p: torch.optim.RMSprop(p),
+    lambda p: torch.optim.Adagrad(p), lambda p: torch.optim.Adadelta(p), lambda p: torch.optim.NAdam(p),
+    lambda p: torch.optim.RAdam(p),
     lambda p: torch.optim.Adafactor(p),
 ])
 def test_optimizers_step_and_keep_their_states_on_the_device(make):

@@ -47,8 +47,10 @@ def facts(x):
 
 
 @settings(max_examples=120)
-@given(shape=st.lists(st.integers(2, 4), min_size=2, max_size=4), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int64]),
-       device=st.sampled_from(["cpu", "cuda"]), transposed=st.booleans(), offset=st.booleans(), name=st.sampled_from(sorted(CALLS)))
+@given(shape=st.lists(st.integers(2, 4), min_size=2, max_size=4),
+       dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int64]),
+       device=st.sampled_from(["cpu", "cuda"]), transposed=st.booleans(), offset=st.booleans(),
+       name=st.sampled_from(sorted(CALLS)))
 def test_the_second_call_gives_what_the_first_gave(shape, dtype, device, transposed, offset, name):
     def run():
         x = torch.ones(shape, dtype=dtype, device=device)

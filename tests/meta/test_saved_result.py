@@ -7,7 +7,9 @@ from analyzer import MetaTensorMode
 MIB = 2**20
 
 
-@pytest.mark.parametrize("function", [torch.sigmoid, torch.exp, torch.sin, torch.tanh, lambda x: torch.softmax(x, -1), lambda x: x.view(-1).sqrt()])
+@pytest.mark.parametrize("function",
+                         [torch.sigmoid, torch.exp, torch.sin, torch.tanh, lambda x: torch.softmax(x, -1),
+                          lambda x: x.view(-1).sqrt()])
 def test_a_dropped_graph_is_freed(function):
     mode = MetaTensorMode()
     with mode:

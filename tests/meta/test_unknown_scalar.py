@@ -76,7 +76,8 @@ def while_not_finished(x):
     return step
 
 
-@pytest.mark.parametrize("loop", [stop_at_break, stop_where_none_is_left, stop_in_nested_if, go_on_with_else, while_unfinished,
+@pytest.mark.parametrize("loop",
+                         [stop_at_break, stop_where_none_is_left, stop_in_nested_if, go_on_with_else, while_unfinished,
                                   stop_where_nothing_changes, while_not_finished])
 def test_a_loop_that_data_would_end_runs_to_its_own_bound(loop):
     with MetaTensorMode(MetaOptions(unknown_condition="false")) as mode:

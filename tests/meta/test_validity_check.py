@@ -60,7 +60,9 @@ def checked_whole(x):
     return "passed"
 
 
-@pytest.mark.parametrize("check", [asserted, raised_where_any, raised_where_not_all, raised_by_item, raised_by_both, in_else, checked_by_torch,
+@pytest.mark.parametrize("check",
+                         [asserted, raised_where_any, raised_where_not_all, raised_by_item, raised_by_both, in_else,
+                          checked_by_torch,
                                    checked_whole])
 def test_the_branch_that_does_not_raise_is_taken_and_noted(check):
     with MetaTensorMode() as mode:
@@ -68,7 +70,8 @@ def test_the_branch_that_does_not_raise_is_taken_and_noted(check):
         assert any("pass the model's own check" in a and "test_validity_check.py" in a for a in mode.state.assumptions)
 
 
-@pytest.mark.parametrize("check", [asserted, raised_where_any, raised_where_not_all, raised_by_item, raised_by_both, in_else])
+@pytest.mark.parametrize("check",
+                         [asserted, raised_where_any, raised_where_not_all, raised_by_item, raised_by_both, in_else])
 def test_known_data_still_fails_its_check(check):
     with MetaTensorMode(), pytest.raises((AssertionError, ValueError)):
         check(torch.full((2, 2), float("inf")))

@@ -44,15 +44,21 @@ def meta(*shape, dtype=torch.float32, requires_grad=False):
     (lambda: of(aten.addbmm.default, spec(3, 4), spec(2, 3, 5), spec(2, 5, 4)), 2 * 3 * 5 * 4),
     (lambda: of(aten.matmul.default, spec(6, 2, 3), spec(3, 4), out=spec(6, 2, 4)), 6 * 2 * 3 * 4),
     (lambda: of(aten.linear.default, spec(6, 2, 3), spec(4, 3), out=spec(6, 2, 4)), 6 * 2 * 3 * 4),
-    (lambda: of(aten._grouped_mm.default, spec(20, 8), spec(4, 8, 6), spec(4, dtype=torch.int32), out=spec(20, 6)), 20 * 8 * 6),
-    (lambda: of(aten._grouped_mm.default, spec(4, 20, 8), spec(8, 6), spec(4, dtype=torch.int32), out=spec(20, 6)), 20 * 8 * 6),
+    (lambda: of(aten._grouped_mm.default, spec(20, 8), spec(4, 8, 6), spec(4, dtype=torch.int32), out=spec(20, 6)),
+     20 * 8 * 6),
+    (lambda: of(aten._grouped_mm.default, spec(4, 20, 8), spec(8, 6), spec(4, dtype=torch.int32), out=spec(20, 6)),
+     20 * 8 * 6),
     (lambda: of(aten._grouped_mm.default, spec(4, 20, 8), spec(4, 8, 6), None, out=spec(4, 20, 6)), 4 * 20 * 8 * 6),
-    (lambda: of(aten._grouped_mm.default, spec(20, 8), spec(8, 6), spec(4, dtype=torch.int32), out=spec(4, 20, 6)), 20 * 8 * 6),
-    (lambda: of(aten._scaled_grouped_mm.default, spec(32, 16), spec(4, 16, 48), spec(32), spec(4, 48), spec(4), out=spec(32, 48)),
+    (lambda: of(aten._grouped_mm.default, spec(20, 8), spec(8, 6), spec(4, dtype=torch.int32), out=spec(4, 20, 6)),
+     20 * 8 * 6),
+    (lambda: of(aten._scaled_grouped_mm.default, spec(32, 16), spec(4, 16, 48), spec(32), spec(4, 48), spec(4),
+                out=spec(32, 48)),
      32 * 16 * 48),
-    (lambda: of(aten._weight_int4pack_mm.default, spec(5, 64), spec(1, 4, 32, 4, dtype=torch.int32), 32, spec(2, 8, 2), out=spec(5, 8)),
+    (lambda: of(aten._weight_int4pack_mm.default, spec(5, 64), spec(1, 4, 32, 4, dtype=torch.int32), 32, spec(2, 8, 2),
+                out=spec(5, 8)),
      5 * 64 * 8),
-    (lambda: of(aten.mm.default, spec(2, 3, dtype=c64), spec(3, 4, dtype=c64), out=spec(2, 4, dtype=c64)), 4 * 2 * 3 * 4),
+    (lambda: of(aten.mm.default, spec(2, 3, dtype=c64), spec(3, 4, dtype=c64), out=spec(2, 4, dtype=c64)),
+     4 * 2 * 3 * 4),
 ])
 def test_matrix_products(count, macs):
     assert count() == products(macs)
@@ -88,7 +94,8 @@ CONVOLUTIONS = [
 ]
 
 
-@pytest.mark.parametrize("name, x, w, stride, groups, transposed, out, macs", CONVOLUTIONS, ids=[c[0] for c in CONVOLUTIONS])
+@pytest.mark.parametrize("name, x, w, stride, groups, transposed, out, macs", CONVOLUTIONS,
+                         ids=[c[0] for c in CONVOLUTIONS])
 def test_convolutions(name, x, w, stride, groups, transposed, out, macs):
     dims = len(x) - 2
     rest = [stride] * dims, [0] * dims, [1] * dims, transposed, [0] * dims, groups
@@ -112,7 +119,8 @@ def test_vendor_convolutions():
               [1, 1], 1, True, False, True, out=spec(2, 6, 10, 10)) == products(2 * 8 * 25 * 6 * 4)
 
 
-@given(st.integers(0, 9), st.integers(0, 9), st.none() | st.integers(0, 5), st.none() | st.integers(0, 5), st.booleans())
+@given(st.integers(0, 9), st.integers(0, 9), st.none() | st.integers(0, 5), st.none() | st.integers(0, 5),
+       st.booleans())
 def test_visible_pairs_by_enumeration(queries, keys, left, right, bottom_right):
     def sees(i, j):
         at = i + (keys - queries if bottom_right else 0)
@@ -176,7 +184,7 @@ def test_cpu_attention_on_real_tensors(log_signatures):
 
 
 def test_raw_kernels_hold_heads_inside():
-    """[batch, sequence, heads, dim]; FlashAttention aligns its causal mask to the bottom right: 5 + 6 + ... + 10 pairs."""
+    """[batch, sequence, heads, dim]; FlashAttention's causal mask ends at the bottom right: 5 + 6 + ... + 10 pairs."""
     q, k, v, out = (spec(s[0], s[2], s[1], s[3], dtype=f16) for s in (Q, K, V, OUT))
     assert of(aten._flash_attention_forward.default, q, k, v, None, None, 6, 10, 0.0, False, False,
               out=(out, LSE)) == attention(FORWARD)
@@ -221,7 +229,8 @@ def test_encoder_fast_path_on_real_tensors(log_signatures):
         (aten._transformer_encoder_layer_fwd.default, 4 * 10 * 256 + 2 * 2 * 25 * 16 + 2 * 10 * 16 * 64)]
 
 
-@pytest.mark.parametrize("kind, mode, gates, cell, cell_backward", [("LSTM", 2, 4, 13, 22), ("GRU", 3, 3, 11, 16), ("tanh", 1, 1, 2, 3)])
+@pytest.mark.parametrize("kind, mode, gates, cell, cell_backward",
+                         [("LSTM", 2, 4, 13, 22), ("GRU", 3, 3, 11, 16), ("tanh", 1, 1, 2, 3)])
 def test_recurrent_layers(kind, mode, gates, cell, cell_backward):
     """Two layers in two directions, time 7, batch 3, 10 features, hidden 5: the second layer's input is 10 again."""
     x, h = spec(7, 3, 10), spec(4, 3, 5)
@@ -316,26 +325,36 @@ X = spec(4, 6)
     # Normalizations.
     (lambda: of(aten.native_layer_norm.default, X, [6], spec(6), spec(6), 1e-5), 24 * 7),
     (lambda: of(aten.native_layer_norm.default, X, [6], None, None, 1e-5), 24 * 5),
-    (lambda: of(aten.native_layer_norm_backward.default, X, X, [6], spec(4), spec(4), spec(6), spec(6), [True, True, True]), 24 * 13),
-    (lambda: of(aten.native_layer_norm_backward.default, X, X, [6], spec(4), spec(4), spec(6), spec(6), [False, True, True]), 24 * 5),
-    (lambda: of(aten.native_batch_norm.default, spec(2, 3, 4), spec(3), spec(3), spec(3), spec(3), True, 0.1, 1e-5), 24 * 7),
-    (lambda: of(aten.native_batch_norm.default, spec(2, 3, 4), spec(3), spec(3), spec(3), spec(3), False, 0.1, 1e-5), 24 * 4),
-    (lambda: of(aten._native_batch_norm_legit_functional.default, spec(2, 3, 4), None, None, spec(3), spec(3), True, 0.1, 1e-5), 24 * 5),
-    (lambda: of(aten.cudnn_batch_norm.default, spec(2, 3, 4), spec(3), spec(3), spec(3), spec(3), True, 0.1, 1e-5), 24 * 7),
+    (lambda: of(aten.native_layer_norm_backward.default, X, X, [6], spec(4), spec(4), spec(6), spec(6),
+                [True, True, True]), 24 * 13),
+    (lambda: of(aten.native_layer_norm_backward.default, X, X, [6], spec(4), spec(4), spec(6), spec(6),
+                [False, True, True]), 24 * 5),
+    (lambda: of(aten.native_batch_norm.default, spec(2, 3, 4), spec(3), spec(3), spec(3), spec(3), True, 0.1, 1e-5),
+     24 * 7),
+    (lambda: of(aten.native_batch_norm.default, spec(2, 3, 4), spec(3), spec(3), spec(3), spec(3), False, 0.1, 1e-5),
+     24 * 4),
+    (lambda: of(aten._native_batch_norm_legit_functional.default, spec(2, 3, 4), None, None, spec(3), spec(3), True,
+                0.1, 1e-5), 24 * 5),
+    (lambda: of(aten.cudnn_batch_norm.default, spec(2, 3, 4), spec(3), spec(3), spec(3), spec(3), True, 0.1, 1e-5),
+     24 * 7),
     (lambda: of(aten.native_group_norm.default, spec(2, 3, 4), None, None, 2, 3, 4, 3, 1e-5), 24 * 5),
     (lambda: of(aten._fused_rms_norm.default, X, [6], spec(6), None), 24 * 4),
     # Pooling: k to each output; adaptive windows of 7 to 3 hold 3 + 3 + 3 elements.
-    (lambda: of(aten.max_pool2d_with_indices.default, spec(1, 2, 8, 8), [3, 3], [2, 2], [1, 1], out=spec(1, 2, 4, 4)), 32 * 9),
+    (lambda: of(aten.max_pool2d_with_indices.default, spec(1, 2, 8, 8), [3, 3], [2, 2], [1, 1], out=spec(1, 2, 4, 4)),
+     32 * 9),
     (lambda: of(aten.avg_pool2d.default, spec(1, 2, 8, 8), [2, 2], out=spec(1, 2, 4, 4)), 128),
-    (lambda: of(aten.avg_pool2d_backward.default, spec(1, 2, 4, 4), spec(1, 2, 8, 8), [2, 2], [2, 2], [0, 0], False, True, None), 32 * 5),
+    (lambda: of(aten.avg_pool2d_backward.default, spec(1, 2, 4, 4), spec(1, 2, 8, 8), [2, 2], [2, 2], [0, 0], False,
+                True, None), 32 * 5),
     (lambda: of(aten._adaptive_avg_pool2d.default, spec(2, 7, 7), [3, 3], out=spec(2, 3, 3)), 2 * 81),
     (lambda: of(aten._adaptive_avg_pool2d_backward.default, spec(2, 3, 3), spec(2, 7, 7)), 18 + 2 * 81),
     # Interpolation.
     (lambda: of(aten.upsample_bilinear2d.vec, spec(1, 2, 4, 4), [8, 8], False, None, out=spec(1, 2, 8, 8)), 128 * 9),
     (lambda: of(aten.upsample_nearest2d.default, spec(1, 2, 4, 4), [8, 8], out=spec(1, 2, 8, 8)), 0),
-    (lambda: of(aten.upsample_nearest2d_backward.default, spec(1, 2, 8, 8), [8, 8], [1, 2, 4, 4], out=spec(1, 2, 4, 4)), 128),
+    (lambda: of(aten.upsample_nearest2d_backward.default, spec(1, 2, 8, 8), [8, 8], [1, 2, 4, 4], out=spec(1, 2, 4, 4)),
+     128),
     # One lerp a sample (7 in 2-D), and for each of 12 points 10 + 4.
-    (lambda: of(aten.grid_sampler_2d.default, spec(1, 2, 4, 4), spec(1, 3, 4, 2), 0, 0, False, out=spec(1, 2, 3, 4)), 24 * 7 + 12 * 14),
+    (lambda: of(aten.grid_sampler_2d.default, spec(1, 2, 4, 4), spec(1, 3, 4, 2), 0, 0, False, out=spec(1, 2, 3, 4)),
+     24 * 7 + 12 * 14),
     # Sums by index.
     (lambda: of(aten.embedding.default, spec(9, 6), spec(4, dtype=i64), out=X), 0),
     (lambda: of(aten.embedding_dense_backward.default, X, spec(4, dtype=i64), 9, -1, False, out=spec(9, 6)), 24),
@@ -369,13 +388,17 @@ X = spec(4, 6)
     (lambda: of(aten._linalg_eigh.default, spec(6, 6), "L", False), 288),
     (lambda: of(aten._cdist_forward.default, spec(3, 4), spec(5, 4), 2.0, None, out=spec(3, 5)), 15 * 4 * 3),
     # Optimizers, 8 elements.
-    (lambda: of(aten._fused_adamw_.default, [spec(3), spec(5)], [], [], [], [], [], lr=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.01,
+    (lambda: of(aten._fused_adamw_.default, [spec(3), spec(5)], [], [], [], [], [], lr=1e-3, beta1=0.9, beta2=0.99,
+                weight_decay=0.01,
                 eps=1e-8, amsgrad=False, maximize=False, out=()), 8 * 14),
-    (lambda: of(aten._fused_adam_.default, [spec(3), spec(5)], [], [], [], [], [], lr=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.0,
+    (lambda: of(aten._fused_adam_.default, [spec(3), spec(5)], [], [], [], [], [], lr=1e-3, beta1=0.9, beta2=0.99,
+                weight_decay=0.0,
                 eps=1e-8, amsgrad=True, maximize=False, out=()), 8 * 14),
-    (lambda: of(aten._fused_sgd_.default, [spec(3), spec(5)], [], [], weight_decay=0.1, momentum=0.9, lr=0.1, dampening=0.0, nesterov=False,
+    (lambda: of(aten._fused_sgd_.default, [spec(3), spec(5)], [], [], weight_decay=0.1, momentum=0.9, lr=0.1,
+                dampening=0.0, nesterov=False,
                 maximize=False, is_first_step=False, out=()), 8 * 6),
-    (lambda: of(aten._amp_foreach_non_finite_check_and_unscale_.default, [spec(3), spec(5)], spec(1), spec(1), out=()), 8),
+    (lambda: of(aten._amp_foreach_non_finite_check_and_unscale_.default, [spec(3), spec(5)], spec(1), spec(1), out=()),
+     8),
 ])
 def test_arithmetic_without_multiply_accumulate(count, flops):
     assert count() == FlopCount(flops)

@@ -104,8 +104,11 @@ def test_a_quotient_of_integers_is_floating_point():
     assert count_call(Signature(aten.div.Tensor, (a, a), {}, (a, a), (spec(4),))) == FlopCount(4)
 
 
-@pytest.mark.parametrize("op", [aten.gt.Scalar, aten.view.default, aten.copy_.default, aten.embedding.default, aten.where.self,
-                                aten.zero_.default, aten._foreach_copy_.default, aten.t_copy.default, aten._local_scalar_dense.default,
+@pytest.mark.parametrize("op",
+                         [aten.gt.Scalar, aten.view.default, aten.copy_.default, aten.embedding.default,
+                          aten.where.self,
+                                aten.zero_.default, aten._foreach_copy_.default, aten.t_copy.default,
+                          aten._local_scalar_dense.default,
                                 torch.ops._c10d_functional.all_reduce.default])
 def test_zero_operators(op):
     assert count_call(Signature(op, (spec(4),), {}, (spec(4),), (spec(4),))) == FlopCount(0)

@@ -54,8 +54,10 @@ def test_scaled_products(m, k, n):
 
 
 @settings(max_examples=50)
-@given(dims=st.integers(1, 3), n=st.integers(1, 3), c_in=size, c_out=size, kernel=st.integers(1, 3), stride=st.integers(1, 2),
-       padding=st.integers(0, 2), dilation=st.integers(1, 2), transposed=st.booleans(), mask=st.tuples(st.booleans(), st.booleans()))
+@given(dims=st.integers(1, 3), n=st.integers(1, 3), c_in=size, c_out=size, kernel=st.integers(1, 3),
+       stride=st.integers(1, 2),
+       padding=st.integers(0, 2), dilation=st.integers(1, 2), transposed=st.booleans(),
+       mask=st.tuples(st.booleans(), st.booleans()))
 def test_convolutions(dims, n, c_in, c_out, kernel, stride, padding, dilation, transposed, mask):
     x = meta(n, c_in, *[8] * dims, requires_grad=mask[0])
     weight = meta(*((c_in, c_out) if transposed else (c_out, c_in)), *[kernel] * dims, requires_grad=mask[1])
@@ -89,7 +91,8 @@ SDPA = {
 
 @pytest.mark.parametrize("kernel", SDPA)
 @settings(max_examples=25)
-@given(b=st.integers(1, 3), h=st.integers(1, 3), s_q=st.integers(1, 40), s_k=st.integers(1, 40), d=st.integers(1, 4), d_v=st.integers(1, 4),
+@given(b=st.integers(1, 3), h=st.integers(1, 3), s_q=st.integers(1, 40), s_k=st.integers(1, 40), d=st.integers(1, 4),
+       d_v=st.integers(1, 4),
        causal=st.booleans())
 def test_attention_kernels(kernel, b, h, s_q, s_k, d, d_v, causal):
     if kernel == "flash":  # its forward on meta tensors takes one head dimension

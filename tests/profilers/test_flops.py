@@ -1,4 +1,4 @@
-"""profile()'s counts on what other counters get wrong, each derived by hand; checkpointing; conventions; utilization."""
+"""Counts of what other counters get wrong, each derived by hand; checkpointing; conventions; utilization."""
 import pytest
 import torch
 import torch.nn.functional as F

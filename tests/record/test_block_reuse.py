@@ -163,8 +163,10 @@ class WithList(Stack):
 
 @pytest.mark.parametrize(("model", "blocks"), [
     (lambda: WithList(Counting(i) for i in range(4)), 0),
-    (lambda: Hooked(), 3), (lambda: Checkpointed(Block(i) for i in range(4)), 0), (lambda: Stack(Writing(i) for i in range(4)), 0),
-    (lambda: Stack(InPlace(i) for i in range(4)), 4), (lambda: Stack(OnInput(i) for i in range(4)), 0), (lambda: Tied(), 0),
+    (lambda: Hooked(), 3), (lambda: Checkpointed(Block(i) for i in range(4)), 0),
+    (lambda: Stack(Writing(i) for i in range(4)), 0),
+    (lambda: Stack(InPlace(i) for i in range(4)), 4), (lambda: Stack(OnInput(i) for i in range(4)), 0),
+    (lambda: Tied(), 0),
     (lambda: WithObject(UsingCache(i) for i in range(4)), 0), (lambda: Stack(Block(i) for i in range(2)), 0),
 ])
 def test_what_could_differ_is_run(model, blocks, played):

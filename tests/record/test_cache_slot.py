@@ -78,7 +78,9 @@ def test_what_is_in_the_cache_afterwards_and_slots_that_are_taken(filled, blocks
     assert count_blocks(played) == blocks
 
 
-@pytest.mark.parametrize("ask", [lambda i: i == 3, lambda i: i + 1, lambda i: [0, 1, 2, 3][i], bool, hash, str, lambda i: f"{i}", float, lambda i: i < 4,
+@pytest.mark.parametrize("ask",
+                         [lambda i: i == 3, lambda i: i + 1, lambda i: [0, 1, 2, 3][i], bool, hash, str,
+                          lambda i: f"{i}", float, lambda i: i < 4,
                                  lambda i: {3: 1}.get(i), lambda i: 2 ** i, round, lambda i: range(i)])
 def test_an_index_tells_whether_it_was_used(ask):
     index = Index(3)

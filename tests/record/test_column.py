@@ -51,7 +51,8 @@ def test_a_call_whose_place_was_left_cannot_be_read():
 
 
 @settings(deadline=None)
-@given(acts=st.lists(st.tuples(st.sampled_from(["alloc", "free", "segment_map"]), st.integers(0, 2**63), st.integers(0, 2**63), st.integers(0, 2**31)),
+@given(acts=st.lists(st.tuples(st.sampled_from(["alloc", "free", "segment_map"]), st.integers(0, 2**63),
+                               st.integers(0, 2**63), st.integers(0, 2**31)),
                      max_size=12), late=st.sets(st.integers(0, 11)))
 def test_acts_come_back(acts, late):
     table = ActTable()
@@ -72,7 +73,8 @@ def test_a_life_keeps_what_it_is_told():
     assert (first.died, first.died_call, first.category, first.label, first.requires_grad,
             first.spec) == (None, None, "", "", False, None)
     spec = object()
-    second.died, second.died_call, second.category, second.label, second.requires_grad, second.spec = 9, 0, "parameter", "a.weight", True, spec
+    second.died, second.died_call, second.category, second.label = 9, 0, "parameter", "a.weight"
+    second.requires_grad, second.spec = True, spec
     second.node, second.step = 4, -1
     assert (second.died, second.died_call, second.category, second.label, second.requires_grad,
             second.spec) == (9, 0, "parameter", "a.weight", True, spec)

@@ -201,9 +201,11 @@ def with_states(parameters):
 
 
 @pytest.mark.parametrize("make", [
-    lambda p: Own(p, lr=0.1), hooked, patched, scheduled, with_states, lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1)),
+    lambda p: Own(p, lr=0.1), hooked, patched, scheduled, with_states,
+    lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1)),
     lambda p: torch.optim.Adagrad(p), lambda p: torch.optim.Rprop(p), lambda p: torch.optim.SGD(p[1:], lr=0.1),
-], ids=["subclass", "hook", "patched step", "scheduler", "states", "tensor", "states from the start", "a round like no other", "not every parameter"])
+], ids=["subclass", "hook", "patched step", "scheduler", "states", "tensor", "states from the start",
+        "a round like no other", "not every parameter"])
 def test_what_could_differ_is_run(make, updates):
     assert_same(chain(), updates, steps=0, args=(X,), optimizer=make)
 
@@ -348,7 +350,8 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize(("model", "args", "steps"), [
-    (Tied, (X,), 2), (Views, (X,), 0), (Sparse, (torch.ones(4, dtype=torch.int64),), 0), (Complex, (X,), 0), (OnTheHost, (X,), 0), (Counting, (X,), 0),
+    (Tied, (X,), 2), (Views, (X,), 0), (Sparse, (torch.ones(4, dtype=torch.int64),), 0), (Complex, (X,), 0),
+    (OnTheHost, (X,), 0), (Counting, (X,), 0),
 ])
 def test_parameters_and_models(model, args, steps, updates):
     assert_same(model, updates, steps=steps, args=args, optimizer="sgd")

@@ -1,4 +1,4 @@
-"""An optimizer whose lists of tensors are looked at once costs what one costs whose lists are looked at in every call."""
+"""An optimizer whose lists of tensors are looked at once costs what it costs if they are looked at in every call."""
 from __future__ import annotations
 
 from dataclasses import replace

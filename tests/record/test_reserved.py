@@ -1,4 +1,4 @@
-"""Tensors of blocks that are like an earlier one are made when somebody asks, and a profile is the same whether or not."""
+"""Tensors of blocks that are like an earlier one are made on demand, and a profile is the same whether or not."""
 from __future__ import annotations
 
 import gc
@@ -105,8 +105,10 @@ class Touching(Stack):
 
 @pytest.mark.parametrize("touch", [
     lambda x, block: x + block.up.weight.sum(), lambda x, block: x * torch.cat([block.down.bias, block.down.bias])[:16],
-    lambda x, block: block.up(x)[:, :16], lambda x, block: block.forward(x), lambda x, block: x * (1 if block.up.weight.data_ptr() else 2),
-    lambda x, block: x + 0 * sum(p.detach().sum() for p in block.parameters()), lambda x, block: x * len(block.up.weight.grad or ()) + x,
+    lambda x, block: block.up(x)[:, :16], lambda x, block: block.forward(x),
+    lambda x, block: x * (1 if block.up.weight.data_ptr() else 2),
+    lambda x, block: x + 0 * sum(p.detach().sum() for p in block.parameters()),
+    lambda x, block: x * len(block.up.weight.grad or ()) + x,
     lambda x, block: functional_call(block, {"up.weight": torch.ones(32, 16, device=x.device)}, (x,)),
 ])
 @pytest.mark.parametrize("late", [False, True])

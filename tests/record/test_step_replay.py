@@ -20,7 +20,8 @@ IDS = torch.ones(2, 16, dtype=torch.int64)
 
 @pytest.mark.parametrize("optimizer", [None, "sgd", "adamw", "adamw_fused"])
 @pytest.mark.parametrize(("name", "kwargs"), [("resnet18", {"x": image(2)}),
-                                             ("vit_b_16", {"x": image(1, 224)}), ("gpt2", {"input_ids": IDS, "labels": IDS})])
+                                             ("vit_b_16", {"x": image(1, 224)}),
+                                              ("gpt2", {"input_ids": IDS, "labels": IDS})])
 def test_a_played_step_is_a_run_step_to_the_byte(name, kwargs, optimizer):
     played, run = (profile(MODELS[name].factory, kwargs=kwargs, optimizer=optimizer, reuse=reuse)
                    for reuse in (True, False))

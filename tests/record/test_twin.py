@@ -53,11 +53,15 @@ def without_bias(block):
 @pytest.mark.parametrize("change", [
     lambda block: block.eval(), lambda block: block.half(), lambda block: block.up.requires_grad_(False),
     without_bias, transposed, part_of_a_larger_one, renamed,
-    lambda block: block.register_forward_hook(lambda *args: None), lambda block: block.up.register_forward_pre_hook(lambda *args: None),
-    lambda block: block.up.weight.register_hook(lambda grad: grad), lambda block: block.up.weight.register_post_accumulate_grad_hook(lambda p: None),
-    lambda block: setattr(block, "cache", [1]), lambda block: setattr(block, "scale", torch.ones(1)), lambda block: setattr(block, "friend", nn.ReLU()),
+    lambda block: block.register_forward_hook(lambda *args: None),
+    lambda block: block.up.register_forward_pre_hook(lambda *args: None),
+    lambda block: block.up.weight.register_hook(lambda grad: grad),
+    lambda block: block.up.weight.register_post_accumulate_grad_hook(lambda p: None),
+    lambda block: setattr(block, "cache", [1]), lambda block: setattr(block, "scale", torch.ones(1)),
+    lambda block: setattr(block, "friend", nn.ReLU()),
     lambda block: setattr(block, "config", object()), lambda block: block.register_buffer("steps", torch.zeros(())),
-    lambda block: setattr(block, "up", nn.Linear(16, 48)), lambda block: setattr(block, "down", nn.Sequential(nn.Linear(32, 16))),
+    lambda block: setattr(block, "up", nn.Linear(16, 48)),
+    lambda block: setattr(block, "down", nn.Sequential(nn.Linear(32, 16))),
 ])
 def test_a_block_that_is_another(change):
     model = stack(change, count=5)

@@ -79,7 +79,8 @@ def test_what_is_known_outside_the_allocator_counts(bare):
     assert replace(bare, peak_reserved_bytes=h200.memory_bytes - 600 * 2**20).fits("h200").fits is False
 
 
-@pytest.mark.parametrize(("device", "alike", "mib"), [("h100", "h200", 670), ("a100_80gb", "rtx_4090", 520), ("t4", "rtx_4090", 520)])
+@pytest.mark.parametrize(("device", "alike", "mib"),
+                         [("h100", "h200", 670), ("a100_80gb", "rtx_4090", 520), ("t4", "rtx_4090", 520)])
 def test_what_is_known_of_another_device_is_flagged(bare, device, alike, mib):
     line = replace(bare, peak_reserved_bytes=GIB).fits(device).needs[1]
     assert line.what.endswith(f"(assumed: as on {alike})") and line.source.startswith("not known for this device")
@@ -87,7 +88,8 @@ def test_what_is_known_of_another_device_is_flagged(bare, device, alike, mib):
 
 
 @pytest.mark.parametrize(("device", "world_size", "nbytes"), [
-    ("a100_80gb", 1, "no line"), ("a100_80gb", 2, 544 * 2**20), ("a100_80gb", 8, 688 * 2**20), ("h100", 8, None), ("cpu", 8, "no line"),
+    ("a100_80gb", 1, "no line"), ("a100_80gb", 2, 544 * 2**20), ("a100_80gb", 8, 688 * 2**20), ("h100", 8, None),
+    ("cpu", 8, "no line"),
 ])
 def test_communication_buffers_of_a_job_of_several_processes(bare, device, world_size, nbytes):
     info = replace(bare, peak_reserved_bytes=GIB).fits(device, world_size)

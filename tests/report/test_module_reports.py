@@ -112,11 +112,16 @@ def test_samples_per_second_counts_all_copies(mlp):
 
 
 @pytest.mark.parametrize(("operator", "expected"), [
-    ("aten.native_layer_norm.default", "layer_norm"), ("aten._softmax.default", "softmax"), ("aten.bmm.default", "matmul"),
-    ("aten.cudnn_batch_norm.default", "batch_norm"), ("aten._native_batch_norm_legit_no_training.default", "batch_norm"),
-    ("aten.max_pool2d_with_indices.default", "max_pool2d"), ("aten._adaptive_avg_pool2d.default", "adaptive_avg_pool2d"),
-    ("aten._scaled_dot_product_cudnn_attention.default", "scaled_dot_product_attention"), ("aten.upsample_nearest2d.vec", "interpolate"),
-    ("aten.add_.Tensor", "add"), ("aten.mm.default", "matmul"), ("scaled_dot_product_attention", "scaled_dot_product_attention"),
+    ("aten.native_layer_norm.default", "layer_norm"), ("aten._softmax.default", "softmax"),
+    ("aten.bmm.default", "matmul"),
+    ("aten.cudnn_batch_norm.default", "batch_norm"),
+    ("aten._native_batch_norm_legit_no_training.default", "batch_norm"),
+    ("aten.max_pool2d_with_indices.default", "max_pool2d"),
+    ("aten._adaptive_avg_pool2d.default", "adaptive_avg_pool2d"),
+    ("aten._scaled_dot_product_cudnn_attention.default", "scaled_dot_product_attention"),
+    ("aten.upsample_nearest2d.vec", "interpolate"),
+    ("aten.add_.Tensor", "add"), ("aten.mm.default", "matmul"),
+    ("scaled_dot_product_attention", "scaled_dot_product_attention"),
 ])
 def test_names_of_functions(operator, expected):
     assert name_function(operator) == expected
@@ -314,7 +319,9 @@ def test_wrappers_are_no_part_of_a_path():
         ("", "Net", False, 2.0, 4.0), ("fc", "Linear", False, 2.0, 3.0), ("", "", True, 0.0, 1.0)]
 
 
-@pytest.mark.parametrize(("options", "word"), [({"columns": ["seconds"]}, "'seconds'"), ({"fmt": "word"}, "'word'"), ({"depth": -1}, "depth=-1")])
+@pytest.mark.parametrize(("options", "word"),
+                         [({"columns": ["seconds"]}, "'seconds'"), ({"fmt": "word"}, "'word'"),
+                          ({"depth": -1}, "depth=-1")])
 def test_comparison_errors(mlp, options, word):
     with pytest.raises(InputError, match=re.escape(word)):
         compare_modules(mlp, mlp, **options)

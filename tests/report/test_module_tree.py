@@ -16,7 +16,9 @@ def test_golden(mlp, check_golden):
     check_golden("module_tree_mlp.txt", mlp.module_tree(columns=("bwd_macs", "saved_bytes", "bwd_seconds")))
 
 
-@pytest.mark.parametrize("options", [{}, {"sort": "params"}, {"depth": 1}, {"columns": ("trainable_params", "bwd_macs", "saved_bytes")}])
+@pytest.mark.parametrize("options",
+                         [{}, {"sort": "params"}, {"depth": 1},
+                          {"columns": ("trainable_params", "bwd_macs", "saved_bytes")}])
 def test_parent_is_children_plus_own(mlp, read_table, add_up, options):
     rows = read_table(mlp.module_tree(**options))
     parents = 0

@@ -40,7 +40,8 @@ def test_published_figures(vit_rows, read_table):
     assert (rows["conv_proj"]["Fwd FLOPs"], mlp_0["Bwd FLOPs"]) == ("1.85 G", "14.87 G")
 
 
-@pytest.mark.parametrize("options", [{}, {"sort": "fwd_flops"}, {"depth": 1}, {"depth": 2, "columns": ("bwd_macs", "fwd_macs")}])
+@pytest.mark.parametrize("options",
+                         [{}, {"sort": "fwd_flops"}, {"depth": 1}, {"depth": 2, "columns": ("bwd_macs", "fwd_macs")}])
 def test_columns_add_up(vit_rows, read_table, add_up, options):
     *rows, total = read_table(node_table(vit_rows, **options))
     assert total["Op type"] == "total" and total["Op"] == "8 nodes"
@@ -92,7 +93,8 @@ def test_depth_keeps_a_module_that_is_visited_twice_apart():
     assert [row.name for row in merge_modules(rows, 2)] == ["a", "b", "c", "m.x"]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["", "a", "a.b", "a.b.c", "d.e"]), st.integers(0, 2**40)), max_size=12), st.integers(1, 4))
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "a.b", "a.b.c", "d.e"]), st.integers(0, 2**40)), max_size=12),
+       st.integers(1, 4))
 def test_merging_keeps_every_sum(rows, depth):
     nodes = [
         NodeInfo("call_function", f"n{i}", module_path=path, **dict.fromkeys(SUMMED, value))

@@ -18,7 +18,8 @@ from analyzer.profilers.flops import make_flops_profiler
 from .conftest import GOLDEN
 
 DEEPSPEED = {"flops": make_flops_profiler("deepspeed")}
-FIGURES = r"(?P<params>[\d.]+(?: [kM])?), (?P<params_share>[\d.]+%) Params, (?P<macs>[\d.]+ [KMG]?MACs), (?P<macs_share>[\d.]+%) MACs, "
+FIGURES = (r"(?P<params>[\d.]+(?: [kM])?), (?P<params_share>[\d.]+%) Params, "
+           r"(?P<macs>[\d.]+ [KMG]?MACs), (?P<macs_share>[\d.]+%) MACs, ")
 
 
 def load(name):

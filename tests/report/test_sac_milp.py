@@ -64,7 +64,7 @@ def test_torch_reads_it(net):
         "grad_total"] == weights, "the third block's gradients are there"
     hidden, x = 32 * 256 * 4, 32 * 64 * 4
     assert block[
-        "act_fw_per_module"] == 3 * hidden, "GELU, sin and the second layer save what they read; the residual is the output"
+        "act_fw_per_module"] == 3 * hidden, "GELU, sin and the second layer save what they read"
     assert block["sac_memory"] == 3 * hidden + 2 * x
     assert block["input_per_module"] == block["output_per_module"] == x
     assert graph.nodes[0]["act_total"] == 9 * hidden + 5 * x, "input, embedding, two blocks, tanh"

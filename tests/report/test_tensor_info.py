@@ -9,11 +9,11 @@ from analyzer.results.node_info import NodeInfo, TensorInfo
 from analyzer.results.profile import Profile
 
 CONTRACT = """params param_bytes buffer_bytes optimizer_bytes fwd_flops bwd_flops fwd_macs bwd_macs uncounted
-    peak_allocated_bytes peak_reserved_bytes peak_by_category first_step phases fwd_seconds bwd_seconds optimizer_seconds step_seconds
-    kernel_seconds nodes modules assumptions""".split()
-NODE_CONTRACT = """op name target module_path accumulate_bytes incremental_bytes output_bytes temp_bytes param_bytes buffer_bytes
-    backward_bytes fwd_flops bwd_flops fwd_macs bwd_macs fwd_comm_bytes bwd_comm_bytes fwd_seconds bwd_seconds inputs outputs aliases
-    region""".split()
+    peak_allocated_bytes peak_reserved_bytes peak_by_category first_step phases fwd_seconds bwd_seconds
+    optimizer_seconds step_seconds kernel_seconds nodes modules assumptions""".split()
+NODE_CONTRACT = """op name target module_path accumulate_bytes incremental_bytes output_bytes temp_bytes param_bytes
+    buffer_bytes backward_bytes fwd_flops bwd_flops fwd_macs bwd_macs fwd_comm_bytes bwd_comm_bytes fwd_seconds
+    bwd_seconds inputs outputs aliases region""".split()
 DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 
 

@@ -29,7 +29,8 @@ def test_the_summary_is_printed_and_files_are_saved(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("report", "text"), [
-    (("deepspeed", "--convention", "deepspeed", "--no-detail"), "fwd flops per device:"), (("torchinfo", "--columns", "mult_adds,fwd_seconds"),
+    (("deepspeed", "--convention", "deepspeed", "--no-detail"), "fwd flops per device:"),
+    (("torchinfo", "--columns", "mult_adds,fwd_seconds"),
      "Total mult-adds"),
     (("tree", "--depth", "1"), "├─layer4"), (("tids",), "(conv1): Conv2d, num_params 9408"),
 ])
@@ -53,9 +54,11 @@ def test_predicted_beside_measured(capsys):
 
 
 @pytest.mark.parametrize(("argv", "text"), [
-    (("resnet19",), "resnet18"), ((*SMALL, "--device", "tpu9"), "--device tpu9"), ((*SMALL, "--device", "cuda:7"), "--device cuda:7"),
+    (("resnet19",), "resnet18"), ((*SMALL, "--device", "tpu9"), "--device tpu9"),
+    ((*SMALL, "--device", "cuda:7"), "--device cuda:7"),
     ((*SMALL, "--steps", "0"), "steps=0"), ((*SMALL, "--report", "tids", "--sort", "params"), "--sort"),
-    ((*SMALL, "--json", "/nowhere/x.json"), "/nowhere"), ((*SMALL, "--predicted-device", "h2000", "--against", "predicted", "--steps", "1"), "h200"),
+    ((*SMALL, "--json", "/nowhere/x.json"), "/nowhere"),
+    ((*SMALL, "--predicted-device", "h2000", "--against", "predicted", "--steps", "1"), "h200"),
 ])
 def test_what_cannot_be_used_is_repeated(capsys, argv, text):
     code, out, err = run(capsys, *argv)

@@ -1,4 +1,4 @@
-"""Scripts written for DeepSpeed's profiler, flops-profiler, TIDSProfiler and torchinfo run with their import changed."""
+"""Scripts for DeepSpeed's profiler, flops-profiler, TIDSProfiler and torchinfo run with their import changed."""
 from __future__ import annotations
 
 import importlib.util
@@ -102,8 +102,10 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize("arguments", [
-    {"input_shape": (3, 4)}, {"args": [torch.ones(3, 4)]}, {"args": (torch.ones(3, 4), 2.0)}, {"args": torch.ones(3, 4)},
-    {"kwargs": {"x": torch.ones(3, 4)}}, {"args": [torch.ones(3, 4)], "kwargs": {"scale": 2}}, {"input_shape": (3, 4), "args": [], "kwargs": {}},
+    {"input_shape": (3, 4)}, {"args": [torch.ones(3, 4)]}, {"args": (torch.ones(3, 4), 2.0)},
+    {"args": torch.ones(3, 4)},
+    {"kwargs": {"x": torch.ones(3, 4)}}, {"args": [torch.ones(3, 4)], "kwargs": {"scale": 2}},
+    {"input_shape": (3, 4), "args": [], "kwargs": {}},
     {"input_shape": (3, 4), "func_name": "encode"}, {"input_shape": (3, 4), "mode": "forward"},
 ])
 def test_the_ways_to_say_what_the_model_is_called_with(arguments):
@@ -160,7 +162,8 @@ def test_the_report_of_a_training_step_has_backward_optimizer_and_parallel_sizes
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: get_model_profile(Scaled()), "give input_shape, args or kwargs"),
     (lambda: get_model_profile(Scaled(), [3, 4]), r"input_shape=\[3, 4\]"),
-    (lambda: get_model_profile(Scaled(), (3, 4), func_name="generate"), "func_name='generate'.*Scaled has no such method"),
+    (lambda: get_model_profile(Scaled(), (3, 4), func_name="generate"),
+     "func_name='generate'.*Scaled has no such method"),
     (lambda: get_model_profile("model", (3, 4)), r"FlopsProfiler\(str\)"),
     (lambda: get_model_profile(Scaled().to("meta"), (3, 4)), "meta device.*to_empty"),
     (lambda: FlopsProfiler(Scaled()).get_total_flops(), r"call start_profile\(\) first"),
@@ -198,10 +201,12 @@ def test_the_script_of_tidsprofiler_runs():
     lines = str(profile).splitlines()
     prof.end_profile()
     assert re.fullmatch(
-        r"\(model\): ResNet, num_params 11689512, [\d.]+ms, 100.0% latency, input shape \[2, 3, 64, 64\], output shape \[2, 1000\]",
+        r"\(model\): ResNet, num_params 11689512, [\d.]+ms, 100.0% latency, input shape \[2, 3, 64, 64\], output shape "
+        r"\[2, 1000\]",
         lines[0])
     assert re.match(
-        r" +\(conv1\): Conv2d, num_params 9408, [\d.]+ms, [\d.]+% latency, input shape \[2, 3, 64, 64\], output shape \[2, 64, 32, 32\]",
+        r" +\(conv1\): Conv2d, num_params 9408, [\d.]+ms, [\d.]+% latency, input shape \[2, 3, 64, 64\], output shape "
+        r"\[2, 64, 32, 32\]",
         lines[1])
     first = profile.children[0]
     assert (first.name, first.depth, first.macs, first.input_elem_bytes) == ("conv1", 1, 2 * 64 * 32 * 32 * 147, 4)
@@ -255,8 +260,10 @@ def test_torchinfos_summary_without_input_runs_nothing(capsys):
 
 
 @pytest.mark.parametrize("arguments", [
-    {"input_size": [(3, 4), (3, 1)], "dtypes": [torch.float, torch.int64]}, {"input_data": [torch.ones(3, 4), torch.ones(3)]},
-    {"input_data": torch.ones(3, 4), "y": torch.ones(3)}, {"input_size": (4,), "batch_dim": 0}, {"input_size": (3, 4), "mode": "train"},
+    {"input_size": [(3, 4), (3, 1)], "dtypes": [torch.float, torch.int64]},
+    {"input_data": [torch.ones(3, 4), torch.ones(3)]},
+    {"input_data": torch.ones(3, 4), "y": torch.ones(3)}, {"input_size": (4,), "batch_dim": 0},
+    {"input_size": (3, 4), "mode": "train"},
 ])
 def test_torchinfos_ways_to_give_input(arguments):
     model = Shared()

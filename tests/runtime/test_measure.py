@@ -72,7 +72,8 @@ MODELS = {
     "attention": (attention, {"src": torch.rand(2, 6, 32)}),
     "lstm": (Lstm, {"x": torch.rand(5, 2, 8)}),
     **{
-        name: vision(name) for name in ("resnet18", "squeezenet1_1", "mobilenet_v3_small", "shufflenet_v2_x0_5", "mnasnet0_5", "regnet_y_400mf")
+        name: vision(name) for name in ("resnet18", "squeezenet1_1", "mobilenet_v3_small", "shufflenet_v2_x0_5",
+                                        "mnasnet0_5", "regnet_y_400mf")
     },
     "upsampling": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.GroupNorm(2, 8), nn.ConvTranspose2d(8, 4, 3, 2),
                                          nn.Upsample(scale_factor=2)), {"input": torch.rand(2, 3, 16, 16)}),

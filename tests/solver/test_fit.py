@@ -1,4 +1,4 @@
-"""The largest batch and the longest sequence: against exhaustive search, with few evaluations, verified on both sides."""
+"""Largest batch and longest sequence: against exhaustive search, with few evaluations, verified on both sides."""
 from __future__ import annotations
 
 import math
@@ -147,8 +147,10 @@ def test_inputs_that_do_not_grow_are_noticed():
 
 
 @pytest.mark.parametrize(("words", "code", "said"), [
-    (["resnet18", "--memory", "2GiB", "--multiple-of", "8", "--optimizer", "sgd"], 0, "largest batch size that fits is"),
-    (["gpt2", "--sequence", "--at-most", "16", "--multiple-of", "16"], 0, "largest sequence length that fits is 16 or more"),
+    (["resnet18", "--memory", "2GiB", "--multiple-of", "8", "--optimizer", "sgd"], 0,
+     "largest batch size that fits is"),
+    (["gpt2", "--sequence", "--at-most", "16", "--multiple-of", "16"], 0,
+     "largest sequence length that fits is 16 or more"),
     (["resnet18", "--memory", "50MiB"], 3, "no batch size fits"),
     (["resnet18", "--sequence"], 2, "none of its inputs float32:8x3x224x224 has a sequence dimension"),
     (["resnet81"], 2, "no model of that name"),

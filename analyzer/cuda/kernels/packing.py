@@ -10,7 +10,7 @@ import torch
 
 from analyzer.cuda.kernel_registry import device_kernel
 from analyzer.errors import DataDependentError
-from analyzer.meta.function import constant
+from analyzer.meta.function.creation import constant
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import CPU, current
 from analyzer.meta.value.contents import read_known

@@ -23,7 +23,7 @@ from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._pytree import tree_map_only
 
 from analyzer.cuda.kernels.flex_attention import FlexAttention
-from analyzer.meta.function import MoveDevice
+from analyzer.meta.function.move import MoveDevice
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.opaque import Opaque, call_opaque
 from analyzer.meta.shape_registry import register_shape_impl

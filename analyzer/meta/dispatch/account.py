@@ -31,13 +31,16 @@ def hold_before(state: MetaState, stages: tuple[Stage, ...], output: int, claim:
                 state.recorder.holds_workspace(kept[-1])
 
 
-def hold_for_answer(state: MetaState, call: OperatorCall) -> None:
-    """Hold what an operator holds whose result depends on data; the rules of these ask for the inputs only."""
+def account_for_answer(state: MetaState, call: OperatorCall, answer: Any) -> None:
+    """Hold what an operator holds whose result depends on data, and report it where the result is made of tensors."""
+    outputs = [t for t in (answer if isinstance(answer, (list, tuple)) else (answer,)) if isinstance(t, torch.Tensor)]
+    signature = Signature(call.info.op, to_specs(call.args), to_specs(call.kwargs),
+                          tuple(spec_of(t) for t in call.tensors), tuple(spec_of(t) for t in outputs))
     if has_rule(call.info):
-        signature = Signature(call.info.op, to_specs(call.args), to_specs(call.kwargs),
-                              tuple(spec_of(t) for t in call.tensors), ())
         for stage in stages_of(signature):
             hold_blocks(state, result_device(state, call.storages), stage.blocks)
+    if outputs and state.recorder is not None:
+        state.recorder.called(signature, call.storages, [_storage_of(t) for t in outputs])
 
 
 def account(state: MetaState, call: OperatorCall) -> None:

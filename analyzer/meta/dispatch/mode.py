@@ -14,7 +14,7 @@ from analyzer.meta.simulated_device import reopened
 from analyzer.meta.state import MetaState
 from analyzer.meta.value.data_dependent import answer_data_dependent
 
-from .account import account, hold_for_answer
+from .account import account, account_for_answer
 from .accumulation import ADD_IN_PLACE, is_engines_sum
 from .execute import execute
 from .propagate import propagate
@@ -69,7 +69,7 @@ class MetaDispatchMode(DirectDispatchMode):
         if info.data_dependent:
             answer = answer_data_dependent(state, info, call.args, call.kwargs, call.tensors)
             if answer is not NotImplemented:
-                hold_for_answer(state, call)
+                account_for_answer(state, call, answer)
                 return answer
         execute(state, call)
         propagate(state, call)

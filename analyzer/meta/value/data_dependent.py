@@ -180,14 +180,21 @@ def _new(state: MetaState, like: Tensor, shape: tuple[int, ...], dtype: torch.dt
     with torch._C.DisableTorchFunction():
         # nonzero's result is a transposed matrix on CUDA and CPU alike: aten/src/ATen/native/cuda/Nonzero.cu
         out = torch.empty(shape, dtype=dtype, device=META)
-    storage = attach(out, claim, state.space)
+    attach(out, claim, state.space)
     out.__class__ = MetaTensor
-    if state.recorder is not None:
-        source = like.untyped_storage()
-        assert isinstance(source, MetaStorage)
-        signature = Signature(torch.ops.aten.nonzero.default, (spec_of(like),), {}, (spec_of(like),), (spec_of(out),))
-        state.recorder.called(signature, [source], [storage])
     return out
+
+
+def _rows_of(state: MetaState, mask: Tensor) -> list[Tensor]:
+    """The indices of the elements of ``mask`` that are taken to be nonzero, one tensor for each dimension."""
+    count = _count(state, "index with a mask", mask)
+    rows = [_new(state, mask, (count,), torch.int64) for _ in range(mask.dim())]
+    if state.recorder is not None:
+        signature = Signature(torch.ops.aten.nonzero.default, (spec_of(mask),), {}, (spec_of(mask),),
+                              tuple(map(spec_of, rows)))
+        storages: list[Any] = [t.untyped_storage() for t in (mask, *rows)]
+        state.recorder.called(signature, storages[:1], storages[1:])
+    return rows
 
 
 def _first(state: MetaState, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -234,8 +241,7 @@ def _index_with_mask(state: MetaState, x: Tensor, indices: list[Any]) -> Tensor:
     rows: list[Any] = []
     for index in indices:
         if isinstance(index, Tensor) and index.dtype in _BOOLEAN:
-            count = _count(state, "index with a mask", index)
-            rows.extend(_new(state, index, (count,), torch.int64) for _ in range(index.dim()))
+            rows.extend(_rows_of(state, index))
         else:
             rows.append(index)
     kernel.depth += 1

@@ -1,0 +1,120 @@
+"""The function half of the mode: it sees calls of torch before torch asks for a device that is not there."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodWrapperType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from analyzer.meta.current_device import claimed_device
+from analyzer.meta.opaque import call_opaque
+from analyzer.meta.reserved_touch import ReservedTouch
+from analyzer.meta.shape_registry import register_shape_impl
+from analyzer.meta.state import MetaState, current
+from analyzer.meta.tensor import META, MetaTensor
+
+from . import answer, creation, move  # noqa: F401  # which fill the table
+from .handler import handlers
+
+Tensor = torch.Tensor
+
+
+class MetaFunctionMode(TorchFunctionMode):
+    """The function half of `MetaTensorMode`: it sees calls before torch asks for a device that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: MetaState | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
+        state = self.state
+        assert state is not None
+        if state.reserved and args and id(args[0]) in state.reserved and func not in _SAME_FOR_RESERVED:
+            raise ReservedTouch(state.reserved[id(args[0])])
+        if type(func) is MethodWrapperType and state.tape is None and _PLAIN_KINDS.issuperset(
+                types) and func not in handlers:
+            return func(*args, **(kwargs or {}))  # an attribute is read or written
+        call: Callable[..., Any] = call_function
+        if types and not _PLAIN_KINDS.issuperset(
+                types) and func not in handlers and torch._C._is_torch_function_enabled():
+            call = next((self._calling(kind, types) for kind in types if _overrides(kind)), call_function)
+        if state.tape is not None:
+            return state.tape.run(func, args, kwargs or {}, call)
+        return call(func, args, kwargs or {})
+
+    def _calling(self, kind: Any, types: Any) -> Callable[..., Any]:
+        """Calls a function of a tensor class that overrides functions (nested tensors), with the mode in force inside."""
+
+        def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            with self:
+                return kind.__torch_function__(func, types, args, kwargs)
+
+        return call
+
+_PLAIN_KINDS = frozenset({Tensor, torch.nn.Parameter, MetaTensor})  # override no function
+
+
+def _overrides(kind: type) -> bool:
+    return kind is not Tensor and kind is not torch.nn.Parameter and getattr(
+        kind, "__torch_function__", None) is not torch._C._disabled_torch_function_impl
+
+
+def call_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a torch function as the claimed device would."""
+    state = current()
+    assert state is not None
+    handler = handlers.get(func)
+    if handler is not None:
+        return handler(state, func, args, kwargs)
+    if kwargs.get("device") is not None:
+        return _call_on(state, func, args, kwargs, kwargs["device"])
+    if func in _factories():
+        default = torch.get_default_device()
+        if default.type != "cpu":
+            return _call_on(state, func, args, kwargs, default)
+        return func(*args, **kwargs)
+    if func in register_shape_impl:
+        return call_opaque(func, args, kwargs)
+    return func(*args, **kwargs)
+
+_constructors: set[Any] = set()
+
+
+def _call_on(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: Any) -> Any:
+    return state.call_on(claimed_device(device), func, *args, **{**kwargs, "device": META})
+
+
+def _factories() -> set[Any]:
+    if not _constructors:
+        _constructors.update(_device_constructors())
+    return _constructors
+
+# What a tensor without a stand-in answers as its stand-in would.
+_SAME_FOR_RESERVED = frozenset({
+    Tensor.shape.__get__,  # type: ignore[attr-defined]
+    Tensor.dtype.__get__,  # type: ignore[attr-defined]
+    Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
+    Tensor.ndim.__get__,  # type: ignore[attr-defined]
+    Tensor.layout.__get__,  # type: ignore[attr-defined]
+    Tensor.is_leaf.__get__,  # type: ignore[attr-defined]
+    Tensor.itemsize.__get__,  # type: ignore[attr-defined]
+    Tensor.nbytes.__get__,  # type: ignore[attr-defined]
+    Tensor.device.__get__,
+    Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__,  # type: ignore[attr-defined]
+    Tensor.is_meta.__get__,  # type: ignore[attr-defined]
+    Tensor.get_device,
+    Tensor.size,
+    Tensor.dim,
+    Tensor.numel,
+    Tensor.nelement,
+    Tensor.stride,
+    Tensor.element_size,
+    Tensor.is_contiguous,
+    Tensor.is_floating_point,
+    Tensor.is_complex
+})

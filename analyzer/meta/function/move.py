@@ -1,0 +1,111 @@
+"""Moves between devices and dtypes: ``Tensor.to``, ``cuda``, ``cpu``, ``type``."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from analyzer.meta.argument import own
+from analyzer.meta.current_device import claimed_device
+from analyzer.meta.state import CPU, MetaState, current
+from analyzer.meta.tensor import META, claim_of
+
+from .handler import handles
+
+Tensor = torch.Tensor
+
+
+def _parse_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, torch.dtype | None, bool, Any]:
+    """(device, dtype, copy, memory_format) of the three forms of ``Tensor.to``."""
+    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    rest = list(args)
+    if "other" in kwargs:
+        rest.insert(0, kwargs["other"])
+    if rest and isinstance(rest[0], Tensor):
+        other = rest.pop(0)
+        device, dtype = claim_of(other), other.dtype
+    elif rest and isinstance(rest[0], torch.dtype):
+        dtype = rest.pop(0)
+    elif rest:
+        device = rest.pop(0)
+        if rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
+            dtype = rest.pop(0) or dtype
+    copy = kwargs.get("copy", rest[1] if len(rest) > 1 else False)
+    return device, dtype, bool(copy), kwargs.get("memory_format")
+
+
+@handles(Tensor.to)
+def _to(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    device, dtype, copy, memory_format = _parse_to(args[1:], kwargs)
+    return move(state, own(state, x), None if device is None else claimed_device(device), dtype, copy, memory_format)
+
+
+def move(state: MetaState, x: Tensor, claim: torch.device | None, dtype: torch.dtype | None = None, copy: bool = False,
+         memory_format: Any = None) -> Tensor:
+    """``x.to(claim, dtype)``: ``x`` itself where nothing changes."""
+    named = {} if memory_format is None else {"memory_format": memory_format}
+    if claim is None or claim == claim_of(x):
+        return Tensor.to(x, dtype=dtype or x.dtype, copy=copy, **named)
+    if x.requires_grad and torch.is_grad_enabled():
+        return MoveDevice.apply(x, claim, dtype, memory_format)  # type: ignore[no-any-return]
+    return _copy_to(state, x, claim, dtype, memory_format)
+
+
+def _copy_to(state: MetaState, x: Tensor, claim: torch.device, dtype: torch.dtype | None,
+             memory_format: Any = None) -> Tensor:
+    named = {"memory_format": torch.preserve_format if memory_format is None else memory_format}
+    return state.call_on(claim, torch.ops.aten._to_copy.default, x, dtype=dtype, **named)  # type: ignore[no-any-return]
+
+
+class MoveDevice(torch.autograd.Function):
+    """A copy between devices; its gradient is copied back (both really live on meta, where autograd would see no move)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, claim: torch.device, dtype: torch.dtype | None, memory_format: Any) -> Tensor:
+        ctx.back = (claim_of(x), x.dtype)
+        state = current()
+        assert state is not None
+        return _copy_to(state, x, claim, dtype, memory_format)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        state = current()
+        if state is None:  # backward after the mode ended
+            return grads[0].to(ctx.back[1]), None, None, None
+        return _copy_to(state, grads[0], *ctx.back), None, None, None
+
+
+@handles(Tensor.cuda)
+def _cuda(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    device = args[1] if len(args) > 1 else kwargs.get("device")
+    return move(state, own(state, args[0]), claimed_device("cuda" if device is None else device),
+                memory_format=kwargs.get("memory_format"))
+
+
+@handles(Tensor.cpu)
+def _cpu(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return move(state, own(state, args[0]), CPU, memory_format=kwargs.get("memory_format"))
+
+
+@handles(Tensor.type)
+def _type(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = own(state, args[0])
+    target = args[1] if len(args) > 1 else kwargs.get("dtype")
+    claim = claim_of(x)
+    if target is None:
+        name = str(Tensor.type(torch.empty(0, dtype=x.dtype, device=META))).replace("torch.", "").replace("meta.", "")
+        return f"torch.{name}" if claim.type == "cpu" else f"torch.{claim.type}.{name}"
+    if isinstance(target, torch.dtype):
+        return move(state, x, None, target)
+    text = target if isinstance(target, str) else f"{target.__module__}.{target.__name__}"
+    dtype = _LEGACY_TYPES.get(text.rpartition(".")[2])
+    if dtype is None:
+        return func(*args, **kwargs)
+    return move(state, x, claimed_device("cuda" if ".cuda." in text else "cpu"), dtype)
+
+_LEGACY_TYPES = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
+    "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool
+}
