@@ -15,19 +15,6 @@ from .spec import TensorSpec
 from .state import MetaState
 
 
-class MemoryNeed(NamedTuple):
-    """What an operator takes besides its inputs and outputs, in bytes."""
-
-    workspace_bytes: int = 0  #: held while the kernel runs
-    saved_bytes: int = 0      #: held from forward until backward, besides saved inputs and outputs
-
-
-register_memory_impl: Registry[Any, Callable[..., MemoryNeed]] = Registry("register_memory_impl")
-"""Register what an operator needs while it runs and saves: a function of its arguments' specs and ``out`` (the spec of
-the output, or a tuple of them) that returns a `MemoryNeed`. The key is a ``torch.ops`` operator, one overload or all.
-"""
-
-
 class Stage(NamedTuple):
     """A part of an operator's run: blocks of these sizes are held together, then given back.
 
@@ -41,12 +28,33 @@ class Stage(NamedTuple):
     kept: bool = False
 
 
+class MemoryNeed(NamedTuple):
+    """What an operator takes besides its inputs and outputs, in bytes, and when."""
+
+    workspace_bytes: int = 0  #: held while the kernel runs, once its outputs are there
+    saved_bytes: int = 0      #: held from forward until backward, besides saved inputs and outputs
+    stages: tuple[Stage, ...] = ()  #: what is held while the kernel runs, where one block at its end does not say it
+    output_order: tuple[int, ...] | None = None
+    """The numbers of the outputs in the order in which the kernel allocates them, None where it is that of the result.
+    It decides which of the allocator's free blocks each of them gets."""
+
+
+register_memory_impl: Registry[Any, Callable[..., MemoryNeed]] = Registry("register_memory_impl")
+"""Register what an operator needs while it runs and saves: a function of its arguments' specs and ``out`` (the spec of
+the output, or a tuple of them) that returns a `MemoryNeed`. The key is a ``torch.ops`` operator, one overload or all.
+A rule that depends on the device's generation reads `analyzer.hardware.current_spec.simulated_spec`.
+"""
+
+
 StageRule = Callable[[Signature], "tuple[Stage, ...]"]
 _rules: dict[Any, StageRule] = {}
 
 
 def kernel_stages(*operators: Any) -> Callable[[StageRule], StageRule]:
-    """Decorator: what CUDA kernels of ``operators`` (overload packets) hold while they run, from the specs of a call."""
+    """Decorator: what CUDA kernels of ``operators`` (overload packets) hold while they run, from the specs of a call.
+
+    For PyTorch's own; `register_memory_impl` says as much from outside, and goes before it.
+    """
     def add(rule: StageRule) -> StageRule:
         for operator in operators:
             assert operator not in _rules, operator
@@ -63,42 +71,46 @@ def allocated_in(order: tuple[int, ...], *operators: Any) -> None:
     of the result.
 
     It decides which of the allocator's free blocks each of them gets, and so how many bytes are held beyond those asked
-    for.
+    for. From outside of the package, `MemoryNeed` says the same.
     """
     for operator in operators:
         assert operator not in _orders, operator
         _orders[operator] = order
 
 
-def allocation_order(packet: Any) -> tuple[int, ...] | None:
-    """The numbers of an operator's outputs in the order in which they are allocated, None where it is that of the
-    result.
-    """
-    return _orders.get(packet)
-
-
 def has_rule(info: OperatorInfo) -> bool:
-    """Whether anything is known of what an operator holds while it runs."""
-    rules = len(_rules) + register_memory_impl.version  # neither ever shrinks
+    """Whether anything is known of what an operator holds while it runs, or of the order of its outputs."""
+    rules = len(_rules) + len(_orders) + register_memory_impl.version  # none of which ever shrinks
     if info.rules_seen != rules:
         info.rules_seen = rules
-        info.has_rule = info.packet in _rules or info.op in register_memory_impl or info.packet in register_memory_impl
+        info.has_rule = (info.packet in _rules or info.packet in _orders or info.op in register_memory_impl
+                         or info.packet in register_memory_impl)
     return info.has_rule
 
 
-def stages_of(signature: Signature) -> tuple[Stage, ...]:
-    """What the call holds while it runs, by the rule registered for it, else by PyTorch's own kernel's."""
-    packet = signature.op.overloadpacket
+def kernel_memory(signature: Signature) -> tuple[tuple[Stage, ...], tuple[int, ...] | None]:
+    """What a call holds while it runs, and the order in which its outputs are allocated (None: that of the result).
+
+    By the rule registered for the operator, else by PyTorch's own kernel's.
+    """
+    packet = getattr(signature.op, "overloadpacket", None)
     impl = register_memory_impl.find(signature.op) or register_memory_impl.find(packet)
     if impl is not None:
         outputs = signature.outputs
         need = impl(*signature.args, out=outputs[0] if len(outputs) == 1 else outputs, **signature.kwargs)
-        return (Stage((need.workspace_bytes,)),) if need.workspace_bytes else ()
-    key = ("stages", simulated_spec().name)  # rules may ask for the device's generation
-    stages: tuple[Stage, ...] | None = signature.memo.get(key)
-    if stages is None:
-        stages = signature.memo[key] = _rules[packet](signature) if _runs_on_cuda(signature) else ()
-    return stages
+        return need.stages + ((Stage((need.workspace_bytes,)),) if need.workspace_bytes else ()), need.output_order
+    key = ("kernel memory", simulated_spec().name)  # rules may ask for the device's generation
+    found: tuple[tuple[Stage, ...], tuple[int, ...] | None] | None = signature.memo.get(key)
+    if found is None:
+        rule = _rules.get(packet)
+        found = ((), None) if not _runs_on_cuda(signature) else (rule(signature) if rule else (), _orders.get(packet))
+        signature.memo[key] = found
+    return found
+
+
+def stages_of(signature: Signature) -> tuple[Stage, ...]:
+    """What the call holds while it runs."""
+    return kernel_memory(signature)[0]
 
 
 def _runs_on_cuda(signature: Signature) -> bool:

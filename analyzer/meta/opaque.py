@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 
+from .dispatch.account import hold_before
 from .intercept.mode_stack import without_modes
-from .memory_need import register_memory_impl
+from .memory_need import hold_blocks, kernel_memory, register_memory_impl
 from .shape_registry import register_shape_impl
 from .signature import Signature
-from .spec import spec_of, to_specs
+from .spec import TensorSpec, spec_of, to_specs
 from .state import current
 from .storage import MetaStorage
 from .tensor import META, MetaTensor, attach, claim_of, kernel
@@ -85,13 +86,20 @@ def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) ->
         kernel.depth -= 1
     single = isinstance(result, Tensor)
     outputs = [result] if single else list(result)
-    for out in outputs:
-        if not isinstance(out.untyped_storage(), MetaStorage):
-            attach(out, claim, state.space)
-        out.__class__ = MetaTensor
+    specs = tuple(TensorSpec.of(tuple(o.shape), o.stride(), o.dtype, str(claim)) for o in outputs)
+    signature = Signature(func, to_specs(args), to_specs(kwargs), tuple(map(spec_of, tensors)), specs)
+    stages, order = kernel_memory(signature)
+    kept: list[MetaStorage] = []
+    for position, i in enumerate(order or range(len(outputs))):
+        if not isinstance(outputs[i].untyped_storage(), MetaStorage):
+            hold_before(state, stages, position, claim, kept)
+            attach(outputs[i], claim, state.space)
+        outputs[i].__class__ = MetaTensor
+    for stage in stages:
+        if stage.before is None:
+            hold_blocks(state, claim, stage.blocks)
+    kept.clear()
     if state.recorder is not None:
-        signature = Signature(func, to_specs(args), to_specs(kwargs), tuple(map(spec_of, tensors)),
-                              tuple(map(spec_of, outputs)))
         born = [s for o in outputs if isinstance(s := o.untyped_storage(), MetaStorage)]
         state.recorder.called(signature, storages, born)
     return result if single else tuple(outputs)

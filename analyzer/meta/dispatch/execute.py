@@ -7,7 +7,7 @@ import torch
 
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.argument import adopt
-from analyzer.meta.memory_need import Stage, allocation_order, has_rule, stages_of
+from analyzer.meta.memory_need import Stage, has_rule, kernel_memory, stages_of
 from analyzer.meta.operator_info import OperatorInfo
 from analyzer.meta.shape_registry import device_shapes, host_shapes, register_shape_impl, sparse_shapes
 from analyzer.meta.signature import Signature
@@ -50,8 +50,8 @@ def execute(state: MetaState, call: OperatorCall) -> None:
 def _build(state: MetaState, call: OperatorCall, entry: Entry) -> None:
     """Make the outputs by their recipes."""
     signature = call.signature = entry.signature
-    stages = call.stages = stages_of(signature) if has_rule(call.info) else ()
-    order, recipes = entry.order, entry.recipes
+    stages, order = kernel_memory(signature) if has_rule(call.info) else ((), None)
+    call.stages, recipes = stages, entry.recipes
     outputs: list[Any] = []
     born: list[MetaStorage | None] = []
     for i, r in enumerate(recipes if order is None else [recipes[k] for k in order]):
@@ -105,12 +105,12 @@ def _run(state: MetaState, call: OperatorCall, key: Any) -> None:
     structure = type(result) if isinstance(result, (list, tuple)) else None
     call.outputs = list(result) if structure is not None else [result]
 
-    order = allocation_order(info.packet) if claim.type == "cuda" else None
     early: tuple[Stage, ...] = ()
+    order: tuple[int, ...] | None = None
     if has_rule(info):  # what the kernel holds must be known before its outputs are allocated
         specs = tuple(TensorSpec.of(tuple(o.shape), o.stride(), o.dtype, str(claim))
                       for o in call.outputs if isinstance(o, Tensor))
-        early = stages_of(Signature(info.op, spec_args, spec_kwargs, inputs, specs))
+        early, order = kernel_memory(Signature(info.op, spec_args, spec_kwargs, inputs, specs))
     _place_outputs(state, call, claim, early, order)
     _grow_written(call)
 
@@ -121,7 +121,7 @@ def _run(state: MetaState, call: OperatorCall, key: Any) -> None:
     if key is not None:
         recipes = make_recipes(call.outputs, tensors, call.storages, call.born)
         if recipes is not None:
-            remember(key, Entry(call.signature, recipes, structure, order))
+            remember(key, Entry(call.signature, recipes, structure))
 
 
 def _place_outputs(state: MetaState, call: OperatorCall, claim: torch.device, stages: tuple[Stage, ...],

@@ -25,16 +25,12 @@ class Recipe:
 class Entry:
     """One cached call: its signature, and a recipe per output; ``structure`` is None for a single output, else list or
     tuple.
-
-    ``order`` are the numbers of the outputs in the order in which they are allocated, None where it is that in which
-    they are returned.
     """
 
-    __slots__ = ("signature", "recipes", "structure", "order")
+    __slots__ = ("signature", "recipes", "structure")
 
-    def __init__(self, signature: Signature, recipes: list[Recipe], structure: Any,
-                 order: tuple[int, ...] | None = None) -> None:
-        self.signature, self.recipes, self.structure, self.order = signature, recipes, structure, order
+    def __init__(self, signature: Signature, recipes: list[Recipe], structure: Any) -> None:
+        self.signature, self.recipes, self.structure = signature, recipes, structure
 
 
 _LARGEST = 1 << 17  # entries; a process that meets more kinds of call than this starts over, to bound memory
