@@ -99,7 +99,7 @@ def measure_partition(model: nn.Module, inputs: dict[str, Tensor], setting: floa
     """Peak of activations and FLOPs of both graphs, run under the recorder."""
     graphs = partition(model, inputs, setting)
     (forward, forward_specs), (backward, backward_specs) = graphs["forward"], graphs["backward"]
-    mode = MetaTensorMode(ProfileOptions(steps=1), adopted_claim=torch.device("cpu"))
+    mode = MetaTensorMode(ProfileOptions(steps=1), adopted_device=torch.device("cpu"))
 
     def make(spec: Any) -> Any:
         return torch.empty_strided(spec[0], spec[1], dtype=spec[2]) if isinstance(spec, tuple) else spec

@@ -20,7 +20,8 @@ from analyzer.fx.graph.statement import statements_of
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.state import MetaState
-from analyzer.meta.tensor import META, MetaTensor, attach
+from analyzer.meta.storage import MetaStorage
+from analyzer.meta.tensor import new_storage, tensor_on
 from analyzer.record.hold import Hold
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder, tensors_in
@@ -305,7 +306,7 @@ class _Makers:
 
     def __init__(self, state: MetaState) -> None:
         self._state = state
-        self._bases: dict[int, Tensor] = {}
+        self._storages: dict[int, MetaStorage] = {}
 
     def make_tree(self, tree: Any) -> Any:
         def make(value: Any) -> Any:
@@ -319,16 +320,15 @@ class _Makers:
     def make_gradient(self, spec: TensorSpec) -> Tensor:
         numel = 1 + sum(stride * (size - 1) for size, stride in zip(spec, spec.stride)) if spec.numel else 0
         with without_modes():
-            return self._make(Value(spec, 0, False, -1 - len(self._bases), numel * spec.dtype.itemsize, None))
+            return self._make(Value(spec, 0, False, -1 - len(self._storages), numel * spec.dtype.itemsize, None))
 
     def _make(self, value: Value) -> Tensor:
-        base = self._bases.get(value.storage)
-        if base is None:
-            base = self._bases[value.storage] = torch.empty(value.storage_bytes, dtype=torch.uint8, device=META)
-            attach(base, torch.device(value.spec.device), self._state.space).known = value.known
-        out = torch.empty(0, dtype=value.spec.dtype, device=META)
-        out.set_(base.untyped_storage(), value.offset, tuple(value.spec), value.spec.stride)
-        out.__class__ = MetaTensor
+        storage = self._storages.get(value.storage)
+        if storage is None:
+            storage = new_storage(value.storage_bytes, torch.device(value.spec.device), self._state.space)
+            storage.known = value.known
+            self._storages[value.storage] = storage
+        out = tensor_on(storage, value.spec.dtype, value.offset, tuple(value.spec), value.spec.stride)
         return out.requires_grad_(value.requires_grad)
 
 

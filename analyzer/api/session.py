@@ -17,7 +17,7 @@ from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.current_spec import simulated_spec, simulating
 from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta.argument import stand_in_arguments
+from analyzer.meta.argument import fake_arguments
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
@@ -76,7 +76,7 @@ class Session:
     @contextmanager
     def simulate(self, options: ProfileOptions | None = None, *, adopts: bool = True) -> Iterator[MetaTensorMode]:
         """The simulated device for the length of a block; tensors that are nowhere are on it where it ``adopts``."""
-        mode = MetaTensorMode(options or self.options, adopted_claim=self.device if adopts else torch.device("cpu"))
+        mode = MetaTensorMode(options or self.options, adopted_device=self.device if adopts else torch.device("cpu"))
         with mode, simulating(self.spec or simulated_spec()):
             if self.remark:
                 mode.state.assume(self.remark)
@@ -127,7 +127,7 @@ class Run:
     def take_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any],
                     names: Iterable[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments without data in place of those given; they and the module's tensors are there before a step."""
-        taken: tuple[tuple[Any, ...], dict[str, Any]] = stand_in_arguments(
+        taken: tuple[tuple[Any, ...], dict[str, Any]] = fake_arguments(
             self.recorder.mode.state, (args, dict(kwargs)), self.session.device)
         with torch._C.DisableTorchFunction():
             self.register_inputs(*taken, names)

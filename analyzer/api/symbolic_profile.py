@@ -13,7 +13,7 @@ from analyzer.errors import InputError
 from analyzer.fx.graph.graph_step import GraphStep
 from analyzer.fx.graph.run_record import RunRecord, fingerprint_nodes
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.meta.tensor import claim_of
+from analyzer.meta.tensor import device_of
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import tensors_in
 from analyzer.replay.restart import Restart
@@ -120,7 +120,7 @@ def _blank(node: fx.Node, read_rows: Callable[[], dict[str, Any]]) -> NodeInfo:
 def _find_place(gm: fx.GraphModule, arguments: Any) -> torch.device:
     """The first accelerator that an argument or parameter is taken to be on, else the host."""
     for tensor in (*tensors_in(arguments), *gm.parameters(), *gm.buffers()):
-        place = claim_of(tensor)
+        place = device_of(tensor)
         if place.type not in ("cpu", "meta"):
             return place
     return torch.device("cpu")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from analyzer.meta.intercept.gated_kernel import GatedKernels, any_claims, claimed_type, is_simulating
+from analyzer.meta.intercept.gated_kernel import GatedKernels, any_on, device_type_of, is_simulating
 from analyzer.meta.intercept.interrupt import InterruptsHeld
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import MetaState, current
@@ -24,7 +24,7 @@ from .autocast_list import APPENDED, BANNED, FLOAT, FLOAT_APPENDED, FLOAT_IF_UNS
 from .kernel_registry import overloads
 
 Tensor = torch.Tensor
-gate = GatedKernels("AutocastHPU")  # above AutocastIPU, where the claimed device's own kernels are
+gate = GatedKernels("AutocastHPU")  # above AutocastIPU, where the simulated device's own kernels are
 _TYPES = ("cuda", "cpu")  # the order of their keys in the dispatcher: CUDA's comes first
 
 
@@ -48,7 +48,7 @@ def _policies() -> dict[str, dict[str, int]]:
 
 
 def _is_eligible(state: MetaState, x: Any, device_type: str) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and claimed_type(
+    return isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and device_type_of(
         state, x) == device_type
 
 
@@ -103,7 +103,7 @@ def _widest(state: MetaState, tree: Any, dtype: torch.dtype, device_type: str) -
 def _device_type(state: MetaState, name: str, args: Any, kwargs: dict[str, Any]) -> str | None:
     """Whose autocast applies to the call, or None."""
     for device_type in _local.enabled:
-        if name in _policies()[device_type] and any_claims(state, device_type, (*args, *kwargs.values())):
+        if name in _policies()[device_type] and any_on(state, device_type, (*args, *kwargs.values())):
             return device_type
     return None
 

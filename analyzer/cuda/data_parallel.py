@@ -1,4 +1,4 @@
-"""``nn.DataParallel`` over the one device that is claimed: builds of torch without CUDA lack the function that hands
+"""``nn.DataParallel`` over the one device that is simulated: builds of torch without CUDA lack the function that hands
 out its inputs.
 """
 from __future__ import annotations

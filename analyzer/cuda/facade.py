@@ -21,7 +21,7 @@ from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import MetaState, current
 
 from .sdp_choice import CUDNN_VERSION, simulated_capability
-from .stream import SimulatedEvent, SimulatedGenerator, SimulatedStream, device_index, stand_in_class
+from .stream import SimulatedEvent, SimulatedGenerator, SimulatedStream, device_index, simulated_class
 
 _RANDOM_STATE_BYTES = 16  # seed and offset of Philox: CUDAGeneratorImpl::get_state
 _WARP = 32
@@ -39,7 +39,7 @@ _local = _Local()
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What ``torch.cuda.get_device_properties`` tells of the claimed device; None is unknown."""
+    """What ``torch.cuda.get_device_properties`` tells of the simulated device; None is unknown."""
 
     name: str
     major: int
@@ -245,7 +245,7 @@ class _Quiet:
         return _nothing if current() is not None else getattr(self._original, name)
 
 
-def _is_claimed(*args: Any, **kwargs: Any) -> bool:
+def _is_simulated(*args: Any, **kwargs: Any) -> bool:
     return current() is not None
 
 
@@ -267,9 +267,9 @@ def replacements() -> Iterator[Undo]:
         for name, simulated in table.items():
             if hasattr(owner, name):  # versions of torch differ
                 yield replace(owner, name, answer(simulated))
-    yield replace(torch.cuda, "Stream", lambda f: stand_in_class(f, SimulatedStream, _is_claimed))
-    yield replace(torch.cuda, "Event", lambda f: stand_in_class(f, SimulatedEvent, _is_claimed))
-    yield replace(torch, "Generator", lambda f: stand_in_class(f, SimulatedGenerator, _makes_cuda))
+    yield replace(torch.cuda, "Stream", lambda f: simulated_class(f, SimulatedStream, _is_simulated))
+    yield replace(torch.cuda, "Event", lambda f: simulated_class(f, SimulatedEvent, _is_simulated))
+    yield replace(torch, "Generator", lambda f: simulated_class(f, SimulatedGenerator, _makes_cuda))
     yield replace(torch.cuda.nvtx, "_nvtx", _Quiet)
     for name in ("start", "stop"):
         yield replace(torch.cuda.profiler, name, answer(_nothing))

@@ -1,4 +1,4 @@
-"""New tensors on the device that another tensor claims."""
+"""New tensors on the device of another."""
 from __future__ import annotations
 
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from analyzer.meta.state import CPU, current
-from analyzer.meta.tensor import META, claim_of
+from analyzer.meta.tensor import META, device_of
 
 
 def new_on_device_of(like: torch.Tensor | None, factory: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     """``factory(*args, **kwargs)`` on the device of ``like``, or on the host without one."""
     state = current()
     assert state is not None
-    made: torch.Tensor = state.call_on(CPU if like is None else claim_of(like), factory, *args, **kwargs, device=META)
+    made: torch.Tensor = state.call_on(CPU if like is None else device_of(like), factory, *args, **kwargs, device=META)
     return made

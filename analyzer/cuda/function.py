@@ -9,7 +9,7 @@ from analyzer.meta.active_mode import active_dispatch_mode
 
 
 def call_whole(op: torch._ops.OpOverload, *args: Any) -> Any:
-    """Run ``op`` below autograd as one call, by its claimed shape. For use inside an ``autograd.Function``."""
+    """Run ``op`` below autograd as one call, by its registered shape. For use inside an ``autograd.Function``."""
     mode = active_dispatch_mode()
     guard = torch._C._DisableTorchDispatch()
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.intercept.gated_kernel import GatedKernels, any_claims, is_simulating
+from analyzer.meta.intercept.gated_kernel import GatedKernels, any_on, is_simulating
 from analyzer.meta.intercept.replacement import Undo
 from analyzer.meta.shape_registry import device_shapes, host_shapes
 from analyzer.registry import Registry
@@ -82,7 +82,7 @@ def _make_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
     def kernel_at_key(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         state = is_simulating()
         if state is not None:
-            impl = on_host if on_device is on_host or not any_claims(state, "cuda", args) else on_device
+            impl = on_host if on_device is on_host or not any_on(state, "cuda", args) else on_device
             if impl is not None:
                 with torch._C.DisableTorchFunction():  # the engine calls this with the function mode still active
                     result = impl(*args, **kwargs)

@@ -43,7 +43,7 @@ class AttentionCall(NamedTuple):
 
 
 def simulated_capability() -> tuple[int, int]:
-    """The compute capability of the claimed device; Hopper's where the device is no GPU or its generation is unknown."""
+    """The compute capability of the simulated device; Hopper's where the device is no GPU or its generation is unknown."""
     return simulated_spec().compute_capability or (9, 0)
 
 

@@ -1,4 +1,4 @@
-"""Streams, events and generators of the claimed accelerator: they order nothing, since nothing runs."""
+"""Streams, events and generators of the simulated accelerator: they order nothing, since nothing runs."""
 from __future__ import annotations
 
 import functools
@@ -93,25 +93,21 @@ class SimulatedEvent:
 
 
 class SimulatedGenerator(torch.Generator):
-    """A generator that says it is on the claimed accelerator. It draws nothing there."""
+    """A generator that says it is on the simulated accelerator. It draws nothing there."""
 
-    claim: torch.device
+    device: torch.device = torch.device("cuda")  # shadows torch's property
 
     def __new__(cls, device: Any = "cuda") -> SimulatedGenerator:
         made: SimulatedGenerator = torch._C.Generator.__new__(
             cls, "cpu")  # type: ignore[call-arg]  # torch.Generator is replaced
-        made.claim = torch.device("cuda", device_index(device))
+        made.device = torch.device("cuda", device_index(device))
         return made
 
     def __init__(self, device: Any = "cuda") -> None: ...
 
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return self.claim
-
 
 @functools.cache  # a class is in a cycle with itself, and costs as much to make as a hundred calls
-def stand_in_class(original: type[Any], simulated: type[Any], applies: Any) -> type[Any]:
+def simulated_class(original: type[Any], simulated: type[Any], applies: Any) -> type[Any]:
     """A class that makes ``simulated`` objects where ``applies(*args, **kwargs)``, else ``original`` ones; both are
     instances of it.
     """

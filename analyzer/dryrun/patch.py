@@ -18,7 +18,7 @@ from analyzer.meta.function.creation import constant
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
-from analyzer.meta.tensor import claim_of
+from analyzer.meta.tensor import device_of
 from analyzer.meta.value.known_value import small_enough
 
 _WORKER_SETTINGS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "worker_init_fn")
@@ -160,4 +160,4 @@ def _tell(original: Any, x: Any, answer: bool, **named: Any) -> Any:
     _assume("unknown values were taken as finite")
     with _for_real():
         value = torch.full(tuple(x.shape), answer)
-    return constant(state, value, claim_of(x))
+    return constant(state, value, device_of(x))

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from analyzer.meta.reserved_touch import ReservedTouch
 from analyzer.meta.state import CPU, MetaState
 from analyzer.meta.storage import MetaStorage
-from analyzer.meta.tensor import META, MetaTensor, attach, claim_of, settle
+from analyzer.meta.tensor import META, MetaTensor, attach, bytes_on_meta, device_of, settle, tensor_on
 from analyzer.meta.value.known_value import Deferred, small_enough
 
 Tensor = torch.Tensor
@@ -35,7 +35,7 @@ class FakeTensors:
         # by id of the original and of the fake tensor, which dies when the forward replaces what held it
         self._fakes: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}
         self._originals: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}
-        self._adopted: list[int] = []  # keys put into state.stand_ins
+        self._adopted: list[int] = []  # keys put into state.fakes
         #: number and region for an original's storage, by its address
         self.places: dict[int, tuple[int, Any]] = {}
 
@@ -71,7 +71,7 @@ class FakeTensors:
     def forget_storages(self) -> None:
         """Let later tensors with the originals' storages be adopted anew."""
         for key in self._adopted:
-            self.state.stand_ins.pop(key, None)
+            self.state.fakes.pop(key, None)
         self._adopted.clear()
 
     def _make(self, original: Tensor, readable: bool, constant: bool) -> Tensor:
@@ -97,7 +97,7 @@ class FakeTensors:
 
     def _strided(self, original: Tensor, readable: bool, constant: bool) -> Tensor:
         real = original.untyped_storage()
-        found = self.state.stand_ins.get(real._cdata)
+        found = self.state.fakes.get(real._cdata)
         storage = None if found is None else found[1]()
         if storage is None:
             nbytes = real.nbytes()
@@ -106,7 +106,7 @@ class FakeTensors:
             if fills:
                 base = torch.empty_strided(original.shape, original.stride(), dtype=original.dtype, device=META)
             else:
-                base = torch.empty_strided((nbytes,), (1,), dtype=torch.uint8, device=META)
+                base = bytes_on_meta(nbytes)
             if real._cdata in self.places:
                 storage = settle(base, self._claim(original, real), *self.places.pop(real._cdata), self.state.space)
             elif real._cdata in self.state.reserved:
@@ -114,24 +114,22 @@ class FakeTensors:
             else:
                 storage = attach(base, self._claim(original, real), self.state.space)
             if type(real) is MetaStorage:
-                storage.known, storage.drawn_from, storage.density = real.known, real.drawn_from, real.density
+                storage.copy_contents(real)
             elif readable and original.device.type == "cpu" and _is_readable(original, nbytes, constant):
                 storage.known = Deferred(original.detach())
-            self.state.stand_ins[real._cdata] = (real, weakref.ref(storage))
+            self.state.fakes[real._cdata] = (real, weakref.ref(storage))
             self._adopted.append(real._cdata)
             if fills:
                 return base
-        out = torch.empty(0, dtype=original.dtype, device=META)
-        out.set_(storage, original.storage_offset(), original.size(), original.stride())
-        return out
+        return tensor_on(storage, original.dtype, original.storage_offset(), original.size(), original.stride())
 
     def _claim(self, original: Tensor, real: torch.UntypedStorage) -> torch.device:
         if type(real) is MetaStorage and (self.placed or self.claim is None):
-            return real.claim
+            return real.device
         if self.claim is not None:
             return self.claim
-        claim = claim_of(original)
-        return self.state.adopted_claim if claim.type in ("cpu", "meta") else claim
+        claim = device_of(original)
+        return self.state.adopted_device if claim.type in ("cpu", "meta") else claim
 
     def _uninitialized(self, original: Any) -> Tensor:
         """A lazy parameter of its own, so that the user's is not materialised."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from analyzer.meta.current_device import claimed_device
+from analyzer.meta.current_device import indexed_device
 from analyzer.meta.intercept.interrupt import InterruptsHeld
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.reserved_touch import ReservedTouch
@@ -41,7 +41,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Ite
     exception.
 
     To be entered inside an active `MetaTensorMode`. Fake tensors claim ``claim``, or without one the device of the
-    original (the state's ``adopted_claim`` for CPU and meta); a model made under a mode and put on an accelerator keeps
+    original (the state's ``adopted_device`` for CPU and meta); a model made under a mode and put on an accelerator keeps
     its claims. They are allocated in the order in which ``Module.to`` moves tensors: children first, then parameters,
     then buffers. Tied tensors stay tied and shared storages shared; those of a ``ScriptModule`` are swapped in C++. Put
     back: attributes and their containers, registered tensors and modules, hooks, training flags, classes of lazy
@@ -58,7 +58,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Ite
     """
     state = current()
     assert state is not None, "borrow_module() needs an active MetaTensorMode"
-    borrowing = _Borrowing(root, state, None if claim is None else claimed_device(claim), twins)
+    borrowing = _Borrowing(root, state, None if claim is None else indexed_device(claim), twins)
     generators = save_generators()
     grad_enabled, default_dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     try:

@@ -1,4 +1,4 @@
-"""Simulated memory: one caching allocator per claimed accelerator, plain growing addresses for the host."""
+"""Simulated memory: one caching allocator per simulated accelerator, plain growing addresses for the host."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ class Region(Protocol):
 class Placed(Protocol):
     """A storage as its memory sees it."""
 
-    claim: torch.device
+    device: torch.device
     region: Region
     space: AddressSpace
 
@@ -113,7 +113,7 @@ class StorageListener(Protocol):
 
 
 class AddressSpace:
-    """The memory of the machine that tensors claim to be on. It outlives the mode as long as a tensor does."""
+    """The memory of the machine that tensors device to be on. It outlives the mode as long as a tensor does."""
 
     def __init__(self, options: AllocatorOptions | None = None, capacity_bytes: int | None = None) -> None:
         self.options = options or AllocatorOptions()
@@ -125,9 +125,9 @@ class AddressSpace:
         #: by library, device, thread and stream; never given back
         self.library_workspaces: dict[tuple[object, ...], Region] = {}
 
-    def memory(self, claim: torch.device) -> CachingAllocator | HostMemory:
-        """Whose books tell of ``claim``."""
-        return self.host if claim.type in ("cpu", "meta") else self.allocator(claim.index or 0)
+    def memory(self, device: torch.device) -> CachingAllocator | HostMemory:
+        """Whose books tell of ``device``."""
+        return self.host if device.type in ("cpu", "meta") else self.allocator(device.index or 0)
 
     def allocator(self, index: int = 0) -> CachingAllocator:
         """The allocator of accelerator ``index``."""
@@ -137,26 +137,26 @@ class AddressSpace:
             self.allocators[index] = found
         return found
 
-    def reserve(self, claim: torch.device, nbytes: int) -> Region:
-        if claim.type == "cpu" or claim.type == "meta":
+    def reserve(self, device: torch.device, nbytes: int) -> Region:
+        if device.type == "cpu" or device.type == "meta":
             return self.host.allocate(nbytes)
-        return self.allocator(claim.index or 0).allocate(nbytes, self.stream)
+        return self.allocator(device.index or 0).allocate(nbytes, self.stream)
 
-    def give_back(self, claim: torch.device, region: Region) -> None:
+    def give_back(self, device: torch.device, region: Region) -> None:
         if isinstance(region, Block):
-            self.allocator(claim.index or 0).free(region)
+            self.allocator(device.index or 0).free(region)
         elif isinstance(region, HostRegion):
             self.host.free(region)
 
     def place(self, storage: Placed) -> None:
-        storage.region = self.reserve(storage.claim, storage.nbytes())
+        storage.region = self.reserve(storage.device, storage.nbytes())
         if self.listener is not None:
             self.listener.born(storage)
 
     def release(self, storage: Placed) -> None:
         if self.listener is not None:
             self.listener.died(storage)
-        self.give_back(storage.claim, storage.region)
+        self.give_back(storage.device, storage.region)
 
     def resize(self, storage: Placed) -> None:
         self.release(storage)

@@ -11,7 +11,7 @@ from .intercept.mode_stack import without_modes
 from .reserved_touch import ReservedTouch
 from .state import MetaState
 from .storage import MetaStorage, find_storage
-from .tensor import META, MetaTensor, claim_of, new_storage, tensor_on
+from .tensor import META, MetaTensor, device_of, new_storage, tensor_on
 from .value.known_value import Deferred, small_enough
 
 Tensor = torch.Tensor
@@ -19,8 +19,8 @@ FakeStorages = dict[int, tuple[torch.UntypedStorage, Callable[[], torch.UntypedS
 """Storages with data and what gives those in their places, as long as they live, by the address of the first."""
 
 
-def stand_in_arguments(state: MetaState, tree: Any, claim: torch.device) -> Any:
-    """``tree`` with every tensor replaced by one of the same specs that claims ``claim``; shared storages stay shared.
+def fake_arguments(state: MetaState, tree: Any, device: torch.device) -> Any:
+    """``tree`` with every tensor replaced by one of the same specs on ``device``; shared storages stay shared.
 
     Small tensors with data keep their values (they are read only if the model asks for them).
     """
@@ -31,28 +31,28 @@ def stand_in_arguments(state: MetaState, tree: Any, claim: torch.device) -> Any:
         if not isinstance(value, Tensor):
             return value
         if id(value) not in made:
-            made[id(value)] = _stand_in(state, value, claim, storages)
+            made[id(value)] = _fake(state, value, device, storages)
         return made[id(value)]
 
     with without_modes():
         return pytree.tree_map(replace, tree)
 
 
-def _stand_in(state: MetaState, value: Tensor, claim: torch.device, storages: FakeStorages) -> Tensor:
+def _fake(state: MetaState, value: Tensor, device: torch.device, storages: FakeStorages) -> Tensor:
     if value.layout is not torch.strided:
         out = torch.empty_like(value, device=META)
-        out.__dict__["_claim"] = claim
+        out.__dict__["_device"] = device
         out.__class__ = MetaTensor
         return out
-    return _on_fake_storage(state, value, claim, storages).requires_grad_(value.requires_grad)
+    return _on_fake_storage(state, value, device, storages).requires_grad_(value.requires_grad)
 
 
-def _on_fake_storage(state: MetaState, tensor: Tensor, claim: torch.device, storages: FakeStorages) -> Tensor:
+def _on_fake_storage(state: MetaState, tensor: Tensor, device: torch.device, storages: FakeStorages) -> Tensor:
     real = tensor.untyped_storage()
     found = storages.get(real._cdata)
     storage = None if found is None else found[1]()
     if storage is None:
-        storage = made = new_storage(real.nbytes(), claim, state.space)
+        storage = made = new_storage(real.nbytes(), device, state.space)
         if isinstance(real, MetaStorage):
             storage.copy_contents(real)
         elif real.device.type != "meta" and small_enough(real.nbytes() // tensor.itemsize, tensor.dtype):
@@ -61,16 +61,16 @@ def _on_fake_storage(state: MetaState, tensor: Tensor, claim: torch.device, stor
     return tensor_on(storage, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def adopt(state: MetaState, tensor: Tensor, claim: torch.device | None = None) -> Tensor:
+def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None) -> Tensor:
     """A fake tensor for one with data; tensors that share a storage get some that do. Its data is not read."""
     real = tensor.untyped_storage()
     if real._cdata in state.reserved:
         raise ReservedTouch(state.reserved[real._cdata])
-    if claim is None:
-        claim = claim_of(tensor)
-        claim = state.adopted_claim if claim.type in ("cpu", "meta") else claim
+    if device is None:
+        device = device_of(tensor)
+        device = state.adopted_device if device.type in ("cpu", "meta") else device
     with without_modes():  # function handlers ask while the modes are active
-        return _on_fake_storage(state, tensor, claim, state.stand_ins)
+        return _on_fake_storage(state, tensor, device, state.fakes)
 
 
 def own(state: MetaState, tensor: Tensor) -> Tensor:

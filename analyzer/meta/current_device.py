@@ -17,7 +17,7 @@ leads.
 """
 
 
-def claimed_device(device: Any) -> torch.device:
+def indexed_device(device: Any) -> torch.device:
     """``device`` with an index, as tensors report it: the current one where none is given."""
     device = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
     if device.index is None and device.type not in ("cpu", "meta"):

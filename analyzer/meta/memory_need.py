@@ -118,15 +118,15 @@ def _runs_on_cuda(signature: Signature) -> bool:
     return any(s.device.startswith("cuda") for s in specs)
 
 
-def hold_blocks(state: MetaState, claim: torch.device, blocks: tuple[int, ...]) -> None:
+def hold_blocks(state: MetaState, device: torch.device, blocks: tuple[int, ...]) -> None:
     """Allocate ``blocks`` one after the other, then free them: what an allocator sees of a kernel's temporaries."""
     space = state.space
     regions = []
     try:
         for nbytes in blocks:
-            regions.append(space.reserve(claim, nbytes))
+            regions.append(space.reserve(device, nbytes))
         if state.recorder is not None:
-            state.recorder.took_workspace(sum(r.bytes for r in regions), claim, blocks)
+            state.recorder.took_workspace(sum(r.bytes for r in regions), device, blocks)
     finally:  # also where memory runs out midway
         for region in regions:
-            space.give_back(claim, region)
+            space.give_back(device, region)

@@ -21,7 +21,7 @@ from .tensor import kernel
 
 
 class MetaTensorMode:
-    """Under this context torch code runs without data: every tensor made is a `MetaTensor` that claims its device.
+    """Under this context torch code runs without data: every tensor made is a `MetaTensor` on a simulated device.
 
     ``options`` (`MetaOptions`) set the allocator and the policy for data-dependent sizes. The same object can be
     entered again and nested; torch is as it was after the last exit, also when an exception leaves.
@@ -33,15 +33,15 @@ class MetaTensorMode:
     (device(type='cuda', index=0), torch.Size([8, 4096]), False)
     """
 
-    def __init__(self, options: MetaOptions | None = None, *, adopted_claim: torch.device = CPU) -> None:
+    def __init__(self, options: MetaOptions | None = None, *, adopted_device: torch.device = CPU) -> None:
         self.options = options or MetaOptions()
         self.space = AddressSpace(self.options.allocator, self.options.capacity_bytes)
-        self.adopted_claim = adopted_claim
+        self.adopted_device = adopted_device
         self._entered: list[ExitStack] = []
 
     def make_state(self) -> MetaState:
         """A state for one activation of the mode."""
-        return MetaState(options=self.options, space=self.space, adopted_claim=self.adopted_claim)
+        return MetaState(options=self.options, space=self.space, adopted_device=self.adopted_device)
 
     def __enter__(self) -> MetaTensorMode:
         with ExitStack() as undo:

@@ -13,7 +13,7 @@ from .signature import Signature
 from .spec import TensorSpec, spec_of, to_specs
 from .state import current
 from .storage import MetaStorage
-from .tensor import META, MetaTensor, attach, claim_of, kernel
+from .tensor import META, MetaTensor, attach, device_of, kernel
 
 Tensor = torch.Tensor
 
@@ -61,12 +61,12 @@ def saved_besides(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | No
     if not need.saved_bytes or state is None:
         return None
     first = result if isinstance(result, Tensor) else result[0]
-    made: Tensor = state.call_on(claim_of(first), torch.empty, need.saved_bytes, dtype=torch.uint8, device=META)
+    made: Tensor = state.call_on(device_of(first), torch.empty, need.saved_bytes, dtype=torch.uint8, device=META)
     return made
 
 
 def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) -> Any:
-    """The outputs of the registered shape, claimed and recorded as one call."""
+    """The outputs of the registered shape, placed and recorded as one call."""
     state = current()
     assert state is not None
     impl = register_shape_impl.find(func) or register_shape_impl.find(getattr(func, "overloadpacket", None))
@@ -77,7 +77,7 @@ def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) ->
         if not isinstance(storage, MetaStorage):
             raise TypeError(f"{func}: a tensor argument has data; make it under MetaTensorMode")
         storages.append(storage)
-    claim = next((s.claim for s in storages if s.claim.type != "cpu"), torch.device("cpu"))
+    device = next((s.device for s in storages if s.device.type != "cpu"), torch.device("cpu"))
     kernel.depth += 1
     try:
         with without_modes():
@@ -86,18 +86,18 @@ def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) ->
         kernel.depth -= 1
     single = isinstance(result, Tensor)
     outputs = [result] if single else list(result)
-    specs = tuple(TensorSpec.of(tuple(o.shape), o.stride(), o.dtype, str(claim)) for o in outputs)
+    specs = tuple(TensorSpec.of(tuple(o.shape), o.stride(), o.dtype, str(device)) for o in outputs)
     signature = Signature(func, to_specs(args), to_specs(kwargs), tuple(map(spec_of, tensors)), specs)
     stages, order = kernel_memory(signature)
     kept: list[MetaStorage] = []
     for position, i in enumerate(order or range(len(outputs))):
         if not isinstance(outputs[i].untyped_storage(), MetaStorage):
-            hold_before(state, stages, position, claim, kept)
-            attach(outputs[i], claim, state.space)
+            hold_before(state, stages, position, device, kept)
+            attach(outputs[i], device, state.space)
         outputs[i].__class__ = MetaTensor
     for stage in stages:
         if stage.before is None:
-            hold_blocks(state, claim, stage.blocks)
+            hold_blocks(state, device, stage.blocks)
     kept.clear()
     if state.recorder is not None:
         born = [s for o in outputs if isinstance(s := o.untyped_storage(), MetaStorage)]

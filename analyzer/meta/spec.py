@@ -12,7 +12,7 @@ from .storage import MetaStorage, find_storage
 
 
 class TensorSpec(tuple[int, ...]):
-    """The shape of a tensor, as a tuple, which also knows stride, dtype and claimed device.
+    """The shape of a tensor, as a tuple, which also knows stride, dtype and simulated device.
 
     Specs are interned: equal ones are the same object, so a log of many calls holds each once.
 
@@ -53,8 +53,8 @@ class TensorSpec(tuple[int, ...]):
 
 
 @functools.cache
-def _name_of(claim: torch.device) -> str:
-    return str(claim)
+def _name_of(device: torch.device) -> str:
+    return str(device)
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
@@ -63,14 +63,14 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
     if layout is not torch.strided:
         if layout is torch.jagged:
             return spec_of(tensor._values)  # type: ignore[arg-type]
-        return TensorSpec.of(tuple(tensor.shape), (), tensor.dtype, str(tensor.__dict__.get("_claim", "cpu")))
+        return TensorSpec.of(tuple(tensor.shape), (), tensor.dtype, str(tensor.__dict__.get("_device", "cpu")))
     if tensor.is_nested:
         shape = padded_shape(tensor)
         return TensorSpec.of(shape, tuple(math.prod(shape[i + 1:]) for i in range(len(shape))), tensor.dtype,
                              str(tensor.device))
     storage = find_storage(tensor)
-    claim = storage.claim if isinstance(storage, MetaStorage) else tensor.device
-    return TensorSpec.of(tuple(tensor.shape), tensor.stride(), tensor.dtype, _name_of(claim))
+    device = storage.device if isinstance(storage, MetaStorage) else tensor.device
+    return TensorSpec.of(tuple(tensor.shape), tensor.stride(), tensor.dtype, _name_of(device))
 
 
 def padded_shape(tensor: torch.Tensor) -> tuple[int, ...]:

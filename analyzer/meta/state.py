@@ -26,9 +26,9 @@ class CallListener(Protocol):
     """Who records operator calls."""
 
     def called(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage]) -> None: ...
-    def took_workspace(self, nbytes: int, claim: torch.device, blocks: tuple[int, ...]) -> None: ...
+    def took_workspace(self, nbytes: int, device: torch.device, blocks: tuple[int, ...]) -> None: ...
     def holds_workspace(self, storage: MetaStorage) -> None: ...
-    def kept_workspace(self, region: Region, nbytes: int, claim: torch.device, label: str) -> None: ...
+    def kept_workspace(self, region: Region, nbytes: int, device: torch.device, label: str) -> None: ...
     def ran_out(self, operator: str, error: DeviceOutOfMemoryError) -> None: ...
     def mark(self, tensors: Any, category: str) -> None: ...
     def where(self) -> str: ...
@@ -47,8 +47,8 @@ class MetaState:
 
     options: MetaOptions
     space: AddressSpace
-    adopted_claim: torch.device = CPU          #: what tensors with data, met on the way, are taken to claim
-    pending_claim: torch.device | None = None  #: set by the function mode for the factory that it is about to call
+    adopted_device: torch.device = CPU          #: what tensors with data, met on the way, are taken to device
+    pending_device: torch.device | None = None  #: set by the function mode for the factory that it is about to call
     recorder: CallListener | None = None
     tape: FunctionListener | None = None
     assumptions: dict[str, None] = field(default_factory=dict)
@@ -56,10 +56,10 @@ class MetaState:
     scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)
     #: contents of tensors full of a number, by number and specs
     fills: dict[tuple[Any, ...], Known] = field(default_factory=dict)
-    stand_ins: dict[int, tuple[Any, Callable[[], torch.UntypedStorage | None]]] = field(default_factory=dict)
+    fakes: dict[int, tuple[Any, Callable[[], torch.UntypedStorage | None]]] = field(default_factory=dict)
     #: blocks whose tensors have places alone, by ids of these and addresses of storages
     reserved: dict[int, nn.Module] = field(default_factory=dict)
-    lists: ListMemo | None = None  #: while an optimizer steps that changes no tensor's shape, storage or claim
+    lists: ListMemo | None = None  #: while an optimizer steps that changes no tensor's shape, storage or device
     random_seed: int = 0
     #: how often unknown data was asked whether a loop ends, by line
     conditions: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -78,13 +78,13 @@ class MetaState:
         """Whether a call runs again with other answers to what is unknown, so that what depends on them shows."""
         return self.placeholder != 1
 
-    def call_on(self, claim: torch.device, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """``function(*args, **kwargs)``, whose new tensors are on ``claim``."""
-        before, self.pending_claim = self.pending_claim, claim
+    def call_on(self, device: torch.device, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """``function(*args, **kwargs)``, whose new tensors are on ``device``."""
+        before, self.pending_device = self.pending_device, device
         try:
             return function(*args, **kwargs)
         finally:
-            self.pending_claim = before
+            self.pending_device = before
 
     def raise_failure(self, kind: Any, error: Any, traceback: Any) -> None:
         """Raise what the death of a storage raised and Python swallowed, where nothing else is raised already."""

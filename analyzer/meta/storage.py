@@ -1,4 +1,4 @@
-"""A storage without data, which holds what its tensors share: claimed device, address, known contents."""
+"""A storage without data, which holds what its tensors share: device, address, known contents."""
 from __future__ import annotations
 
 import itertools
@@ -24,7 +24,7 @@ class MetaStorage(torch.UntypedStorage):
     and tensors that autograd unpacks as plain ``torch.Tensor``, still lead to what is known here.
     """
 
-    claim: torch.device
+    device: torch.device = torch.device("meta")  #: the simulated device or the host; shadows torch's property
     number: int                        #: unique in the process, in order of birth
     region: Region                     #: its place in the simulated memory
     space: AddressSpace
@@ -36,12 +36,8 @@ class MetaStorage(torch.UntypedStorage):
         return self.region.address
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return self.claim
-
-    @property
     def is_cuda(self) -> bool:
-        return self.claim.type == "cuda"
+        return self.device.type == "cuda"
 
     def resize_(self, size: int) -> MetaStorage:  # FSDP frees and refills storages so
         super().resize_(size)

@@ -1,4 +1,4 @@
-"""A tensor without data that says it is on the device it claims."""
+"""A fake tensor: without data, on a simulated device, and how all of them are made."""
 from __future__ import annotations
 
 import copy
@@ -27,23 +27,23 @@ _DATA: Any = torch._C.TensorBase.data  # the property itself
 _empty_strided = torch.empty_strided
 
 
-def claim_of(tensor: torch.Tensor) -> torch.device:
-    """The device that ``tensor`` claims; its real one where it claims none."""
+def device_of(tensor: torch.Tensor) -> torch.device:
+    """The simulated device of ``tensor``; the real one of a tensor with data."""
     if tensor.layout is torch.strided:
         storage = find_storage(tensor)
         if isinstance(storage, MetaStorage):
-            return storage.claim
-    elif (claim := tensor.__dict__.get("_claim")) is not None:  # sparse tensors have no storage
-        return claim  # type: ignore[no-any-return]
+            return storage.device
+    elif (device := tensor.__dict__.get("_device")) is not None:  # sparse tensors have no storage
+        return device  # type: ignore[no-any-return]
     if hasattr(tensor, "__tensor_flatten__"):  # a tensor around tensors
-        return claim_of(getattr(tensor, tensor.__tensor_flatten__()[0][0]))
+        return device_of(getattr(tensor, tensor.__tensor_flatten__()[0][0]))
     return torch._C.TensorBase.device.__get__(tensor)
 
 
 class MetaTensor(torch.Tensor):
-    """A tensor with shape, strides, dtype, autograd and a device claim, but no data.
+    """A tensor with shape, strides, dtype, autograd and a device device, but no data.
 
-    Made by any PyTorch code under `MetaTensorMode`. It keeps its claim after the mode ends:
+    Made by any PyTorch code under `MetaTensorMode`. It keeps its device after the mode ends:
 
     >>> from analyzer import MetaTensorMode
     >>> with MetaTensorMode():
@@ -57,7 +57,7 @@ class MetaTensor(torch.Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return META if kernel.depth else claim_of(self)
+        return META if kernel.depth else device_of(self)
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
@@ -88,7 +88,7 @@ class MetaTensor(torch.Tensor):
 
     @property
     def data(self) -> Any:
-        return keep_claim(_DATA.__get__(self))
+        return keep_class(_DATA.__get__(self))
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
@@ -104,7 +104,7 @@ class MetaTensor(torch.Tensor):
         if not self.is_leaf:
             raise RuntimeError(
                 "Only tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
-        result = copy_claim(self, memo)
+        result = copy_tensor(self, memo)
         memo[id(self)] = result
         result.requires_grad_(self.requires_grad)
         if self.grad is not None:
@@ -114,8 +114,8 @@ class MetaTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = {k: v for k, v in self.__dict__.items() if k == "_is_param"}
-        claim = str(self.device)
-        return rebuild, (tuple(self.shape), self.stride(), self.dtype, claim, self.requires_grad, state)
+        device = str(self.device)
+        return rebuild, (tuple(self.shape), self.stride(), self.dtype, device, self.requires_grad, state)
 
 
 def data_ptr(tensor: torch.Tensor) -> int:
@@ -138,7 +138,7 @@ def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
 
 
-def keep_claim(result: Any) -> Any:
+def keep_class(result: Any) -> Any:
     """Let a view made outside the mode be a `MetaTensor` too."""
     if type(result) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(result) and isinstance(
             result.untyped_storage(), MetaStorage):
@@ -151,7 +151,7 @@ def _keeping(name: str) -> Any:
 
     @functools.wraps(original, assigned=("__name__", "__qualname__"))
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return keep_claim(original(self, *args, **kwargs))
+        return keep_class(original(self, *args, **kwargs))
 
     return method
 
@@ -165,24 +165,24 @@ for _name in ("detach", "__getitem__", "view", "view_as", "reshape", "t", "trans
 # -- how tensors without data are made: everything that makes one does it by these ------------------------------------
 
 
-def attach(tensor: torch.Tensor, claim: torch.device, space: AddressSpace) -> MetaStorage:
-    """Turn the storage of a tensor on meta into a `MetaStorage` that claims ``claim``, with a place in ``space``."""
+def attach(tensor: torch.Tensor, device: torch.device, space: AddressSpace) -> MetaStorage:
+    """Turn the storage of a tensor on meta into a `MetaStorage` on ``device``, with a place in ``space``."""
     storage = tensor.untyped_storage()
     storage.__class__ = MetaStorage
     assert isinstance(storage, MetaStorage)
-    storage.claim = claim
+    storage.device = device
     storage.number = next_number()
     space.place(storage)
     storage.space = space  # last: a storage that found no place has none to give back
     return storage
 
 
-def settle(tensor: torch.Tensor, claim: torch.device, number: int, region: Region, space: AddressSpace) -> MetaStorage:
+def settle(tensor: torch.Tensor, device: torch.device, number: int, region: Region, space: AddressSpace) -> MetaStorage:
     """As `attach`, for a storage that has its number and its place already."""
     storage = tensor.untyped_storage()
     storage.__class__ = MetaStorage
     assert isinstance(storage, MetaStorage)
-    storage.__dict__ = {"claim": claim, "number": number, "region": region, "space": space}
+    storage.__dict__ = {"device": device, "number": number, "region": region, "space": space}
     return storage
 
 
@@ -191,16 +191,19 @@ def bytes_on_meta(nbytes: int) -> torch.Tensor:
     return _empty_strided((nbytes,), (1,), dtype=torch.uint8, device=META)
 
 
-def new_storage(nbytes: int, claim: torch.device, space: AddressSpace) -> MetaStorage:
-    """A storage of ``nbytes`` that claims ``claim``. To be called without modes."""
-    return attach(bytes_on_meta(nbytes), claim, space)
+def new_storage(nbytes: int, device: torch.device, space: AddressSpace) -> MetaStorage:
+    """A storage of ``nbytes`` on ``device``. To be called without modes."""
+    return attach(bytes_on_meta(nbytes), device, space)
 
 
-def new_tensor(shape: Any, stride: Any, dtype: torch.dtype, claim: torch.device,
+def new_tensor(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device,
                space: AddressSpace) -> tuple[MetaTensor, MetaStorage]:
-    """A tensor and the storage that it has for its own. To be called without modes."""
-    out = _empty_strided(shape, stride, dtype=dtype, device=META)
-    storage = attach(out, claim, space)
+    """A tensor and the storage that it has for its own, contiguous without a ``stride``. To be called without modes."""
+    if stride is None:
+        out = torch.empty(shape, dtype=dtype, device=META)
+    else:
+        out = _empty_strided(shape, stride, dtype=dtype, device=META)
+    storage = attach(out, device, space)
     out.__class__ = MetaTensor
     return out, storage  # type: ignore[return-value]
 
@@ -234,31 +237,31 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
 
 
-def revive(like: torch.Tensor, claim: torch.device, number: int, region: Region, space: AddressSpace) -> torch.Tensor:
+def revive(like: torch.Tensor, device: torch.device, number: int, region: Region, space: AddressSpace) -> torch.Tensor:
     """A tensor like ``like`` on a storage that has its number and its place already. To be called without modes."""
     out = _like(like)
-    settle(out, claim, number, region, space)
+    settle(out, device, number, region, space)
     out.__class__ = MetaTensor
     return out
 
 
-def copy_claim(tensor: torch.Tensor, memo: dict[int, Any]) -> MetaTensor:
+def copy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> MetaTensor:
     """A copy of ``tensor``; tensors that share a storage share the copy's."""
     old = tensor.untyped_storage()
     assert isinstance(old, MetaStorage)
     key = -old.number - 1  # a memo key that no id() can be
     with without_modes():
         if key not in memo:
-            memo[key] = new_storage(old.nbytes(), old.claim, old.space)
+            memo[key] = new_storage(old.nbytes(), old.device, old.space)
             memo[key].copy_contents(old)
         return tensor_on(memo[key], tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def rebuild(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, claim: str,
+def rebuild(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str,
             requires_grad: bool, state: dict[str, Any]) -> MetaTensor:
-    """Unpickle a `MetaTensor`: same specs and claim, a storage of its own."""
+    """Unpickle a `MetaTensor`: same specs and device, a storage of its own."""
     with without_modes():
-        result, _ = new_tensor(shape, stride, dtype, torch.device(claim), AddressSpace())
+        result, _ = new_tensor(shape, stride, dtype, torch.device(device), AddressSpace())
     result.requires_grad_(requires_grad)
     result.__dict__.update(state)
     return result

@@ -490,7 +490,7 @@ class Recorder:
             self.events.append((BORN, storage.number))
         region = storage.region
         log.storage_table[storage.number] = StorageLife(log.life_table, storage.number, storage.nbytes(), region.bytes,
-                                                        region.address, str(storage.claim), log.events,
+                                                        region.address, str(storage.device), log.events,
                                                         len(log.call_slots), self.phase, self.step, self.node,
                                                         self._stack[-1] if self._stack else _ROOT)
         self.watch_peak(0)

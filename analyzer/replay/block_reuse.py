@@ -35,9 +35,9 @@ from .block_trial import (
     writes_in_place,
 )
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
-from .restart import Restart
 from .reel import Reel, Take, play
 from .reserved import Reserved
+from .restart import Restart
 from .state_fingerprint import StateFingerprint, describe_tensor_state, tensor_attributes
 from .twin import Twin
 from .unseen_gradient import BlockGradients
@@ -461,7 +461,7 @@ def input_key(leaves: list[Any]) -> Hashable:
             group = groups.setdefault(storage.number, len(groups))
             contents = storage.known or storage.drawn_from
             known = None if contents is None else (id(contents), contents is storage.known)
-            key.append((tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), storage.nbytes(), storage.claim,
+            key.append((tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), storage.nbytes(), storage.device,
                         x.requires_grad, group, known, storage.density, attributes))
         elif isinstance(x, _UNCHANGING):
             key.append((type(x), x))
@@ -576,7 +576,7 @@ class _Run:
         self.slots += [None] * (len(given) + reel.births)
         for slot in backward.freed:
             storage: Any = self.incoming[slot].untyped_storage()
-            if storage.claim != reel.claim_of(slot):
+            if storage.device != reel.claim_of(slot):
                 raise Restart("a gradient comes from another device", self.module)
             self.slots[slot] = self.recorder.memory.place_of(storage.give_away())
         self.takes = play(self.recorder, reel, place, self.slots, self._let_go)

@@ -15,7 +15,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage, find_storage
-from analyzer.meta.tensor import META, MetaTensor, attach, template
+from analyzer.meta.tensor import new_storage, template, tensor_on
 from analyzer.meta.value.known_value import Watched
 from analyzer.record.event import BORN, CALLED, DIED, Event
 from analyzer.record.hold import ALONE, ALONE_VIEW, Hold, Holding
@@ -44,21 +44,17 @@ class InputLike:
         assert isinstance(storage, MetaStorage)
         self.shape, self.stride, self.dtype, self.offset = tuple(
             tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset()
-        self.claim, self.nbytes, self.group = storage.claim, storage.nbytes(), storage.number
+        self.claim, self.nbytes, self.group = storage.device, storage.nbytes(), storage.number
         self.known, self.drawn_from, self.density = storage.known, storage.drawn_from, storage.density
         self.requires_grad = tensor.requires_grad
 
-    def make(self, state: MetaState, bases: dict[int, torch.Tensor]) -> torch.Tensor:
-        """A tensor like it; those that shared a storage share one in ``bases``."""
-        base = bases.get(self.group)
-        if base is None:
-            base = bases[self.group] = torch.empty(self.nbytes, dtype=torch.uint8, device=META)
-            storage = attach(base, self.claim, state.space)
+    def make(self, state: MetaState, storages: dict[int, MetaStorage]) -> torch.Tensor:
+        """A tensor like it; those that shared a storage share one in ``storages``."""
+        storage = storages.get(self.group)
+        if storage is None:
+            storage = storages[self.group] = new_storage(self.nbytes, self.claim, state.space)
             storage.known, storage.drawn_from, storage.density = self.known, self.drawn_from, self.density
-        out = torch.empty(0, dtype=self.dtype, device=META)
-        out.set_(base.untyped_storage(), self.offset, self.shape, self.stride)
-        out.__class__ = MetaTensor
-        return out
+        return tensor_on(storage, self.dtype, self.offset, self.shape, self.stride)
 
 
 class Arguments:
@@ -223,7 +219,7 @@ class Trial:
         played.
         """
         main_state = self.main.mode.state
-        mode = MetaTensorMode(main_state.options, adopted_claim=main_state.adopted_claim)
+        mode = MetaTensorMode(main_state.options, adopted_device=main_state.adopted_device)
         with mode:
             with self.borrow(self.block, self.claim) as borrowed, torch.set_grad_enabled(self.arguments.trains):
                 recorder = self.recorder = _TrialRecorder(mode, self.block, self.claim, self.main.is_leaf,
@@ -249,16 +245,16 @@ class Trial:
         recorder, log = self.recorder, self.recorder.log
         trains = self.arguments.trains
         held = {n: life.label for n, life in log.storages.items() if life.category in ("parameter", "buffer")}
-        bases: dict[int, torch.Tensor] = {}
+        storages: dict[int, MetaStorage] = {}
 
         def make() -> list[torch.Tensor]:
             with without_modes():
-                made = [x.make(state, bases) for x in self.arguments.tensors]
+                made = [x.make(state, storages) for x in self.arguments.tensors]
             for i, (tensor, needs) in enumerate(zip(made, self.needs_grad)):
                 recorder.mark([tensor], "input", f"input{i}")
                 life = log.storages[number_of(tensor)]
                 life.requires_grad = life.requires_grad or needs
-            bases.clear()
+            storages.clear()
             return made
 
         token = torch.empty(0, requires_grad=True)

@@ -17,8 +17,8 @@ from analyzer.meta.tensor import revive
 from analyzer.record.event import DIED
 from analyzer.record.log import Log
 
-from .restart import Restart
 from .reserved import Reserved, one_by_one
+from .restart import Restart
 
 if TYPE_CHECKING:
     from analyzer.record.recorder import Recorder

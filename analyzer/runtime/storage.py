@@ -15,10 +15,10 @@ from analyzer.meta.storage import find_storage
 class RealStorage:
     """What the log knows a storage by."""
 
-    __slots__ = ("number", "size", "claim", "region", "ref", "__weakref__")
+    __slots__ = ("number", "size", "device", "region", "ref", "__weakref__")
 
     def __init__(self, number: int, size: int, claim: torch.device, region: HostRegion) -> None:
-        self.number, self.size, self.claim, self.region = number, size, claim, region
+        self.number, self.size, self.device, self.region = number, size, claim, region
         self.ref: weakref.ref[torch.UntypedStorage] | None = None
 
     def nbytes(self) -> int:

@@ -1,3 +1,3 @@
-"""Operators that take another path on the claimed device than on meta, one family a file. Every file here is imported
+"""Operators that take another path on the simulated device than on meta, one family a file. Every file here is imported
 when a mode is first entered.
 """

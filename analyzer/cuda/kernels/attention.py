@@ -1,4 +1,4 @@
-"""Scaled dot product attention on the claimed device: the kernel that would run, with the same preparation of its
+"""Scaled dot product attention on the simulated device: the kernel that would run, with the same preparation of its
 arguments.
 
 Source: ``scaled_dot_product_attention`` and its helpers in ``aten/src/ATen/native/transformers/attention.cpp``.
@@ -15,7 +15,7 @@ from analyzer.cuda.host_attention import choose_host_backend
 from analyzer.cuda.kernel_registry import device_kernel, device_shape
 from analyzer.cuda.sdp_choice import CUDNN, EFFICIENT, FLASH, MATH, AttentionCall, choose_backend, describe
 from analyzer.errors import InputError
-from analyzer.meta.intercept.gated_kernel import any_claims
+from analyzer.meta.intercept.gated_kernel import any_on
 from analyzer.meta.state import current
 
 Tensor = torch.Tensor
@@ -37,7 +37,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None =
     call = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     state = current()
     assert state is not None
-    if not any_claims(state, "cuda", call[:3]):
+    if not any_on(state, "cuda", call[:3]):
         if choose_host_backend(call) != FLASH:
             return NotImplemented  # torch's own way to the plain products
         return aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, dropout_p,

@@ -1,4 +1,4 @@
-"""Nested tensors in the jagged layout: what they are made of, and which attention they take on the claimed device."""
+"""Nested tensors in the jagged layout: what they are made of, and which attention they take on the simulated device."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from analyzer.cuda.kernel_registry import device_kernel, device_shape, kernel_re
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
-from analyzer.meta.tensor import claim_of
+from analyzer.meta.tensor import device_of
 
 Tensor = torch.Tensor
 _HALVES = (torch.float16, torch.bfloat16)
@@ -20,7 +20,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 @kernel_replacements.append
 def choose_attention() -> Iterator[Undo]:
-    """Choose the kernels of attention as the claimed device would; each result undoes one step."""
+    """Choose the kernels of attention as the simulated device would; each result undoes one step."""
     sdpa = torch.nested._internal.sdpa
     yield replace(sdpa, "can_use_flash_attention",
                   _choose(lambda dtype: torch._C._get_flash_sdp_enabled() and dtype in _HALVES))
@@ -43,7 +43,7 @@ def _choose(can_use: Callable[[torch.dtype], bool]) -> Callable[[Any], Any]:
                 return original(params, debug)  # type: ignore[no-any-return]
             # The host's products take the strided layout, which cannot be without data; a trace asks for the shape
             # alone.
-            return (state.tape is not None or claim_of(params.query).type == "cuda") and can_use(params.query.dtype)
+            return (state.tape is not None or device_of(params.query).type == "cuda") and can_use(params.query.dtype)
 
         return ask
 

@@ -26,7 +26,7 @@ _COMPLEX = (torch.complex64, torch.complex128)
 
 
 def cublas_workspace_bytes() -> int:
-    """Bytes of one cuBLAS workspace: ``CUBLAS_WORKSPACE_CONFIG`` (``:KIB:COUNT…``), else the default of the claimed
+    """Bytes of one cuBLAS workspace: ``CUBLAS_WORKSPACE_CONFIG`` (``:KIB:COUNT…``), else the default of the simulated
     generation.
 
     Source: parseChosenWorkspaceSize: 32 MiB where the compute capability is 9.0, else ``:4096:2:16:8``.
@@ -115,15 +115,15 @@ def _is_on_cuda(inputs: tuple[TensorSpec, ...]) -> bool:
 def take_library_workspaces(state: MetaState, signature: Signature, needs: tuple[str, ...]) -> None:
     """Allocate the workspaces in ``needs`` that the running thread does not have yet; they stay as long as the process."""
     space = state.space
-    claim = torch.device(signature.inputs[-1].device)
+    device = torch.device(signature.inputs[-1].device)
     in_backward = torch._C._current_autograd_node() is not None  # autograd's thread for the device
     for library in needs:
-        key = (library, claim.index or 0, in_backward, space.stream)
+        key = (library, device.index or 0, in_backward, space.stream)
         if key not in space.library_workspaces:
             nbytes = cublas_workspace_bytes() if library == "cublas" else cublaslt_workspace_bytes()
             if not nbytes:
                 continue
-            region = space.library_workspaces[key] = space.reserve(claim, nbytes)
+            region = space.library_workspaces[key] = space.reserve(device, nbytes)
             if state.recorder is not None:
                 where = "backward" if in_backward else "forward"
-                state.recorder.kept_workspace(region, nbytes, claim, f"{library} workspace, {where} thread")
+                state.recorder.kept_workspace(region, nbytes, device, f"{library} workspace, {where} thread")

@@ -14,7 +14,7 @@ from torch import fx
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.module_borrow import borrow_module
 from analyzer.fx.trace.structure import thaw
-from analyzer.meta.argument import stand_in_arguments
+from analyzer.meta.argument import fake_arguments
 from analyzer.meta.intercept.interrupt import InterruptsHeld
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.opaque import call_opaque
@@ -174,7 +174,7 @@ class ShapeProp(GraphInterpreter):
         with mode, borrow_module(self.module), torch.no_grad():
             claims = [t.device for t in tensors_in((args, kwargs))]
             claim = next((c for c in claims if c.type not in ("cpu", "meta")), torch.device("cpu"))
-            run_args, run_kwargs = stand_in_arguments(mode.state, (args, kwargs), claim)
+            run_args, run_kwargs = fake_arguments(mode.state, (args, kwargs), claim)
             return self.run(*run_args, **run_kwargs)
 
     def run_node(self, n: fx.Node) -> Any:

@@ -10,13 +10,13 @@ import torch
 from torch import fx, nn
 
 from analyzer.errors import InputError
-from analyzer.fx.graph.traced_graph import TracedGraph
 from analyzer.fx.borrowed import Borrowed
+from analyzer.fx.graph.traced_graph import TracedGraph
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.source_line import user_line
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
-from analyzer.meta.tensor import claim_of
+from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import read_known
 
 from .call_target import BuildDict, BuildList, BuildObject, CallTarget
@@ -144,7 +144,7 @@ class NodeWriter:
                 f"tracing does not look (inside a leaf module, or before tracing, without data). Return it from the leaf module's forward, "
                 f"or trace into that module with register_non_leaf_module")
         with without_modes():
-            return value.clone().to(claim_of(tensor))
+            return value.clone().to(device_of(tensor))
 
     def attribute(self, key: Any, prefix: str, value: Any) -> fx.Node:
         """A ``get_attr`` node of something that only the graph module holds."""

@@ -17,7 +17,7 @@ from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.source_line import user_line
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
-from analyzer.meta.tensor import claim_of
+from analyzer.meta.tensor import device_of
 
 from .bias_split import register_bias_split, splits
 from .call_target import ApplyFunction, name_target
@@ -92,7 +92,7 @@ class Tape(NodeWriter):
         if not holds_tensor(result) and not writes(func, kwargs):
             return
         if kwargs.get("device") is not None:  # where C++ made it: what it claims is where the graph will
-            kwargs = {**kwargs, "device": claim_of(next(tensors_of(result)))}
+            kwargs = {**kwargs, "device": device_of(next(tensors_of(result)))}
         node = self.create(NodeCall("call_function", func, _unwrap_numbers(args), _unwrap_numbers(kwargs)))
         if not writes(func, kwargs) and not describe_operator(func).is_random:
             self.optional.append(node)  # autograd's own, such as the detach of a saved result: nobody uses it

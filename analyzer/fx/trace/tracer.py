@@ -12,9 +12,9 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
 from analyzer.errors import AnalyzerError, InputError
+from analyzer.fx.borrowed import Borrowed
 from analyzer.fx.graph.codegen import RegionCodeGen
 from analyzer.fx.graph.graph_module import GraphModule
-from analyzer.fx.borrowed import Borrowed
 from analyzer.fx.module_borrow import borrow_module, uncompiled
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.intercept.mode_stack import without_modes

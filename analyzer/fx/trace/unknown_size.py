@@ -22,7 +22,7 @@ from torch import nn
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
-from analyzer.meta.tensor import META, MetaTensor, attach, claim_of, copy_claim
+from analyzer.meta.tensor import copy_tensor, device_of, new_tensor
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.known_value import Known
 
@@ -109,13 +109,11 @@ class SizeWatch:
         if tensor.layout is not torch.strided or not isinstance(tensor.untyped_storage(), MetaStorage):
             return tensor
         if not dims:
-            out: Tensor = copy_claim(tensor, memo)
+            out: Tensor = copy_tensor(tensor, memo)
         else:
             with without_modes():
-                out = torch.empty([change(n) if d in dims else n for d, n in enumerate(tensor.shape)],
-                                  dtype=tensor.dtype, device=META)
-            attach(out, claim_of(tensor), self.state.space)
-            out.__class__ = MetaTensor
+                shape = [change(n) if d in dims else n for d, n in enumerate(tensor.shape)]
+                out, _ = new_tensor(shape, None, tensor.dtype, device_of(tensor), self.state.space)
         out.requires_grad_(tensor.requires_grad)
         return out if tensor.is_leaf else out.clone()  # a leaf that requires a gradient cannot be written to
 

@@ -16,17 +16,17 @@ from analyzer.meta.tensor import new_storage, parts_of
 from .resolve import OperatorCall, result_device
 
 
-def hold_before(state: MetaState, stages: tuple[Stage, ...], output: int, claim: torch.device,
+def hold_before(state: MetaState, stages: tuple[Stage, ...], output: int, device: torch.device,
                 kept: list[MetaStorage]) -> None:
     """Hold what a kernel holds before it allocates an output; ``kept`` gets what stays until it ends."""
     for stage in stages:
         if stage.before != output:
             continue
         if not stage.kept:
-            hold_blocks(state, claim, stage.blocks)
+            hold_blocks(state, device, stage.blocks)
             continue
         for nbytes in stage.blocks:
-            kept.append(new_storage(nbytes, claim, state.space))
+            kept.append(new_storage(nbytes, device, state.space))
             if state.recorder is not None:
                 state.recorder.holds_workspace(kept[-1])
 

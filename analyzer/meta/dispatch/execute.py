@@ -59,9 +59,9 @@ def _build(state: MetaState, call: OperatorCall, entry: Entry) -> None:
         storage = None
         if kind == NEW:
             if stages:
-                hold_before(state, stages, i, r.claim, call.kept)
+                hold_before(state, stages, i, r.device, call.kept)
             out = _empty_strided(r.shape, r.stride, dtype=r.dtype, device=META)
-            storage = attach(out, r.claim, state.space)
+            storage = attach(out, r.device, state.space)
             out.__class__ = MetaTensor
         elif kind == SAME:
             out = call.tensors[r.source]
@@ -98,20 +98,20 @@ def _view(base: Tensor, shape: Any, stride: Any, offset: int) -> Tensor:
 def _run(state: MetaState, call: OperatorCall, key: Any) -> None:
     """Run the kernel, give devices to what it returns, and remember how to make that again."""
     info, args, kwargs, tensors = call.info, call.args, call.kwargs, call.tensors
-    claim = result_device(state, call.storages, kwargs.get("device"))
+    device = result_device(state, call.storages, kwargs.get("device"))
     spec_args, spec_kwargs = to_specs(args), to_specs(kwargs)
     inputs = tuple(spec_of(t) for t in tensors)
-    result = _call_kernel(state, info, args, kwargs, claim)
+    result = _call_kernel(state, info, args, kwargs, device)
     structure = type(result) if isinstance(result, (list, tuple)) else None
     call.outputs = list(result) if structure is not None else [result]
 
     early: tuple[Stage, ...] = ()
     order: tuple[int, ...] | None = None
     if has_rule(info):  # what the kernel holds must be known before its outputs are allocated
-        specs = tuple(TensorSpec.of(tuple(o.shape), o.stride(), o.dtype, str(claim))
+        specs = tuple(TensorSpec.of(tuple(o.shape), o.stride(), o.dtype, str(device))
                       for o in call.outputs if isinstance(o, Tensor))
         early, order = kernel_memory(Signature(info.op, spec_args, spec_kwargs, inputs, specs))
-    _place_outputs(state, call, claim, early, order)
+    _place_outputs(state, call, device, early, order)
     _grow_written(call)
 
     call.result = structure(call.outputs) if structure is not None else call.outputs[0]
@@ -124,7 +124,7 @@ def _run(state: MetaState, call: OperatorCall, key: Any) -> None:
             remember(key, Entry(call.signature, recipes, structure))
 
 
-def _place_outputs(state: MetaState, call: OperatorCall, claim: torch.device, stages: tuple[Stage, ...],
+def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, stages: tuple[Stage, ...],
                    order: tuple[int, ...] | None) -> None:
     """Give the outputs of a kernel places in memory, in the order in which the device allocates them."""
     outputs = call.outputs
@@ -134,7 +134,7 @@ def _place_outputs(state: MetaState, call: OperatorCall, claim: torch.device, st
         if not isinstance(out, Tensor):
             continue
         if out.layout is not torch.strided:
-            _place_sparse(state, out, claim)
+            _place_sparse(state, out, device)
             continue
         if type(out.untyped_storage()) is MetaStorage:
             if any(out is t for t in call.tensors):
@@ -144,18 +144,18 @@ def _place_outputs(state: MetaState, call: OperatorCall, claim: torch.device, st
             continue
         else:
             if stages:
-                hold_before(state, stages, position, claim, call.kept)
-            call.born[i] = attach(out, CPU if i in call.info.host_outputs else claim, state.space)
+                hold_before(state, stages, position, device, call.kept)
+            call.born[i] = attach(out, CPU if i in call.info.host_outputs else device, state.space)
         if type(out) is Tensor:
             out.__class__ = MetaTensor
 
 
-def _place_sparse(state: MetaState, out: Tensor, claim: torch.device) -> None:
-    out.__dict__["_claim"] = claim
+def _place_sparse(state: MetaState, out: Tensor, device: torch.device) -> None:
+    out.__dict__["_device"] = device
     out.__class__ = MetaTensor
     for part in parts_of(out):
         if not isinstance(part.untyped_storage(), MetaStorage):
-            attach(part, claim, state.space)
+            attach(part, device, state.space)
 
 
 def _grow_written(call: OperatorCall) -> None:
@@ -178,14 +178,14 @@ def written_arguments(call: OperatorCall) -> list[Tensor]:
     return found
 
 
-def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], claim: torch.device) -> Any:
+def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
     func = info.op
     if "device" in kwargs:
         kwargs = {**kwargs, "device": META}
     if kwargs.get("pin_memory"):
         kwargs = {**kwargs, "pin_memory": False}
     shape_impl = (register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
-                  or (device_shapes if claim.type == "cuda" else host_shapes).find(func))
+                  or (device_shapes if device.type == "cuda" else host_shapes).find(func))
     check_dtypes(func, args)
     kernel.depth += 1
     try:

@@ -18,7 +18,7 @@ _storage_of = torch.Tensor.untyped_storage
 
 
 class ListKind:
-    """Stands for the shapes, strides, dtypes and claims of a list of tensors: the same object for the same."""
+    """Stands for the shapes, strides, dtypes and devices of a list of tensors: the same object for the same."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ _kinds: dict[tuple[Any, ...], ListKind] = {}
 
 class ListMemo:
     """Lists that were looked at, as long as their tensors live. For a stretch in which no tensor changes its shape,
-    storage or claim.
+    storage or device.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ def _kind_of(given: Any) -> ListKind | None:
         storage = tensor.untyped_storage()
         if type(storage) is not MetaStorage:
             return None
-        contents += tensor.shape, tensor.stride(), tensor.dtype, storage.claim
+        contents += tensor.shape, tensor.stride(), tensor.dtype, storage.device
     if len(_kinds) >= _MOST:
         _kinds.clear()
     return _kinds.setdefault(tuple(contents), ListKind())

@@ -14,11 +14,11 @@ NEW, VIEW, SAME, VALUE = range(4)
 class Recipe:
     """How to make one output: a new storage, a view of an argument, the argument itself, or a plain value."""
 
-    __slots__ = ("kind", "shape", "stride", "dtype", "claim", "source", "offset", "value")
+    __slots__ = ("kind", "shape", "stride", "dtype", "device", "source", "offset", "value")
 
-    def __init__(self, kind: int, *, shape: Any = None, stride: Any = None, dtype: Any = None, claim: Any = None,
+    def __init__(self, kind: int, *, shape: Any = None, stride: Any = None, dtype: Any = None, device: Any = None,
                  source: int = 0, offset: int = 0, value: Any = None) -> None:
-        self.kind, self.shape, self.stride, self.dtype, self.claim = kind, shape, stride, dtype, claim
+        self.kind, self.shape, self.stride, self.dtype, self.device = kind, shape, stride, dtype, device
         self.source, self.offset, self.value = source, offset, value
 
 
@@ -62,7 +62,7 @@ def make_recipes(outputs: list[Any], tensors: list[torch.Tensor], storages: list
             extent = 0 if out.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(shape, stride))
             if out.storage_offset() or born.nbytes() != extent * out.itemsize or out.is_conj():
                 return None
-            recipes.append(Recipe(NEW, shape=shape, stride=stride, dtype=out.dtype, claim=born.claim))
+            recipes.append(Recipe(NEW, shape=shape, stride=stride, dtype=out.dtype, device=born.device))
             continue
         for i, t in enumerate(tensors):
             if t is out:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from analyzer.meta.argument import adopt_arguments
-from analyzer.meta.current_device import claimed_device
+from analyzer.meta.current_device import indexed_device
 from analyzer.meta.memory_need import Stage
 from analyzer.meta.operator_info import OperatorInfo
 from analyzer.meta.signature import Signature
@@ -42,13 +42,13 @@ def resolve(state: MetaState, info: OperatorInfo, args: tuple[Any, ...], kwargs:
     """The call with its tensors, those with data replaced by fake ones."""
     tensors: list[Tensor] = []
     storages: list[MetaStorage] = []
-    key: list[Any] | None = [info, state.pending_claim]  # not the operator: torch hashes those in Python
+    key: list[Any] | None = [info, state.pending_device]  # not the operator: torch hashes those in Python
     lists = state.lists
     if not _flatten(args, tensors, storages, key, lists) or kwargs and not _flatten_named(
             kwargs, tensors, storages, key, lists):
         tensors.clear()
         storages.clear()
-        key = [info, state.pending_claim]
+        key = [info, state.pending_device]
         args, kwargs = adopt_arguments(state, args), adopt_arguments(state, kwargs)
         if not (_flatten(args, tensors, storages, key) and _flatten_named(kwargs, tensors, storages, key)):
             key = None  # sparse or another layout
@@ -75,7 +75,7 @@ def _flatten(args: Any, tensors: list[Tensor], storages: list[MetaStorage], key:
             key.append(a.shape)
             key.append(a.stride())
             key.append(a.dtype)
-            key.append(storage.claim)
+            key.append(storage.device)
         elif isinstance(a, (list, tuple)):
             key.append(len(a))
             if a and isinstance(a[0], int):
@@ -104,11 +104,11 @@ def _flatten_named(kwargs: dict[str, Any], tensors: list[Tensor], storages: list
 
 def result_device(state: MetaState, storages: list[MetaStorage], asked: torch.device | None = None) -> torch.device:
     """The device of new outputs: the one asked for, else the accelerator of any argument, else the host."""
-    if state.pending_claim is not None:
-        return state.pending_claim
+    if state.pending_device is not None:
+        return state.pending_device
     if asked is not None and asked.type != "meta":
-        return claimed_device(asked)
+        return indexed_device(asked)
     for s in storages:
-        if s.claim.type != "cpu":
-            return s.claim
+        if s.device.type != "cpu":
+            return s.device
     return CPU

@@ -1,1 +1,1 @@
-"""Torch functions under the mode: device arguments become claims, data leaves only where it is known."""
+"""Torch functions under the mode: devices are simulated, data leaves only where it is known."""

@@ -10,7 +10,7 @@ from analyzer.meta.argument import own
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import CPU, MetaState
 from analyzer.meta.storage import MetaStorage, find_storage
-from analyzer.meta.tensor import MetaTensor, claim_of, data_ptr, keep_claim
+from analyzer.meta.tensor import MetaTensor, data_ptr, device_of, keep_class
 from analyzer.meta.value.contents import read_known
 
 from .handler import Handler, handles
@@ -36,7 +36,7 @@ def _tensor_split(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: di
     x, *rest = args
     named = dict(kwargs)
     where = rest.pop(0) if rest else named.pop("tensor_indices_or_sections", None)
-    if not isinstance(where, Tensor) or claim_of(where).type != "cpu":
+    if not isinstance(where, Tensor) or device_of(where).type != "cpu":
         return func(*args, **kwargs)
     where = _tolist(state, func, (where,), {})
     return func(x, where, *rest, **named)
@@ -86,9 +86,9 @@ def _ones_like(x: Tensor) -> Tensor:
 
 @handles(Tensor.device.__get__)
 def _device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    claim = claim_of(args[0])
-    return state.adopted_claim if id(args[0]) in state.reserved or claim.type == "cpu" and not isinstance(
-        _storage_of(args[0]), MetaStorage) else claim
+    device = device_of(args[0])
+    return state.adopted_device if id(args[0]) in state.reserved or device.type == "cpu" and not isinstance(
+        _storage_of(args[0]), MetaStorage) else device
 
 
 @handles(Tensor.data.__get__)
@@ -96,7 +96,7 @@ def _data(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     if not is_lazy(args[0]):
         return func(*args, **kwargs)
     with without_modes():  # it has neither a shape nor elements, but a device and a dtype
-        return keep_claim(func(*args, **kwargs))
+        return keep_class(func(*args, **kwargs))
 
 
 def _storage_of(x: Tensor) -> Any:

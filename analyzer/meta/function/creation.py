@@ -7,11 +7,11 @@ import numpy
 import torch
 
 from analyzer.meta.argument import own
-from analyzer.meta.current_device import claimed_device
+from analyzer.meta.current_device import indexed_device
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import CPU, MetaState
 from analyzer.meta.storage import MetaStorage
-from analyzer.meta.tensor import claim_of, new_tensor
+from analyzer.meta.tensor import device_of, new_tensor
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.known_value import Deferred, small_enough
 
@@ -21,10 +21,10 @@ from .move import move
 Tensor = torch.Tensor
 
 
-def constant(state: MetaState, value: Tensor, claim: torch.device) -> Tensor:
+def constant(state: MetaState, value: Tensor, device: torch.device) -> Tensor:
     """A new tensor whose contents are those of ``value``, a tensor with data that has no other user."""
     with without_modes():
-        out, storage = new_tensor(value.size(), value.stride(), value.dtype, claim, state.space)
+        out, storage = new_tensor(value.size(), value.stride(), value.dtype, device, state.space)
         scalar = (value.dtype, repr(value.item())) if value.dim() == 0 else None
     if scalar is not None:  # one for all of that value: what follows from it need be worked out only once
         storage.known = state.scalars.get(scalar) or state.scalars.setdefault(scalar, Deferred(value))
@@ -33,13 +33,13 @@ def constant(state: MetaState, value: Tensor, claim: torch.device) -> Tensor:
     return out
 
 
-def _without_claims(tree: Any) -> Any:
+def _with_values(tree: Any) -> Any:
     """Nested data with the mode's own tensors replaced by their values."""
     if isinstance(tree, Tensor) and isinstance(tree.untyped_storage(), MetaStorage):
         value = read_known(tree)
         return tree.item() if value is None and tree.numel() == 1 else tree if value is None else value
     if isinstance(tree, (list, tuple)):
-        return [_without_claims(x) for x in tree]
+        return [_with_values(x) for x in tree]
     return tree
 
 
@@ -53,13 +53,13 @@ def _tensor(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if isinstance(data, Tensor):
         copies = func is torch.tensor
         x = own(state, data.detach().clone() if copies else data)
-        out = move(state, x, None if device is None else claimed_device(device), kwargs.get("dtype"),
+        out = move(state, x, None if device is None else indexed_device(device), kwargs.get("dtype"),
                    not copies and bool(kwargs.get("copy")))
         return out.requires_grad_() if requires_grad else out
-    data = _without_claims(data)
+    data = _with_values(data)
     with without_modes():
         value = func(data, *args[1:], **kwargs, device=CPU)
-    out = constant(state, value, claimed_device(torch.get_default_device() if device is None else device))
+    out = constant(state, value, indexed_device(torch.get_default_device() if device is None else device))
     return out.requires_grad_() if requires_grad else out
 
 
@@ -69,7 +69,7 @@ def _new_tensor(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict
     named = dict(kwargs)
     data = args[1] if len(args) > 1 else named.pop("data")
     named["dtype"] = named.get("dtype") or like.dtype
-    named["device"] = claim_of(like) if named.get("device") is None else named["device"]
+    named["device"] = device_of(like) if named.get("device") is None else named["device"]
     return _tensor(state, torch.tensor, (data,), named)
 
 
@@ -87,25 +87,25 @@ def _index(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     if type(index) is list and not all(type(i) in (int, bool) for i in index):
         index = tuple(index)  # as treatSequenceAsTuple in torch/csrc/autograd/python_variable_indexing.cpp
     if type(index) in _SEQUENCES or type(index) is tuple and any(type(i) in (*_SEQUENCES, tuple) for i in index):
-        claim = claim_of(x)
-        made = _index_tensor(state, index, claim) if type(index) is not tuple else tuple(
-            _index_tensor(state, i, claim) for i in index)
+        device = device_of(x)
+        made = _index_tensor(state, index, device) if type(index) is not tuple else tuple(
+            _index_tensor(state, i, device) for i in index)
         args = (x, made, *args[2:])
     return func(*args, **kwargs)
 
 _SEQUENCES = (list, numpy.ndarray)
 
 
-def _index_tensor(state: MetaState, index: Any, claim: torch.device) -> Any:
+def _index_tensor(state: MetaState, index: Any, device: torch.device) -> Any:
     if isinstance(index, numpy.ndarray):
-        return _tensor(state, torch.tensor, (index,), {"device": claim}) if index.dtype.kind in "iub" else index
+        return _tensor(state, torch.tensor, (index,), {"device": device}) if index.dtype.kind in "iub" else index
     if type(index) not in (list, tuple) or not index:
         return index
     if _holds_numbers(index):
-        return _tensor(state, torch.tensor, (index,), {"device": claim})
+        return _tensor(state, torch.tensor, (index,), {"device": device})
     if all(type(i) is int or isinstance(i, Tensor) and i.dim() == 0 for i in index):
         return torch.stack(
-            [i if isinstance(i, Tensor) else _tensor(state, torch.tensor, (i, ), {"device": claim}) for i in index])
+            [i if isinstance(i, Tensor) else _tensor(state, torch.tensor, (i, ), {"device": device}) for i in index])
     return index
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from analyzer.meta.current_device import claimed_device
+from analyzer.meta.current_device import indexed_device
 from analyzer.meta.opaque import call_opaque
 from analyzer.meta.reserved_touch import ReservedTouch
 from analyzer.meta.shape_registry import register_shape_impl
@@ -64,7 +64,7 @@ def _overrides(kind: type) -> bool:
 
 
 def call_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a torch function as the claimed device would."""
+    """Run a torch function as the simulated device would."""
     state = current()
     assert state is not None
     handler = handlers.get(func)
@@ -85,7 +85,7 @@ _constructors: set[Any] = set()
 
 
 def _call_on(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: Any) -> Any:
-    return state.call_on(claimed_device(device), func, *args, **{**kwargs, "device": META})
+    return state.call_on(indexed_device(device), func, *args, **{**kwargs, "device": META})
 
 
 def _factories() -> set[Any]:

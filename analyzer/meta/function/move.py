@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from analyzer.meta.argument import own
-from analyzer.meta.current_device import claimed_device
+from analyzer.meta.current_device import indexed_device
 from analyzer.meta.state import CPU, MetaState, current
-from analyzer.meta.tensor import META, claim_of
+from analyzer.meta.tensor import META, device_of
 
 from .handler import handles
 
@@ -23,7 +23,7 @@ def _parse_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, torch
         rest.insert(0, kwargs["other"])
     if rest and isinstance(rest[0], Tensor):
         other = rest.pop(0)
-        device, dtype = claim_of(other), other.dtype
+        device, dtype = device_of(other), other.dtype
     elif rest and isinstance(rest[0], torch.dtype):
         dtype = rest.pop(0)
     elif rest:
@@ -38,35 +38,35 @@ def _parse_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, torch
 def _to(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     device, dtype, copy, memory_format = _parse_to(args[1:], kwargs)
-    return move(state, own(state, x), None if device is None else claimed_device(device), dtype, copy, memory_format)
+    return move(state, own(state, x), None if device is None else indexed_device(device), dtype, copy, memory_format)
 
 
-def move(state: MetaState, x: Tensor, claim: torch.device | None, dtype: torch.dtype | None = None, copy: bool = False,
+def move(state: MetaState, x: Tensor, device: torch.device | None, dtype: torch.dtype | None = None, copy: bool = False,
          memory_format: Any = None) -> Tensor:
-    """``x.to(claim, dtype)``: ``x`` itself where nothing changes."""
+    """``x.to(device, dtype)``: ``x`` itself where nothing changes."""
     named = {} if memory_format is None else {"memory_format": memory_format}
-    if claim is None or claim == claim_of(x):
+    if device is None or device == device_of(x):
         return Tensor.to(x, dtype=dtype or x.dtype, copy=copy, **named)
     if x.requires_grad and torch.is_grad_enabled():
-        return MoveDevice.apply(x, claim, dtype, memory_format)  # type: ignore[no-any-return]
-    return _copy_to(state, x, claim, dtype, memory_format)
+        return MoveDevice.apply(x, device, dtype, memory_format)  # type: ignore[no-any-return]
+    return _copy_to(state, x, device, dtype, memory_format)
 
 
-def _copy_to(state: MetaState, x: Tensor, claim: torch.device, dtype: torch.dtype | None,
+def _copy_to(state: MetaState, x: Tensor, device: torch.device, dtype: torch.dtype | None,
              memory_format: Any = None) -> Tensor:
     named = {"memory_format": torch.preserve_format if memory_format is None else memory_format}
-    return state.call_on(claim, torch.ops.aten._to_copy.default, x, dtype=dtype, **named)  # type: ignore[no-any-return]
+    return state.call_on(device, torch.ops.aten._to_copy.default, x, dtype=dtype, **named)  # type: ignore[no-any-return]
 
 
 class MoveDevice(torch.autograd.Function):
     """A copy between devices; its gradient is copied back (both really live on meta, where autograd would see no move)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, claim: torch.device, dtype: torch.dtype | None, memory_format: Any) -> Tensor:
-        ctx.back = (claim_of(x), x.dtype)
+    def forward(ctx: Any, x: Tensor, device: torch.device, dtype: torch.dtype | None, memory_format: Any) -> Tensor:
+        ctx.back = (device_of(x), x.dtype)
         state = current()
         assert state is not None
-        return _copy_to(state, x, claim, dtype, memory_format)
+        return _copy_to(state, x, device, dtype, memory_format)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -79,7 +79,7 @@ class MoveDevice(torch.autograd.Function):
 @handles(Tensor.cuda)
 def _cuda(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     device = args[1] if len(args) > 1 else kwargs.get("device")
-    return move(state, own(state, args[0]), claimed_device("cuda" if device is None else device),
+    return move(state, own(state, args[0]), indexed_device("cuda" if device is None else device),
                 memory_format=kwargs.get("memory_format"))
 
 
@@ -92,17 +92,17 @@ def _cpu(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _type(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = own(state, args[0])
     target = args[1] if len(args) > 1 else kwargs.get("dtype")
-    claim = claim_of(x)
+    device = device_of(x)
     if target is None:
         name = str(Tensor.type(torch.empty(0, dtype=x.dtype, device=META))).replace("torch.", "").replace("meta.", "")
-        return f"torch.{name}" if claim.type == "cpu" else f"torch.{claim.type}.{name}"
+        return f"torch.{name}" if device.type == "cpu" else f"torch.{device.type}.{name}"
     if isinstance(target, torch.dtype):
         return move(state, x, None, target)
     text = target if isinstance(target, str) else f"{target.__module__}.{target.__name__}"
     dtype = _LEGACY_TYPES.get(text.rpartition(".")[2])
     if dtype is None:
         return func(*args, **kwargs)
-    return move(state, x, claimed_device("cuda" if ".cuda." in text else "cpu"), dtype)
+    return move(state, x, indexed_device("cuda" if ".cuda." in text else "cpu"), dtype)
 
 _LEGACY_TYPES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,

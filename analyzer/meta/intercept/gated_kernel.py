@@ -1,6 +1,6 @@
 """Kernels that the dispatcher calls ahead of autograd, in threads that ask for them and in no other.
 
-What a claimed device does differently from meta must also be seen where C++ code calls an operator (dropout inside
+What a simulated device does differently from meta must also be seen where C++ code calls an operator (dropout inside
 attention, a softmax inside a loss, every operator of the backward pass). So such kernels are registered with the
 dispatcher, at the autocast keys of two backends that are in no build of PyTorch but their own: these keys come before
 autograd, no tensor carries them, and they are excluded in every thread until it says otherwise. All names used are
@@ -70,16 +70,16 @@ class GatedKernels:
         return before
 
 
-def claimed_type(state: MetaState, tensor: Tensor) -> str:
-    """The type of device that ``tensor`` claims; tensors with data claim what the mode takes them to."""
+def device_type_of(state: MetaState, tensor: Tensor) -> str:
+    """The type of device that ``tensor`` is on; those with data are where the mode takes them to be."""
     if tensor.layout is torch.strided:
         storage = tensor.untyped_storage()
         if type(storage) is MetaStorage:
-            return storage.claim.type
-    elif (claim := tensor.__dict__.get("_claim")) is not None:
-        return str(claim.type)
+            return storage.device.type
+    elif (device := tensor.__dict__.get("_device")) is not None:
+        return str(device.type)
     real: torch.device = torch._C.TensorBase.device.__get__(tensor)
-    return state.adopted_claim.type if real.type in ("cpu", "meta") else real.type
+    return state.adopted_device.type if real.type in ("cpu", "meta") else real.type
 
 
 def is_simulating() -> MetaState | None:
@@ -91,12 +91,12 @@ def is_simulating() -> MetaState | None:
     return current()
 
 
-def any_claims(state: MetaState, device_type: str, args: Any) -> bool:
-    """Whether a tensor among ``args`` (lists included) claims ``device_type``."""
+def any_on(state: MetaState, device_type: str, args: Any) -> bool:
+    """Whether a tensor among ``args`` (lists included) is on a ``device_type``."""
     for a in args:
         if isinstance(a, Tensor):
-            if claimed_type(state, a) == device_type:
+            if device_type_of(state, a) == device_type:
                 return True
-        elif isinstance(a, (list, tuple)) and any_claims(state, device_type, a):
+        elif isinstance(a, (list, tuple)) and any_on(state, device_type, a):
             return True
     return False

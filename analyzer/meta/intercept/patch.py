@@ -20,7 +20,7 @@ from analyzer.meta.active_mode import mode_in_force
 from analyzer.meta.simulated_device import devices, gate_keys
 from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage
-from analyzer.meta.tensor import META, MetaTensor, claim_of
+from analyzer.meta.tensor import META, MetaTensor, device_of
 
 from . import compiled_function, higher_order
 from .replacement import SharedReplacements, Undo, replace
@@ -58,7 +58,7 @@ def _replacements() -> Iterator[Undo]:
         types = module._foreach_supported_types
         types.append(MetaTensor)
         yield lambda types=types: types.remove(MetaTensor)  # type: ignore[misc]
-    yield replace(torch._C, "_group_tensors_by_device_and_dtype", _group_by_claim)
+    yield replace(torch._C, "_group_tensors_by_device_and_dtype", _group_by_device)
     yield replace(torch.nn.init, "_no_grad_trunc_normal_", _fill_normal)
     yield replace(torch.autograd, "_engine_run_backward", _with_mode)
     yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
@@ -134,7 +134,7 @@ def _on_meta(original: Any) -> Any:
     return staticmethod(make)
 
 
-def _group_by_claim(original: Any) -> Any:
+def _group_by_device(original: Any) -> Any:
     def group(tensorlistlist: Any, with_indices: bool = False) -> Any:
         if current() is None:
             return original(tensorlistlist, with_indices)
@@ -142,7 +142,7 @@ def _group_by_claim(original: Any) -> Any:
         with torch._C.DisableTorchFunction():
             # as torch/csrc/utils/tensor_list... : the first list decides, the others follow its order
             for i, first in enumerate(tensorlistlist[0]):
-                members.setdefault((claim_of(first), first.dtype), []).append(i)
+                members.setdefault((device_of(first), first.dtype), []).append(i)
         return {
             key: ([[source[i] for i in indices] if source else []
                    for source in tensorlistlist], indices if with_indices else []) for key, indices in members.items()

@@ -14,7 +14,7 @@ from analyzer.meta.source_line import asked_by
 from analyzer.meta.spec import spec_of
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
-from analyzer.meta.tensor import META, MetaTensor, attach, kernel
+from analyzer.meta.tensor import META, kernel, new_tensor
 from analyzer.meta.value.contents import read_known
 
 from .density import distinct_count, origin_of
@@ -176,13 +176,9 @@ def _expected_sum(state: MetaState, repeats: Tensor) -> int | None:
 
 
 def _new(state: MetaState, like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    claim = like.untyped_storage().claim  # type: ignore[attr-defined]
-    with torch._C.DisableTorchFunction():
+    with without_modes():
         # nonzero's result is a transposed matrix on CUDA and CPU alike: aten/src/ATen/native/cuda/Nonzero.cu
-        out = torch.empty(shape, dtype=dtype, device=META)
-    attach(out, claim, state.space)
-    out.__class__ = MetaTensor
-    return out
+        return new_tensor(shape, None, dtype, like.untyped_storage().device, state.space)[0]
 
 
 def _rows_of(state: MetaState, mask: Tensor) -> list[Tensor]:

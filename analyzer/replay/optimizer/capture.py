@@ -35,7 +35,7 @@ class Capture:
 
     def __init__(self, main: Recorder, original: torch.optim.Optimizer, kinds: Sequence[ParameterKind]) -> None:
         state = main.mode.state
-        self.mode = MetaTensorMode(state.options, adopted_claim=state.adopted_claim)
+        self.mode = MetaTensorMode(state.options, adopted_device=state.adopted_device)
         self.device = torch.device(main.log.device)
         self.original, self.given_kinds = original, kinds
         self.kinds: list[ParameterKind] = []  # of the prototypes

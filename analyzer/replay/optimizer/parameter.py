@@ -94,7 +94,7 @@ class UpdatedParameters:
         storage: Any = parameter.untyped_storage() if parameter.layout is torch.strided else None
         if type(parameter) is not MetaTensor or type(storage) is not MetaStorage:
             raise Mismatch("a parameter is more than a plain tensor")
-        if storage.claim != self.device:
+        if storage.device != self.device:
             raise Mismatch("a parameter is on another device")
         self.infos.append(
             self._info(group, parameter.shape, parameter.stride(), parameter.dtype, storage.nbytes(), gradient))
