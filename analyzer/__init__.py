@@ -1,4 +1,4 @@
-"""Tells what a PyTorch model will cost before anyone owns the machine that runs it: FLOPs, memory, communication, time."""
+"""What a PyTorch model will cost, before its machine is bought: FLOPs, memory, communication and time."""
 import gc
 import importlib
 import pkgutil

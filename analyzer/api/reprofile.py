@@ -33,8 +33,9 @@ from .symbolic_profile import LastRun, last_runs
 Tensor = torch.Tensor
 #: Fields of a profile that only a whole run can tell.
 _OF_A_WHOLE_RUN = frozenset(
-    """recompute_macs executed_flops uncounted operators peak_allocated_bytes peak_reserved_bytes peak_by_category holders
-    first_step phases timeline memory_events out_of_memory step_seconds kernel_seconds modules module_calls""".split())
+    """recompute_macs executed_flops uncounted operators peak_allocated_bytes peak_reserved_bytes peak_by_category
+    holders first_step phases timeline memory_events out_of_memory step_seconds kernel_seconds modules
+    module_calls""".split())
 _SUMS = ("fwd_flops", "bwd_flops", "fwd_macs", "bwd_macs", "recompute_flops", "fwd_seconds", "bwd_seconds")
 _SAVED = ("incremental_bytes", "output_bytes", "temp_bytes")
 
@@ -70,7 +71,8 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
     last = last_runs.get(gm)
     if last is None:
         raise InputError(
-            "reprofile(): this graph module has not been profiled; call symbolic_profile(gm, ...) first (a copy needs it too)"
+            "reprofile(): this graph module has not been profiled; call symbolic_profile(gm, ...) first (a copy needs "
+            "it too)"
         )
     last.record.complete()
     now = fingerprint_nodes(gm.graph)
@@ -101,8 +103,9 @@ def run_passes(gm: fx.GraphModule, *passes: Callable[[fx.GraphModule], object]) 
     >>> from analyzer import symbolic_profile, symbolic_trace
     >>> from analyzer.fx.passes.split_bias import split_biases
     >>> x = torch.empty(2, 4)
-    >>> gm = symbolic_profile(symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), meta_args={"input": x}), x)
-    >>> [(n.name, n.meta["info"].fwd_flops) for n in run_passes(gm, split_biases).graph.nodes if n.op.startswith("call")]
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+    >>> gm = run_passes(symbolic_profile(symbolic_trace(model, meta_args={"input": x}), x), split_biases)
+    >>> [(n.name, n.meta["info"].fwd_flops) for n in gm.graph.nodes if n.op.startswith("call")]
     [('linear', 128), ('add', 16), ('_1', 16)]
     """
     for edit in passes:
@@ -124,9 +127,7 @@ def _check_edges(now: dict[str, tuple[Any, ...]], record: RunRecord) -> None:
 
 
 def _check_grad_mode(now: dict[str, tuple[Any, ...]], record: RunRecord) -> None:
-    """Where a subgraph runs without gradients, now or before, what far nodes save depends on which paths around it carry
-    any.
-    """
+    """Where a part runs without gradients, now or before, what far nodes save depends on the paths around it."""
     if any(isinstance(r, GradRegion) for prints in (now, record.fingerprints) for p in prints.values() for r in p[4]):
         raise _CannotTell
 

@@ -11,9 +11,10 @@ from analyzer.output import check_output
 from analyzer.report.choice import parse_depth, read_shown
 
 _HELP = """\
-Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step costs.
-The script is run as `python SCRIPT ARGS` would run it and needs no change. What it prints is passed through; what it does besides
-torch (files it writes, servers it calls) happens. What was taken for granted is listed with the profile.
+Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step
+costs. The script is run as `python SCRIPT ARGS` would run it and needs no change. What it prints is passed through;
+what it does besides torch (files it writes, servers it calls) happens. What was taken for granted is listed with the
+profile.
 """
 
 _EXAMPLES = """\
@@ -21,7 +22,7 @@ examples:
   analyzer dryrun train.py
   analyzer dryrun train.py --device a100_80gb --steps 3 -- --batch-size 64 --amp
 
-exit codes: 0 done; 1 the script failed; 2 the command line cannot be used; 3 the script would run out of the device's memory
+exit codes: 0 done; 1 the script failed; 2 the command line cannot be used; 3 the script would run out of memory
 """
 
 _SHOWN = ("summary", "table", "modules")
@@ -67,7 +68,7 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
         ended = "the script failed"
     else:
         ended = "ended here" if run.is_stopped else "the script ended by itself"
-    taken = "no optimizer step was taken" if not run.steps else f"{run.steps} optimizer step{'s' if run.steps > 1 else ''}"
+    taken = f"{run.steps} optimizer step{'s' if run.steps > 1 else ''}" if run.steps else "no optimizer step was taken"
     print(f"\n--- dry run of {arguments.script}: {taken}, {ended}")
     if run.error is not None and not run.steps:
         return 1  # of what little ran there is nothing to tell

@@ -58,11 +58,11 @@ def _assume(text: str) -> None:
         state.assume(text)
 
 
-def _under_mode(stand_in: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Call ``stand_in(original, ...)`` where a mode is active, else the original."""
+def _under_mode(replacement: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Call ``replacement(original, ...)`` where a mode is active, else the original."""
     def make(original: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return original(*args, **kwargs) if current() is None or _real.depth else stand_in(
+            return original(*args, **kwargs) if current() is None or _real.depth else replacement(
                 original, *args, **kwargs)
         return call
     return make
@@ -151,7 +151,7 @@ def _compile_nothing_in_place(original: Any, module: Any, *args: Any, **kwargs: 
 
 
 def _tell(original: Any, x: Any, answer: bool, **named: Any) -> Any:
-    """Data that nobody has is taken as finite, as the scalars are that stand for it."""
+    """Unknown data is taken as finite, as the scalars are that stand for it."""
     if named or not isinstance(x, torch.Tensor) or x.layout is not torch.strided or not small_enough(
             x.numel(), torch.bool):
         return original(x, **named)

@@ -62,7 +62,8 @@ def profile_generate(
     A layer keeps the keys and values of each token, here 2 layers of 64 channels in 4 bytes:
 
     >>> from analyzer.zoo.gpt2 import GPT2
-    >>> p = profile_generate(lambda: GPT2(vocabulary=100, positions=64, hidden=64, layers=2, heads=4), prompt_tokens=10, new_tokens=4)
+    >>> model = GPT2(vocabulary=100, positions=64, hidden=64, layers=2, heads=4)
+    >>> p = profile_generate(model, prompt_tokens=10, new_tokens=4)
     >>> [step.cache_bytes for step in p.steps] == [2 * 2 * 64 * 4 * tokens for tokens in (10, 11, 12, 13)]
     True
     """
@@ -76,8 +77,8 @@ def profile_generate(
         prompt = torch.ones((batch_size, prompt_tokens), dtype=torch.int64)
     if prompt.dim() < 2:
         raise InputError(
-            f"profile_generate(prompt of shape {tuple(prompt.shape)}): its first dimension is the batch, the next the tokens"
-        )
+            f"profile_generate(prompt of shape {tuple(prompt.shape)}): its first dimension is the batch, the next the "
+            "tokens")
     generation = _Generation(session, module, prompt, new_tokens, cache)
     training = {m: m.training for m in module.modules()}
     module.eval()

@@ -72,6 +72,7 @@ class ScriptRecorder(Recorder):
         self.log.steps = max(1, self.steps_taken)
 
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
+        """A module's call begins; one from outside of any module begins a forward pass."""
         if not self._stack:
             if id(module) not in self._module_index:
                 self._adopt(module)

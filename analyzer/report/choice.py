@@ -29,8 +29,8 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         help="sort by this quantity, largest first, e.g. incremental_bytes or fwd_flops (node table, tree)")
     group.add_argument(
         "--columns", type=_split, metavar="NAMES", help="columns, separated by commas; of the tree, besides the usual: "
-        f"{', '.join(name for name in TREE_COLUMNS if not name.endswith(SHARE))}, those of costs also with {SHARE} for their "
-        f"share of the model's; of torchinfo: {', '.join(TORCHINFO_COLUMNS)}")
+        f"{', '.join(name for name in TREE_COLUMNS if not name.endswith(SHARE))}, those of costs also with {SHARE} for "
+        f"their share of the model's; of torchinfo: {', '.join(TORCHINFO_COLUMNS)}")
     group.add_argument("--module-depth", type=int, metavar="N",
                        help="how deep the largest modules are named (deepspeed, largest; default all)")
     group.add_argument("--top-modules", type=int, metavar="K",

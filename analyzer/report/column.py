@@ -66,10 +66,10 @@ def name_columns(*columns: Column) -> dict[str, Column]:
 
 
 def escape_controls(text: str) -> str:
-    """``text`` without what would steer a terminal: control characters but line breaks and tabs are written out.
+    r"""``text`` without what would steer a terminal: control characters but line breaks and tabs are written out.
 
-    >>> escape_controls("conv\x1b[2J"), escape_controls("a\u202eb")
-    ('conv\\\\x1b[2J', 'a\\\\u202eb')
+    >>> print(escape_controls("conv\x1b[2J"), escape_controls("a\u202eb"))
+    conv\x1b[2J a\u202eb
     """
     if text.isprintable():
         return text
@@ -102,8 +102,8 @@ def check_layout(depth: int | None, least_depth: int, fmt: str, caller: str) -> 
         raise InputError(f"{caller}: depth={depth!r}; give a depth of {least_depth} or more, or None for all")
     if fmt not in FORMATS and fmt not in tabulate.tabulate_formats:
         raise InputError(
-            f"{caller}: no table format {fmt!r}; formats are {', '.join(dict.fromkeys([*FORMATS, *tabulate.tabulate_formats]))}"
-        )
+            f"{caller}: no table format {fmt!r}; formats are "
+            f"{', '.join(dict.fromkeys([*FORMATS, *tabulate.tabulate_formats]))}")
 
 
 def print_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0, ),

@@ -19,10 +19,10 @@ from .notation import list_notations
 from .summary import describe_run, list_sections
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --soft: #6a737d; --line: #d8dee4; --band: #f3f5f8; --mark: #0b62c4;
-  --other: #b35900 }
-@media (prefers-color-scheme: dark) { :root { --ink: #e3e8ee; --paper: #14181d; --soft: #98a2ad; --line: #343b43; --band: #1d232a;
-  --mark: #6bb1ff; --other: #f0a860 } }
+:root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --soft: #6a737d; --line: #d8dee4;
+  --band: #f3f5f8; --mark: #0b62c4; --other: #b35900 }
+@media (prefers-color-scheme: dark) { :root { --ink: #e3e8ee; --paper: #14181d; --soft: #98a2ad; --line: #343b43;
+  --band: #1d232a; --mark: #6bb1ff; --other: #f0a860 } }
 body { margin: 2rem auto; max-width: 84rem; padding: 0 1rem; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif }
 h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
@@ -37,7 +37,8 @@ tbody tr:nth-child(even) { background: var(--band) } tfoot td { font-weight: 600
 .tree { min-width: 60rem } details > div { padding-left: 1.2rem }
 .row { display: flex; border-bottom: 1px solid var(--line); padding: .15rem 0 } summary { cursor: pointer }
 summary .row { display: inline-flex; width: calc(100% - 1.2rem) } .leaf { padding-left: 1.1rem }
-.row b { flex: 1; font-weight: 600 } .row b i { color: var(--soft); font-weight: 400 } .row > span { width: 7rem; text-align: right }
+.row b { flex: 1; font-weight: 600 } .row b i { color: var(--soft); font-weight: 400 }
+.row > span { width: 7rem; text-align: right }
 svg text { fill: var(--soft); font: 12px system-ui, sans-serif }
 """
 # The drawing area of the timeline, in units of the SVG, which scales to the width of the page.
@@ -98,7 +99,8 @@ def _fold(module: ModuleInfo) -> str:
         own = ", ".join(
             f"{column.header} {column.format(getattr(module.own, column.field))}" for column in MODULE_COLUMNS)
         below += f"<div style=\"margin-left:1.2em\">{OWN}: <small>{escape(own)}</small></div>"
-    return f"<details{' open' if module.depth == 0 else ''} style=\"margin-left:1.2em\"><summary>{line}</summary>{below}</details>"
+    start = f"<details{' open' if module.depth == 0 else ''} style=\"margin-left:1.2em\">"
+    return f"{start}<summary>{line}</summary>{below}</details>"
 
 
 def _list_nodes(profile: Profile) -> Iterator[str]:
@@ -177,7 +179,8 @@ def draw_timeline(timeline: Sequence[TimelinePoint]) -> str:
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="100%" role="img" aria-label="memory over the step">', *marks,
         f'<path d="{allocated}V{y(0)}H{_LEFT}Z" fill="var(--mark)" fill-opacity=".25"/>',
         f'<path d="{allocated}" fill="none" stroke="var(--mark)" stroke-width="1.5"/>', *lines,
-        f'<circle cx="{x(peak_at)}" cy="{y(peak.allocated_bytes)}" r="4" fill="var(--mark)"><title>{escape(told)}</title></circle>',
+        f'<circle cx="{x(peak_at)}" cy="{y(peak.allocated_bytes)}" r="4" fill="var(--mark)">'
+        f'<title>{escape(told)}</title></circle>',
         f'</svg><p>Allocated{", reserved (dashed)" if reserved else ""}; {escape(told)}.</p>'
     ])
 

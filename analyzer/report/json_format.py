@@ -78,8 +78,8 @@ def read_data(data: Any) -> Profile:
     version = data.get("version")
     if type(version) is not int or version != Profile.format_version:
         raise ProfileFormatError(
-            f"format version {version!r}{_writer(data)}, and analyzer {_own_version()} reads version {Profile.format_version}: "
-            "read it with the analyzer that wrote it, or profile the model again")
+            f"format version {version!r}{_writer(data)}, and analyzer {_own_version()} reads version "
+            f"{Profile.format_version}: read it with the analyzer that wrote it, or profile the model again")
     fields = {key: value for key, value in data.items() if key not in ("format", "version")}
     profile: Profile = decoder_of(Profile)(fields, "")
     return profile
@@ -99,7 +99,8 @@ def _own_version() -> str:
 def load_text(source: str | Path) -> tuple[str, str]:
     """What to call a saved text in messages, and the text itself, given so or by the path of its file."""
     if not isinstance(source, (str, Path)):
-        raise InputError(f"from_json({source!r}): give the path of a saved profile, or its text, which starts with '{{'")
+        raise InputError(
+            f"from_json({source!r}): give the path of a saved profile, or its text, which starts with '{{'")
     if isinstance(source, str) and (not source.strip() or source.lstrip()[0] in "{[" or "\n" in source.strip()):
         return "from_json(text)", source
     try:
@@ -127,6 +128,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def encode(value: Any) -> Any:
+    """A record as what JSON can say."""
     if dataclasses.is_dataclass(value):
         return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):

@@ -70,7 +70,7 @@ def to_memory_snapshot(profile: Profile, path: str | Path | None = None) -> dict
 
 
 def _apply(event: MemoryEvent, index: int, live: dict[int, MemoryEvent], segments: dict[int, int]) -> None:
-    """Keep the books of what is allocated and reserved; a block or segment freed but never seen was there before."""
+    """Keep track of what is allocated and reserved; a block or segment freed but never seen was there before."""
     known: dict[int, Any] = segments if event.action.startswith("segment") else live
     if event.action not in _ACTIONS:
         problem = f"actions are {', '.join(_ACTIONS)}"

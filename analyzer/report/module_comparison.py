@@ -39,7 +39,8 @@ def compare_modules(predicted: Profile, measured: Profile, columns: Sequence[str
     profile alone are there too. ``depth`` is that of the deepest rows, ``fmt`` a table format as of `module_tree`.
     Raises InputError for a profile without modules, an unknown column or format.
 
-    >>> fast, slow = (Profile(name="Net", mode="infer", modules=ModuleInfo(path="", type="Net", fwd_seconds=s)) for s in (0.001, 0.004))
+    >>> fast, slow = (Profile(name="Net", mode="infer", modules=ModuleInfo(path="", type="Net", fwd_seconds=s))
+    ...               for s in (0.001, 0.004))
     >>> compare_modules(fast, slow, ["fwd_seconds"]).splitlines()[-1].split()
     ['Net', 'Net', '1.00', 'ms', '4.00', 'ms', '0.25']
     """

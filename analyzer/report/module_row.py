@@ -25,10 +25,12 @@ class ModuleRow:
 
     @property
     def name(self) -> str:
+        """What the row is called."""
         return OWN if self.is_own else name_module(self.module)
 
     @property
     def type(self) -> str:
+        """The class of the module."""
         return "" if self.is_own else describe_type(self.module)
 
     @property
@@ -38,18 +40,22 @@ class ModuleRow:
 
     @property
     def input_shapes(self) -> str:
+        """Of the module's inputs."""
         return "" if self.is_own else format_shapes(self.module.inputs)
 
     @property
     def output_shapes(self) -> str:
+        """Of the module's outputs."""
         return "" if self.is_own else format_shapes(self.module.outputs)
 
     @property
     def kernel_size(self) -> str:
+        """Of a convolution or a pooling."""
         return "" if self.is_own or self.module.kernel_size is None else str(list(self.module.kernel_size))
 
     @property
     def extra_repr(self) -> str:
+        """What the module's own repr says of its settings."""
         return "" if self.is_own else self.module.extra_repr
 
 

@@ -57,7 +57,8 @@ def list_notations(profile: Profile, as_string: bool = True,
         factor = _BACKWARD_FACTOR + recompute_fwd_factor
         bwd_flops, name = round(factor * fwd_flops), f"{factor:g} * fwd flops per device"
     both = None if fwd_flops is None or bwd_flops is None else fwd_flops + bwd_flops
-    passes = None if profile.fwd_seconds is None or profile.bwd_seconds is None else profile.fwd_seconds + profile.bwd_seconds
+    seconds = profile.fwd_seconds, profile.bwd_seconds
+    passes = None if seconds[0] is None or seconds[1] is None else seconds[0] + seconds[1]
     yield "bwd MACs per device", count(profile.bwd_macs, "MACs")
     yield "bwd flops per device", count(profile.bwd_flops)
     yield "bwd latency", latency(profile.bwd_seconds)

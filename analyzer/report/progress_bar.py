@@ -25,7 +25,8 @@ class ProgressBar:
             return
         self._last, self._shown = now, True
         filled = round(share * _WIDTH)
-        self.stream.write(f"\r\x1b[K[{'#' * filled}{'.' * (_WIDTH - filled)}] {share:4.0%} {what if what.isprintable() else repr(what)}")
+        what = what if what.isprintable() else repr(what)
+        self.stream.write(f"\r\x1b[K[{'#' * filled}{'.' * (_WIDTH - filled)}] {share:4.0%} {what}")
         self.stream.flush()
 
     def clear(self) -> None:

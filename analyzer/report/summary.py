@@ -71,6 +71,7 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
 
 
 def list_model_rows(profile: Profile) -> list[Sequence[str]]:
+    """Parameters, buffers and optimizer states."""
     def size(value: int | None) -> str:
         return format_quantity(value, "bytes")
 
@@ -80,6 +81,7 @@ def list_model_rows(profile: Profile) -> list[Sequence[str]]:
 
 
 def list_work_rows(profile: Profile) -> list[Sequence[str]]:
+    """MACs and FLOPs by part of the step."""
     def count(value: int | None) -> str:
         return format_quantity(value, "count")
 
@@ -93,6 +95,7 @@ def list_work_rows(profile: Profile) -> list[Sequence[str]]:
 
 
 def list_peak_rows(profile: Profile) -> list[Sequence[str]]:
+    """The most memory in use."""
     return [("allocated", format_quantity(profile.peak_allocated_bytes, "bytes")),
             ("reserved", format_quantity(profile.peak_reserved_bytes, "bytes"))]
 
@@ -106,11 +109,13 @@ def list_category_rows(by_category: Mapping[str, int]) -> list[Sequence[str]]:
 
 
 def list_phase_rows(phases: Mapping[str, PhaseInfo]) -> list[Sequence[str]]:
+    """What each phase costs."""
     return [(name, *(column.format(getattr(phase, column.field)) for column in PHASE_COLUMNS))
             for name, phase in phases.items()]
 
 
 def list_time_rows(profile: Profile) -> list[Sequence[str]]:
+    """Seconds by part of the step."""
     rows = (("forward", profile.fwd_seconds), ("backward", profile.bwd_seconds),
             ("optimizer", profile.optimizer_seconds), ("step", profile.step_seconds), ("of it in kernels",
                                                                                        profile.kernel_seconds))

@@ -181,7 +181,7 @@ class TimelinePoint(NamedTuple):
 
 
 class MemoryEvent(NamedTuple):
-    """One act of the allocator: "alloc", "free", "segment_alloc", "segment_free", and of expandable segments
+    """One event of the allocator: "alloc", "free", "segment_alloc", "segment_free", and of expandable segments
     "segment_map", "segment_unmap".
     """
 

@@ -10,7 +10,7 @@ def find_parallel_sizes(root: nn.Module) -> dict[str, int | None]:
 
     Without a process group all are 1. With one, the group of a wrapper that copies or shards the whole model
     (`DistributedDataParallel`, `FullyShardedDataParallel`) is the data-parallel one, and what is left of the world
-    holds one copy of the model together; without such a wrapper nobody says how the processes share the work, so the
+    holds one copy of the model together; without such a wrapper nothing tells how the processes share the work, so the
     two are unknown.
 
     >>> find_parallel_sizes(nn.Linear(2, 2))

@@ -1,5 +1,5 @@
-"""Memory over time, from the allocator's acts in the log: points per operator call, and the acts themselves with who
-asked for them.
+"""Memory over time, from the allocator's events in the log: points per operator call, and the events themselves with
+what asked for them.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled code runs as it was written for a while: operators are watched one by one, which compiled code does not run."""
+"""Compiled code runs as it was written while operators are watched one by one, which compiled code does not run."""
 from __future__ import annotations
 
 import sys

@@ -11,8 +11,8 @@ import torch
 class Clock(Protocol):
     """Gives marks, and the seconds between two of them once they are settled.
 
-    What runs between `pause` and `go` is the profiler's own: on the host it takes no time. Such stretches may be
-    nested.
+    What runs between `pause` and `go` is the profiler's own: on the host it takes no time. Such
+    parts may be nested.
     """
 
     name: str
@@ -32,7 +32,7 @@ class HostClock:
 
     >>> clock = HostClock()
     >>> start = clock.pause()
-    >>> time.sleep(0.01)  # the profiler keeps its books
+    >>> time.sleep(0.01)  # the profiler is at work
     >>> clock.go()
     >>> clock.seconds(start, clock.pause()) < 0.005
     True
@@ -47,20 +47,23 @@ class HostClock:
         self._lost = 0.0
 
     def pause(self) -> float:
+        """A mark of now; the clock stands still from here."""
         self._depth += 1
         if self._depth == 1:
             self._paused_at = self._read()
         return self._paused_at - self._lost
 
     def go(self) -> None:
+        """The clock runs again."""
         self._depth -= 1
         if self._depth == 0:
             self._lost += self._read() - self._paused_at
 
     def settle(self) -> None:
-        pass  # the host has done what it returned from
+        """Nothing is to be waited for."""
 
     def seconds(self, start: float, end: float) -> float:
+        """From one mark to another."""
         return end - start
 
 
@@ -76,17 +79,20 @@ class EventClock:
         self._make_event, self._synchronize = make_event, synchronize
 
     def pause(self) -> Any:
+        """An event recorded now."""
         event = self._make_event()
         event.record()
         return event
 
     def go(self) -> None:
-        pass  # the stream runs on while the host keeps books
+        """The stream runs on while the profiler works."""
 
     def settle(self) -> None:
+        """Wait until all that was given to the device is done."""
         self._synchronize()
 
     def seconds(self, start: Any, end: Any) -> float:
+        """From one event to another."""
         return float(start.elapsed_time(end)) / 1e3
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from analyzer.zoo.input_spec import InputSpec
 
 _HELP = """\
-Runs steps of a model on the device at hand, with random weights and inputs, and tells what each module and operator took.
-TARGET is as for `analyzer profile`.
+Runs steps of a model on the device at hand, with random weights and inputs, and tells what each module and operator
+took. TARGET is as for `analyzer profile`.
 """
 
 _EXAMPLES = """\
@@ -85,8 +85,8 @@ def run_measure(arguments: argparse.Namespace) -> int:
     inputs = target.choose_inputs(parse_inputs(arguments.input), train=train)
     if inputs is None:
         raise InputError(
-            f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input x=int64:8x512"
-        )
+            f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or "
+            "--input x=int64:8x512")
     autocast = None if arguments.autocast is None else getattr(torch, _AUTOCAST[arguments.autocast])
     try:
         with torch.device(device):

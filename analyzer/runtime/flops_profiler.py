@@ -1,4 +1,4 @@
-"""`FlopsProfiler`: measures somebody else's training loop. Its interface is that of the profilers of DeepSpeed and
+"""`FlopsProfiler`: measures a training loop of its user's. Its interface is that of the profilers of DeepSpeed and
 flops-profiler.
 """
 from __future__ import annotations
@@ -125,7 +125,8 @@ class FlopsProfiler:
         """What was recorded so far. Raises InputError where nothing was."""
         recorder = self._recorder
         if recorder is None:
-            hint = f"step {self._step} is before start_step={self.start_step}" if self.started else "call start_profile() first"
+            hint = (f"step {self._step} is before start_step={self.start_step}" if self.started else
+                    "call start_profile() first")
             raise InputError(f"FlopsProfiler: nothing is recorded; {hint}")
         state = len(recorder.log.calls), len(recorder.laps)
         if self._made is None or self._made[0] != state:
@@ -273,7 +274,7 @@ def print_generation(prof: FlopsProfiler, args: tuple[Any, ...], kwargs: dict[st
 
 def make_call(model: torch.nn.Module, name: str, input_shape: tuple[int, ...] | None, args: Any,
               kwargs: dict[str, Any] | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """What to call and with what. Raises InputError where nothing says what the model takes, or it has no such method."""
+    """What to call and with what. Raises InputError where nothing says what it takes, or there is no such method."""
     device = check_device(model)
     run = model if name == "forward" else getattr(model, name, None)
     if not callable(run):

@@ -37,10 +37,12 @@ class PassObserver:
         self._taken: object = None
 
     def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call begins."""
         self.tokens.append(count_tokens(kwargs.get("decoder_input_ids", kwargs.get("input_ids", (args, kwargs)))))
         self._taken = _find_cache(kwargs)
 
     def left(self, result: Any) -> None:
+        """It returned."""
         cache = _find_cache(result if isinstance(result, dict) else getattr(result, "__dict__", {})) or self._taken
         self._taken = None
         if cache is None:

@@ -64,7 +64,7 @@ def make_measured_profiler(recorder: RuntimeRecorder, steps: Sequence[int]) -> C
 
 
 def lap_seconds(recorder: RuntimeRecorder) -> dict[Key, float]:
-    """Seconds by step, phase and module; what ran for nobody is left out."""
+    """Seconds by step, phase and module; what no module ran is left out."""
     found: dict[Key, float] = defaultdict(float)
     for (_, start), (key, end) in pairwise(recorder.laps):
         if key is not None:

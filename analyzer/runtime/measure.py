@@ -87,7 +87,8 @@ def measure(
                                                                          enabled=autocast is not None):
                 compiled_seconds = time_runs(lambda: model(*args, **kwargs), recorder.clock, steps)
         return make_profile(recorder, measured, convention, mode=mode, optimizer=session.facts["optimizer"],
-                            autocast=None if autocast is None else str(autocast).removeprefix("torch."), compiled_seconds=compiled_seconds)
+                            autocast=None if autocast is None else str(autocast).removeprefix("torch."),
+                            compiled_seconds=compiled_seconds)
 
 
 def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: str, *, mode: str,

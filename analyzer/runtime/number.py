@@ -7,8 +7,10 @@ _MAGNITUDES = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1.0, "m": 1e-3, "u":
 def number_to_string(num: float, units: str | None = None, precision: int = 2) -> str:
     """``num`` with an SI prefix: the given one, else the largest that keeps it at 1 or above.
 
-    >>> number_to_string(58_182_404_096), number_to_string(1234, units="M", precision=4), number_to_string(0), number_to_string(2e-4)
-    ('58.18 G', '0.0012 M', '0 ', '200 u')
+    >>> [number_to_string(58_182_404_096), number_to_string(1234, units="M", precision=4), number_to_string(2e-4)]
+    ['58.18 G', '0.0012 M', '200 u']
+    >>> number_to_string(0)
+    '0 '
     """
     if units is None:
         units = "" if num == 0 else next((u for u, size in _MAGNITUDES.items() if num >= size), "u")
@@ -25,7 +27,8 @@ def flops_to_string(flops: float, units: str | None = None, precision: int = 2) 
 
 
 def macs_to_string(macs: float, units: str | None = None, precision: int = 2) -> str:
-    """
+    """A count.
+
     >>> macs_to_string(29_029_179_392)
     '29.03 GMACs'
     """
@@ -33,7 +36,8 @@ def macs_to_string(macs: float, units: str | None = None, precision: int = 2) ->
 
 
 def bytes_to_string(b: float, units: str | None = None, precision: int = 2) -> str:
-    """
+    """A size, with powers of 1000.
+
     >>> bytes_to_string(46_758_048)
     '46.76 MB'
     """

@@ -35,7 +35,7 @@ Span = tuple[Any, Any]
 
 
 class Position(NamedTuple):
-    """A place in the recording: how many calls, laps, nodes, stretches of phases and events of storages came before it."""
+    """A place in the recording: how many calls, laps, nodes, records of phases and events of storages came before."""
 
     calls: int
     laps: int
@@ -62,9 +62,9 @@ class RuntimeRecorder(Recorder):
     module or a tensor.
 
     ``whole``: whatever runs while recording belongs to the step, as in a step that is run for the purpose. Else only
-        what runs in a call of a module of the model, in a backward pass or in an optimizer's step does, as in somebody
-        else's training loop; recording ends by itself where an exception leaves one of these. Modules of the types in
-        ``ignored`` are part of whoever calls them.
+        what runs in a call of a module of the model, in a backward pass or in an optimizer's step does, as in a
+        training loop of its user's; recording ends by itself where an exception leaves one of these. Modules of the
+        types in ``ignored`` are part of the module that calls them.
     """
 
     def __init__(self, root: torch.nn.Module, clock: Clock, *, whole: bool, ignored: Collection[type] = ()) -> None:
@@ -73,7 +73,7 @@ class RuntimeRecorder(Recorder):
         self.spans: dict[int, Span] = {}                        #: marks around each operator, by index in `Log.calls`
         #: by step: marks around each run of a module in the forward pass, in order
         self.call_spans: dict[int, list[list[Any]]] = {}
-        #: where calls of the model began, in somebody else's code
+        #: where calls of the model began, in a loop of its user's
         self.root_calls: list[Position] = []
         self.observer: CallObserver | None = None               #: is told of these calls
         self._open: list[tuple[int, list[Any] | None]] = []     # beside the stack: id of the module, its marks
@@ -101,8 +101,9 @@ class RuntimeRecorder(Recorder):
     # ---- storages
 
     def storage_of(self, tensor: torch.Tensor) -> Any:
+        """What the log knows the storage of ``tensor`` by, None for a tensor that has none of its own."""
         storage, is_new = self.book.find(tensor)
-        if is_new:  # nobody saw it made: it was there before
+        if is_new:  # it was made before the recording
             self.log.storage_table[storage.number].step = -1
         return None if storage is self.book.nowhere else storage
 
@@ -115,7 +116,7 @@ class RuntimeRecorder(Recorder):
     # ---- time
 
     def _lap(self) -> Any:
-        """Give the time since the last mark to whoever runs; the clock stands still until `Clock.go`."""
+        """Give the time since the last mark to the module that runs; the clock stands still until `Clock.go`."""
         mark = self.clock.pause()
         self.laps.append((self._owner(), mark))
         return mark
@@ -126,15 +127,17 @@ class RuntimeRecorder(Recorder):
         return (self.step, self.phase, ROOT) if self._runs() else None
 
     def _runs(self) -> bool:
-        """Whether a stretch of a phase is open."""
+        """Whether a phase is open."""
         return bool(self.log.phases) and self.log.phases[-1].last_call < 0
 
     def begin(self, phase: str) -> None:
+        """A phase begins; what ran before has ended."""
         super().begin(phase)  # which ends what ran
         self.laps.append((None, self.clock.pause()))
         self.clock.go()
 
     def end(self) -> None:
+        """The running phase ends."""
         if self._runs():
             self._lap()
             super().end()
@@ -143,12 +146,14 @@ class RuntimeRecorder(Recorder):
     # ---- what runs
 
     def hears(self) -> bool:
+        """Whether what this thread runs now is for this recorder."""
         if threading.get_ident() == self._thread:
             return True
         # in a thread of the engine, of another device
         return self._thread >= 0 and self.phase == "backward" and is_active(self._mode)
 
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
+        """A module's call begins; the result is what `leave_module` needs."""
         if isinstance(module, self.ignored) or self._open and self._wrapped.get(self._open[-1][0]) == id(module):
             return TRANSPARENT
         index = self._module_index.get(id(module))
@@ -180,6 +185,7 @@ class RuntimeRecorder(Recorder):
         return token
 
     def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
+        """A module's call returned, or failed."""
         if token == TRANSPARENT:
             return
         self._release_mode()
@@ -202,6 +208,7 @@ class RuntimeRecorder(Recorder):
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
+        """Run a block in ``phase``, then go back to the phase before."""
         self._hold_mode()
         try:
             with super().during(phase):
@@ -258,6 +265,7 @@ class RuntimeRecorder(Recorder):
 
     @property
     def is_running(self) -> bool:
+        """Whether it listens."""
         return self._undo is not None
 
     def stop(self) -> None:

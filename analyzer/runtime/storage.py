@@ -1,4 +1,4 @@
-"""Real storages, each with a number of its own for as long as it lives."""
+"""Real storages, each with a number of its own until it is freed."""
 from __future__ import annotations
 
 import itertools
@@ -22,13 +22,14 @@ class RealStorage:
         self.ref: weakref.ref[torch.UntypedStorage] | None = None
 
     def nbytes(self) -> int:
+        """Its size."""
         return self.size
 
 
 class StorageBook:
     """Numbers storages and tells of their births and deaths.
 
-    A storage has one Python object for as long as it lives, whoever holds it: a weak reference to that tells of its
+    A storage has one Python object until it is freed: a weak reference to that tells of its
     death.
     """
 

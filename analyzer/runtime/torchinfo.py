@@ -23,11 +23,15 @@ _cached: dict[str, Profile] = {}
 
 
 class Mode(str, Enum):
+    """Names of training and evaluation."""
+
     TRAIN = "train"
     EVAL = "eval"
 
 
 class RowSettings(str, Enum):
+    """Names of what rows show."""
+
     DEPTH = "depth"
     VAR_NAMES = "var_names"
     ASCII_ONLY = "ascii_only"
@@ -35,6 +39,8 @@ class RowSettings(str, Enum):
 
 
 class ColumnSettings(str, Enum):
+    """Names of columns."""
+
     KERNEL_SIZE = "kernel_size"
     INPUT_SIZE = "input_size"
     OUTPUT_SIZE = "output_size"
@@ -87,6 +93,7 @@ class ModelStatistics:
 
     @staticmethod
     def to_megabytes(num: int) -> float:
+        """Bytes as MB, of 10^6."""
         return num / 1e6
 
 

@@ -24,14 +24,18 @@ from .functional import FunctionInfo, list_functions, sum_functions
 STYLES = ("deepspeed", "flops-profiler")
 _WIDTH = 78
 _ORDER = {
-    "deepspeed": "params, percentage of total params, MACs, percentage of total MACs, fwd latency, percentage of total fwd latency, fwd FLOPS,\n"
+    "deepspeed": "params, percentage of total params, MACs, percentage of total MACs, fwd latency, percentage of total "
+    "fwd latency, fwd FLOPS,\n"
     "activation bytes, input shapes -> output shapes, arguments of the module",
-    "flops-profiler": "params, flops, MACs, fwd latency, fwd FLOPS and their shares of the model's; the functions that run in it with their shares of\n"
-    "the model's flops and MACs, of the time of all functions (allfuncs) and of the model's fwd latency (e2e); activation bytes,\n"
+    "flops-profiler": "params, flops, MACs, fwd latency, fwd FLOPS and their shares of the model's; the functions that "
+    "run in it with their shares of\n"
+    "the model's flops and MACs, of the time of all functions (allfuncs) and of the model's fwd latency (e2e); "
+    "activation bytes,\n"
     "input shapes -> output shapes, arguments of the module",
 }
 _NOTE = """\
-Note: 1. What a module does outside its submodules is its "(own)" row, so that a module is the sum of the rows right below it.
+Note: 1. What a module does outside its submodules is its "(own)" row, so that a module is the sum of the rows right \
+below it.
 2. Flops are a count, so FLOPS can be above what the device reaches.
 3. A module that stands in several places is counted in the first."""
 
@@ -54,9 +58,10 @@ def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: i
     Raises InputError for a profile without modules, a depth or a number of modules that cannot be, and for unknown
     names.
 
-    >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, params=10, fwd_macs=80, fwd_flops=160, extra_repr="in_features=4")
-    >>> tree = ModuleInfo(path="", type="Net", params=10, fwd_macs=80, fwd_flops=160, own=CostInfo(params=0), children=(leaf,))
-    >>> profile = Profile(name="Net", mode="infer", params=10, fwd_macs=80, fwd_flops=160, modules=tree)
+    >>> costs = {"params": 10, "fwd_macs": 80, "fwd_flops": 160}
+    >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, extra_repr="in_features=4", **costs)
+    >>> tree = ModuleInfo(path="", type="Net", own=CostInfo(params=0), children=(leaf,), **costs)
+    >>> profile = Profile(name="Net", mode="infer", modules=tree, **costs)
     >>> [line for line in deepspeed_report(profile).splitlines() if "Linear" in line][-1]
     '  (fc): Linear(10, 100.00% Params, 80 MACs, 100.00% MACs, -, - latency, -, - activations, - -> -, in_features=4)'
     """
@@ -93,9 +98,8 @@ def flops_profiler_report(profile: Profile, *, module_depth: int = -1, top_modul
 def _describe_source(profile: Profile) -> str:
     step = "" if profile.profile_step is None else f" at step {profile.profile_step}"
     steps = "" if profile.measured_steps is None else f", mean of {profile.measured_steps} runs"
-    return (
-        f"Profile Summary{step}: {profile.name}, {profile.mode}{'' if profile.device is None else f', {profile.device}'}; "
-        f"latency: {profile.seconds_method}{steps}")
+    device = "" if profile.device is None else f", {profile.device}"
+    return (f"Profile Summary{step}: {profile.name}, {profile.mode}{device}; latency: {profile.seconds_method}{steps}")
 
 
 def _rule(title: str) -> str:
@@ -111,6 +115,7 @@ class Figures:
 
     @cached_property
     def functions_seconds(self) -> float | None:
+        """Of all functions of the model."""
         return sum_seconds(sum_functions(self.root).values())
 
     def quantities(self) -> tuple[tuple[str, str, Callable[[Any], str]], ...]:
@@ -121,25 +126,32 @@ class Figures:
                 ("step", "optimizer_seconds", self.latency), ("activations", "activation_bytes", self.bytes))
 
     def params(self, value: int | None) -> str:
+        """Text of a count of parameters."""
         return format_figure(value, kilo="k") if self.as_string else plain(value)
 
     def flops(self, value: int | None) -> str:
+        """Text of a count of FLOPs."""
         return format_figure(value) if self.as_string else plain(value)
 
     def macs(self, value: int | None) -> str:
+        """Text of a count of MACs."""
         return format_figure(value, "MACs") if self.as_string else plain(value)
 
     def latency(self, value: float | None) -> str:
+        """Text of seconds."""
         return format_latency(value) if self.as_string else plain(value)
 
     def rate(self, flops: int | None, seconds: float | None) -> str:
+        """Text of FLOPs a second."""
         rate = divide(flops, seconds)
         return format_figure(rate, "FLOPS") if self.as_string else plain(rate)
 
     def bytes(self, value: int | None) -> str:
+        """Text of bytes."""
         return format_bytes(value) if self.as_string else plain(value)
 
     def share(self, costs: CostInfo | FunctionInfo, name: str, of: str | None = None) -> str:
+        """The part of the whole model's quantity."""
         return format_share(getattr(costs, name), getattr(self.root, of or name))
 
 
@@ -167,7 +179,8 @@ def largest_modules(profile: Profile, *, module_depth: int = -1, top_modules: in
     """The aggregated profile as a table: at each depth and for each quantity, the classes of modules that have most of
     it together.
 
-    >>> tree = ModuleInfo(path="", type="Net", params=10, children=(ModuleInfo(path="fc", type="Linear", depth=1, params=10),))
+    >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, params=10)
+    >>> tree = ModuleInfo(path="", type="Net", params=10, children=(leaf,))
     >>> largest_modules(Profile(name="Net", mode="infer", modules=tree), fmt="csv").splitlines()[:3]
     ['Depth,Quantity,Rank,Type,Sum,Share', '0,params,1,Net,10,100.00%', '0,flops,1,Net,-,-']
     """
@@ -187,8 +200,8 @@ def list_largest(root: ModuleInfo, module_depth: int, top_modules: int,
     """Depth, quantity, and the classes with the largest sums of it and these sums."""
     if not is_count(module_depth, -1) or not is_count(top_modules, 1):
         raise InputError(
-            f"module_depth={module_depth!r}, top_modules={top_modules!r}: a depth is 0 or more, or -1 for all, and at least one "
-            "module is named")
+            f"module_depth={module_depth!r}, top_modules={top_modules!r}: a depth is 0 or more, or -1 for all, and at "
+            "least one module is named")
     sums = sum_by_class(root)
     deepest = len(sums) - 1 if module_depth == -1 else min(module_depth, len(sums) - 1)
     for depth, by_class in enumerate(sums[:deepest + 1]):
@@ -244,7 +257,8 @@ def _print_own(module: ModuleInfo, figures: Figures, style: str) -> list[str]:
     if style != "deepspeed" or not functions:
         return [f"(own): ({line})"]
     rows = [
-        f"  ({f.name}): {f.calls} call{'s' if f.calls > 1 else ''}, {figures.flops(f.flops)} flops, {figures.share(f, 'flops', 'fwd_flops')} flops, "
+        f"  ({f.name}): {f.calls} call{'s' if f.calls > 1 else ''}, {figures.flops(f.flops)} flops, "
+        f"{figures.share(f, 'flops', 'fwd_flops')} flops, "
         f"{figures.macs(f.macs)}, {figures.share(f, 'macs', 'fwd_macs')} MACs, {figures.latency(f.seconds)}, "
         f"{figures.share(f, 'seconds', 'fwd_seconds')} latency, {figures.rate(f.flops, f.seconds)}"
         for f in functions.values()

@@ -54,7 +54,7 @@ def name_function(operator: str, module: ModuleInfo | None = None) -> str:
     """The Python function behind an operator that ``module`` called; the names of functions and of other libraries'
     operators stay.
 
-    >>> name_function("aten.addmm.default"), name_function("aten.relu_.default"), name_function("softmax"), name_function("mylib.scan.default")
+    >>> [name_function(name) for name in ("aten.addmm.default", "aten.relu_.default", "softmax", "mylib.scan.default")]
     ('linear', 'relu', 'softmax', 'mylib.scan')
     >>> name_function("aten.convolution.default", ModuleInfo(path="c", type="Conv2d", kernel_size=(3, 3)))
     'conv2d'

@@ -1,4 +1,4 @@
-"""The report of TIDSProfiler (ruipeterpan/torch_profiler): one indented line a module, with its latency and its shapes."""
+"""The report of TIDSProfiler (ruipeterpan/torch_profiler): one indented line a module, its latency and its shapes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -35,7 +35,8 @@ def tids_report(profile: Profile, *, depth: int | None = None) -> str:
 
 def _list_lines(module: ModuleInfo, root: ModuleInfo, name: str, depth: int | None) -> list[str]:
     lines = [
-        f"({name}): {module.type}, num_params {plain(module.params)}, {_tell_latency(module.fwd_seconds, root.fwd_seconds)}, "
+        f"({name}): {module.type}, num_params {plain(module.params)}, "
+        f"{_tell_latency(module.fwd_seconds, root.fwd_seconds)}, "
         f"input shape {_shape(module.inputs)}, output shape {_shape(module.outputs)}"
     ]
     if not module.children or module.depth == depth:
@@ -43,9 +44,8 @@ def _list_lines(module: ModuleInfo, root: ModuleInfo, name: str, depth: int | No
     for child in module.children:
         lines += [_INDENT + line for line in _list_lines(child, root, child.path.rpartition(".")[2], depth)]
     if has_own_row(module) and (module.own.fwd_seconds or module.own.params):
-        lines.append(
-            f"{_INDENT}(own): num_params {plain(module.own.params)}, {_tell_latency(module.own.fwd_seconds, root.fwd_seconds)}"
-        )
+        latency = _tell_latency(module.own.fwd_seconds, root.fwd_seconds)
+        lines.append(f"{_INDENT}(own): num_params {plain(module.own.params)}, {latency}")
     return lines
 
 

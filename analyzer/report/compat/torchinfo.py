@@ -51,13 +51,14 @@ class Layer:
 
     @property
     def is_leaf(self) -> bool:
+        """Whether the module holds no others."""
         return not self.module.children
 
 
 @register_report.shipped("torchinfo")
-def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_size", "num_params"), depth: int | None = 3,
-                    row_settings: Iterable[str] = ("depth", ), verbose: int = 1, col_width: int = 25,
-                    mult_adds: str = "own", fmt: str = "text") -> str:
+def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_size", "num_params"),
+                    depth: int | None = 3, row_settings: Iterable[str] = ("depth", ), verbose: int = 1,
+                    col_width: int = 25, mult_adds: str = "own", fmt: str = "text") -> str:
     """The table as text, as ``torchinfo.summary`` prints it.
 
     ``col_names`` are of ``input_size output_size num_params params_percent kernel_size mult_adds trainable``
@@ -218,7 +219,8 @@ def count_as_torchinfo(module: ModuleInfo, outputs: Sequence[TensorInfo]) -> int
     """Mult-adds as ``LayerInfo.calculate_macs`` of torchinfo 1.8 counts them.
 
     >>> weight = {"weight": TensorInfo((8, 3, 3, 3), "float32", "cpu")}
-    >>> count_as_torchinfo(ModuleInfo(path="c", type="Conv2d", parameters=weight), [TensorInfo((2, 8, 10, 10), "float32", "cpu")])
+    >>> module = ModuleInfo(path="c", type="Conv2d", parameters=weight)
+    >>> count_as_torchinfo(module, [TensorInfo((2, 8, 10, 10), "float32", "cpu")])
     43200
     """
     shape = outputs[0].shape if outputs else ()
@@ -247,7 +249,8 @@ class _Table:
 
     @property
     def title(self) -> str:
-        return f"Layer (type{' (var_name)' if 'var_names' in self.settings else ''}{':depth-idx' if 'depth' in self.settings else ''})"
+        name = " (var_name)" if "var_names" in self.settings else ""
+        return f"Layer (type{name}{':depth-idx' if 'depth' in self.settings else ''})"
 
     def first_width(self) -> int:
         longest = max(layer.place.depth * _INDENT_WIDTH + 1 + len(self._name(layer)) for layer in self.layers)
@@ -314,7 +317,7 @@ def describe_training(module: ModuleInfo) -> str:
     """
     if not module.params or module.trainable_params is None:
         return "--"
-    return "False" if module.trainable_params == 0 else "True" if module.trainable_params == module.params else "Partial"
+    return {0: "False", module.params: "True"}.get(module.trainable_params, "Partial")
 
 
 def _shape(tensors: Sequence[TensorInfo]) -> str:
