@@ -55,7 +55,7 @@ def name_function(operator: str, module: ModuleInfo | None = None) -> str:
     operators stay.
 
     >>> [name_function(name) for name in ("aten.addmm.default", "aten.relu_.default", "softmax", "mylib.scan.default")]
-    ('linear', 'relu', 'softmax', 'mylib.scan')
+    ['linear', 'relu', 'softmax', 'mylib.scan']
     >>> name_function("aten.convolution.default", ModuleInfo(path="c", type="Conv2d", kernel_size=(3, 3)))
     'conv2d'
     """
