@@ -233,7 +233,7 @@ class EagerStep:
         inside = {id(module) for block in reserved for module in block.twin.modules}
         modules = [module for module in self.recorder.modules() if id(module) not in inside]
         functions = () if self.loss_fn is default_loss else (self.loss_fn,)
-        return [StateFingerprint(modules, functions, values=(self.args, self.kwargs)), *reserved]
+        return [StateFingerprint(modules, functions, values=(self.args, self.kwargs), holds=False), *reserved]
 
     def _drops_gradients(self) -> bool:
         """Whether nobody looks at gradients before they are dropped."""

@@ -46,17 +46,19 @@ class StateFingerprint:
     ``unreadable`` says what can be neither compared nor put back: an iterator, a variable of a thread or context, code
     that asks for what no comparison knows. ``own`` tells whether the modules' attributes and tensors, and
     the generators of random numbers, are part of it: then known contents that are read and written are state as well.
+    With ``holds`` false, tensors may die, as where a forward replaces an attribute; then nothing can be put back.
     """
 
     def __init__(self, modules: Iterable[nn.Module], functions: Iterable[Any] = (), own: bool = True,
-                 values: Any = ()) -> None:
+                 values: Any = (), holds: bool = True) -> None:
         modules = list(modules)
         self.unreadable: str | None = None
         self._mappings: list[tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = []
         self._sequences: list[tuple[Any, Any]] = []
         self._objects: list[tuple[Callable[[], Any], Callable[[Any], None], Any]] = []
         self._places: list[tuple[Any, str, Any]] = []
-        self._tensors: list[tuple[torch.Tensor, Any]] = []
+        self._tensors: list[tuple[Callable[[], torch.Tensor | None], Any]] = []
+        self._holds = holds
         self._own_modules = set(map(id, modules))
         self._seen: set[int] = set()
         self._functions: list[Any] = list(functions)
@@ -80,7 +82,7 @@ class StateFingerprint:
         for value in self._functions:
             self._capture(value)
         self._capture(values)
-        self._contents = _watch_contents([tensor for tensor, _ in self._tensors]) if own else []
+        self._contents = _watch_contents([t for get, _ in self._tensors if (t := get()) is not None]) if own else []
         self._random = _read_generators() if own else None
         self._seen.clear()
 
@@ -96,9 +98,9 @@ class StateFingerprint:
         for name, value in contents.items():
             if name in REGISTRIES:
                 if own and value:
-                    self._add_mapping(value)
-                    if name != "_modules":
-                        self._tensors += [(t, describe_tensor_state(t)) for t in value.values() if t is not None]
+                    self._add_mapping(value, name == "_parameters")
+                    for tensor in value.values() if name != "_modules" else ():
+                        self._add_tensor(tensor)
             elif type(value) not in PLAIN:
                 self._capture(value)
                 if isinstance(value, (FunctionType, MethodType, functools.partial)):
@@ -106,8 +108,19 @@ class StateFingerprint:
                 elif type(value) is dict and name.endswith("_hooks"):
                     self._functions += value.values()
 
-    def _add_mapping(self, mapping: Any) -> None:
-        self._mappings.append((mapping, tuple(mapping), tuple(mapping.values())))
+    def _add_mapping(self, mapping: Any, holds: bool = False) -> None:
+        values = mapping.values()
+        self._mappings.append((mapping, tuple(mapping), tuple(values if holds else self._keep(values))))
+
+    def _add_tensor(self, tensor: torch.Tensor | None) -> None:
+        if tensor is not None:
+            get = functools.partial(_identity, tensor) if self._holds else weakref.ref(tensor)
+            self._tensors.append((get, describe_tensor_state(tensor)))
+
+    def _keep(self, values: Iterable[Any]) -> list[Any]:
+        if self._holds:
+            return list(values)
+        return [_TensorReference(v) if type(v) not in PLAIN and isinstance(v, torch.Tensor) else v for v in values]
 
     def _capture(self, value: Any) -> None:
         waiting = [value]
@@ -125,7 +138,7 @@ class StateFingerprint:
     def _take(self, value: Any, kind: type) -> Iterable[Any]:
         """Keep what tells one object's state; the result are the objects in it."""
         if isinstance(value, torch.Tensor):
-            self._tensors.append((value, describe_tensor_state(value)))
+            self._add_tensor(value)
             return ()
         if isinstance(value, nn.Module):
             return ()
@@ -135,7 +148,7 @@ class StateFingerprint:
             self._add_mapping(value)
             return (*value.values(), *getattr(value, "__dict__", {}).values())
         if isinstance(value, (list, deque)):
-            self._sequences.append((value, list(value)))
+            self._sequences.append((value, self._keep(value)))
             return value
         if isinstance(value, set):
             self._sequences.append((value, set(value)))
@@ -246,8 +259,8 @@ class StateFingerprint:
             now = _look_up(holder, name)
             if now is not value and not (type(now) is type(value) and type(now) in PLAIN and now == value):
                 return f"the variable {name or 'of a closure'}"
-        for tensor, state in self._tensors:
-            if describe_tensor_state(tensor) != state:
+        for get, state in self._tensors:
+            if (tensor := get()) is None or describe_tensor_state(tensor) != state:
                 return "a tensor's attribute, hook, storage or requires_grad"
         for read, _, before in self._objects:
             if read() != before:
@@ -335,10 +348,21 @@ def reaches_outside(value: Any, inside: Mapping[int, Any]) -> bool:
     return False
 
 
+class _TensorReference(weakref.ref[torch.Tensor]):
+    """In place of a tensor that is not held."""
+
+
+def _identity(value: torch.Tensor) -> torch.Tensor:
+    return value
+
+
 def _are_alike(now: Iterable[Any], before: Iterable[Any]) -> bool:
     if all(map(operator.is_, now, before)):
         return True
-    return all([a is b or type(a) is type(b) and type(a) in PLAIN and a == b for a, b in zip(now, before)])
+    return all([
+        a is (b() if type(b) is _TensorReference else b) or type(a) is type(b) and type(a) in PLAIN and a == b
+        for a, b in zip(now, before)
+    ])
 
 
 def _look_up(holder: Any, name: str) -> Any:

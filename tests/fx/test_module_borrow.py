@@ -197,10 +197,11 @@ class Replaces(nn.Module):
     Replaces, lambda: nn.utils.weight_norm(nn.Linear(256, 256)),
     lambda: prune.l1_unstructured(nn.Linear(256, 256), "weight", 0.5)
 ], ids=["replaces", "weight_norm", "prune"])
-def test_a_tensor_that_a_forward_replaces_is_freed(make: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_tensor_that_a_forward_replaces_is_freed(make: Callable[[], nn.Module], reuse: bool) -> None:
     def model() -> nn.Module:
         return nn.Sequential(*(make() for _ in range(4)))
 
     x = torch.rand(4, 256)
-    found = profile(model(), args=(x,), device="cpu", reuse=False)
+    found = profile(model(), args=(x,), device="cpu", reuse=reuse)
     assert found.peak_allocated_bytes == measure(model(), args=(x,)).peak_allocated_bytes
