@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from analyzer.cuda.workspaces import convolution
 from analyzer.hardware import find_device
 from analyzer.hardware.current_spec import simulating
 from analyzer.meta.memory_need import stages_of
@@ -124,3 +125,8 @@ def test_copies_of_16_bit_images_have_whole_vectors_of_channels() -> None:
     x, w, y = (spec(shape, BF16) for shape in ((32, 3, 224, 224), (768, 3, 16, 16), (32, 768, 14, 14)))
     (held,) = forward(x, w, y, 16)
     assert held == (x.nbytes // 3 * 8 + w.nbytes // 3 * 8 + y.nbytes,) and 36 << 20 < held[0] < 38 << 20
+
+
+def test_constants_lie_between_the_cases_that_bracket_them():
+    for bracketed in convolution.BRACKETED:
+        assert bracketed.low < getattr(convolution, bracketed.name) < bracketed.high, bracketed

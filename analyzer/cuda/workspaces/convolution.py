@@ -3,13 +3,14 @@
 PyTorch's part is read from ``aten/src/ATen/native/Convolution.cpp`` and ``cudnn/ConvShared.cpp``. cuDNN is closed: its
 part is derived from what its kernels need. Tensor cores want channels last, so for tensors that are channels first it
 writes copies of input, output and weight in that order into its workspace, where the product is worth them: copying
-costs time by the byte, a kernel that does without costs time by the FLOP. The figures below were bracketed by the peaks
-that an H200 measured with cuDNN 9.19 (``benchmarks/truth``); other versions and devices may choose otherwise.
+costs time by the byte, a kernel that does without costs time by the FLOP. The forms of these rules and the constants in
+`BRACKETED` come from the peaks that an H200 measured with cuDNN 9.19 (``benchmarks/truth``); other versions and
+devices may choose otherwise.
 """
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,18 +24,39 @@ from .reduction import accumulate_bytes, reduction_blocks
 
 _aten = torch.ops.aten
 
-# FLOPs per byte read and written by the copies, from which on they are made. Measured, converted and not: 3x3 stride 2
-# over 3 channels (5.7) no, 1x1 stride 2 (21.3) no, 7x7 stride 2 over 3 channels (30.9) yes, 3x3 (72) yes.
-_WORTH_COPYING = 25.0
-# A 1x1 convolution of stride 1 is a plain matrix product of channels-first images, so in float32 copies gain less: (34)
-# no, (63) yes; where a count of channels is not a multiple of 32, which channels-last kernels like less: (85) no, (111)
-# yes.
-_PRODUCT_WORTH_COPYING = 46.0
-_RAGGED_PRODUCT_WORTH_COPYING = 97.0
+# In no source: chosen within what the measured cases of `benchmarks/truth` leave open, which `BRACKETED` tells.
+_WORTH_COPYING = 25.0           # FLOPs per byte read and written by the copies, from which on they are made
+_PRODUCT_WORTH_COPYING = 46.0   # the same of a 1x1 convolution of stride 1 in float32, a plain matrix product without
+_RAGGED_PRODUCT_WORTH_COPYING = 97.0  # and where a count of channels is no multiple of 32
 _VECTOR_CHANNELS = 8            # 16-bit channels in the 16 bytes that a thread loads at once
 _TILE = 128                     # rows and columns of an output tile of the weight gradient's product
 _TILE_BYTES = 4 * _TILE * _TILE
-_GOOD_WAVE = 0.9                # share of busy multiprocessors; measured: 0.97 is run as it is, 0.55 is split
+_GOOD_WAVE = 0.9                # share of busy multiprocessors from which on a weight gradient is not split
+
+
+class Bracketed(NamedTuple):
+    """A constant of this file that measured cases lie around: what was seen below it, and from it on."""
+
+    name: str
+    low: float   #: the nearest measured layer below, which is run the one way
+    high: float  #: the nearest measured layer above, which is run the other way
+    cases: str   #: the layers, and the models of `benchmarks/truth` whose measured peaks show them
+
+
+BRACKETED = (
+    Bracketed("_WORTH_COPYING", 21.3, 30.9, "bracketed by measured peaks of resnet18, resnet50 and resnet152 in "
+              "float32: 1x1 of stride 2 (21.3) is run as it is, as 3x3 of stride 2 over 3 channels of squeezenet1_1 "
+              "(5.7); 7x7 of stride 2 over 3 channels (30.9) is copied, as 3x3 of vgg16 (72)"),
+    Bracketed("_PRODUCT_WORTH_COPYING", 34.3, 62.6, "bracketed by measured peaks of mobilenet_v3_large (34.3, run as "
+              "it is) and efficientnet_b0 (62.6, copied) in float32"),
+    Bracketed("_RAGGED_PRODUCT_WORTH_COPYING", 84.7, 111.0, "bracketed by measured peaks of squeezenet1_1 (84.7, as it "
+              "is) and regnet_y_1_6gf (111.0, copied) in float32"),
+    Bracketed("_VECTOR_CHANNELS", 4, 16, "3 channels become 8 by measured peaks of vit_b_16 and vit_hf in bfloat16"),
+    Bracketed("_TILE", 64, 256, "by measured peaks of weight gradients in float32; 128 is a usual tile"),
+    Bracketed("_GOOD_WAVE", 0.55, 0.97, "bracketed by measured peaks of weight gradients of convolutions in float32: a "
+              "wave that is 0.97 full is run as it is, one of 0.55 is split"),
+)
+"""All constants of `cuda/workspaces` that are read from no source, for a benchmark that leaves models out of them."""
 
 
 def _has_tensor_cores(dtype: torch.dtype) -> bool:
