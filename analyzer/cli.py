@@ -1,12 +1,13 @@
-"""The command line: ``profile``, ``measure``, ``compare``, ``generate``, ``fit``, ``plan``, ``dryrun``, ``sweep`` and
-``devices``.
-"""
+"""The command line: the parser of all commands, and ``profile`` and ``devices`` themselves."""
 from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import torch
 
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
@@ -16,9 +17,17 @@ from analyzer.runtime.command import add_measure_command, run_measure
 from analyzer.solver.command import add_fit_command, run_fit
 from analyzer.solver.plan_command import add_plan_command, run_plan
 from analyzer.sweep.command import add_sweep_command, run_sweep
+from analyzer.zoo.command_option import (
+    add_step_options,
+    add_target_options,
+    choose_inputs,
+    find_autocast,
+    make_inputs,
+    model_errors,
+)
 
 from . import __version__
-from .errors import AnalyzerError, InputError
+from .errors import AnalyzerError, ModelError
 from .output import check_output
 
 _PROFILE_HELP = """\
@@ -39,14 +48,13 @@ examples:
   analyzer profile vit_b_16 --input 8x3x224x224
   analyzer profile hf:BertConfig --input input_ids=int64:8x512 --optimizer adamw --autocast bfloat16
   analyzer profile torchvision:resnet50 --mode infer --device a100 --show summary
-  analyzer profile torchvision:resnet18 --input 16x3x224x224 --mode infer --report torchinfo --columns output_size,num_params,mult_adds
-  analyzer profile hf:BertConfig --input input_ids=int64:1x128 --mode infer --convention deepspeed --report deepspeed --top-modules 3
+  analyzer profile torchvision:resnet18 --mode infer --report torchinfo --columns output_size,num_params,mult_adds
+  analyzer profile hf:BertConfig --mode infer --convention deepspeed --report deepspeed --top-modules 3
   analyzer profile mypackage.models:build --input tokens=int64:4x2048 --json profile.json
 
 exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be used
 """
 
-_AUTOCAST = ("bfloat16", "float16", "bf16", "fp16")
 _SHOWN = ("table", "summary", "modules")
 
 
@@ -59,24 +67,14 @@ def make_parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("profile", help="predict what a step of a model costs", description=_PROFILE_HELP,
                               epilog=_PROFILE_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    run.add_argument("target", metavar="TARGET", help="the model; see above")
-    run.add_argument(
-        "--input", action="append", default=[], metavar="SPEC", help=
-        "an input: SHAPE, DTYPE:SHAPE, or NAME=DTYPE:SHAPE, e.g. 8x3x224x224 or input_ids=int64:8x512; may be "
-        "repeated; "
-        "default: what the model is usually called with")
-    run.add_argument("--mode", choices=("train", "infer"), default="train",
-                     help="train: forward, loss, backward, optimizer (default); infer: forward")
-    run.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"),
-                     help="default: none, gradients only")
-    run.add_argument("--autocast", choices=_AUTOCAST, help="run the forward pass under torch.autocast with this dtype")
+    add_target_options(run)
+    add_step_options(run)
     run.add_argument("--device", default="h200",
                      help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
     run.add_argument(
         "--convention", choices=("own", "deepspeed", "fvcore"), default="own", help=
         "whose way of counting FLOPs (default own: every operator, forward and backward; the others: the forward pass "
-        "alone, "
-        "as those packages print it)")
+        "alone, as those packages print it)")
     run.add_argument("--show", default="table,summary", metavar="WHAT",
                      help=f"what to print, of {', '.join(_SHOWN)} (default table,summary)")
     run.add_argument("--json", type=Path, metavar="FILE",
@@ -114,6 +112,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AnalyzerError as error:
         print(f"analyzer: {error}", file=sys.stderr)
         return 2
+    except ModelError as error:
+        traceback.print_exception(error.__cause__)
+        print(f"analyzer: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("analyzer: interrupted", file=sys.stderr)
         return 130  # as shells report SIGINT
@@ -139,21 +141,13 @@ def run_profile(arguments: argparse.Namespace) -> int:
 
     from analyzer.record.progress import watch_progress
     from analyzer.report.progress_bar import ProgressBar
-    from analyzer.zoo.input_spec import parse_inputs
     from analyzer.zoo.target import load_target
 
     from .hardware import find_device
 
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
     target = load_target(arguments.target)
-    inputs = target.choose_inputs(parse_inputs(arguments.input), train=arguments.mode == "train")
-    if inputs is None:
-        raise InputError(
-            f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input "
-            f"x=int64:8x512"
-        )
-
-    import torch
+    inputs = choose_inputs(target, arguments.input, train=arguments.mode == "train")
 
     from analyzer.api.argument import build_model
     from analyzer.api.profile import profile
@@ -163,24 +157,14 @@ def run_profile(arguments: argparse.Namespace) -> int:
         model = build_model(target.build)
         return model.train(arguments.mode == "train")
 
-    autocast = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16,
-                "float16": torch.float16}.get(arguments.autocast)
     bar = ProgressBar()
     with watch_progress(bar):
         try:
-            found = profile(build, args=tuple(s.make() for s in inputs if s.name is None), kwargs={
-                s.name: s.make() for s in inputs if s.name is not None
-            }, mode=arguments.mode, optimizer=arguments.optimizer, autocast=autocast, device=arguments.device,
-                            profilers={"flops": make_flops_profiler(arguments.convention)})
-        except AnalyzerError:
-            raise
-        except Exception as error:
-            bar.clear()
-            import traceback
-
-            traceback.print_exc()
-            print(f"analyzer: {arguments.target} failed: {type(error).__name__}: {error}", file=sys.stderr)
-            return 1
+            with model_errors(arguments.target):
+                args, kwargs = make_inputs(inputs)
+                found = profile(build, args, kwargs, mode=arguments.mode, optimizer=arguments.optimizer,
+                                autocast=find_autocast(arguments), device=arguments.device,
+                                profilers={"flops": make_flops_profiler(arguments.convention)})
         finally:
             bar.clear()
     texts: dict[str, Callable[[], str]] = {

@@ -37,6 +37,10 @@ class MissingExtraError(AnalyzerError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 
 
+class ModelError(Exception):
+    """A model's own code failed; ``__cause__`` is what it raised."""
+
+
 class ProfileFormatError(AnalyzerError, ValueError):
     """A saved profile that is damaged or was written by another format version."""
 

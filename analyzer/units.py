@@ -100,8 +100,8 @@ def format_seconds(seconds: float | None) -> str:
 def format_figure(value: float | None, unit: str = "", kilo: str = "K") -> str:
     """A quantity as DeepSpeed's FLOPs profiler prints it: a decimal prefix and at most two decimals; ``"-"`` for None.
 
-    >>> format_figure(7_398_752_256, "MACs"), format_figure(513_000, kilo="k"), format_figure(128), format_figure(0, "MACs")
-    ('7.4 GMACs', '513.0 k', '128', '0 MACs')
+    >>> format_figure(7_398_752_256, "MACs"), format_figure(513_000, kilo="k"), format_figure(0, "MACs")
+    ('7.4 GMACs', '513.0 k', '0 MACs')
     """
     if value is None:
         return UNKNOWN

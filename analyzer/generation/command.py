@@ -2,29 +2,28 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
-from analyzer.errors import AnalyzerError, InputError
+from analyzer.errors import InputError
 from analyzer.output import check_output
 from analyzer.report.choice import add_report_options, print_report, read_report_options
 from analyzer.report.column import FORMATS
+from analyzer.zoo.command_option import model_errors
 from analyzer.zoo.input_spec import DTYPES
 
 from .decoder import CACHES
 
 _HELP = """\
-Predicts what it costs to read a prompt and to generate tokens after it: the prefill, then one token after the other while the
-key-value cache grows. TARGET is that of `analyzer profile`, a model that generates text.
+Predicts what it costs to read a prompt and to generate tokens after it: the prefill, then one token after the other
+while the key-value cache grows. TARGET is that of `analyzer profile`, a model that generates text.
 """
 
 _EXAMPLES = """\
 examples:
   analyzer generate gpt2 --prompt 512 --new-tokens 128
-  analyzer generate hf:LlamaConfig:LlamaForCausalLM --prompt 2048 --new-tokens 512 --batch 8 --dtype bfloat16 --device h100 --cache static
-  analyzer generate hf:T5Config:T5ForConditionalGeneration --new-tokens 64 --report tree --depth 1      (of the prefill and of the last token)
+  analyzer generate hf:LlamaConfig:LlamaForCausalLM --prompt 2048 --batch 8 --dtype bfloat16 --cache static
+  analyzer generate hf:T5Config:T5ForConditionalGeneration --report tree --depth 1  (of prefill and last token)
 
 exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be used
 """
@@ -70,7 +69,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
     dtype, autocast = (find_dtype(option, text)
                        for option, text in (("--dtype", arguments.dtype), ("--autocast", arguments.autocast)))
     target = load_target(arguments.target)
-    try:
+    with model_errors(arguments.target):
         model = build_model(target.build)
         if dtype is not None:
             with MetaTensorMode():
@@ -78,12 +77,6 @@ def run_generate(arguments: argparse.Namespace) -> int:
         found = profile_generate(model, arguments.prompt, arguments.new_tokens, batch_size=arguments.batch,
                                  cache=arguments.cache, autocast=autocast, device=arguments.device,
                                  samples=arguments.samples or None)
-    except AnalyzerError:
-        raise
-    except Exception as error:  # whatever the model raises, e.g. for more tokens than it has positions
-        traceback.print_exc()
-        print(f"analyzer: {arguments.target} failed: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
     if arguments.report is not None:
         for part in (found.prefill, found.decode):
             if part is not None:

@@ -119,8 +119,7 @@ class GenerationProfile:
                    default=None)
 
     def table(self, rows: int | None = 20, fmt: str = "text") -> str:
-        """A row a pass; of more than ``rows`` passes, that many spread evenly, the first and the last among them (None:
-        all).
+        """A row a pass; of more than ``rows`` passes, as many spread from the first to the last (None: all).
 
         ``fmt`` is ``"text"``, ``"markdown"``, ``"csv"``, ``"latex"``, ``"html"`` or a format of tabulate.
         """
@@ -161,7 +160,8 @@ class GenerationProfile:
 
     def summary(self, rows: int | None = 20) -> str:
         """The figures of the whole generation, and the table."""
-        run = f"{self.name}: {self.prompt_tokens} + {self.new_tokens} tokens of {self.batch_size} sequences, {self.cache} cache"
+        run = (f"{self.name}: {self.prompt_tokens} + {self.new_tokens} tokens of {self.batch_size} sequences, "
+               f"{self.cache} cache")
         figures = [("time to first token (prefill)", format_quantity(self.prefill_seconds, "seconds")),
                 ("decode", format_quantity(self.decode_seconds, "seconds")),
                 ("decode, a token", format_quantity(_mean(self.decode_seconds, self.new_tokens - 1), "seconds")),

@@ -34,14 +34,16 @@ class DeviceCatalogue:
         """Raises InputError if ``spec`` is not a DeviceSpec, DuplicateRegistrationError if a name of it is taken."""
         if not isinstance(spec, DeviceSpec):
             raise InputError(
-                f"register_device({spec!r}): takes a DeviceSpec, for example DeviceSpec('lab_card', memory_bytes=24 * 2**30)"
+                f"register_device({spec!r}): takes a DeviceSpec, for example DeviceSpec('lab_card', memory_bytes=24 * "
+                "2**30)"
             )
         key = _key(spec.name)
         for name in (spec.name, *spec.aliases):
             other = self._names().get(_key(name))
             if other is not None and _key(other.name) != key:
                 raise DuplicateRegistrationError(
-                    f"register_device({spec!r}): {name!r} already stands for {other!r}; give this device another name or alias"
+                    f"register_device({spec!r}): {name!r} already stands for {other!r}; give this device another name "
+                    "or alias"
                 )
         self._specs(key, spec, override=override)
         return spec

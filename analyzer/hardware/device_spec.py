@@ -32,7 +32,7 @@ class PeakRates:
 
 
 class Figure(NamedTuple):
-    """One figure of a device: ``value`` in ``unit``, None if unknown or absent; ``source`` says where from, or why not."""
+    """One figure: ``value`` in ``unit``, None if unknown or absent; ``source`` says where from, or why not."""
 
     name: str
     value: float | None

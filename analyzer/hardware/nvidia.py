@@ -13,17 +13,21 @@ _NVLINK_3, _NVLINK_4 = 600e9, 900e9
 # PCI Express x16, both directions: NVIDIA's data sheets print 32, 64 and 128 GB/s for Gen3, Gen4 and Gen5.
 _PCIE_3, _PCIE_4, _PCIE_5 = 32e9, 64e9, 128e9
 
-_H200_SHEET = "NVIDIA H200 Tensor Core GPU datasheet, Technical Specifications, H200 SXM (nvidia.com/en-us/data-center/h200)"
+_H200_SHEET = ("NVIDIA H200 Tensor Core GPU datasheet, Technical Specifications, H200 SXM "
+               "(nvidia.com/en-us/data-center/h200)")
 _H200_DRIVER = (
-    "torch.cuda.get_device_properties on an H200: total_memory=143156MB (MiB, rounded down), multi_processor_count=132, "
-    "L2_cache_size=60MB (quoted in github.com/ai-bot-pro/achatbot, deploy/modal/src/llm/vllm/vlm/skywork_r1v.py)")
+    "torch.cuda.get_device_properties on an H200: total_memory=143156MB (MiB, rounded down), "
+    "multi_processor_count=132, L2_cache_size=60MB "
+    "(quoted in github.com/ai-bot-pro/achatbot, deploy/modal/src/llm/vllm/vlm/skywork_r1v.py)")
 _H100_PAPER = (
-    "NVIDIA H100 Tensor Core GPU Architecture whitepaper v1.04, Table 3 (comparison of A100 and H100), column H100 SXM5, "
-    "first figure of each pair (resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper)")
-_H100_SHEET = "NVIDIA H100 Tensor Core GPU datasheet, Technical Specifications, H100 SXM (nvidia.com/en-us/data-center/h100)"
+    "NVIDIA H100 Tensor Core GPU Architecture whitepaper v1.04, Table 3 (comparison of A100 and H100), column H100 "
+    "SXM5, first figure of each pair (resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper)")
+_H100_SHEET = ("NVIDIA H100 Tensor Core GPU datasheet, Technical Specifications, H100 SXM "
+               "(nvidia.com/en-us/data-center/h100)")
 _A100_PAPER = (
-    "NVIDIA A100 Tensor Core GPU Architecture whitepaper V1.0, Table 4 (Comparison of NVIDIA Data Center GPUs), column A100, "
-    "first figure of each pair (images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf)"
+    "NVIDIA A100 Tensor Core GPU Architecture whitepaper V1.0, Table 4 (Comparison of NVIDIA Data Center GPUs), column "
+    "A100, first figure of each pair "
+    "(images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf)"
 )
 _A100_SHEET = (
     "NVIDIA A100 Tensor Core GPU datasheet, specifications, A100 80GB SXM "
@@ -35,7 +39,8 @@ _ADA_PAPER = (
 )
 _ADA_FP64 = f"1/64 of fp32: {_ADA_PAPER}, Ada AD102 GPU, note on FP64 cores"
 _RTX_4090_PAPER = f"{_ADA_PAPER}, Appendix A, Table 2 (GeForce RTX 4090), FP32 accumulation, first figure of each pair"
-_L4_SHEET = "NVIDIA L4 Tensor Core GPU datasheet, specifications (resources.nvidia.com/en-us-gpu-resources/l4-tensor-datasheet)"
+_L4_SHEET = ("NVIDIA L4 Tensor Core GPU datasheet, specifications "
+             "(resources.nvidia.com/en-us-gpu-resources/l4-tensor-datasheet)")
 _T4_SHEET = (
     "NVIDIA T4 Tensor Core GPU datasheet, Performance "
     "(nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf)"
@@ -225,7 +230,8 @@ RTX_4090 = DeviceSpec(
     pcie_bandwidth=_PCIE_4 / 2,
     aliases=("4090", "rtx4090", "geforce_rtx_4090", "nvidia_geforce_rtx_4090"),
     sources={
-        "memory_bytes": "torch.cuda.get_device_properties on Linux: total_memory 25393692672 (23.65 GiB in PyTorch's messages)",
+        "memory_bytes": "torch.cuda.get_device_properties on Linux: total_memory 25393692672 (23.65 GiB in PyTorch's "
+                        "messages)",
         "memory_bandwidth": _RTX_4090_PAPER,
         "flops_per_second": _RTX_4090_PAPER,
         "flops_per_second.fp64": _ADA_FP64,

@@ -103,7 +103,8 @@ def roofline_seconds(
         return None
     if flops < 0 or bytes_moved < 0:
         raise InputError(
-            f"roofline_seconds(flops={flops}, bytes_moved={bytes_moved}): counts are not negative; pass None for unknown"
+            f"roofline_seconds(flops={flops}, bytes_moved={bytes_moved}): counts are not negative; pass None for "
+            "unknown"
         )
     seconds = 0.0
     for amount, rate in (

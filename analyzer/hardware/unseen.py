@@ -16,9 +16,7 @@ _GIB = 2**30
 
 
 class UnseenMemory(NamedTuple):
-    """One thing outside the allocator. ``bytes`` None is unknown; ``source`` says where from, or what is known
-    elsewhere.
-    """
+    """One thing outside the allocator. ``bytes`` None is unknown; ``source`` says where from, or what is known."""
 
     what: str
     bytes: int | None
@@ -32,14 +30,12 @@ def _outside(in_use_gib: float, allocated_gib: float, unallocated_bytes: float) 
 
 # Context, loaded kernels and library handles together, of one process on one GPU.
 _CONTEXTS: dict[str, tuple[int, str]] = {
-    "h200": (_outside(
-        139.60, 138.14, 824.86 * _MIB
-    ), "an out-of-memory message in github.com/Zyora-Dev/zse, error.md (3ffdf12), an H200: 139.60 GiB in use - 138.14 GiB allocated - "
-             "824.86 MiB unallocated; varies with driver, libraries and kernels"),
-    "rtx_4090": (_outside(
-        23.60, 22.90, 194.87 * _MIB
-    ), "pytorch/pytorch issue 16417 (2024-03-13), a card of 23.65 GiB: 23.60 GiB in use - 22.90 GiB allocated - 194.87 MiB unallocated; "
-                 "varies with driver, libraries and kernels"),
+    "h200": (_outside(139.60, 138.14, 824.86 * _MIB),
+             "an out-of-memory message in github.com/Zyora-Dev/zse, error.md (3ffdf12), an H200: 139.60 GiB in use "
+             "- 138.14 GiB allocated - 824.86 MiB unallocated; varies with driver, libraries and kernels"),
+    "rtx_4090": (_outside(23.60, 22.90, 194.87 * _MIB),
+                 "pytorch/pytorch issue 16417 (2024-03-13), a card of 23.65 GiB: 23.60 GiB in use - 22.90 GiB "
+                 "allocated - 194.87 MiB unallocated; varies with driver, libraries and kernels"),
 }
 _MULTIPROCESSORS = {device.name: device.multiprocessors for device in NVIDIA_DEVICES}
 # Where nothing tells which device is alike: each thing on its own, with what is known of it.
@@ -56,7 +52,8 @@ _UNKNOWN = (
 # github.com/NVIDIA/nccl/issues/964: 4 A100 with NVLink, an all-reduce of 4 MB in each process group
 _NCCL_PAIR_BYTES, _NCCL_GROUP_BYTES = 544 * _MIB, 688 * _MIB
 _NCCL_SOURCE = "NVIDIA/nccl issue 964: measured on 4 A100 with NVLink, {}; every further communicator takes as much"
-_NCCL_ELSEWHERE = "not known for this device: grows with channels and communicators (NVIDIA/nccl issue 986); 544 to 688 MB on A100 (issue 964)"
+_NCCL_ELSEWHERE = ("not known for this device: grows with channels and communicators (NVIDIA/nccl issue 986); 544 to "
+                   "688 MB on A100 (issue 964)")
 
 
 def list_unseen(device: DeviceSpec, world_size: int = 1) -> tuple[UnseenMemory, ...]:
@@ -102,6 +99,7 @@ def _list_contexts(device: DeviceSpec) -> list[UnseenMemory]:
     return [
         UnseenMemory(
             f"{what} (assumed: as on {other})", nbytes,
-            f"not known for this device; of those known {other} is nearest in multiprocessors ({_MULTIPROCESSORS[other]}, here {own}): {source}"
+            f"not known for this device; of those known {other} is nearest in multiprocessors "
+            f"({_MULTIPROCESSORS[other]}, here {own}): {source}"
         )
     ]

@@ -8,7 +8,7 @@ from typing import overload
 from .numbering import Numbering
 
 Act = tuple[str, int, int, int]
-"""One act of the allocator: action, address, bytes, and the index of the operator call in or before which it happened."""
+"""One allocator event: action, address, bytes, and the operator call in or before which it happened."""
 
 
 class ActTable(Sequence[Act]):

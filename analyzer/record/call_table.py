@@ -1,4 +1,4 @@
-"""Operator calls kept in columns: some sixty bytes each, where objects and their tuples would take three times as much."""
+"""Operator calls kept in columns: some sixty bytes each, a third of what objects and their tuples would take."""
 from __future__ import annotations
 
 from array import array

@@ -240,7 +240,7 @@ class Log:
                 self._read = before
 
     def tallies(self) -> list[Tally]:
-        """Calls that are alike, with how many there are of each: enough for sums, without writing out what was played."""
+        """Calls that are alike, and how many there are of each: enough for sums, with no replay written out."""
         state = len(self.call_slots), len(self.pending)
         if self._tallies is None or self._tallies[0] != state:
             self._tallies = state, self._count_calls()

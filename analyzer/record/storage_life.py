@@ -7,9 +7,7 @@ from .numbering import Numbering
 
 
 class LifeTable:
-    """The columns behind the lives of one log, side by side in an array for each width, since a life is written in one
-    go.
-    """
+    """The columns behind the storage lifetimes of one log, in an array for each width: each is written at once."""
 
     __slots__ = ("wide", "narrow", "codes", "code_of", "labels", "specs")
 

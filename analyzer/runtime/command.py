@@ -2,14 +2,20 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analyzer.errors import AnalyzerError, InputError
+from analyzer.errors import InputError
 from analyzer.output import check_output
 from analyzer.report.choice import add_report_options, print_report, read_report_options
+from analyzer.zoo.command_option import (
+    add_step_options,
+    add_target_options,
+    choose_inputs,
+    find_autocast,
+    model_errors,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -32,22 +38,14 @@ exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be
 """
 
 COMPARED = ("fwd_flops", "activation_bytes", "fwd_seconds", "bwd_seconds")
-_AUTOCAST = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
 
 
 def add_measure_command(commands: Any) -> None:
     """Add ``measure`` to the subparsers of the command line."""
     run = commands.add_parser("measure", help="measure a step of a model on the device at hand", description=_HELP,
                               epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    run.add_argument("target", metavar="TARGET", help="the model")
-    run.add_argument("--input", action="append", default=[], metavar="SPEC",
-                     help="an input, as for `analyzer profile`; may be repeated")
-    run.add_argument("--mode", choices=("train", "infer"), default="train",
-                     help="train: forward, loss, backward, optimizer (default); infer: forward")
-    run.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"),
-                     help="default: none, gradients only")
-    run.add_argument("--autocast", choices=tuple(_AUTOCAST),
-                     help="run the forward pass under torch.autocast with this dtype")
+    add_target_options(run)
+    add_step_options(run)
     run.add_argument("--device", default="cpu", help="where to run: cpu (default), cuda, cuda:1, ...")
     run.add_argument("--steps", type=int, default=3, metavar="N",
                      help="how many steps the times are the mean of (default 3)")
@@ -74,7 +72,6 @@ def run_measure(arguments: argparse.Namespace) -> int:
 
     import torch
 
-    from analyzer.zoo.input_spec import parse_inputs
     from analyzer.zoo.target import load_target
 
     from .measure import measure
@@ -82,27 +79,15 @@ def run_measure(arguments: argparse.Namespace) -> int:
     device = find_torch_device(arguments.device)
     train = arguments.mode == "train"
     target = load_target(arguments.target)
-    inputs = target.choose_inputs(parse_inputs(arguments.input), train=train)
-    if inputs is None:
-        raise InputError(
-            f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or "
-            "--input x=int64:8x512")
-    autocast = None if arguments.autocast is None else getattr(torch, _AUTOCAST[arguments.autocast])
-    try:
+    inputs = choose_inputs(target, arguments.input, train)
+    autocast = find_autocast(arguments)
+    with model_errors(arguments.target):
         with torch.device(device):
             model = target.build().train(train)
         args, kwargs = make_tensors(inputs, device)
         found = measure(model, args, kwargs, mode=arguments.mode, optimizer=arguments.optimizer, autocast=autocast,
                         steps=arguments.steps, warm_up=arguments.warm_up, convention=arguments.convention)
         predicted = None if arguments.against is None else predict(found, model, args, kwargs, autocast, arguments)
-    except AnalyzerError:
-        raise
-    except Exception as error:
-        import traceback
-
-        traceback.print_exc()
-        print(f"analyzer: {arguments.target} failed: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
     if predicted is not None:
         from analyzer.report.module_comparison import compare_modules
 

@@ -38,9 +38,7 @@ class UnitGraph:
         self.work = np.array([u.work_bytes for u in self.units]) / max(1, limit_bytes)
 
     def charge(self, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What each unit costs at these prices of the stretches; and the prices of a byte that is held from each place
-        on.
-        """
+        """What each unit costs at these prices; and the prices of a byte that is held from each place on."""
         paid = np.concatenate([[0.0], np.cumsum(prices)])
         onwards = paid[-1] - paid
         return self.cost + self.held * onwards[self.end] + self.work * (paid[self.end] - paid[self.begin]), onwards
@@ -100,9 +98,7 @@ def find_prices(graph: UnitGraph, known_cost: float) -> tuple[float, np.ndarray]
 
 
 def units_left(graph: UnitGraph, prices: np.ndarray, known_cost: float) -> np.ndarray:
-    """Which units a division of at most ``known_cost`` may have: the others cost more at these prices, whatever goes
-    before and after them.
-    """
+    """Which units a division of at most ``known_cost`` may have, by what they cost at these prices."""
     costs, onwards = graph.charge(prices)
     least, _ = graph.shortest(costs)
     before = np.full(len(graph.places), np.inf)

@@ -55,7 +55,7 @@ def solve_chain(units: Sequence[Unit], limit_bytes: int, most_states: int = MOST
 
 
 def _best_states(held: np.ndarray, cost: np.ndarray, limit_bytes: int, most_states: int) -> np.ndarray:
-    """Indices of the states to go on from; of too many, those that hold least and those that cost least in each step."""
+    """The states to go on from; of too many, those that hold least and those that cost least in each step."""
     keep = undominated(held, cost)
     if len(keep) > most_states:
         step = held[keep] * (most_states // 2) // max(1, limit_bytes)
@@ -74,9 +74,7 @@ def undominated(held: np.ndarray, cost: np.ndarray) -> np.ndarray:
 
 def trace_back(units: Sequence[Unit], fixed: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
                goal: int) -> list[Unit]:
-    """The units that lead to the cheapest state at ``goal``; ``fixed`` has the states of each place: held, cost, last
-    unit, state before it.
-    """
+    """The units of the cheapest way to ``goal``; ``fixed``: each place's states (held, cost, last unit, one before)."""
     place = goal
     _, cost, _, _ = fixed[place]
     at = int(np.argmin(cost))

@@ -1,6 +1,4 @@
-"""Replays a program under the recorder: the memory that it really reaches, what it runs again. It knows nothing of how
-a plan was made.
-"""
+"""Replays a program under the recorder, knowing nothing of how a plan was made: its real peak, what it runs again."""
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -2,19 +2,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import traceback
 from dataclasses import replace
 from typing import Any
 
-from analyzer.errors import AnalyzerError
 from analyzer.units import parse_bytes
+from analyzer.zoo.command_option import add_step_options, add_target_options, find_autocast, make_inputs, model_errors
 
 _HELP = """\
-Finds the largest batch (or with --sequence the longest sequence) whose training or inference step fits in a device's memory.
+Finds the largest batch (or with --sequence the longest sequence) whose training or inference step fits a device.
 
-TARGET and --input are those of `analyzer profile`; in an --input, {batch} or {sequence} may stand for the size that is sought.
-Without it the batch is the first dimension of every input, the sequence the second of inputs of token indices.
+TARGET and --input are those of `analyzer profile`; in an --input, {batch} or {sequence} may stand for the size that is
+sought. Without it the batch is the first dimension of every input, the sequence the second of inputs of token indices.
 """
 
 _EXAMPLES = """\
@@ -23,7 +21,7 @@ examples:
   analyzer fit gpt2 --sequence --at-most 1024 --multiple-of 64 --device t4 --optimizer adamw
   analyzer fit mypackage.models:build --input 'x={batch}x64' --memory 20GiB
 
-exit codes: 0 found; 1 the model failed; 2 the command line or an input cannot be used; 3 not even the smallest size fits
+exit codes: 0 found; 1 the model failed; 2 the command line or an input cannot be used; 3 not even the smallest fits
 """
 
 
@@ -31,19 +29,13 @@ def add_fit_command(commands: Any) -> None:
     """Add ``fit`` to the subparsers of the command line."""
     parser = commands.add_parser("fit", help="find the largest batch or sequence that fits a device", description=_HELP,
                                  epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", metavar="TARGET", help="the model; see `analyzer profile --help`")
+    add_target_options(parser)
+    add_step_options(parser)
     sought = parser.add_mutually_exclusive_group()
     sought.add_argument("--batch", action="store_const", const="batch", dest="what", default="batch",
                         help="seek the largest batch (default)")
     sought.add_argument("--sequence", action="store_const", const="sequence", dest="what",
                         help="seek the longest sequence")
-    parser.add_argument("--input", action="append", default=[], metavar="SPEC",
-                        help="an input as for `analyzer profile`; may be repeated")
-    parser.add_argument("--mode", choices=("train", "infer"), default="train")
-    parser.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"),
-                        help="default: none, gradients only")
-    parser.add_argument("--autocast", metavar="DTYPE",
-                        help="run the forward pass under torch.autocast with this dtype, bf16 or fp16")
     parser.add_argument("--checkpointing", action="store_true", help="recompute each block in the backward pass")
     parser.add_argument("--device", default="h200", help="whose memory (default h200); `analyzer devices` lists them")
     parser.add_argument(
@@ -65,7 +57,6 @@ def run_fit(arguments: argparse.Namespace) -> int:
     from analyzer.api.profile import ProfileOptions
     from analyzer.sweep.checkpointing import checkpoint_blocks
     from analyzer.sweep.configuration import Configuration, resolve_inputs
-    from analyzer.zoo.input_spec import DTYPES
     from analyzer.zoo.target import load_target
 
     from .fit import max_batch_size, max_sequence_length
@@ -74,28 +65,21 @@ def run_fit(arguments: argparse.Namespace) -> int:
                                   device=arguments.device, checkpointing=arguments.checkpointing)
     target = load_target(arguments.target)
 
-    def make_inputs(size: int) -> Any:
+    def make(size: int) -> Any:
         sized = replace(configuration, batch=size) if arguments.what == "batch" else replace(
             configuration, sequence=size)
-        specs = resolve_inputs(target, arguments.input, sized)
-        return tuple(s.make() for s in specs if s.name is None), {s.name: s.make() for s in specs if s.name is not None}
+        return make_inputs(resolve_inputs(target, arguments.input, sized))
 
-    make_inputs(max(1, arguments.start))  # before any work: an input without a place for the size costs no waiting
+    make(max(1, arguments.start))  # before any work: an input without a place for the size costs no waiting
     options = None if arguments.memory is None else ProfileOptions(capacity_bytes=parse_bytes(arguments.memory))
     search = max_batch_size if arguments.what == "batch" else max_sequence_length
-    try:
+    with model_errors(arguments.target):
         model = build_model(target.build).train(arguments.mode == "train")
         if configuration.checkpointing:
             checkpoint_blocks(model)
-        found = search(model, make_inputs, device=configuration.device_spec, start=arguments.start,
+        found = search(model, make, device=configuration.device_spec, start=arguments.start,
                        multiple_of=arguments.multiple_of, at_most=arguments.at_most, options=options,
                        world_size=arguments.world_size, mode=configuration.mode, optimizer=configuration.optimizer,
-                       autocast=None if configuration.autocast is None else DTYPES[configuration.autocast])
-    except AnalyzerError:
-        raise
-    except Exception as error:  # whatever the model raises, e.g. for a sequence beyond its table of positions
-        traceback.print_exc()
-        print(f"analyzer: {arguments.target} failed: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+                       autocast=find_autocast(arguments))
     print(found)
     return 0 if found.size else 3

@@ -32,7 +32,7 @@ _ENDLESS = 1 << 32   # no device holds so many times the smallest size
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One profiled size. ``peak_reserved_bytes`` of a size that does not fit is what was reserved when memory ran out."""
+    """One profiled size. ``peak_reserved_bytes`` of one that does not fit: what was reserved when memory ran out."""
 
     size: int
     fits: bool
@@ -96,8 +96,8 @@ def max_batch_size(model: torch.nn.Module | Callable[[], torch.nn.Module], make_
     be; what `profile` raises.
 
     >>> import torch
-    >>> model = torch.nn.Linear(1024, 1024)
-    >>> found = max_batch_size(model, lambda n: torch.empty(n, 1024, device="meta"), mode="infer", device="t4", multiple_of=1024)
+    >>> model, make = torch.nn.Linear(1024, 1024), lambda n: torch.empty(n, 1024, device="meta")
+    >>> found = max_batch_size(model, make, mode="infer", device="t4", multiple_of=1024)
     >>> found.at_limit.out_of_memory is None, found.beyond.out_of_memory.operator, len(found.evaluations) < 10
     (True, 'aten.addmm.default', True)
     """
@@ -185,7 +185,7 @@ class _Search:
         return self.low + min(meets) if meets else self.low * _FLAT_FACTOR
 
     def follow_reserved(self) -> int:
-        """Where the line of the reserved bytes meets the capacity: that fits even if the allocator gives nothing back."""
+        """Where the line of reserved bytes meets the capacity: that fits even if the allocator gives nothing back."""
         (a, _, before), (b, _, now) = sorted(self.fitting, key=lambda row: row[0])[-2:]
         return b + int((self.capacity_bytes - now) * (b - a) / (now - before)) if now > before else b
 

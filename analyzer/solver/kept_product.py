@@ -1,6 +1,4 @@
-"""How a checkpointed region is run again: which products' results it keeps, and running statistics that are not updated
-twice.
-"""
+"""How a checkpointed region is run again: which products' results it keeps, and no statistics updated twice."""
 from __future__ import annotations
 
 import math
@@ -52,7 +50,8 @@ class KeepProducts:
 
     >>> from torch.utils.checkpoint import checkpoint
     >>> x, w = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)
-    >>> checkpoint(lambda x: (x @ w).exp().sin(), x, use_reentrant=False, context_fn=KeepProducts((0,))).sum().backward()
+    >>> y = checkpoint(lambda x: (x @ w).exp().sin(), x, use_reentrant=False, context_fn=KeepProducts((0,)))
+    >>> y.sum().backward()
     >>> torch.allclose(x.grad, torch.full((2, 2), 2 * torch.tensor(2.0).exp() * torch.tensor(2.0).exp().cos()))
     True
     """

@@ -22,9 +22,7 @@ _MOST_LABELS = 10**7  # in all: a gigabyte
 
 def search_labels(graph: UnitGraph, limit_bytes: int, prices: np.ndarray, below: float,
                   seconds: float) -> tuple[list[Unit] | None, bool]:
-    """The cheapest division within the limit that costs less than ``below``, None where there is none; and whether all
-    were seen in the time.
-    """
+    """The cheapest division within the limit below the cost ``below``, or None; whether all were seen in the time."""
     ends = time.perf_counter() + seconds
     rests = []
     for scale in _SCALES:

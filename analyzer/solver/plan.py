@@ -1,4 +1,4 @@
-"""A plan as plain data: parts of a program that run under checkpoints, what they keep, what that was measured to give."""
+"""A plan as plain data: parts of a program that run under checkpoints, what they keep, what that gives."""
 from __future__ import annotations
 
 import json

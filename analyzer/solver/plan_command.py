@@ -4,17 +4,25 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analyzer.errors import AnalyzerError, InputError
 from analyzer.output import check_output
+from analyzer.zoo.command_option import (
+    AUTOCAST,
+    OPTIMIZERS,
+    add_target_options,
+    choose_inputs,
+    find_autocast,
+    make_inputs,
+    model_errors,
+)
 
 _HELP = """\
-Finds what to run again in the backward pass (activation checkpointing) so that a training step stays within a budget of memory, and runs as
-little as possible again. The plan is replayed before it is printed: the peak and the overhead are those of the planned program.
+Finds what to run again in the backward pass (activation checkpointing) so that a training step stays within a budget of
+memory, and runs as little as possible again. The plan is replayed before it is printed: the peak and the overhead are
+those of the planned program.
 
 TARGET and --input are those of `analyzer profile`.
 """
@@ -26,9 +34,10 @@ examples:
   analyzer plan gpt2 --budget 40% --granularity module --json plan.json
   analyzer plan llama_1b --budget 60% --frontier 90%,75%,50%,40% --plot frontier.png
 
-A budget with a unit is of the whole step (parameters, gradients, optimizer states); a percentage is of the activations' memory at its peak.
+A budget with a unit is of the whole step (parameters, gradients, optimizer states); a percentage is of the
+activations' memory at its peak.
 
-exit codes: 0 found; 1 the model failed; 2 the command line, an input or the budget cannot be used; 3 the budget cannot be met
+exit codes: 0 found; 1 the model failed; 2 the command line, an input or the budget cannot be used; 3 no plan meets it
 """
 _SHARES = "100%,90%,80%,70%,60%,50%,40%,30%,20%"
 
@@ -37,11 +46,9 @@ def add_plan_command(commands: Any) -> None:
     """Add ``plan`` to the subparsers of the command line."""
     parser = commands.add_parser("plan", help="plan activation checkpointing for a budget of memory", description=_HELP,
                                  epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", metavar="TARGET", help="the model; see `analyzer profile --help`")
+    add_target_options(parser)
     parser.add_argument("--budget", required=True, metavar="SIZE",
                         help="memory of the whole step, e.g. 24GiB, or a share of the activations', e.g. 50%%")
-    parser.add_argument("--input", action="append", default=[], metavar="SPEC",
-                        help="an input as for `analyzer profile`; may be repeated")
     parser.add_argument("--device",
                         help="whose time to save and whose kernels to expect (default: none; then FLOPs are saved)")
     parser.add_argument("--method", choices=("auto", "greedy", "chain", "exact"), default="auto",
@@ -49,12 +56,10 @@ def add_plan_command(commands: Any) -> None:
     parser.add_argument(
         "--granularity", choices=("operator", "module"), default="operator", help=
         "checkpoints around any operators of the traced graph (default), or around whole modules, which the model's "
-        "own code can take"
-    )
-    parser.add_argument("--optimizer", choices=("sgd", "momentum", "adam", "adamw", "adamw_fused"),
+        "own code can take")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS,
                         help="count its states in the whole step's memory (default: none)")
-    parser.add_argument("--autocast", metavar="DTYPE", choices=("bf16", "bfloat16", "fp16", "float16"),
-                        help="run the forward pass under torch.autocast")
+    parser.add_argument("--autocast", choices=AUTOCAST, help="run the forward pass under torch.autocast")
     parser.add_argument("--offload", action="store_true",
                         help="saved results may also wait on the host (needs --device)")
     parser.add_argument("--frontier", nargs="?", const=_SHARES, metavar="BUDGETS",
@@ -70,7 +75,6 @@ def run_plan(arguments: argparse.Namespace) -> int:
     for path in (arguments.json, arguments.plot):
         check_output(path)
 
-    from analyzer.zoo.input_spec import DTYPES, parse_inputs
     from analyzer.zoo.target import load_target
 
     from .frontier import draw_frontier, format_frontier
@@ -78,21 +82,14 @@ def run_plan(arguments: argparse.Namespace) -> int:
     from .solve import Planner
 
     target = load_target(arguments.target)
-    inputs = target.choose_inputs(parse_inputs(arguments.input), train=True)
-    if inputs is None:
-        raise InputError(
-            f"{arguments.target}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or --input "
-            f"x=int64:8x512"
-        )
+    args, kwargs = make_inputs(choose_inputs(target, arguments.input, train=True))
+    autocast = find_autocast(arguments)
 
     from analyzer.api.argument import build_model
     from analyzer.api.profile import profile
     from analyzer.fx.trace.tracer import symbolic_trace
 
-    args = tuple(s.make() for s in inputs if s.name is None)
-    kwargs = {s.name: s.make() for s in inputs if s.name is not None}
-    autocast = None if arguments.autocast is None else DTYPES[arguments.autocast]
-    try:
+    with model_errors(arguments.target):
         model = build_model(target.build).train()
         names = [name for name, _ in zip(inspect.signature(model.forward).parameters, args)]
         gm = symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs})
@@ -110,12 +107,6 @@ def run_plan(arguments: argparse.Namespace) -> int:
         if arguments.frontier or arguments.plot:
             points = planner.frontier((arguments.frontier or _SHARES).split(","), arguments.method)
             plan = replace(plan, frontier=points)
-    except AnalyzerError:
-        raise
-    except Exception as error:  # whatever the model raises
-        traceback.print_exc()
-        print(f"analyzer: {arguments.target} failed: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
     print(plan)
     if plan.frontier:
         print("\n" + format_frontier(plan))

@@ -1,4 +1,4 @@
-"""A recorded step as numbers that a solver reads: atoms of the program in order, and the values that pass between them."""
+"""A recorded step as numbers for a solver: atoms of the program in order, and the values that pass between them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -147,9 +147,7 @@ class _Reader:
     # ---- atoms
 
     def _make_atoms(self) -> list[int]:
-        """The atom of each place, the loss's last: a value written in place stays with its maker, a checkpoint is
-        whole.
-        """
+        """The atom of each place, the loss's last: a value written in place stays with its maker."""
         glued = np.zeros(self.end + 1, dtype=bool)  # glued[i]: place i is in the atom of place i - 1
         for index, call in enumerate(self.log.calls):
             if call.phase == "forward":
@@ -165,9 +163,7 @@ class _Reader:
         return list(np.cumsum(~glued) - 1)
 
     def _pinned_places(self) -> list[int]:
-        """Nodes that are not to run twice: those in a checkpoint of the user's, and those that change a parameter or
-        buffer.
-        """
+        """Nodes that must not run twice: in a checkpoint of the user's, or changing a parameter or buffer."""
         found = [i for i, n in enumerate(self.nodes) if any(isinstance(r, CheckpointRegion) for r in region_of(n))]
         for index, call in enumerate(self.log.calls):
             place = self.place_of_call[index]
@@ -195,9 +191,7 @@ class _Reader:
     # ---- values
 
     def _savers(self, atom_of: Sequence[int]) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
-        """The atoms whose gradient reads each value; and what the gradient of each forward call reads, parameters
-        included.
-        """
+        """The atoms whose gradient reads each value; what each forward call's gradient reads, with parameters."""
         savers: dict[int, set[int]] = {}
         reads: dict[int, set[int]] = {}
         calls = self.log.calls
@@ -221,9 +215,7 @@ class _Reader:
         return savers, reads
 
     def _readers(self, atom_of: Sequence[int]) -> dict[int, set[int]]:
-        """The atoms that would hold each value as an argument: those with a node that takes a node whose result it is
-        part of.
-        """
+        """The atoms that hold each value as an argument: a node of theirs takes a node whose result it is part of."""
         made = {
             n: [number for number, _ in self.log.nodes[self.rows[n.name]].outputs if number in self.maker_place]
             for n in self.nodes
@@ -250,9 +242,7 @@ class _Reader:
         return tuple(tuple(sorted(found.get(v, ()))) for v in order)
 
     def _first_uses(self, atom_of: Sequence[int]) -> dict[int, int]:
-        """For each value, the first atom that does more with it than to view it: its maker's, beyond making it, or one
-        with a node that takes it.
-        """
+        """For each value, the first atom that does more than view it: its maker, or one with a node that takes it."""
         calls_of: list[list[OpCall]] = [[] for _ in range(self.end + 1)]
         for i, call in enumerate(self.log.calls):
             if call.phase == "forward":
@@ -300,8 +290,8 @@ class _Reader:
             fresh = [v for v in own if v in index and self.values[v].born_call == i]
             count_info = count_call(call.signature)
             product = is_product(call.signature.op)
-            keepable = product and count_info is not None and count_info.macs > 0 and fresh and not own & changed and len(
-                fresh) == len(own)
+            keepable = (product and count_info is not None and count_info.macs > 0 and fresh and not own & changed
+                        and len(fresh) == len(own))
             into = [v for v in written(call) if v in index and call.inputs and v == call.inputs[0]]
             found[atom_of[self.place_of_call[i]]].append(
                 CallInfo((costs[i] or 0) + tie * traffic[i], saves=bool(

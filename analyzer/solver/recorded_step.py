@@ -1,4 +1,4 @@
-"""What a recorded training step held in memory, call by call: the one measure that plans are made from and checked by."""
+"""What a recorded training step held in memory, call by call: what plans are made from and checked by."""
 from __future__ import annotations
 
 from dataclasses import dataclass

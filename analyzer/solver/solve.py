@@ -323,9 +323,7 @@ def last_arguments(gm: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any],
 
 
 def module_spans(gm: fx.GraphModule, problem: Problem) -> list[tuple[tuple[int, int], str]]:
-    """First and last atom of each module whose nodes are whole atoms that follow each other, with its path; of equal
-    spans the outermost.
-    """
+    """First and last atom, and path, of each module that is a run of whole atoms; the outermost of equal ones."""
     path_of = {n.name: n.meta.get("module_path", "") for n in gm.graph.nodes}
     prefixes = [[_prefixes(path_of[name]) for name in atom] for atom in problem.atoms]
     spans: dict[str, list[int]] = {}

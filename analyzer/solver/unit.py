@@ -26,9 +26,7 @@ _MOST_SHARES = 8        # between keeping no product of a region and keeping all
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Atoms ``first`` to ``last``. ``keeps`` are ordinals of products among those of the unit whose results a
-    checkpoint keeps.
-    """
+    """Atoms ``first`` to ``last``. ``keeps`` are ordinals of its products whose results a checkpoint keeps."""
 
     first: int
     last: int
@@ -149,9 +147,7 @@ class UnitMaker:
         return slice(self.start[first], self.start[last + 1])
 
     def _backward_peak(self, first: int, last: int, saved: np.ndarray) -> int:
-        """Highest point of backward over these atoms: of values made here those that an atom or an earlier one saves,
-        and what it runs with.
-        """
+        """Highest point of backward over these atoms: what is still saved, and what an atom runs with."""
         p, here = self.problem, self._values(first, last)
         size = last - first + 1
         ends = np.minimum(p.first_saver[here] - first, size)
@@ -159,9 +155,7 @@ class UnitMaker:
         return int((alive + p.backward_bytes[first:last + 1]).max())
 
     def _forward_peak(self, first: int, last: int, kept: np.ndarray) -> int:
-        """Highest point of forward over these atoms: of values made before an atom those that are ``kept`` or still to
-        be read.
-        """
+        """Highest point of forward over these atoms: earlier values that are ``kept`` or still to be read."""
         p, here = self.problem, self._values(first, last)
         size = last - first + 2
         begin = np.minimum(p.maker[here] - first + 1, size - 1)
@@ -171,9 +165,7 @@ class UnitMaker:
         return int((np.cumsum(change)[:size - 1] + p.forward_bytes[first:last + 1]).max())
 
     def regions(self, first: int, last: int) -> list[Unit]:
-        """The atoms under a checkpoint: with no result kept, with all products kept, and shares between, dearest per
-        byte first.
-        """
+        """Checkpoints of these atoms: keeping no product, all, and shares between, the dearest per byte first."""
         p = self.problem
         if self.pinned_before[last + 1] > self.pinned_before[first] or self._crosses_fence(first, last):
             return []
@@ -226,9 +218,7 @@ class UnitMaker:
 
 
 def make_units(problem: Problem, limit_bytes: int, spans: Sequence[tuple[int, int]] | None = None) -> list[Unit]:
-    """All units that a plan within ``limit_bytes`` may use, the loss as the last. With ``spans``, checkpoints are
-    around these alone.
-    """
+    """All units that a plan within ``limit_bytes`` may use, the loss last; ``spans``: checkpoints around these."""
     make = UnitMaker(problem)
     count = len(problem)
     if spans is not None:

@@ -43,7 +43,8 @@ def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
     modules themselves.
 
     >>> block = lambda: nn.TransformerEncoderLayer(8, 2)
-    >>> len(list(list_blocks(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Sequential(block(), block(), block())))))
+    >>> blocks = nn.Sequential(block(), block(), block())
+    >>> len(list(list_blocks(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), blocks))))
     3
     """
     children = [child for child in model.children()]

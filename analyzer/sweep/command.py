@@ -20,18 +20,19 @@ from .run import SweepInterrupted, sweep
 _HELP = """\
 Profiles many configurations of a model: every combination of the values given, one row each.
 
-TARGET and --input are those of `analyzer profile`; in an --input, {batch} and {sequence} may stand for the sizes of the sweep.
+TARGET and --input are those of `analyzer profile`; in an --input, {batch} and {sequence} may stand for sizes.
 Without them the batch is the first dimension of every input, the sequence the second of inputs of token indices.
 A configuration that fails is kept as a row with its error.
 """
 
 _EXAMPLES = """\
 examples:
-  analyzer sweep gpt2 --batch 1,2,4,8 --sequence 512,1024 --optimizer sgd,adamw --autocast none,bf16 --device h200,a100_80gb
+  analyzer sweep gpt2 --batch 1,2,4,8 --sequence 512,1024 --optimizer sgd,adamw --autocast none,bf16
   analyzer sweep torchvision:resnet50 --batch 32,64,128 --checkpointing no,yes --out results.parquet --workers 2
-  analyzer sweep mypackage.models:build --input 'x={batch}x{sequence}x64' --batch 1,2 --sequence 128,256 --out results.csv
+  analyzer sweep mypackage.models:build --input 'x={batch}x{sequence}x64' --batch 1,2 --sequence 128 --out results.csv
 
-With --out, rows are kept as they come (in FILE.jsonl until a .csv or .parquet is whole): the same command goes on after an interruption.
+With --out, rows are kept as they come (in FILE.jsonl until a .csv or .parquet is whole): the same command goes on after
+an interruption.
 exit codes: 0 done; 1 every configuration failed; 2 the command line or an input cannot be used; 130 interrupted
 """
 
@@ -102,7 +103,9 @@ def run_sweep(arguments: argparse.Namespace) -> int:
                           resume=journal, retry_failed=arguments.retry_failed, progress=show)
     except SweepInterrupted as stop:
         bar.clear()
-        kept = "give --out to keep them" if journal is None else f"kept in {journal}; the same command goes on from there"
+        kept = "give --out to keep them"
+        if journal is not None:
+            kept = f"kept in {journal}; the same command goes on from there"
         print(f"analyzer: interrupted: {stop}, {kept}", file=sys.stderr)
         print(format_rows(stop.result))
         return 130  # as shells report SIGINT
@@ -151,7 +154,8 @@ _ERROR_WIDTH = 60  # of the table on the screen; files hold the whole text
 def format_rows(result: SweepResult) -> str:
     """The rows as a table: what varies, and the chief figures.
 
-    >>> print(format_rows(SweepResult(({"batch": 1, "fits": True, "free_bytes": 1024}, {"batch": 2, "error": "ValueError: no"}))))
+    >>> rows = {"batch": 1, "fits": True, "free_bytes": 1024}, {"batch": 2, "error": "ValueError: no"}
+    >>> print(format_rows(SweepResult(rows)))
     batch      Peak reserved      Free  Fits      Fwd FLOPs    Bwd FLOPs    Step  Error
     -------  ---------------  --------  ------  -----------  -----------  ------  --------------
     1                      -  1.00 KiB  yes               -            -       -

@@ -126,12 +126,12 @@ def resolve_inputs(target: Target, texts: Sequence[str], configuration: Configur
     ['bfloat16:4x3x64x64']
     """
     sizes = {name: getattr(configuration, name) for name in _SIZES}
-    placed = {name for name in _SIZES if any("{%s}" % name in text for text in texts)}
+    placed = {name for name in _SIZES if any(f"{{{name}}}" in text for text in texts)}
     for name in placed:
         if sizes[name] is None:
             raise InputError(
                 f"--input {' '.join(texts)}: {{{name}}} stands for a value of the grid, which has none for {name}")
-        texts = [text.replace("{%s}" % name, str(sizes[name])) for text in texts]
+        texts = [text.replace(f"{{{name}}}", str(sizes[name])) for text in texts]
     specs = target.choose_inputs(parse_inputs(texts), train=False)
     if specs is None:
         raise InputError(

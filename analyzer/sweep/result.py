@@ -72,7 +72,8 @@ _PANDAS = {str: "string", int: "Int64", float: "Float64", bool: "boolean"}  # it
 class SweepResult:
     """Rows in the order of the grid; `COLUMNS` says what each holds.
 
-    >>> result = SweepResult(({"target": "demo", "batch": 1, "peak_reserved_bytes": 512}, {"target": "demo", "batch": 2, "error": "ValueError: no"}))
+    >>> done, failed = {"batch": 1, "peak_reserved_bytes": 512}, {"batch": 2, "error": "ValueError: no"}
+    >>> result = SweepResult(({"target": "demo", **done}, {"target": "demo", **failed}))
     >>> len(result.failed), result.to_csv().splitlines()[2][:7]
     (1, 'demo,2,')
     """
@@ -107,7 +108,7 @@ class SweepResult:
         return "".join(json.dumps(row) + "\n" for row in self.rows)
 
     def write(self, path: str | Path) -> None:
-        """Write a .csv, .jsonl or .parquet file. Raises InputError for another name, MissingExtraError without pyarrow."""
+        """Write a .csv, .jsonl or .parquet file. Raises InputError for others, MissingExtraError without pyarrow."""
         path = check_table(path)
         if path.suffix == ".parquet":
             write_output(path, _write_parquet(self.rows, path))
@@ -116,9 +117,7 @@ class SweepResult:
 
 
 def check_table(path: str | Path) -> Path:
-    """``path``, if rows can be written there. Raises InputError or MissingExtraError, before the work is done and not
-    after.
-    """
+    """``path``, if rows can be written there. Raises InputError or MissingExtraError, before the work is done."""
     path = Path(path)
     if path.suffix not in FORMATS:
         raise InputError(f"{path}: must end in {', '.join(FORMATS)}")

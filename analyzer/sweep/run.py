@@ -22,7 +22,7 @@ Watcher = Callable[[int, int, Row], None]
 
 
 class SweepInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a sweep; ``result`` holds the rows that were done, ``total`` says how many there would have been."""
+    """Ctrl-C during a sweep; ``result`` holds the rows that were done, ``total`` says how many were asked for."""
 
     def __init__(self, result: SweepResult, total: int) -> None:
         super().__init__(f"{len(result.rows)} of {total} configurations were done")

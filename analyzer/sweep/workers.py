@@ -51,9 +51,7 @@ def _take(future: Future[Row], job: Job) -> Row:
 
 
 def run_in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
-    """Rows as they come, from fresh processes. Jobs that ran when a process died run again one by one; one that dies
-    alone has failed.
-    """
+    """Rows as they come, from fresh processes. Jobs of one that died run again alone; those that die again fail."""
     try:
         pickle.dumps(jobs)
     except Exception as error:  # pickle raises many kinds
@@ -71,9 +69,7 @@ def run_in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
 
 
 def _run_until_death(queue: deque[Job], workers: int) -> Generator[Done, None, list[Job]]:
-    """Work ``queue`` off; the result is the jobs that ran when a process died. No more jobs are handed out than there
-    are processes, so that those are all the suspects.
-    """
+    """Work ``queue`` off, one job a process; the result is the jobs that ran when a process died."""
     # spawn: a fork would copy the threads' locks of torch and of the caller
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker)
     running: dict[Future[Row], Job] = {}

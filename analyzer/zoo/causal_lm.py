@@ -58,8 +58,8 @@ class KeyValueCache:
 
     It grows with each token, or with ``max_tokens`` takes room for that many at once.
 
-    >>> cache = KeyValueCache()
-    >>> [cache.layer(0).extend(torch.zeros(1, 2, n, 4), torch.zeros(1, 2, n, 4))[0].shape[2] for n in (5, 1)], cache.tokens
+    >>> cache, new = KeyValueCache(), lambda tokens: torch.zeros(1, 2, tokens, 4)
+    >>> [cache.layer(0).extend(new(n), new(n))[0].shape[2] for n in (5, 1)], cache.tokens
     ([5, 6], 6)
     """
 
@@ -80,9 +80,7 @@ class KeyValueCache:
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, dropout: float = 0.0, grouped: bool = False) -> Tensor:
-    """Causal attention of the last tokens to all: (batch, heads, tokens, channels) of each; ``grouped`` where keys have
-    fewer heads.
-    """
+    """Causal attention of the last tokens to all (batch, heads, tokens, channels); ``grouped``: fewer key heads."""
     last, tokens = query.shape[2], keys.shape[2]
     mask = None
     if 1 < last < tokens:

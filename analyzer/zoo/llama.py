@@ -44,9 +44,7 @@ class RMSNorm(nn.Module):
 
 
 def rotary_angles(tokens: int, head_dim: int, theta: float, device: torch.device, start: int = 0) -> Tensor:
-    """Angle of each position from ``start`` on and channel, (tokens, head_dim) float32; both halves of the channels
-    turn alike.
-    """
+    """Angle of each position from ``start`` and channel, (tokens, head_dim) float32; both halves turn alike."""
     inverse_frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
     angles = torch.outer(torch.arange(start, start + tokens, dtype=torch.float32, device=device), inverse_frequency)
     return torch.cat((angles, angles), dim=-1)
@@ -128,8 +126,8 @@ class Llama(nn.Module):
     With a ``cache`` the tokens follow those that it has seen.
 
     >>> import torch
-    >>> small = LlamaConfig(vocab_size=11, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
-    ...                     num_key_value_heads=2)
+    >>> small = LlamaConfig(vocab_size=11, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+    ...                     num_attention_heads=4, num_key_value_heads=2)
     >>> ids = torch.zeros(2, 8, dtype=torch.int64)
     >>> Llama(small)(ids).shape, Llama(small)(ids, labels=ids).loss.shape
     (torch.Size([2, 8, 11]), torch.Size([]))

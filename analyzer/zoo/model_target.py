@@ -28,9 +28,7 @@ class LabelRule:
     dims: tuple[int, ...] | None = None
 
     def apply(self, inputs: Sequence[InputSpec]) -> InputSpec | None:
-        """The label's spec, int64, or None where `like` is not among the inputs (the first positional one stands for
-        it).
-        """
+        """The label's spec, int64, or None where `like` is no input (the first positional one stands for it)."""
         source = next((spec for spec in inputs if spec.name in (self.like, None)), None)
         if source is None:
             return None
@@ -54,7 +52,8 @@ class Target:
         If the main input is given by name, other inputs the model needs follow with its batch size. In training, labels
         follow wherever the model takes them and they are not given.
 
-        >>> target = Target("demo", nn.Identity, (InputSpec("ids", torch.int64, (8, 128)),), (LabelRule("labels", like="ids"),))
+        >>> ids, labels = InputSpec("ids", torch.int64, (8, 128)), LabelRule("labels", like="ids")
+        >>> target = Target("demo", nn.Identity, (ids,), (labels,))
         >>> [str(spec) for spec in target.choose_inputs([InputSpec("ids", torch.int64, (2, 16))], train=True)]
         ['ids=int64:2x16', 'labels=int64:2x16']
         """

@@ -1,6 +1,4 @@
-"""`hf:CONFIG.json`, `hf:ConfigClass` and either with `:ModelClass`: models of transformers from a config, without
-weights.
-"""
+"""`hf:CONFIG.json`, `hf:ConfigClass`, either with `:ModelClass`: models of transformers without weights."""
 from __future__ import annotations
 
 import copy

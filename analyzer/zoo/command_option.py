@@ -1,0 +1,64 @@
+"""What the commands that take a TARGET share: its options, its inputs, and how an error of the model's own is told."""
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from analyzer.errors import AnalyzerError, InputError, ModelError
+
+from .input_spec import DTYPES, InputSpec, parse_inputs
+from .model_target import Target
+
+AUTOCAST = ("bfloat16", "float16", "bf16", "fp16")
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adamw_fused")
+
+
+def add_target_options(parser: argparse.ArgumentParser) -> None:
+    """The model and its inputs."""
+    parser.add_argument("target", metavar="TARGET", help="the model; see `analyzer profile --help`")
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="SPEC",
+        help="an input: SHAPE, DTYPE:SHAPE, or NAME=DTYPE:SHAPE, e.g. 8x3x224x224 or input_ids=int64:8x512; may be "
+        "repeated; default: what the model is usually called with")
+
+
+def add_step_options(parser: argparse.ArgumentParser) -> None:
+    """What a step consists of."""
+    parser.add_argument("--mode", choices=("train", "infer"), default="train",
+                        help="train: forward, loss, backward, optimizer (default); infer: forward")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, help="default: none, gradients only")
+    parser.add_argument("--autocast", choices=AUTOCAST, help="run the forward pass under torch.autocast")
+
+
+def find_autocast(arguments: argparse.Namespace) -> torch.dtype | None:
+    """The dtype that ``--autocast`` names."""
+    return None if arguments.autocast is None else DTYPES[arguments.autocast]
+
+
+def choose_inputs(target: Target, texts: Sequence[str], train: bool) -> tuple[InputSpec, ...]:
+    """What to call the model with. Raises InputError where neither ``--input`` nor the target says it."""
+    specs = target.choose_inputs(parse_inputs(texts), train=train)
+    if specs is None:
+        raise InputError(f"{target.name}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or "
+                         "--input x=int64:8x512")
+    return specs
+
+
+def make_inputs(specs: Sequence[InputSpec]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named tensors without data."""
+    return tuple(s.make() for s in specs if s.name is None), {s.name: s.make() for s in specs if s.name is not None}
+
+
+@contextmanager
+def model_errors(name: str) -> Iterator[None]:
+    """Raise ModelError in place of what is no error of this package, e.g. for a sequence that the model cannot take."""
+    try:
+        yield
+    except AnalyzerError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{name} failed: {type(error).__name__}: {error}") from error
