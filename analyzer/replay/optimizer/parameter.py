@@ -14,7 +14,10 @@ from analyzer.record.optimizer_step import has_gradient_hooks
 
 from ..reserved import Reserved, one_by_one
 from ..unseen_gradient import UnseenGradients
-from .mismatch import Mismatch
+
+
+class Mismatch(Exception):
+    """An optimizer has to run: what it does to a few parameters cannot be told of others; the message says why."""
 
 
 class ParameterKind(NamedTuple):

@@ -17,7 +17,7 @@ from analyzer.record.event import BORN, CALLED, DIED
 
 from .capture import CapturedSteps
 from .expansion import Birth, Call, Died, Expansion, ListCall, Loop, Made, Pattern, Place
-from .mismatch import Mismatch
+from .parameter import Mismatch
 
 _FIRST, _MIDDLE, _LAST = range(3)  # the prototypes of a kind
 

@@ -17,8 +17,7 @@ from ..reserved import Reserved
 from ..unseen_gradient import UnseenGradients
 from .capture import PROTOTYPES, Capture
 from .expansion import Birth, Expansion
-from .mismatch import Mismatch
-from .parameter import UpdatedParameters
+from .parameter import Mismatch, UpdatedParameters
 from .pattern import find_pattern
 
 # A capture runs so many prototypes of each kind and has to be read, which takes as long as running four times as many
@@ -110,7 +109,7 @@ class _Compiler:
         for step in range(steps):
             first = self.expansion.made
             events, state_bytes = self._write(step)
-            reel = Reel(self.log, events, slot_of, first, set(slot_of), elsewhere, self.memory)
+            reel = Reel(self.log, events, slot_of, first, set(slot_of), elsewhere, self.memory, takes_workspaces=False)
             found.append((reel, state_bytes))
         return found
 
