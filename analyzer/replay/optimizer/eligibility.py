@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def why_run(owner: Any) -> str | None:
-    """Why ``owner.optimizer`` has to run: its code is unknown, or code elsewhere could see its states; None if neither."""
+    """Why ``owner.optimizer`` has to run: its code is unknown, or its states could be read; None if neither."""
     reason = _why_unknown(owner.optimizer)
     if reason is None and not _is_sole_owner(owner):
         return "its states could be read: it is held outside of the profiler"
@@ -44,14 +45,7 @@ def _is_sole_owner(owner: Any) -> bool:
         owner.optimizer, "state") and not weakref.getweakrefcount(owner.optimizer))
 
 
-class _Example:
-    """Holds an object of its own."""
-
-    def __init__(self) -> None:
-        self.held = object()
-
-
-_EXAMPLE = _Example()
+_EXAMPLE = SimpleNamespace(held=object())  # of which nothing else holds the object
 
 
 def _count_holders(owner: Any, name: str) -> int:

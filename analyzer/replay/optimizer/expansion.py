@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from analyzer.meta.signature import Signature
@@ -56,13 +57,14 @@ class Call:
 
 @dataclass(eq=False, slots=True)
 class ListCall:
-    """A call that gets lists with one tensor of each parameter of some kinds; of these lists the places by kind."""
+    """A call that gets lists with one tensor of each parameter of some kinds, then what belongs to none."""
 
     signature: Signature
-    length: int                  #: of the lists
-    position_of: dict[int, int]  #: by kind, where in them its prototype is
-    inputs: list[Place | dict[int, Place]]
-    outputs: dict[int, Place] | None
+    length: int                        #: of the lists
+    position_of: dict[int, int]        #: by kind, where in them its prototype is
+    places_of: dict[int, list[Place]]  #: by kind, what each list holds
+    common: list[Place]
+    returns: bool                      #: whether the last of the lists is its result
 
 
 @dataclass(eq=False, slots=True)
@@ -158,15 +160,12 @@ class Expansion:
         return found
 
     def _call_on_lists(self, call: ListCall) -> tuple[Any, ...]:
-        selection = self._select(call.position_of)
-        inputs: list[int] = []
-        for places in call.inputs:
-            inputs += [self.common[~places]] if isinstance(places, int) else self._column(places, selection)
-        outputs = [] if call.outputs is None else self._column(call.outputs, selection)
-        return CALLED, self._fit_lists(call, selection), tuple(inputs), tuple(outputs)
-
-    def _column(self, place_of: dict[int, Place], selection: Selection) -> list[int]:
-        return [self.storages[i][place_of[self.infos[i].kind]] for i in selection.indices]
+        selection = self._select(call.places_of)
+        owned = [(self.storages[i], call.places_of[self.infos[i].kind]) for i in selection.indices]
+        lists = [[own[places[at]] for own, places in owned] for at in range(len(owned[0][1]))]
+        outputs = lists.pop() if call.returns else ()
+        inputs = (*chain.from_iterable(lists), *[self.common[~place] for place in call.common])
+        return CALLED, self._fit_lists(call, selection), inputs, tuple(outputs)
 
     def _fit(self, signature: Signature, info: ParameterInfo) -> Signature:
         """The signature of a call on one parameter's tensors, from that of a call on its prototype's."""

@@ -102,8 +102,8 @@ class _Finder:
         if owner is None:
             return 0
         info, nbytes = self.prototypes[owner], self.births[owner, place].nbytes
-        others = [i for i, other in enumerate(self.prototypes) if other.kind == info.kind]
-        is_fixed = all(self.births.get((i, place), self.births[owner, place]).nbytes == nbytes for i in others)
+        alike = [(i, place) for i, other in enumerate(self.prototypes) if other.kind == info.kind]
+        is_fixed = all(self.births[key].nbytes == nbytes for key in alike if key in self.births)
         return 0 if is_fixed else nbytes // info.numel
 
     def _describe_call(self, signature: Signature, inputs: Sequence[int],
@@ -118,24 +118,17 @@ class _Finder:
 
     def _describe_list_call(self, signature: Signature, inputs: Sequence[int], outputs: Sequence[int]) -> ListCall:
         position_of: dict[int, int] = {}
-
-        def find_places(numbers: Sequence[int]) -> dict[int, Place]:
-            for position, number in enumerate(numbers):
-                owner = self.owner_of.get(number)
-                if owner is None:
-                    raise Mismatch(f"{signature.op} gets a list of what belongs to no parameter")
-                if self.ranks[owner] == _MIDDLE:
-                    position_of[self.prototypes[owner].kind] = position
-            return {kind: self.place_of[numbers[position]] for kind, position in position_of.items()}
-
-        columns: list[Place | dict[int, Place]] = []
-        positions, length, at = _positions(signature), _length_of_lists(signature), 0
-        while at < len(inputs):
-            count = 1 if positions[at] is None else length
-            numbers = inputs[at:at + count]
-            columns.append(self.place_of[numbers[0]] if count == 1 else find_places(numbers))
-            at += count
-        return ListCall(signature, length, position_of, columns, find_places(outputs) if outputs else None)
+        places_of: dict[int, list[Place]] = {}
+        rows = _rows_of(signature, inputs, outputs)
+        for position, row in enumerate(rows):
+            if not self.owner_of.keys() >= set(row):
+                raise Mismatch(f"{signature.op} gets a list of what belongs to no parameter")
+            owner = self.owner_of[row[0]]
+            if self.ranks[owner] == _MIDDLE:
+                kind = self.prototypes[owner].kind
+                position_of[kind], places_of[kind] = position, [self.place_of[number] for number in row]
+        common = [self.place_of[n] for position, n in zip(_positions(signature), inputs) if position is None]
+        return ListCall(signature, len(rows), position_of, places_of, common, bool(outputs))
 
 
 def _find_owners(captured: CapturedSteps) -> dict[int, int]:
