@@ -21,7 +21,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from analyzer import symbolic_trace
-from analyzer.fx.graph.region_edit import set_region
+from analyzer.fx import set_region
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.profilers.flop_registry import count_call
 from analyzer.record.eager import default_loss

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from analyzer import register_flop_impl, register_memory_impl, register_shape_impl, symbolic_profile, symbolic_trace
-from analyzer.fx.graph.graph_module import GraphModule
+from analyzer.fx import GraphModule
 from analyzer.meta.memory_need import MemoryNeed
 
 _library = torch.library.Library("examples", "DEF")

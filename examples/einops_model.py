@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from analyzer import symbolic_trace
-from analyzer.fx.graph.graph_module import GraphModule
-from analyzer.fx.trace.tracer_impl import register_leaf_function
+from analyzer.fx import GraphModule, register_leaf_function
 
 
 class PatchAttention(nn.Module):

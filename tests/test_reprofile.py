@@ -18,14 +18,8 @@ from analyzer import symbolic_profile, symbolic_trace
 from analyzer.api.reprofile import reprofile
 from analyzer.api.symbolic_profile import last_runs
 from analyzer.errors import InputError
-from analyzer.fx.graph.graph_module import GraphModule
+from analyzer.fx import CheckpointRegion, GradRegion, GraphModule, checkpoint_modules, clear_region, eliminate_dead_code, set_region, set_saved, split_biases
 from analyzer.fx.graph.interpreter import RecordingInterpreter
-from analyzer.fx.graph.region import CheckpointRegion, GradRegion
-from analyzer.fx.graph.region_edit import clear_region, set_region
-from analyzer.fx.graph.saved_edit import set_saved
-from analyzer.fx.passes.checkpoint_module import checkpoint_modules
-from analyzer.fx.passes.dead_code import eliminate_dead_code
-from analyzer.fx.passes.split_bias import split_biases
 
 X = torch.empty(4, 8, 16, device="meta")
 

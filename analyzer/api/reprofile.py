@@ -60,7 +60,7 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
 
     >>> import torch
     >>> from analyzer import symbolic_profile, symbolic_trace
-    >>> from analyzer.fx.graph.region_edit import set_region
+    >>> from analyzer.fx import set_region
     >>> model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(16)])
     >>> x = torch.empty(4, 8)
     >>> gm = symbolic_profile(symbolic_trace(model, meta_args={"input": x}), x)
@@ -101,7 +101,7 @@ def run_passes(gm: fx.GraphModule, *passes: Callable[[fx.GraphModule], object]) 
 
     >>> import torch
     >>> from analyzer import symbolic_profile, symbolic_trace
-    >>> from analyzer.fx.passes.split_bias import split_biases
+    >>> from analyzer.fx import split_biases
     >>> x = torch.empty(2, 4)
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
     >>> gm = run_passes(symbolic_profile(symbolic_trace(model, meta_args={"input": x}), x), split_biases)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from analyzer import symbolic_trace
-from analyzer.fx.graph.graph_module import GraphModule
+from analyzer.fx import GraphModule
 from analyzer.fx.trace.structure import tensors_of
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from analyzer import symbolic_trace
 from analyzer.errors import DuplicateRegistrationError
-from analyzer.fx.trace.bias_split import register_bias_split
+from analyzer.fx import register_bias_split
 
 A, B = torch.linspace(-1, 1, 12).reshape(3, 4).double(), torch.linspace(0, 1, 20).reshape(4, 5).double()
 

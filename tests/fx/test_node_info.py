@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from analyzer import symbolic_profile, symbolic_trace
-from analyzer.fx.graph.region_edit import set_region
-from analyzer.fx.graph.saved_edit import set_saved
+from analyzer.fx import set_region, set_saved
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 

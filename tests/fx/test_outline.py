@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from analyzer import MetaTensorMode, register_leaf_module, symbolic_profile, symbolic_trace
 from analyzer.errors import DataDependentError, InputError
-from analyzer.fx.graph.graph_module import GraphModule
+from analyzer.fx import GraphModule
 from analyzer.fx.trace.unknown_size import SizeWatch
 from analyzer.meta.options import MetaOptions
 

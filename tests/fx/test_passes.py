@@ -11,11 +11,7 @@ from torch import Tensor, nn
 from analyzer import symbolic_profile, symbolic_trace
 from analyzer.api.reprofile import run_passes
 from analyzer.errors import InputError
-from analyzer.fx.graph.region import CheckpointRegion
-from analyzer.fx.graph.region_edit import nodes_in, set_region
-from analyzer.fx.passes.checkpoint_module import checkpoint_modules
-from analyzer.fx.passes.dead_code import eliminate_dead_code
-from analyzer.fx.passes.split_bias import split_biases
+from analyzer.fx import CheckpointRegion, checkpoint_modules, eliminate_dead_code, nodes_in, set_region, split_biases
 
 X = torch.linspace(-1, 1, 2 * 4 * 8 * 8).reshape(2, 4, 8, 8)
 
@@ -107,7 +103,7 @@ def test_dead_code_of_others_stays() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x
 
-    from analyzer.fx.trace.leaf_module import register_leaf_module
+    from analyzer.fx import register_leaf_module
 
     with register_leaf_module.scope():
         register_leaf_module(Printer)

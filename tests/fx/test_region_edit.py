@@ -13,11 +13,7 @@ from torch import Tensor, nn
 from analyzer import symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.fx.graph.alias import makers, may_share, written_by
-from analyzer.fx.graph.graph_module import GraphModule
-from analyzer.fx.graph.region import AutocastRegion, CheckpointRegion, GradRegion
-from analyzer.fx.graph.region_edit import clear_region, nodes_in, set_region
-from analyzer.fx.graph.saved_edit import set_saved
-from analyzer.fx.passes.dead_code import eliminate_dead_code
+from analyzer.fx import AutocastRegion, CheckpointRegion, GradRegion, GraphModule, clear_region, eliminate_dead_code, nodes_in, set_region, set_saved
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
 

@@ -18,12 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from analyzer import symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
-from analyzer.fx.graph.graph_module import GraphModule
+from analyzer.fx import CheckpointRegion, GraphModule, set_region, set_saved
 from analyzer.fx.graph.kept import KeptResults
 from analyzer.fx.graph.offload import OffloadedTensors
-from analyzer.fx.graph.region import CheckpointRegion
-from analyzer.fx.graph.region_edit import set_region
-from analyzer.fx.graph.saved_edit import set_saved
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

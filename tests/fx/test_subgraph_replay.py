@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from analyzer import symbolic_profile, symbolic_trace
 from analyzer.api.reprofile import reprofile
 from analyzer.api.symbolic_profile import last_runs
-from analyzer.fx.graph.region_edit import set_region
+from analyzer.fx import set_region
 from analyzer.fx.graph.subgraph import find_subgraphs
 from analyzer.fx.graph.subgraph_replay import SubgraphReplay
 from analyzer.zoo import MODELS

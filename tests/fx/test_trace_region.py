@@ -14,8 +14,7 @@ from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from analyzer import symbolic_trace
-from analyzer.fx.graph.graph_module import GraphModule
-from analyzer.fx.graph.region import AutocastRegion, CheckpointRegion, GradRegion
+from analyzer.fx import AutocastRegion, CheckpointRegion, GradRegion, GraphModule
 
 X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
 SAVED = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]

@@ -20,7 +20,7 @@ from analyzer import (
 )
 from analyzer.errors import DuplicateRegistrationError
 from analyzer.fx.trace.call_target import CallTarget
-from analyzer.fx.trace.tracer_impl import register_leaf_function
+from analyzer.fx import register_leaf_function
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

@@ -161,7 +161,7 @@ class ShapeProp(GraphInterpreter):
 
     >>> import torch
     >>> from analyzer import symbolic_trace
-    >>> from analyzer.fx.graph.interpreter import ShapeProp
+    >>> from analyzer.fx import ShapeProp
     >>> gm = symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 2)), meta_args={"input": torch.empty(3, 4)})
     >>> _ = ShapeProp(gm).propagate(torch.empty(3, 4))
     >>> [(n.name, n.meta["spec"]) for n in gm.graph.nodes][1]

@@ -31,7 +31,7 @@ def set_saved(gm: fx.GraphModule, nodes: Nodes, choice: str, *, recompile: bool 
 
     >>> import torch
     >>> from analyzer import symbolic_trace
-    >>> from analyzer.fx.graph.region_edit import set_region
+    >>> from analyzer.fx import set_region
     >>> def f(x):
     ...     return x.sin().exp().tanh().sum()
     >>> gm = symbolic_trace(f, meta_args={"x": torch.empty(2, 4)})
