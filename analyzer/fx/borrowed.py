@@ -18,7 +18,7 @@ Triple = tuple[str, Tensor, Tensor]
 class Borrowed:
     """What stands for what while a module is borrowed.
 
-    ``parameters`` and ``buffers`` list (path, fake tensor, original) as ``named_parameters()`` and ``named_buffers()`` do:
+    ``parameters`` and ``buffers`` list (path, fake tensor, original) as ``named_parameters()`` and ``named_buffers()``:
     a tensor that the module holds under several names is listed once, under the first. ``modules`` maps id(module) to
     its first path, registered modules only, ``by_path`` the other way. ``root`` is the module to call: what a compiled
     one wraps. A buffer or another attribute is listed until the forward replaces it, which frees its memory.
@@ -42,11 +42,13 @@ class Borrowed:
 
     @property
     def buffers(self) -> list[Triple]:
+        """(path, fake tensor, original) of each buffer, as long as nothing replaced it."""
         return [(entry[0], fake, entry[2]) for entry in self._buffers
                 if not isinstance(entry, Reserved) and (fake := entry[1]()) is not None]
 
     @property
     def held(self) -> tuple[list[Tensor | Reserved], list[Tensor | Reserved]]:
+        """All parameters, and all buffers, in order: fake tensors and blocks whose tensors are not made yet."""
         found = [entry if isinstance(entry, Reserved) else entry[1]() for entry in self._buffers]
         return self._parameters, [item for item in found if item is not None]
 
@@ -67,7 +69,7 @@ class Borrowed:
         return [(fake, original) for original, fake in self.fakes if id(fake) not in named]
 
     def assigned(self) -> Iterator[tuple[str, str, Tensor]]:
-        """Attributes of registered modules that hold a tensor which is no fake tensor: (path of the module, name, tensor)."""
+        """Attributes of registered modules that hold a tensor of the forward's: (path of the module, name, tensor)."""
         for path, module in self.root.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 for name, value in (*module.__dict__.items(), *module._parameters.items(), *module._buffers.items()):

@@ -23,7 +23,7 @@ class FakeTensors:
     """Makes fake tensors and remembers what stands for what.
 
     A fake tensor has the shape, strides, dtype and ``requires_grad`` of its original and none of its data. The same
-    original gets the same fake tensor; originals that share a storage get fake tensors that do. Contents of small integer and
+    original gets the same fake tensor; originals that share a storage get some that do. Contents of small integer and
     boolean tensors, and of scalars, can be read where ``readable`` (they decide control flow; weights and statistics do
     not), those of small constants, as arguments and plain attributes are, whatever their dtype. Fake tensors claim
     ``claim`` where given; where ``placed``, tensors made under a mode keep their own claims. Used without modes in the

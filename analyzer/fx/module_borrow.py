@@ -41,7 +41,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Ite
     exception.
 
     To be entered inside an active `MetaTensorMode`. Fake tensors claim ``claim``, or without one the device of the
-    original (the state's ``adopted_device`` for CPU and meta); a model made under a mode and put on an accelerator keeps
+    original (the state's ``adopted_device`` for CPU and meta); a model made under a mode, put on an accelerator, keeps
     its claims. They are allocated in the order in which ``Module.to`` moves tensors: children first, then parameters,
     then buffers. Tied tensors stay tied and shared storages shared; those of a ``ScriptModule`` are swapped in C++. Put
     back: attributes and their containers, registered tensors and modules, hooks, training flags, classes of lazy
@@ -97,7 +97,7 @@ class _Borrowing:
         walked = walk_modules(root, left_out=[twin.block for twin in self.twins.values()])
         self.fakes = FakeTensors(
             state, claim,
-            is_placed(t for _, module in walked for held in (module._parameters, module._buffers) for t in held.values()))
+            is_placed(t for _, m in walked for held in (m._parameters, m._buffers) for t in held.values()))
         self.borrowed = Borrowed(root, self.fakes)
         self.borrowed.materialize = self.materialize
         self.undo: list[Callable[[], None] | _Contents] = []
@@ -326,5 +326,4 @@ def uncompiled(module: nn.Module) -> nn.Module:
 def _is_foreign(value: Any) -> bool:
     """Whether an object is none of the model's: functions, classes, torch's own."""
     kind = type(value)
-    return callable(value) and not hasattr(kind, "__call__") or isinstance(value, type) or kind.__module__.startswith(
-        ("torch.", "types"))
+    return isinstance(value, type) or kind.__module__.startswith(("torch.", "types"))

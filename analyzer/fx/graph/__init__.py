@@ -1,0 +1,1 @@
+"""The traced graph: its module, code, regions, saved results, and the interpreters that run it."""

@@ -15,9 +15,9 @@ from analyzer.fx.trace.function_call import IN_PLACE_OF
 _IN_PLACE = {f for f in IN_PLACE_OF.values()}
 #: Not views by their schema, or no operators of ATen; they can give their argument back as it is.
 _PASS_THROUGH = frozenset(
-    """dropout alpha_dropout feature_dropout feature_alpha_dropout dropout1d dropout2d dropout3d type_as float double half bfloat16
-    int long bool cpu cuda type atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid einsum pad getitem getattr identity
-    conj resolve_conj resolve_neg requires_grad_ clip_grad_norm_""".split())
+    """dropout alpha_dropout feature_dropout feature_alpha_dropout dropout1d dropout2d dropout3d type_as float double
+    half bfloat16 int long bool cpu cuda type atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid einsum pad
+    getitem getattr identity conj resolve_conj resolve_neg requires_grad_ clip_grad_norm_""".split())
 _NORMALIZATIONS = frozenset(
     {"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
 _PASS_THROUGH_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten)

@@ -32,12 +32,14 @@ class RegionCodeGen(CodeGen):
         self.home: Callable[[], Graph | None] = lambda: None  #: the graph that it was made for
 
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **options: Any) -> str:
+        """The head of forward, with a star before the arguments that it takes by name only."""
         named = [v for v in free_vars if v.split("=")[0].split(":")[0].strip() in self.keyword_only]
         if named and not any(v.startswith("*") and not v.startswith("**") for v in free_vars):
             free_vars.insert(free_vars.index(named[0]), "*")
         return super().gen_fn_def(free_vars, maybe_return_annotation, **options)
 
     def additional_globals(self) -> list[tuple[str, Any]]:
+        """What the generated code names besides torch.fx's own."""
         return self._extra
 
     def _gen_python_code(self, nodes: Any, root_module: str, namespace: Any, **options: Any) -> PythonCode:
@@ -173,7 +175,8 @@ class _Writer:
         out.extend(self._function(statement.body, indent + _INDENT, set(inputs), set(outputs)))
         result = ", ".join(map(repr, outputs))
         out.append(f"{indent}{_INDENT}return {result}\n" if outputs else f"{indent}{_INDENT}return None\n")
-        call = f"torch.utils.checkpoint.checkpoint({', '.join([name, *map(repr, inputs), *(f'{k} = {v}' for k, v in options.items())])})"
+        arguments = ", ".join([name, *map(repr, inputs), *(f"{k} = {v}" for k, v in options.items())])
+        call = f"torch.utils.checkpoint.checkpoint({arguments})"
         dead = [n for n in dead if n not in members or n in outputs]
         ending = f";  {' = '.join([*map(repr, dead), name])} = None\n"
         out.append(f"{indent}{result} = {call}{ending}" if outputs else f"{indent}{call}{ending}")

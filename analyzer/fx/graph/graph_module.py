@@ -23,9 +23,7 @@ _COMPILED = ("_graph", *_CODE, "forward")  # made anew from the graph
 
 
 class _Generated:
-    """An attribute that comes with the generated code: the code is made when somebody asks for it, and then hides this
-    descriptor.
-    """
+    """An attribute that comes with the generated code, made when it is first read; it then hides this descriptor."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -91,7 +89,7 @@ class GraphModule(fx.GraphModule):
             del cls.forward
 
     def recompile(self) -> PythonCode:
-        """Generate the code of `forward` from the graph; to be called after edits of the graph or of node annotations."""
+        """Generate the code of `forward` from the graph; to be called after edits of the graph or of annotations."""
         code = super().recompile()
         cls = type(self)
         generated = cls.forward

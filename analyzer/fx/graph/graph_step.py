@@ -51,7 +51,8 @@ class GraphStep:
                 loss = self.loss_fn(output)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise InputError(
-                f"loss_fn must return a scalar tensor, got {tuple(loss.shape) if isinstance(loss, torch.Tensor) else loss!r}"
+                "loss_fn must return a scalar tensor, got "
+                f"{tuple(loss.shape) if isinstance(loss, torch.Tensor) else loss!r}"
             )
         del output
         recorder.mark([loss], "loss")

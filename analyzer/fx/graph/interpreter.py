@@ -53,7 +53,8 @@ class GraphInterpreter(fx.Interpreter):
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InputError(
-                f"forward{signature} cannot be called with {len(args)} positional arguments and {sorted(kwargs)}: {error}"
+                f"forward{signature} cannot be called with {len(args)} positional arguments and {sorted(kwargs)}: "
+                f"{error}"
             ) from None
         bound.apply_defaults()
         self._arguments = bound.arguments
@@ -62,13 +63,16 @@ class GraphInterpreter(fx.Interpreter):
         return self._run_function(self._statements, {}, [])
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a node, in containers that can be changed."""
         args, kwargs = super().fetch_args_kwargs_from_env(n)
         return thaw(args), thaw(kwargs)  # generated code passes containers that can be changed
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """An argument of forward."""
         return self._arguments[target.lstrip("*")]
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a function; of one with a registered shape, tensors without data."""
         if target in register_shape_impl and not isinstance(target, torch._ops.OpOverload):
             return call_opaque(target, args, kwargs)
         return super().call_function(target, args, kwargs)
@@ -178,13 +182,15 @@ class ShapeProp(GraphInterpreter):
             return self.run(*run_args, **run_kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
+        """Run one node, and note what it gave."""
         try:
             result = super().run_node(n)
         except AnalyzerError:
             raise
         except Exception as error:
             raise InputError(
-                f"node {n.name} ({n.op} {n.target}) of module {n.meta.get('module_path', '')!r} at {n.meta.get('source')}: "
+                f"node {n.name} ({n.op} {n.target}) of module {n.meta.get('module_path', '')!r} at "
+                f"{n.meta.get('source')}: "
                 f"{type(error).__name__}: {error}") from error
         n.meta["spec"] = to_specs(result)
         return result
@@ -243,13 +249,16 @@ class RecordingInterpreter(GraphInterpreter):
             record.inputs = tuple([rows[i] for i in n.all_input_nodes if i in rows])
 
     def replay_from(self, statement: Statement) -> int:
+        """As `GraphInterpreter.replay_from`, for subgraphs that were recorded."""
         return 0 if self.replay is None or statement.node is None else self.replay(statement.node, self.env)
 
     def around(self, statement: Statement) -> AbstractContextManager[Any]:
+        """The row of the log that the statement's calls go to."""
         n = statement.node
         return nullcontext() if n is None else self.recorder.at(self.rows[n], self._paths[n])
 
     def run_node(self, n: fx.Node) -> Any:
+        """Run one node, and note what it gave."""
         row = self.rows[n]
         recorder = self.recorder
         if recorder.phase == "forward":
@@ -263,5 +272,5 @@ class RecordingInterpreter(GraphInterpreter):
 
 
 def _target_name(target: Any) -> str:
-    return f"{getattr(target, '__module__', '') or ''}.{getattr(target, '__qualname__', getattr(target, '__name__', target))}".lstrip(
-        ".")
+    name = getattr(target, "__qualname__", getattr(target, "__name__", target))
+    return f"{getattr(target, '__module__', '') or ''}.{name}".lstrip(".")

@@ -65,6 +65,7 @@ class KeptResults:
         return _Phase(self, _Recording), _Phase(self, _Replaying)
 
     def begin(self, mode: type[_Recording] | type[_Replaying]) -> None:
+        """The function, or its recomputation, begins."""
         self._mode, self._next = mode, 0
         self.given.clear()
         if mode is _Replaying:
@@ -72,6 +73,7 @@ class KeptResults:
                              for b in module.buffers()]
 
     def end(self) -> None:
+        """The function, or its recomputation, has ended."""
         if self._mode is _Recording:
             for result in (r for call in self._calls for r in call.results()):
                 result.note_version()
@@ -150,7 +152,8 @@ class _Result:
             return self.tensor.bring_back()
         if self.tensor._version != self._version:
             raise RuntimeError(
-                f"a result of shape {tuple(self.tensor.shape)} that a checkpoint keeps was changed in place after the checkpointed "
+                f"a result of shape {tuple(self.tensor.shape)} that a checkpoint keeps was changed in place after "
+                "the checkpointed "
                 f"function returned; recompute it instead, or change a copy of it")
         return self.tensor.detach()  # with versions of its own: what is left out when it runs again still counts them
 

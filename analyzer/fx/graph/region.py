@@ -1,4 +1,4 @@
-"""What surrounds a node: grad mode, autocast and activation checkpointing, outermost first in ``node.meta["region"]``."""
+"""What surrounds a node: grad mode, autocast and checkpointing, outermost first in ``node.meta["region"]``."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -24,12 +24,16 @@ class GradRegion:
 
     def header(self) -> str:
         """The context manager as source text."""
-        return "torch.inference_mode()" if self.inference else "torch.enable_grad()" if self.enabled else "torch.no_grad()"
+        if self.inference:
+            return "torch.inference_mode()"
+        return "torch.enable_grad()" if self.enabled else "torch.no_grad()"
 
     def context(self) -> Any:
+        """The context manager."""
         return torch.inference_mode() if self.inference else torch.enable_grad() if self.enabled else torch.no_grad()
 
     def describe(self) -> Description:
+        """The region as plain data."""
         return {"kind": "grad", "enabled": self.enabled, "inference": self.inference}
 
 
@@ -60,9 +64,11 @@ class AutocastRegion:
         return f"torch.autocast({', '.join(parts)})"
 
     def context(self) -> Any:
+        """The context manager."""
         return torch.autocast(self.device_type, self.dtype, self.enabled, self.cache_enabled)
 
     def describe(self) -> Description:
+        """The region as plain data."""
         dtype = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
         return {
             "kind": "autocast", "id": self.id, "device_type": self.device_type, "dtype": dtype, "enabled": self.enabled
@@ -112,6 +118,7 @@ class CheckpointRegion:
         return torch.utils.checkpoint.checkpoint(function, *args, **self.options())
 
     def describe(self) -> Description:
+        """The region as plain data."""
         return {
             "kind": "checkpoint", "id": self.id, "use_reentrant": self.use_reentrant,
             "preserve_rng_state": self.preserve_rng_state, "selective": self.context_fn is not None,

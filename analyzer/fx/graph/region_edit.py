@@ -142,7 +142,8 @@ def _contiguous(gm: fx.GraphModule, nodes: Nodes, region: Region) -> list[fx.Nod
                 f"{caller}: {node.name} is the graph's {node.op}; a region holds nodes between inputs and output")
         if node.op != "get_attr" and node not in named:
             raise InputError(
-                f"{caller}: the nodes must follow each other in the graph; {node.name} lies between {named[0].name} and "
+                f"{caller}: the nodes must follow each other in the graph; {node.name} lies between {named[0].name} "
+                "and "
                 f"{named[-1].name}: name it too, or make two regions")
     return run
 
@@ -170,7 +171,8 @@ def _shared_depth(run: list[fx.Node], region: Region) -> int:
                 break
             if not isinstance(r, GradRegion):  # which is the same when cut in two
                 raise InputError(
-                    f"set_region(..., {region!r}): {edge.name} and {neighbour.name} are both in {r!r}, which would be cut in two; "
+                    f"set_region(..., {region!r}): {edge.name} and {neighbour.name} are both in {r!r}, which would "
+                    "be cut in two; "
                     f"take all of its nodes or none")
     return depth
 
@@ -181,11 +183,13 @@ def _check_writes(run: list[fx.Node]) -> None:
         for maker in (m for value in written_by(node) for m in makers(value)):
             if maker.op == "get_attr":
                 raise InputError(
-                    f"a checkpoint cannot hold {node.name}: it writes in place to {maker.target}, and would write again when it is "
+                    f"a checkpoint cannot hold {node.name}: it writes in place to {maker.target}, and would write "
+                    "again when it is "
                     f"run again; leave it out")
             if maker not in inside:
                 raise InputError(
-                    f"a checkpoint cannot hold {node.name} without {maker.name}: {node.name} writes in place to what {maker.name} "
+                    f"a checkpoint cannot hold {node.name} without {maker.name}: {node.name} writes in place to what "
+                    f"{maker.name} "
                     f"made, and would write again when it is run again; take both in or leave both out")
 
 
@@ -199,8 +203,10 @@ def _check_containers(run: list[fx.Node]) -> None:
     for value, member, other in (*taken, *given):
         if value.meta.get("container"):
             raise InputError(
-                f"a checkpoint with use_reentrant=True cannot hold {member.name} without {other.name}: {value.name} is no tensor but "
-                f"holds some, whose gradients would go past it; take both in, leave both out, or set use_reentrant=False"
+                f"a checkpoint with use_reentrant=True cannot hold {member.name} without {other.name}: {value.name} "
+                "is no tensor but "
+                "holds some, whose gradients would go past it; take both in, leave both out, or set "
+                "use_reentrant=False"
             )
 
 

@@ -1,4 +1,4 @@
-"""What a recorded run of a graph says of its values, so that a part of the graph can be run again as if all of it ran."""
+"""What a recorded run of a graph says of its values, so that a part of it can be run again as if all of it ran."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
@@ -84,7 +84,7 @@ class RunRecord:
     log: Log | None = None  #: of the run, until it was read
 
     def complete(self) -> None:
-        """Write down what was left for the time that somebody asks for it."""
+        """Write down what was left until it is asked for."""
         log, self.log = self.log, None
         if log is None:
             return
@@ -125,6 +125,7 @@ class RunRecord:
         return [v for v in pytree.tree_leaves(self.values.get(name)) if isinstance(v, Value)]
 
     def storages(self, name: str) -> set[int]:
+        """The numbers of the storages that a node's tensors are in."""
         return {v.storage for v in self.tensors(name)}
 
 

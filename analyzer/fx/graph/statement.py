@@ -5,7 +5,6 @@ Generated code and the interpreter both follow them, so that a recorded run does
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Union
 
 from torch.fx import Node
 
@@ -31,7 +30,7 @@ class Offloading:
     """A block around a statement of the root: what autograd saves of offloaded values goes to the host."""
 
 
-Block = Union[AutocastRegion, GradRegion, Keeping, Offloading]
+Block = AutocastRegion | GradRegion | Keeping | Offloading
 
 
 class Statement:
@@ -115,7 +114,7 @@ def _nest(items: Sequence[tuple[Node, tuple[Region, ...]]], around: Statement | 
         assert isinstance(checkpoint, CheckpointRegion)
         statement = Statement(blocks, None, checkpoint)
         statement.body = _nest([(n, r[at + 1:]) for n, r in items[i:end]], statement)
-        if checkpoint.restores_buffers and not checkpoint.use_reentrant and checkpoint.context_fn is None and not checkpoint.debug:
+        if checkpoint.restores_buffers and not (checkpoint.use_reentrant or checkpoint.context_fn or checkpoint.debug):
             statement.buffered = _buffered([n for n, _ in items[i:end]])
         statements.append(statement)
         i = end
@@ -133,9 +132,11 @@ def _check_keeps(node: Node, around: Statement) -> None:
     region = around.checkpoint
     assert region is not None
     if region.use_reentrant or region.context_fn is not None or region.debug:
-        why = "use_reentrant=True" if region.use_reentrant else "debug=True" if region.debug else f"context_fn={region.context_fn!r}"
+        why = "debug=True" if region.debug else f"context_fn={region.context_fn!r}"
+        why = "use_reentrant=True" if region.use_reentrant else why
         raise InputError(
-            f"{node.meta['saved']} {node.name}: checkpoint {region.id}, which it is in, has {why}; results of single nodes can be kept "
+            f"{node.meta['saved']} {node.name}: checkpoint {region.id}, which it is in, has {why}; results of single "
+            "nodes can be kept "
             f"in a checkpoint with use_reentrant=False, no context_fn and no debug")
 
 

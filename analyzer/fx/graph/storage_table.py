@@ -35,4 +35,5 @@ class StorageTable(Generic[V]):
         return None if found is None or found[0]() is not storage else found[1]
 
     def clear(self) -> None:
+        """Forget all values."""
         self._entries.clear()

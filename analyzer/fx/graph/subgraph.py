@@ -24,7 +24,7 @@ class Subgraph(NamedTuple):
     """The nodes of one run of the module at ``path``, one after another, without regions.
 
     ``inputs`` are the nodes that they read of those before them, in order; ``last_read`` the positions of those whose
-    values nobody has a use for afterwards, ``read_later`` of those that nodes after them read; ``results`` are the
+    values are not used afterwards, ``read_later`` of those that nodes after them read; ``results`` are the
     nodes that others read. Subgraphs with the same ``key`` run the same code, as far as nodes tell.
     """
 

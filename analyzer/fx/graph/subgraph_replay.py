@@ -59,19 +59,24 @@ class SubgraphReplay(BlockReuse):
         return 0
 
     def path_of(self, module: nn.Module) -> str:
+        """The path of the module whose run the subgraph is."""
         return self._subgraphs[id(module)].path
 
     def given_up(self, module: nn.Module) -> Collection[int]:
+        """Positions of the inputs that nothing reads afterwards."""
         return self._subgraphs[id(module)].last_read
 
     def read_later(self, module: nn.Module) -> Collection[int]:
+        """Positions of the inputs that later nodes read."""
         return self._subgraphs[id(module)].read_later
 
     def make_trial(self, module: nn.Module, arguments: Arguments, grad_specs: tuple[GradSpec, ...] | None) -> Trial:
+        """A run of the subgraph in a sandbox."""
         return _SubgraphTrial(self, self._subgraphs[id(module)], arguments, grad_specs)
 
     def make_place(self, segment: Segment, module: nn.Module, numbers: Iterable[Sequence[Any]],
                    producers: dict[int, int | None]) -> BlockPlace:
+        """A place for a replay, in the rows of the subgraph's nodes."""
         subgraph, interpreter = self._subgraphs[id(module)], self.interpreter
         place = _SubgraphPlace(segment, subgraph, numbers, producers, self.recorder,
                               [interpreter.rows[n] for n in subgraph.nodes])

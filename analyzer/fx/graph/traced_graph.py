@@ -29,6 +29,7 @@ class TracedGraph(fx.Graph):
         self.set_codegen(RegionCodeGen() if codegen is None else codegen)
 
     def set_codegen(self, codegen: CodeGen) -> None:
+        """Let ``codegen`` generate the code of this graph."""
         super().set_codegen(codegen)
         if isinstance(codegen, RegionCodeGen):
             codegen.home = weakref.ref(self)

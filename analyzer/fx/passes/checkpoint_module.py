@@ -18,7 +18,8 @@ def checkpoint_modules(*paths: str, **options: object) -> Callable[[fx.GraphModu
 
     >>> import torch
     >>> from analyzer import symbolic_trace
-    >>> gm = symbolic_trace(torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())), meta_args={"input": torch.ones(2, 4)})
+    >>> block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    >>> gm = symbolic_trace(torch.nn.Sequential(block), meta_args={"input": torch.ones(2, 4)})
     >>> checkpoint_modules("0")(gm)
     >>> gm.code.count("checkpoint.checkpoint(")
     1
@@ -29,7 +30,8 @@ def checkpoint_modules(*paths: str, **options: object) -> Callable[[fx.GraphModu
             if not runs:
                 known = sorted({str(n.meta.get("module_path", "")) for n in gm.graph.nodes} - {""})
                 raise InputError(
-                    f"checkpoint_modules({path!r}): no node runs in that module; nodes run in {', '.join(known[:8])}, ..."
+                    f"checkpoint_modules({path!r}): no node runs in that module; nodes run in "
+                    f"{', '.join(known[:8])}, ..."
                 )
             for run in runs:
                 set_region(gm, run, CheckpointRegion(0, **options), recompile=False)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""A module's own code becomes a graph."""

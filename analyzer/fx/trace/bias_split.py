@@ -36,7 +36,8 @@ its ``bias`` is to be split off: its forward is traced where it has one.
 ...         return product if bias is None else product + bias
 ...     _ = register_bias_split(nn.Bilinear)
 ...     from analyzer import symbolic_trace
-...     gm = symbolic_trace(nn.Bilinear(4, 4, 2), meta_args={"input1": torch.ones(3, 4), "input2": torch.ones(3, 4)}, bias_addition_split=True)
+...     inputs = {"input1": torch.ones(3, 4), "input2": torch.ones(3, 4)}
+...     gm = symbolic_trace(nn.Bilinear(4, 4, 2), meta_args=inputs, bias_addition_split=True)
 >>> [n.name for n in gm.graph.nodes if n.op == "call_function" or n.op == "call_method"]
 ['bilinear', 'add']
 """
@@ -54,6 +55,7 @@ def _add(product: Tensor, bias: Tensor) -> Tensor:
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`functional.linear`, its bias added apart."""
     product = functional.linear(input, weight)
     return product if bias is None else _add(product, bias)
 
@@ -84,9 +86,7 @@ for _layer in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, n
 
 
 def _scaled_sum(product: Tensor, input: Tensor, beta: float, alpha: float) -> Tensor:
-    """beta * input + alpha * product; with beta 0, input is not read (it may hold NaN), as the documentation of addmm
-    says.
-    """
+    """``beta * input + alpha * product``; with beta 0, input is not read (it may hold NaN), as addmm documents."""
     if alpha != 1:
         product = product * alpha
     if beta == 0:
@@ -95,12 +95,14 @@ def _scaled_sum(product: Tensor, input: Tensor, beta: float, alpha: float) -> Te
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, **rest: Any) -> Tensor:
+    """`torch.addmm` as a product and a sum."""
     if rest:  # out, out_dtype: one call decides
         return torch.addmm(input, mat1, mat2, beta=beta, alpha=alpha, **rest)
     return _scaled_sum(torch.mm(mat1, mat2), input, beta, alpha)
 
 
 def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1, **rest: Any) -> Tensor:
+    """`torch.baddbmm` as products and a sum."""
     if rest:
         return torch.baddbmm(input, batch1, batch2, beta=beta, alpha=alpha, **rest)
     return _scaled_sum(torch.bmm(batch1, batch2), input, beta, alpha)

@@ -28,6 +28,7 @@ class CallTarget:
         self.__qualname__ = self.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what is wrapped."""
         return self.wrapped(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
@@ -55,6 +56,7 @@ class ApplyFunction(CallTarget):
     """``Function.apply`` of a custom `torch.autograd.Function`, the class of which is ``wrapped``."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply the function."""
         return self.wrapped.apply(*args, **kwargs)
 
 
@@ -62,6 +64,7 @@ class BuildDict(CallTarget):
     """Makes a mapping of the class ``wrapped`` from its items and its attributes, without its constructor."""
 
     def __call__(self, items: list[tuple[Any, Any]], attributes: dict[str, Any]) -> Any:
+        """A mapping of these items and attributes."""
         new = self.wrapped.__new__(self.wrapped)
         base: Any = OrderedDict if isinstance(new, OrderedDict) else dict
         for key, value in items:
@@ -75,6 +78,7 @@ class BuildList(CallTarget):
     """Makes a list of the class ``wrapped`` from its items and its attributes, without its constructor."""
 
     def __call__(self, items: list[Any], attributes: dict[str, Any]) -> Any:
+        """A list of these items and attributes."""
         new = self.wrapped.__new__(self.wrapped)
         list.extend(new, items)
         vars(new).update(attributes)
@@ -85,6 +89,7 @@ class BuildObject(CallTarget):
     """Makes an object of the class ``wrapped`` from its attributes, without its constructor."""
 
     def __call__(self, **attributes: Any) -> Any:
+        """An object of these attributes."""
         new = self.wrapped.__new__(self.wrapped)
         vars(new).update(attributes)
         return new

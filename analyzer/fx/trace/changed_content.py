@@ -72,7 +72,8 @@ def keep_contents(tensor: Tensor, traced: Tensor, name: str) -> None:
         return
     raise InputError(
         f"{name} was {_shorten(traced.tolist())} when the graph was traced and is {_shorten(tensor.tolist())} now; the "
-        f"traced forward itself reads and changes it, so that the graph is right for one value. Put the code that reads "
+        "traced forward itself reads and changes it, so that the graph is right for one value. Put the code that "
+        "reads "
         f"it into a submodule or a function, which then becomes one node")
 
 

@@ -45,10 +45,12 @@ class Expected(NamedTuple):
             raise InputError(f"{self}: got {_describe(value)}, but the graph was traced with {self.describe()}")
         elif tuple(value.shape) != self.shape or value.dtype != self.dtype:
             raise InputError(
-                f"{self}: got {_describe(value)}, but the graph was traced with {self.describe()}; shapes and dtypes are "
+                f"{self}: got {_describe(value)}, but the graph was traced with {self.describe()}; shapes and dtypes "
+                "are "
                 f"constants of a traced graph: trace again with a tensor like this one in meta_args")
 
     def describe(self) -> str:
+        """What was traced, in words."""
         if self.shape is None:
             return f"the constant {self.constant!r}"
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"

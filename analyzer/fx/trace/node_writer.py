@@ -140,8 +140,10 @@ class NodeWriter:
         value = read_known(tensor)
         if value is None:
             raise InputError(
-                f"a tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype} in module {self.where()!r} at {user_line()} was made where "
-                f"tracing does not look (inside a leaf module, or before tracing, without data). Return it from the leaf module's forward, "
+                f"a tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype} in module {self.where()!r} at "
+                f"{user_line()} was made where "
+                "tracing does not look (inside a leaf module, or before tracing, without data). Return it from the "
+                "leaf module's forward, "
                 f"or trace into that module with register_non_leaf_module")
         with without_modes():
             return value.clone().to(device_of(tensor))
@@ -238,8 +240,8 @@ class NodeWriter:
             return self.create_from(
                 NodeCall("call_function", BuildList(kind), ([self.to_argument(v) for v in value], attributes), {}))
         if not is_plain_object(value):
-            raise InputError(f"{kind.__module__}.{kind.__qualname__} holds tensors in a way that a graph cannot rebuild; "
-                             f"return or pass tensors, containers, dataclasses or objects with a __dict__")
+            raise InputError(f"{kind.__module__}.{kind.__qualname__} holds tensors in a way that a graph cannot "
+                             f"rebuild; return or pass tensors, containers, dataclasses or objects with a __dict__")
         return self.create_from(NodeCall("call_function", BuildObject(kind), (), attributes))
 
     def with_structure(self, node: fx.Node, result: Any) -> fx.Node:

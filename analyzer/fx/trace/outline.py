@@ -54,6 +54,7 @@ class CallMethod(CallTarget):
     """Calls the function ``wrapped``, a method of a module, with the module or the `HeldModule` around it."""
 
     def __call__(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the method of the module, or of the one that is held."""
         return self.wrapped(module.module if isinstance(module, HeldModule) else module, *args, **kwargs)
 
 
@@ -66,6 +67,7 @@ class GiveArguments(CallTarget):
     """Calls ``wrapped``; gives its result and its arguments, where it put other tensors into them."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The result, and the arguments as the call left them."""
         args, kwargs = thaw(args), thaw(kwargs)
         return self.wrapped(*args, **kwargs), args, kwargs
 
@@ -180,7 +182,8 @@ def keep_structure(value: Any, expected: Any) -> Any:
     if isinstance(expected, list):
         if len(value) != len(expected):
             raise InputError(
-                f"the graph was traced with {len(expected)} items where this data gives {len(value)}: what takes them one by one "
+                f"the graph was traced with {len(expected)} items where this data gives {len(value)}: what takes "
+                "them one by one "
                 f"must be in the function or module that makes them")
         for v, e in zip(value, expected):
             keep_structure(v, e)
@@ -200,8 +203,10 @@ def keep_sizes(tensor: torch.Tensor, sizes: dict[int, int], place: str) -> torch
     for d, size in sizes.items():
         if tensor.shape[d] != size:
             raise InputError(
-                f"a tensor has {tensor.shape[d]} elements in dimension {d}, which depends on data; the code at {place} was traced "
-                f"with {size} and is part of the traced forward itself. Put it into a submodule or a function, which then becomes one node"
+                f"a tensor has {tensor.shape[d]} elements in dimension {d}, which depends on data; the code at "
+                f"{place} was traced "
+                f"with {size} and is part of the traced forward itself. Put it into a submodule or a function, which "
+                "then becomes one node"
             )
     return tensor
 

@@ -64,9 +64,11 @@ class RegionStack:
             self.frames.pop()
 
     def enter_autocast(self, device_type: str, dtype: torch.dtype, enabled: bool, cache_enabled: bool) -> None:
+        """An autocast block begins."""
         self._autocasts.append(AutocastRegion(self._number("autocast"), device_type, dtype, enabled, cache_enabled))
 
     def exit_autocast(self) -> None:
+        """The innermost autocast block ends."""
         if self._autocasts:
             self._autocasts.pop()
 

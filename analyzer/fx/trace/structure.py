@@ -24,6 +24,7 @@ class Access(NamedTuple):
     attribute: bool
 
     def get(self, value: Any) -> Any:
+        """What the step leads to in ``value``."""
         return getattr(value, self.key) if self.attribute else value[self.key]
 
     def __str__(self) -> str:

@@ -95,7 +95,7 @@ class Tape(NodeWriter):
             kwargs = {**kwargs, "device": device_of(next(tensors_of(result)))}
         node = self.create(NodeCall("call_function", func, _unwrap_numbers(args), _unwrap_numbers(kwargs)))
         if not writes(func, kwargs) and not describe_operator(func).is_random:
-            self.optional.append(node)  # autograd's own, such as the detach of a saved result: nobody uses it
+            self.optional.append(node)  # autograd's own, such as the detach of a saved result: nothing uses it
         if self.sizes.concerns(args, kwargs):
             with self.pause():
                 self.sizes.follow(lambda a, k: active_dispatch_mode().handle(func, a, k), args, kwargs, result)
@@ -115,6 +115,7 @@ class Tape(NodeWriter):
         return is_leaf(module) and not (self.splits_bias and splits(module))
 
     def is_inside_impl(self, func: Any) -> bool:
+        """Whether the implementation for tracing that is registered for ``func`` runs now."""
         return func in self._active_impls
 
     # -- what the patches call -----------------------------------------------------------------------------------
@@ -147,7 +148,8 @@ class Tape(NodeWriter):
 
         if holds_made_anew((args, kwargs), self.borrowed) and not self._want():
             raise InputError(
-                f"{site} asks for what depends on data at {self.outlined[site]} and is given a module with tensors that forward makes anew. "
+                f"{site} asks for what depends on data at {self.outlined[site]} and is given a module with tensors "
+                "that forward makes anew. "
                 f"Make that module inside of it, or once, as a submodule")
         given = tuple(self.to_argument(a) for a in args), {k: self.to_argument(v) for k, v in kwargs.items()}
         held, kept = held_tensors((args, kwargs)), own_tensors((module, args, kwargs))
@@ -296,7 +298,8 @@ class Tape(NodeWriter):
             dims = dims if asked is None else dims & {asked % tensor.dim()}
         if dims and not self._want():
             self.state.assume(
-                f"a size that depends on data is a constant of the graph, which raises where data gives another one, at {user_line()}"
+                "a size that depends on data is a constant of the graph, which raises where data gives another one, "
+                f"at {user_line()}"
             )
             self.keeps_sizes = True
             sizes = {d: tensor.shape[d] for d in sorted(dims)}

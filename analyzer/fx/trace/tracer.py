@@ -56,7 +56,8 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     DataDependentError where forward asks for contents that only data could give, UnsupportedOperatorError for an
     operator without a shape.
 
-    >>> gm = symbolic_trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), meta_args={"input": torch.empty(3, 4, device="meta")})
+    >>> model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+    >>> gm = symbolic_trace(model, meta_args={"input": torch.empty(3, 4, device="meta")})
     >>> [(node.op, node.target) for node in gm.graph.nodes]
     [('placeholder', 'input'), ('call_module', '0'), ('call_module', '1'), ('output', 'output')]
     >>> gm(torch.ones(3, 4)).shape
@@ -74,7 +75,9 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
         except AnalyzerError as error:
             first = first or error
             if not attempt.wanted and not unknown:
-                raise first
+                if first is error:
+                    raise
+                raise first from error
         if attempt.wanted:
             outlined |= attempt.wanted
         elif unknown and attempt.asks:
@@ -153,7 +156,8 @@ def _refuse_lazy(borrowed: Borrowed) -> None:
     lazy = [path for path, _, original in (*borrowed.parameters, *borrowed.buffers) if is_lazy(original)]
     if lazy:
         raise InputError(
-            f"{', '.join(lazy[:3])}: not initialised, as its lazy module has not run; run the model once on a real input"
+            f"{', '.join(lazy[:3])}: not initialised, as its lazy module has not run; run the model once on a real "
+            "input"
         )
 
 
@@ -163,7 +167,7 @@ def _class_name(root: Any) -> str:
 
 
 def _make_fakes(bound: Bound, borrowed: Borrowed) -> dict[str, Any]:
-    """The given values with every tensor replaced by one without data; each place has its own, as it has its own node."""
+    """The given values with a fake tensor for every tensor; each place has its own, as it has its own node."""
 
     def make(tensor: Tensor) -> Tensor:
         again = borrowed.fakes.of(tensor)
