@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.intercept.mode_stack import without_modes
 
 from .address_space import AddressSpace, Region
@@ -52,8 +53,24 @@ class MetaTensor(torch.Tensor):
     (device(type='cuda', index=0), True, torch.Size([2, 3]), 12)
     """
 
-    # Disabled, so that torch treats it as it treats plain tensors: a live one would switch fast paths off.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Outside of every mode: what asks for shapes or takes a view may, what computes is refused.
+
+        While a mode is active it is disabled, so that torch treats fake tensors as plain ones: a live one would switch
+        fast paths off.
+        """
+        try:
+            with torch._C.DisableTorchFunction():
+                result = func(*args, **(kwargs or {}))
+        except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+            raise _outside(func, str(error)) from error
+        for value in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                if not isinstance(find_storage(value), MetaStorage):
+                    raise _outside(func, "its result would hold whatever is in memory")
+                keep_class(value)
+        return result
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -116,6 +133,13 @@ class MetaTensor(torch.Tensor):
         state = {k: v for k, v in self.__dict__.items() if k == "_is_param"}
         device = str(self.device)
         return rebuild, (tuple(self.shape), self.stride(), self.dtype, device, self.requires_grad, state)
+
+
+def _outside(func: Any, reason: str) -> UnsupportedOperatorError:
+    name = getattr(func, "__name__", str(func))
+    return UnsupportedOperatorError(
+        f"{name}: a MetaTensor has a shape and a device, but no data ({reason.splitlines()[0] if reason else name}).\n"
+        f"Way out: run this inside `with MetaTensorMode():`, or hand the tensor or its model to `profile`.")
 
 
 def data_ptr(tensor: torch.Tensor) -> int:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from analyzer import MetaTensor, MetaTensorMode
+from analyzer.errors import UnsupportedOperatorError
 
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -128,6 +129,30 @@ def test_addresses_are_distinct_for_storages_and_offset_for_views():
         gone = x.data_ptr()
         del x
         assert torch.rand(4, 4, device="cuda").data_ptr() == gone  # the allocator's cache hands the block out again
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("use", [
+    lambda x, m: x + 1, lambda x, m: x.sum(), lambda x, m: m(x), lambda x, m: torch.cat([x, x]), lambda x, m: x.half(),
+    lambda x, m: x.tolist(), lambda x, m: x.clone(), lambda x, m: torch.zeros_like(x), lambda x, m: bool(x[0, 0] > 0),
+    lambda x, m: x.numpy(), lambda x, m: torch.equal(x, x), lambda x, m: m.bfloat16(),
+])
+def test_what_computes_outside_of_the_mode_is_refused_with_the_way_out(use, device):
+    with MetaTensorMode():
+        x, model = torch.rand(2, 4, device=device), torch.nn.Linear(4, 4, device=device)
+    with pytest.raises(UnsupportedOperatorError, match=r"no data[^$]*Way out: run this inside `with MetaTensorMode"):
+        use(x, model)
+    with MetaTensorMode():
+        assert (x + 1).shape == (2, 4)
+
+
+def test_shapes_views_and_modules_can_be_used_outside_of_the_mode():
+    with MetaTensorMode():
+        x, model = torch.rand(4, 4, device="cuda"), torch.nn.Linear(4, 4).cuda()
+    assert [type(t) for t in (x[0], *x.chunk(2), x.detach(), x.t(), x.data, model.state_dict()["bias"])] == [MetaTensor] * 7
+    assert (x.shape, x.dim(), x.requires_grad, x.is_leaf, len(x), x.grad) == ((4, 4), 2, False, True, 4, None)
+    assert sum(p.numel() for p in model.parameters()) == 20 and model.eval().weight.requires_grad_(False).device == CUDA
+    assert isinstance(torch.nn.Parameter(x), torch.nn.Parameter)
 
 
 def test_autograd_in_place_and_views():
