@@ -9,20 +9,27 @@ from __future__ import annotations
 import re
 
 _PLACEMENT = (
-    "placement: the bytes asked for agree, but a free block that is at most 1 MiB too large is given whole, and which blocks are free "
+    "placement: the bytes asked for agree, but a free block that is at most 1 MiB too large is given whole, and "
+    "which blocks are free "
     "depends on the order of every allocation before and on where segments lie")
 _NOT_AT_A_PEAK = (
-    "placement, or a library's workspace: the bytes asked for agree at the end and the peak of every phase, so what differs is where "
+    "placement, or a library's workspace: the bytes asked for agree at the end and the peak of every phase, so what "
+    "differs is where "
     "blocks lie, or a workspace that is part of no peak")
 _LATE_WORKSPACE = (
-    "cuDNN: late in the backward pass, where few bytes are allocated, a convolution over large images takes a workspace that finds no "
+    "cuDNN: late in the backward pass, where few bytes are allocated, a convolution over large images takes a "
+    "workspace that finds no "
     "free block; it shows in reserved bytes only, so its size is not known")
-_NOT_CONVERTED = "cuDNN: it makes channels-last copies for fewer of the 1x1 convolutions than predicted, in places that are no peak"
+_NOT_CONVERTED = ("cuDNN: it makes channels-last copies for fewer of the 1x1 convolutions than predicted, in places "
+                  "that are no peak")
 _DILATED = (
-    "cuDNN: the weight gradient of a dilated 3x3 convolution over 2048 channels takes five more copies of the weights than predicted "
+    "cuDNN: the weight gradient of a dilated 3x3 convolution over 2048 channels takes five more copies of the "
+    "weights than predicted "
     "(partial sums), which no other case shows")
-_SPLIT = "cuDNN: the partial sums of a weight gradient (84 tiles of 128x128 where 132 are predicted), and placement of what follows"
-_THIRD_STEP = "the third measured step took one more segment of 394 MiB; two steps are profiled, and both are met to the byte (as is the third with steps=3)"
+_SPLIT = ("cuDNN: the partial sums of a weight gradient (84 tiles of 128x128 where 132 are predicted), and placement "
+          "of what follows")
+_THIRD_STEP = ("the third measured step took one more segment of 394 MiB; two steps are profiled, and both are met to "
+               "the byte (as is the third with steps=3)")
 _CONVOLUTIONAL = r"resnet|vgg|densenet|mobilenet|efficientnet|convnext|regnet|squeezenet|deeplab"
 
 # (pattern of ids, pattern of figures, cause); the first that fits counts.

@@ -153,7 +153,8 @@ def count_forward(build: Callable[[], nn.Module], args: Any, kwargs: Any, conven
 
 
 # Why a package prints something else than the convention that is named for it.
-FAST_PATH = "there MultiheadAttention takes its fast path, one call that it does not see; here the claimed GPU runs the linear layers and attention"
+FAST_PATH = ("there MultiheadAttention takes its fast path, one call that it does not see; here the claimed GPU runs "
+             "the linear layers and attention")
 ROUNDED = "there einsum's FLOPs are the four digits that numpy.einsum_path prints"
 RESIZED = "there resizing by a scale counts all channels though the size is computed first (recompute_scale_factor)"
 BIAS = "there torch.addmm counts the elements of its bias once; here it is a linear layer's, which counts none"
@@ -277,7 +278,8 @@ def run_zero_check(calls: int) -> str:
         f"{op}: {why}" for op, why in check.guilty.items())
     return (
         f"{check.calls:,} calls of {len(check.names)} operators on the zero list (which names {len(ZERO_FLOP_NAMES)}), "
-        f"sampled from PyTorch's own operator tests (OpInfo; float32, complex64, bfloat16, int64; forward and backward): {verdict}."
+        "sampled from PyTorch's own operator tests (OpInfo; float32, complex64, bfloat16, int64; forward and "
+        f"backward): {verdict}."
     )
 
 
@@ -311,9 +313,12 @@ def main() -> int:
         ("Against DeepSpeed's published figures", check_published()),
         ("Against other packages, forward pass", compare_packages(cases)),
         ("Against derivations",
-         "A decoder of L layers, width d, sequences of S, T tokens, N weights in linear layers (the head among them): forward "
-         "2·N·T and 4·L·d·S·T for the scores and their product with the values, backward twice that, and 2·L·d·S·T more where a fused kernel makes "
-         "the scores again. Nothing else multiplies and accumulates, but rotary embeddings (2 FLOPs for each position and pair of channels).\n\n"
+         "A decoder of L layers, width d, sequences of S, T tokens, N weights in linear layers (the head among "
+         "them): forward "
+         "2·N·T and 4·L·d·S·T for the scores and their product with the values, backward twice that, and 2·L·d·S·T "
+         "more where a fused kernel makes "
+         "the scores again. Nothing else multiplies and accumulates, but rotary embeddings (2 FLOPs for each "
+         "position and pair of channels).\n\n"
          + check_decoders()),
         ("The zero list", run_zero_check(arguments.calls)),
     ]
@@ -323,7 +328,7 @@ def main() -> int:
         print("UNEXPLAINED", line)
     if not arguments.models:
         machine = f"{os.cpu_count()}-core {platform.machine()} CPU"
-        command = "python -m benchmarks.accuracy_flops --packages FOLDER" if arguments.packages else "python -m benchmarks.accuracy_flops"
+        command = "python -m benchmarks.accuracy_flops" + " --packages FOLDER" * bool(arguments.packages)
         header = f"{MEASURED}\n\n{datetime.date.today()}, torch {torch.__version__}, {machine}, `{command}`.\n\n"
         above = PAGE.read_text(encoding="utf-8").partition(MEASURED)[0]
         PAGE.write_text(above + header + body + "\n", encoding="utf-8")

@@ -2,9 +2,9 @@
 
     python -m benchmarks.accuracy_leave_one_out [PART OF A MODEL'S NAME ...] [--processes N]
 
-Some constants of cuDNN's workspaces are in no source: they were bracketed by the measured cases. For each model, each of
-them is bracketed again by the cases of all other models: the values with which none of their peaks is further from the
-measured one than it is today. The constant becomes the middle of that bracket, and the model that was left out is
+Some constants of cuDNN's workspaces are in no source: they were bracketed by the measured cases. For each model, each
+of them is bracketed again by the cases of all other models: the values with which none of their peaks is further from
+the measured one than it is today. The constant becomes the middle of that bracket, and the model that was left out is
 predicted with it. With names given, only those are left out and nothing is written.
 """
 from __future__ import annotations
@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -28,12 +27,10 @@ import torch
 from analyzer import profile
 from analyzer.cuda.workspaces import convolution
 from analyzer.hardware import find_device
+from benchmarks.accuracy_memory import DOCUMENT, EVERY_CASE, LEFT_OUT
 from benchmarks.cases import Case, build, measured_cases
+from benchmarks.speed_table import markdown
 
-from .speed_table import markdown
-
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "accuracy.md"
-TITLE = "## One model left out"
 NEVER, ALWAYS = 1e-6, 1e9  #: what stands for a bracket's end that no case gives
 
 
@@ -215,7 +212,7 @@ def middle(constant: Bracketed, interval: Interval) -> float:
 
 @dataclass
 class LeftOut:
-    """A model, its errors today and with the constants that other models give: the middles, and the worst at the ends."""
+    """A model, its errors today and with constants from the other models: at the middles, and at the worse ends."""
 
     model: str
     cases: list[Case]
@@ -278,11 +275,11 @@ def section(evidences: Sequence[Evidence], found: Sequence[LeftOut]) -> str:
              for errors in (lambda f: f.today, lambda f: f.middles, lambda f: f.ends)]
     totals = "; ".join(f"{name}: median {100 * a:.3f} %, worst {100 * b:.3f} %"
                        for name, a, b in zip(("today", "left out", "at the worse end"), medians, worst, strict=True))
-    return f"""{TITLE}
+    return f"""{LEFT_OUT}
 
-By `python -m benchmarks.accuracy_leave_one_out`. Six constants of cuDNN's workspaces are in no source: they were chosen in
-brackets that the measured cases give (`analyzer/cuda/workspaces/convolution.py`). The bracket is that of the values with
-which no phase's peak is further from the measured one than today.
+By `python -m benchmarks.accuracy_leave_one_out`. Six constants of cuDNN's workspaces are in no source: they were chosen
+in brackets that the measured cases give (`analyzer/cuda/workspaces/convolution.py`). A bracket holds the values with
+which no phase's peak is further from the measured one than today, the other constants being as they are.
 
 {constants}
 
@@ -324,9 +321,8 @@ def main() -> int:
 def write_section(text: str) -> None:
     """Put the section in its place in docs/accuracy.md, before the table of every case."""
     page = DOCUMENT.read_text()
-    before, _, rest = page.partition(TITLE) if TITLE in page else page.partition("## Every case")
-    after = "## Every case" + rest.partition("## Every case")[2] if TITLE in page else "## Every case" + rest
-    DOCUMENT.write_text(f"{before}{text}\n{after}")
+    before, _, after = page.partition(EVERY_CASE)
+    DOCUMENT.write_text(f"{before.partition(LEFT_OUT)[0]}{text}\n{EVERY_CASE}{after}")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ print(json.dumps([[b - a for a, b in zip(*pair)] for pair in ((start, middle), (
 
 
 def time_imports(rounds: int) -> list[list[tuple[float, float]]]:
-    """(wall, processor) seconds that a fresh process takes to import torch, and then analyzer, for each of ``rounds``."""
+    """(wall, processor) seconds in which a fresh process imports torch, and then analyzer, for each of ``rounds``."""
     command = [sys.executable, "-c", _IMPORTS]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)  # once unseen: brings files into memory
     return [
@@ -198,7 +198,7 @@ def measure_records(layers: Sequence[int]) -> Iterator[Line]:
                 calls.append(len(log.calls))
                 return Annotation()
 
-            def run(reuse: bool = reuse, count_calls: Any = count_calls) -> None:
+            def run(on: Prepared = on, reuse: bool = reuse, count_calls: Any = count_calls) -> None:
                 profile(on.model, args=on.args, kwargs=on.kwargs, reuse=reuse, profilers=[count_calls])
 
             run()

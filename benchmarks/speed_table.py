@@ -45,7 +45,8 @@ def time_in_turn(runs: Mapping[K, Callable[[], Any]], rounds: int) -> dict[K, li
 def ratio(over: Sequence[Timing], under: Sequence[Timing], field: str = "wall_seconds") -> float:
     """The median of the ratios within each round: what slows a round slows both.
 
-    >>> round(ratio([Timing(1.0, 1.0), Timing(4.0, 1.0), Timing(3.0, 1.0)], [Timing(2.0, 1.0), Timing(8.0, 1.0), Timing(2.0, 1.0)]), 2)
+    >>> over, under = ([Timing(seconds, 1.0) for seconds in each] for each in ((1.0, 4.0, 3.0), (2.0, 8.0, 2.0)))
+    >>> round(ratio(over, under), 2)
     0.5
     """
     ratios: list[float] = [getattr(a, field) / getattr(b, field) for a, b in zip(over, under, strict=True)]

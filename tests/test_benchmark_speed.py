@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer import profile
-from benchmarks import speed, speed_process, speed_table
+from benchmarks import speed, speed_process, speed_reuse, speed_table, speed_where
 from benchmarks.speed_case import CASES, REUSE_CASES, SpeedCase
 from benchmarks.speed_contender import OTHERS, OURS, TELLS, Prepared, prepare
 from benchmarks.speed_table import Timing, markdown, median_known, ratio, slope, time_in_turn
@@ -19,7 +19,7 @@ from benchmarks.speed_table import Timing, markdown, median_known, ratio, slope,
 TINY = SpeedCase("tiny", lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()), images=(2, 3, 8, 8))
 
 
-@pytest.mark.parametrize("module", [speed, speed_table])
+@pytest.mark.parametrize("module", [speed_where, speed_table])
 def test_examples_in_the_docstrings(module):
     found = doctest.testmod(module)
     assert found.attempted > 0
@@ -104,8 +104,8 @@ def test_the_models_are_those_that_the_figures_are_asked_for():
 
 def test_profiles_that_differ_are_told_by_field():
     one = profile(torch.nn.Linear(4, 4), torch.empty(2, 4))
-    assert speed.compare_profiles(one, one) == []
-    assert speed.compare_profiles(one, dataclasses.replace(
+    assert speed_reuse.compare_profiles(one, one) == []
+    assert speed_reuse.compare_profiles(one, dataclasses.replace(
         one, fwd_flops=1, peak_reserved_bytes=1)) == ["fwd_flops", "peak_reserved_bytes"]
 
 

@@ -1,0 +1,199 @@
+"""Sections of the speed benchmark that set profiles beside other runs: warm, cold, depth, width, memory, imports."""
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+
+from .speed_case import SpeedCase, opt
+from .speed_contender import OTHERS, OURS, TELLS, Prepared, prepare
+from .speed_process import run_worker, time_imports
+from .speed_report import CPU, MIB, Report, say
+from .speed_table import Timing, format_ratio, markdown, median_known, ratio, slope, time_in_turn
+
+
+def measure_ratios(report: Report) -> None:
+    """Warm runs of this package against bare meta runs."""
+    pairs = [("profile", "bare", 0.5), ("profile, all read", "bare", None), ("profile + AdamW", "bare + AdamW", 0.6),
+             ("trace + profile", "bare", 0.8), ("FlopCounterMode", "bare", None)]
+    rows: list[list[str]] = []
+    wall: dict[str, list[float]] = {name: [] for name, _, _ in pairs}
+    cpu: dict[str, list[float]] = {name: [] for name, _, _ in pairs}
+    for case in report.cases:
+        on = Prepared(case)
+        found = {name: prepare(name, on) for name in OURS}
+        broken = {name: why for name, why in found.items() if isinstance(why, str)}
+        if broken:
+            raise RuntimeError(f"{case.name}: {broken}")
+        timings = time_in_turn(found, report.rounds)  # type: ignore[arg-type]  # all are functions
+        for name, under, _ in pairs:
+            wall[name].append(ratio(timings[name], timings[under]))
+            cpu[name].append(ratio(timings[name], timings[under], CPU))
+        bare = statistics.median(t.wall_seconds for t in timings["bare"])
+        rows.append([case.name, f"{bare * 1e3:.0f}", *(format_ratio(wall[name][-1]) for name, _, _ in pairs)])
+        say(f"  {rows[-1]}")
+    rows.append(["**median**", "", *(f"**{format_ratio(statistics.median(wall[name]))}**" for name, _, _ in pairs)])
+    rows.append(["median, processor time", "", *(format_ratio(statistics.median(cpu[name])) for name, _, _ in pairs)])
+    report.targets += [(f"{name}, warm, to {under}", statistics.median(wall[name]), statistics.median(cpu[name]), limit)
+                       for name, under, limit in pairs if limit is not None]
+    report.add(
+        "Warm",
+        "Each figure is a time divided by that of the bare step on meta tensors in the same round: forward, loss and "
+        "backward "
+        "(`profile`, `trace + profile`, `FlopCounterMode`), or these and an eager AdamW step whose states exist "
+        "(`profile + AdamW`). "
+        "`trace + profile` is `symbolic_trace` and `symbolic_profile`. A profile covers two steps, the first and a "
+        "later one. It has its sums "
+        "at once (FLOPs, bytes, seconds, phases, peaks); rows (nodes, modules, operators, the memory timeline) are "
+        "worked out when they are read, "
+        "which `profile, all read` includes.", markdown(["model", "bare, ms", *(name for name, _, _ in pairs)], rows))
+
+
+def measure_others(report: Report) -> None:
+    """The other packages, which are slower or tell less."""
+    names = ["profile", "FlopCounterMode", *OTHERS]
+    rows, reasons, columns = [], Counter[str](), {name: [] for name in names}  # type: ignore[var-annotated]
+    rounds = max(1, report.rounds // 3)
+    for case in report.cases:
+        on = Prepared(case)
+        found = {name: prepare(name, on) for name in ("bare", *names)}
+        for name, why in found.items():
+            if isinstance(why, str):
+                reasons[f"{name}: {why}"] += 1
+        timings = time_in_turn({name: run for name, run in found.items() if not isinstance(run, str)}, rounds)
+        for name in names:
+            columns[name].append(ratio(timings[name], timings["bare"]) if name in timings else None)
+        rows.append([case.name, *(format_ratio(columns[name][-1]) for name in names)])
+        say(f"  {rows[-1]}")
+    rows.append(["**median**", *(f"**{format_ratio(median_known(columns[name]))}**" for name in names)])
+    skipped = "\n".join(f"- {why} ({count} of {len(report.cases)} models)" for why, count in reasons.items())
+    report.add(
+        "Beside others",
+        "Time divided by that of the bare step (forward, loss, backward on meta tensors). What each tells: " +
+        "; ".join(f"{name}: {TELLS[name]}"
+                  for name in names if name in TELLS) + ". MemTracker runs under `FakeTensorMode`. "
+        f"Rounds: {rounds}; in the first, nothing is warm.", markdown(["model", *names], rows),
+        *([f"Where there is no figure:\n\n{skipped}"] if skipped else []))
+
+
+def measure_cold(report: Report) -> None:
+    """First runs in a process."""
+    rounds = max(2, report.rounds // 2)
+    lines = run_worker("cold", str(rounds), *(case.name for case in report.cases))
+    rows, columns, cpu = [], {"profile": [], "trace + profile": []}, []  # type: ignore[var-annotated]
+    for case in report.cases:
+        timings = {
+            what: [Timing(*line["timing"]) for line in lines if (line["model"], line["what"]) == (case.name, what)]
+            for what in ("bare", *columns)
+        }
+        for what, found in columns.items():
+            found.append(ratio(timings[what], timings["bare"]))
+        cpu.append(ratio(timings["profile"], timings["bare"], CPU))
+        rows.append([case.name, f"{statistics.median(t.wall_seconds for t in timings['bare']) * 1e3:.0f}",
+                     *(format_ratio(found[-1]) for found in columns.values())])
+    rows.append(["**median**", "", *(f"**{format_ratio(statistics.median(found))}**" for found in columns.values())])
+    report.targets.append(
+        ("profile, cold, to bare", statistics.median(columns["profile"]), statistics.median(cpu), 1.0))
+    report.add(
+        "Cold",
+        "The first run in a process that has imported everything, built the model and run nothing, against the first "
+        "bare step in "
+        "another such process.", markdown(["model", "bare, ms", *columns], rows))
+
+
+DEPTHS = (16, 64, 128)
+
+
+def measure_depth(report: Report) -> None:
+    """What a further identical layer costs."""
+    pairs = [("profile", "bare", 0.1), ("profile + AdamW", "bare + AdamW", 0.2)]
+    timings: dict[str, dict[int, list[Timing]]] = {
+        name: {layers: [] for layers in DEPTHS} for pair in pairs for name in pair[:2]
+    }
+    for line in run_worker("depth", str(max(5, report.rounds)), *map(str, DEPTHS)):
+        timings[line["what"]][line["layers"]].append(Timing(*line["timing"]))
+    rows = []
+    for name, under, limit in pairs:
+        each = [ratio(timings[name][layers], timings[under][layers]) for layers in DEPTHS]
+        further, cpu = (statistics.median(a / b
+                                          for a, b in zip(slope(timings[name], field), slope(timings[under], field)))
+                        for field in ("wall_seconds", CPU))
+        rows.append([
+            f"{name} / {under}", *(format_ratio(value) for value in each), f"**{format_ratio(further)}**",
+            format_ratio(limit)
+        ])
+        report.targets.append((f"each further OPT layer, {name} to {under}", further, cpu, limit))
+        say(f"  {rows[-1]}")
+    report.add(
+        "Depth",
+        f"An OPT of identical layers (hidden 1024, 16 heads), from {DEPTHS[0]} to {DEPTHS[-1]} of them: the whole, "
+        "and what each "
+        "further layer costs beside its own bare step. In a process of its own: what others left scattered in memory "
+        "slows Python.",
+        markdown(["", *(f"{layers} layers" for layers in DEPTHS), "each further layer", "at most"], rows))
+
+
+def measure_width(report: Report) -> None:
+    """What wider layers cost: nothing is computed, so nothing."""
+    widths = (256, 1024, 4096, 16384)
+    runs = {}
+    for width in widths:
+        run = prepare("profile", Prepared(SpeedCase("opt", opt(12, hidden=width), tokens=(1, 128))))
+        if isinstance(run, str):
+            raise RuntimeError(f"OPT of width {width}: {run}")
+        runs[str(width)] = run
+    timings = time_in_turn(runs, max(3, report.rounds // 2))
+    report.add("Width", f"`profile` of a 12-layer OPT by hidden size, to that of size {widths[0]}.",
+               markdown(["hidden size", *map(str, widths)],
+                        [["time", *(format_ratio(ratio(timings[str(w)], timings[str(widths[0])])) for w in widths)]]))
+
+
+def measure_memory(report: Report) -> None:
+    """Resident memory, and memory of the records."""
+    names = [case.name for case in report.cases if case.name in ("resnet152", "opt_350m")]
+    lines = [run_worker("memory", name, what)[0] for name in names for what in ("bare", "profile", "whole")]
+    rows = [[
+        line["model"], {"whole": "profile, reuse=False"}.get(line["what"], line["what"]),
+        f"{line['before_bytes'] / MIB:.0f}", f"{line['peak_bytes'] / MIB:.0f}"
+    ] for line in lines]
+    records = run_worker("records", "16", "64")
+    cells = []
+    for reuse in (True, False):
+        few, many = (line for line in records if line["reuse"] == reuse)
+        calls = many["calls"] - few["calls"]
+        cells.append([f"reuse={reuse}", f"{calls / 48:.0f}", f"{(many['peak_bytes'] - few['peak_bytes']) / calls:.0f}"])
+    report.targets.append(("bytes of memory per operator call, `reuse=False`", float(cells[1][2]), None, 500.0))
+    report.add(
+        "Memory",
+        "Resident MiB of a fresh process, before its first step (libraries imported, the model built) and at its peak.",
+        markdown(["model", "run", "before", "peak"], rows),
+        "What a further layer of an OPT adds to the most that Python holds during a profile (tracemalloc, from 16 to "
+        "64 layers). "
+        "Two steps are in the log.", markdown(["", "operator calls a layer", "bytes a call"], cells))
+
+
+def measure_llama(report: Report) -> None:
+    """The 405-billion-parameter Llama, from the callable that builds it."""
+    lines = {what: run_worker("memory", "llama_405b", what)[0] for what in ("bare", "profile")}
+    ours, bare = lines["profile"], lines["bare"]
+    report.targets += [("405-billion-parameter Llama: seconds", ours["seconds"], None, 5.0),
+                       ("405-billion-parameter Llama: resident MB", ours["peak_bytes"] / 1e6, None, 700.0)]
+    rows = [[what, f"{line['seconds']:.2f}", f"{line['peak_bytes'] / 1e6:.0f}"] for what, line in lines.items()]
+    rows.append(["profile / bare", *(format_ratio(ours[name] / bare[name]) for name in ("seconds", "peak_bytes"))])
+    report.add(
+        "A 405-billion-parameter Llama",
+        "Built by a callable and profiled for one training step at 1×4096 in a fresh process "
+        "(building included, imports not), against building it on meta and one bare step.",
+        markdown(["", "seconds", "resident MB at the peak"], rows))
+
+
+def measure_imports(report: Report) -> None:
+    """What ``import analyzer`` adds to ``import torch``."""
+    found = time_imports(max(5, report.rounds))
+    adds = [statistics.median(ours[i] / alone[i] for alone, ours in found) for i in (0, 1)]
+    report.targets.append(("import of analyzer beyond torch, to import of torch", adds[0], adds[1], 0.15))
+    seconds = statistics.median(ours[0] for _, ours in found)
+    report.add(
+        "Import",
+        f"In a fresh process that has imported torch, `import analyzer` takes {seconds:.3f} s more: "
+        f"{format_ratio(adds[0])} of the time that "
+        f"`import torch` took (processor time: {format_ratio(adds[1])}).")
