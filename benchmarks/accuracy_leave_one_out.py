@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -78,7 +79,7 @@ class Watched(float):
     def __le__(self, other: Any) -> bool:
         if self.factor:
             self.met.append(other / self.factor)
-        return float(self) <= other
+        return bool(float(self) <= other)
 
 
 @contextmanager
@@ -146,7 +147,7 @@ def examine(case: Case) -> Evidence:
         known, now = sorted(set(constant.powers or met[constant.name])), today[constant.name]
         if known:
             find = bracket_power if constant.powers else bracket_threshold
-            evidence.brackets[constant.name] = find(known, now, lambda v, name=constant.name: is_as_good(name, v))
+            evidence.brackets[constant.name] = find(known, now, partial(is_as_good, constant.name))
     return evidence
 
 
@@ -269,12 +270,10 @@ def section(evidences: Sequence[Evidence], found: Sequence[LeftOut]) -> str:
     changed = [f for f in found if f.changed]
     rows = [[f.model, str(len(f.cases)), "; ".join(f.changed),
              *(percent(max(errors, key=abs)) for errors in (f.today, f.middles, f.ends))] for f in changed]
-    medians = [statistics.median(abs(e) for f in found for e in errors(f))
-               for errors in (lambda f: f.today, lambda f: f.middles, lambda f: f.ends)]
-    worst = [max(abs(e) for f in found for e in errors(f))
-             for errors in (lambda f: f.today, lambda f: f.middles, lambda f: f.ends)]
-    totals = "; ".join(f"{name}: median {100 * a:.3f} %, worst {100 * b:.3f} %"
-                       for name, a, b in zip(("today", "left out", "at the worse end"), medians, worst, strict=True))
+    columns = {"today": [f.today for f in found], "left out": [f.middles for f in found],
+               "at the worse end": [f.ends for f in found]}
+    totals = "; ".join(f"{name}: median {100 * statistics.median(all_of):.3f} %, worst {100 * max(all_of):.3f} %"
+                       for name, errors in columns.items() for all_of in [[abs(e) for own in errors for e in own]])
     return f"""{LEFT_OUT}
 
 By `python -m benchmarks.accuracy_leave_one_out`. Six constants of cuDNN's workspaces are in no source: they were chosen
