@@ -142,8 +142,8 @@ def _integers(part: dict[str, Any], pattern: re.Pattern[str], but: re.Pattern[st
 _NOTHING = re.compile("$^")
 
 
-def scale(fields: dict[str, Any], depth: int | None = DEPTH) -> None:
-    """Divide every width and every number of heads by the same power of two, so that relations between them stay."""
+def _common_factor(fields: dict[str, Any]) -> int:
+    """The largest power of two up to 16 that divides all numbers of heads and leaves widths of 32 at least."""
     factor = 16
     for part in parts_of(fields):
         for key, value in _integers(part, _IS_HEADS, _NO_HEADS):
@@ -152,6 +152,12 @@ def scale(fields: dict[str, Any], depth: int | None = DEPTH) -> None:
         for _, value in _integers(part, _MAIN_WIDTH, _NOTHING):
             while factor > 1 and value // factor < 32:
                 factor //= 2
+    return factor
+
+
+def scale(fields: dict[str, Any], depth: int | None = DEPTH) -> None:
+    """Divide every width and every number of heads by the same power of two, so that relations between them stay."""
+    factor = _common_factor(fields)
     for part in parts_of(fields):
         widths = {value for _, value in _integers(part, _MAIN_WIDTH, _NOTHING)}
         for key, value in _integers(part, _IS_HEADS, _NO_HEADS):
@@ -215,6 +221,19 @@ def fix(fields: dict[str, Any]) -> None:
     _fit_sections(fields)
 
 
+def _limit_experts(part: dict[str, Any]) -> None:
+    """Few experts, and few of them at once."""
+    for key, value in list(part.items()):
+        if type(value) is int and re.search(r"(num_experts|routed_experts|local_experts|num_moe_experts)$", key):
+            part[key] = min(value, EXPERTS)
+        elif type(value) is int and re.search(r"experts_per_tok|moe_topk|moe_k$|top_k_experts|experts_top_k", key):
+            part[key] = min(value, 2)
+        elif key in ("n_group", "topk_group") and type(value) is int:
+            part[key] = min(value, 2 if key == "n_group" else 1)
+        elif key == "mm_tokens_per_image":
+            part[key] = 4  # a square number of tokens that the small image has patches for
+
+
 def shorten(fields: dict[str, Any], depth: int = DEPTH) -> None:
     """Few layers, with one of each kind of layer; few experts."""
     for part in parts_of(fields):
@@ -252,15 +271,7 @@ def shorten(fields: dict[str, Any], depth: int = DEPTH) -> None:
             for key in ("first_k_dense_replace", "num_kv_shared_layers", "num_nextn_predict_layers"):
                 if type(part.get(key)) is int:
                     part[key] = min(part[key], 1 if key == "first_k_dense_replace" else 0)
-        for key, value in list(part.items()):
-            if type(value) is int and re.search(r"(num_experts|routed_experts|local_experts|num_moe_experts)$", key):
-                part[key] = min(value, EXPERTS)
-            elif type(value) is int and re.search(r"experts_per_tok|moe_topk|moe_k$|top_k_experts|experts_top_k", key):
-                part[key] = min(value, 2)
-            elif key in ("n_group", "topk_group") and type(value) is int:
-                part[key] = min(value, 2 if key == "n_group" else 1)
-            elif key == "mm_tokens_per_image":
-                part[key] = 4  # a square number of tokens that the small image has patches for
+        _limit_experts(part)
 
 
 def _heads_of(part: dict[str, Any]) -> int | None:

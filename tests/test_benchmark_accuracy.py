@@ -1,0 +1,70 @@
+"""The check of bracketed constants: a constant is bracketed by what its rule compares it with."""
+import doctest
+
+import pytest
+
+from analyzer.cuda.workspaces import convolution
+from benchmarks import accuracy_leave_one_out
+from benchmarks.accuracy_leave_one_out import (
+    ALWAYS,
+    CONSTANTS,
+    NEVER,
+    Evidence,
+    Watched,
+    bracket,
+    bracket_threshold,
+    constants_set,
+    examine,
+    middle,
+)
+from benchmarks.accuracy_memory import DOCUMENT, EVERY_CASE, LEFT_OUT
+from benchmarks.cases import measured_cases
+
+
+def test_examples_in_the_docstrings():
+    found = doctest.testmod(accuracy_leave_one_out)
+    assert found.attempted > 0 and found.failed == 0
+
+
+def test_a_watched_threshold_notes_with_which_values_a_comparison_turns():
+    met = []
+    threshold = Watched.of(25.0, met)
+    assert (60 >= threshold * 2) and not (40 >= threshold * 2) and (30.0 >= threshold)
+    assert met == [30.0, 20.0, 30.0]
+
+
+def test_constants_are_put_back():
+    before = {c.name: getattr(convolution, c.name) for c in CONSTANTS}
+    with pytest.raises(ValueError), constants_set({"_TILE": 64}):
+        assert convolution._TILE_BYTES == 4 * 64 * 64
+        raise ValueError
+    assert {c.name: getattr(convolution, c.name) for c in CONSTANTS} == before
+    assert convolution._TILE_BYTES == 4 * convolution._TILE**2
+
+
+def test_a_bracket_ends_where_a_prediction_becomes_worse():
+    assert bracket_threshold([5.0, 20.0, 30.0, 70.0], 25.0, lambda v: 5.0 < v < 30.0) == (5.0, 30.0)
+    assert bracket_threshold([20.0, 30.0], 25.0, lambda v: True) == (NEVER, ALWAYS)
+
+
+def test_others_bracket_where_a_model_is_left_out():
+    constant, cases = CONSTANTS[0], measured_cases()[:2]
+    evidences = [Evidence(case, 0.0, {constant.name: found}) for case, found in zip(cases, [(10.0, 30.0), (20.0, 90.0)])]
+    assert bracket(constant, evidences) == (20.0, 30.0)
+    assert middle(constant, bracket(constant, evidences[1:])) == pytest.approx(1800**0.5)
+
+
+def test_a_case_brackets_the_constants_as_they_are():
+    case = next(c for c in measured_cases() if c.id == "resnet18-train-fp32-sgd-32")
+    evidence = examine(case)
+    assert evidence.brackets
+    for constant in CONSTANTS:
+        if constant.name in evidence.brackets:
+            low, high = evidence.brackets[constant.name]
+            assert low <= getattr(convolution, constant.name) <= high
+
+
+def test_the_page_says_what_its_figures_are_of():
+    page = DOCUMENT.read_text()
+    assert page.index("## What these figures are of") < page.index(LEFT_OUT) < page.index(EVERY_CASE)
+    assert all(constant.name in page for constant in CONSTANTS)
