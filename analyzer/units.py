@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from .errors import InputError
 
+Q = TypeVar("Q", int, float)
 #: What stands for an unknown quantity.
 UNKNOWN = "-"
 
@@ -133,6 +134,21 @@ def format_share(part: float | None, whole: float | None) -> str:
 def _trim(number: str) -> str:
     """Two decimals without a last zero: 7.40 is 7.4, and 513.00 is 513.0."""
     return number[:-1] if "." in number and number.endswith("0") else number
+
+
+def add_quantities(values: Iterable[Q | None]) -> Q | None:
+    """The sum; unknown where one is.
+
+    >>> add_quantities([1, 2]), add_quantities([1, None])
+    (3, None)
+    """
+    total: Any = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    found: Q = total
+    return found
 
 
 def parse_bytes(size: str | int) -> int:

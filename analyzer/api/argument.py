@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,6 +50,18 @@ def build_model(factory: Any) -> torch.nn.Module:
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"model: {factory!r} returned {type(module).__name__}, not a torch.nn.Module")
     return module
+
+
+@contextmanager
+def set_training(module: torch.nn.Module, training: bool) -> Iterator[None]:
+    """Put a module in training or in evaluation for a block; afterwards every flag is as it was."""
+    flags = [(inner, inner.training) for inner in module.modules()]
+    try:
+        module.train(training)
+        yield
+    finally:
+        for inner, flag in flags:
+            inner.training = flag
 
 
 def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

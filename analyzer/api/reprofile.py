@@ -1,7 +1,6 @@
 """`reprofile`: annotates a graph again after an edit, running only what the edit changed."""
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import MISSING, fields, replace
 from typing import Any
@@ -269,15 +268,13 @@ class _Window:
         recorder.start_step(0, placeholders=False)
         interpreter.begin_step()
         recorder.begin("forward")
-        casting = contextlib.nullcontext() if session.autocast is None else torch.autocast(
-            session.device.type, dtype=session.autocast)
         with torch.set_grad_enabled(session.mode == "train"):
             values = {
                 n.name: leaves[n.name] if n.op == "placeholder" else pytree.tree_map(_pass_on, leaves[n.name])
                 for n in given
             }
             leaves.clear()
-            with casting:
+            with session.casting():
                 output = interpreter.run(**values)
         values.clear()
         if session.mode == "infer":

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -91,6 +91,10 @@ class Session:
             recorder = Recorder(mode, borrowed.root, self.device, is_leaf if eager else None,
                                 find_leaf_impl if eager else lambda module: None, borrowed.walked)
             yield Run(self, recorder, borrowed.root, borrowed)
+
+    def casting(self) -> AbstractContextManager[object]:
+        """The autocast region of a forward pass."""
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, dtype=self.autocast)
 
     def build_unplaced(self, module: torch.nn.Module, error: DeviceOutOfMemoryError) -> Profile:
         """The profile of a model that does not fit before its first step."""

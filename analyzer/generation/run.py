@@ -1,7 +1,6 @@
 """`profile_generate`: what reading a prompt and generating tokens after it costs."""
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analyzer.api.argument import build_model
+from analyzer.api.argument import build_model, set_training
 from analyzer.api.session import Run, Session
 from analyzer.errors import InputError, is_count
 from analyzer.hardware import DeviceSpec
@@ -79,14 +78,8 @@ def profile_generate(
         raise InputError(
             f"profile_generate(prompt of shape {tuple(prompt.shape)}): its first dimension is the batch, the next the "
             "tokens")
-    generation = _Generation(session, module, prompt, new_tokens, cache)
-    training = {m: m.training for m in module.modules()}
-    module.eval()
-    try:
-        return generation.run(samples)
-    finally:
-        for m, flag in training.items():
-            m.training = flag
+    with set_training(module, False):
+        return _Generation(session, module, prompt, new_tokens, cache).run(samples)
 
 
 class _Generation:
@@ -156,9 +149,7 @@ class _Generation:
         """
         recorder.start_step(step, placeholders=step == 0)
         recorder.begin("forward")
-        dtype = self.session.autocast
-        casting = contextlib.nullcontext() if dtype is None else torch.autocast(self.session.device.type, dtype=dtype)
-        with torch.no_grad(), casting:
+        with torch.no_grad(), self.session.casting():
             logits = decoder.read(tokens)
             chosen = logits[:, -1, :].to(torch.float32, copy=True).argmax(dim=-1, keepdim=True)
         del logits

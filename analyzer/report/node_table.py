@@ -1,12 +1,13 @@
 """The node table: ten columns that every version keeps, in their order."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.view import register_view
+from analyzer.units import add_quantities
 
 from .column import Column, check_layout, find_column, find_columns, name_columns, print_rows
 
@@ -91,17 +92,8 @@ def merge_modules(rows: Sequence[NodeInfo], depth: int) -> list[NodeInfo]:
         if path is None or len(members) == 1:
             merged += members
             continue
-        sums = {column.field: _add(getattr(row, column.field) for row in members)
+        sums = {column.field: add_quantities(getattr(row, column.field) for row in members)
                 for column in COLUMNS.values() if column.unit != "text"}
         sums["accumulate_bytes"] = members[-1].accumulate_bytes
         merged.append(replace(NodeInfo("module", path, path, path), **sums))  # type: ignore[arg-type]
     return merged
-
-
-def _add(values: Iterable[float | None]) -> float | None:
-    total: float = 0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total

@@ -15,6 +15,7 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.profilers.annotation import Annotation, part_of
 from analyzer.profilers.memory import alive_at, category_of, forward_ends, peak_by_category
 from analyzer.record.log import Log, LogNode
+from analyzer.units import add_quantities
 
 from .deferred import Groups
 from .info import HolderInfo, OperatorInfo, PhaseInfo, UncountedInfo
@@ -183,12 +184,8 @@ def _sum_operators(by_module: dict[int, list[OperatorInfo]]) -> tuple[OperatorIn
             before = found.get((r.phase, r.operator))
             found[r.phase, r.operator] = r if before is None else OperatorInfo(
                 r.operator, r.calls + before.calls, phase=r.phase,
-                **{name: _add(getattr(r, name), getattr(before, name)) for name in _OPERATOR_COSTS})
+                **{name: add_quantities([getattr(r, name), getattr(before, name)]) for name in _OPERATOR_COSTS})
     return tuple(sorted(found.values(), key=lambda r: (r.phase, -(r.flops or 0), r.operator)))
-
-
-def _add(a: Any, b: Any) -> Any:
-    return None if a is None or b is None else a + b
 
 
 def build_unplaced_profile(root: torch.nn.Module, error: DeviceOutOfMemoryError, **facts: Any) -> Profile:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.roofline import find_peak
+from analyzer.units import add_quantities
 
 from .deferred import DeferredFields
 from .fit import FitInfo
@@ -109,12 +110,12 @@ class Profile(DeferredFields):
         (30, 39)
         """
         parts = (self.fwd_flops,) if self.mode == "infer" else (self.fwd_flops, self.bwd_flops)
-        return _add(*parts)
+        return add_quantities(parts)
 
     @property
     def hardware_flops(self) -> int | None:
         """`model_flops` and what activation checkpointing runs again."""
-        return _add(self.model_flops, self.recompute_flops)
+        return add_quantities([self.model_flops, self.recompute_flops])
 
     @property
     def samples_per_second(self) -> float | None:
@@ -145,14 +146,14 @@ class Profile(DeferredFields):
         (0.3032, 0.4043)
         """
         macs = (self.fwd_macs,) if self.mode == "infer" else (self.fwd_macs, self.bwd_macs)
-        return self._utilization("mfu", _add(*macs), seconds, device, dtype)
+        return self._utilization("mfu", add_quantities(macs), seconds, device, dtype)
 
     def hfu(self, seconds: float, device: str | DeviceSpec | None = None, dtype: str | None = None) -> float | None:
         """Hardware FLOPs utilization: as `mfu`, but with what activation checkpointing runs again (Korthikanti et al.,
         2022, section 6.3).
         """
         macs = (self.fwd_macs,) if self.mode == "infer" else (self.fwd_macs, self.bwd_macs, self.recompute_macs)
-        return self._utilization("hfu", _add(*macs), seconds, device, dtype)
+        return self._utilization("hfu", add_quantities(macs), seconds, device, dtype)
 
     def _utilization(self, name: str, macs: int | None, seconds: float, device: str | DeviceSpec | None,
                      dtype: str | None) -> float | None:
@@ -256,9 +257,3 @@ class Profile(DeferredFields):
     def fits(self, device: str | DeviceSpec | None = None, world_size: int = 1) -> FitInfo:
         """Whether the step fits on ``device`` (by default the profile's own), line by line with sources."""
         return register_view.look_up("fits", "fits")(self, device, world_size)
-
-
-def _add(*values: int | None) -> int | None:
-    """The sum; unknown where one is."""
-    known = [v for v in values if v is not None]
-    return sum(known) if len(known) == len(values) else None

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from analyzer.api.argument import set_training
 from analyzer.errors import InputError
 from analyzer.output import write_output
 from analyzer.results.info import ModuleInfo
@@ -232,25 +233,22 @@ def get_model_profile(
     """
     prof, method = FlopsProfiler(model), mode or func_name
     run, call_args, call_kwargs = make_call(model, method, input_shape, args, kwargs)
-    flags = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
+    with set_training(model, False):
         for _ in range(warm_up):
             run(*call_args, **call_kwargs)
-        prof.start_profile(ignore_list=ignore_modules)
-        assert prof._recorder is not None
-        prof._recorder.observer = PassObserver()
-        run(*call_args, **call_kwargs)
-        prof.stop_profile()
-        flops, macs, params = prof.get_total_flops(), prof.get_total_macs(), prof.get_total_params()
-        if print_profile:
-            prof.print_model_profile(warm_up, module_depth, top_modules, detailed, output_file)
-            if method != "forward":
-                print_generation(prof, call_args, call_kwargs, output_file)
-    finally:
-        prof.end_profile()
-        for module, flag in flags:
-            module.training = flag
+        try:
+            prof.start_profile(ignore_list=ignore_modules)
+            assert prof._recorder is not None
+            prof._recorder.observer = PassObserver()
+            run(*call_args, **call_kwargs)
+            prof.stop_profile()
+            flops, macs, params = prof.get_total_flops(), prof.get_total_macs(), prof.get_total_params()
+            if print_profile:
+                prof.print_model_profile(warm_up, module_depth, top_modules, detailed, output_file)
+                if method != "forward":
+                    print_generation(prof, call_args, call_kwargs, output_file)
+        finally:
+            prof.end_profile()
     if as_string:
         return number_to_string(flops), macs_to_string(macs), params_to_string(params)
     return flops, macs, params

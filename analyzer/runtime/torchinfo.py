@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from analyzer.api.argument import set_training
 from analyzer.errors import InputError
 from analyzer.report.compat.torchinfo import Layer, describe_training, list_layers, torchinfo_table
 from analyzer.results.profile import Profile
@@ -192,13 +193,8 @@ def make_inputs(model: torch.nn.Module, input_size: Any, input_data: Any, batch_
 
 
 def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Profile:
-    flags = [(module, module.training) for module in model.modules()]
-    try:
-        model.train(training)
+    with set_training(model, training):
         return measure(model, args, kwargs, mode="infer", steps=1, warm_up=0)
-    finally:
-        for module, flag in flags:
-            module.training = flag
 
 
 def _look(model: torch.nn.Module) -> Profile:

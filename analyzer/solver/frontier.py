@@ -1,9 +1,11 @@
 """Overhead against budget: as a table, and drawn."""
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 from analyzer.errors import InputError, MissingExtraError
+from analyzer.output import write_output
 from analyzer.units import format_bytes
 
 from .plan import Plan
@@ -59,7 +61,9 @@ def draw_frontier(plan: Plan, path: str | Path) -> None:
     axes.set_title(plan.model)
     axes.grid(alpha=0.3)
     axes.legend()
+    drawn = io.BytesIO()
     try:
-        figure.savefig(path)
+        figure.savefig(drawn, format=Path(path).suffix.removeprefix(".") or None)
     except ValueError as error:  # an ending that is no format
         raise InputError(f"draw_frontier({str(path)!r}): {error}") from error
+    write_output(path, drawn.getvalue())

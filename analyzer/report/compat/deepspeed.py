@@ -17,7 +17,7 @@ from analyzer.report.notation import NOTATIONS, list_notations
 from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
-from analyzer.units import format_bytes, format_figure, format_latency, format_share
+from analyzer.units import add_quantities, format_bytes, format_figure, format_latency, format_share
 
 from .functional import FunctionInfo, list_functions, sum_functions
 
@@ -301,6 +301,4 @@ def _tell(costs: CostInfo, figures: Figures, functions: Mapping[str, FunctionInf
 
 def sum_seconds(functions: Iterable[FunctionInfo]) -> float | None:
     """Of all functions; unknown where one is."""
-    seconds = [f.seconds for f in functions]
-    known = [s for s in seconds if s is not None]
-    return sum(known, 0.0) if len(known) == len(seconds) else None
+    return add_quantities(f.seconds for f in functions)

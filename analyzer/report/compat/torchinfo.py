@@ -15,6 +15,7 @@ from analyzer.results.info import ModuleCall, ModuleInfo
 from analyzer.results.node_info import TensorInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
+from analyzer.units import add_quantities
 
 COLUMNS = {
     "kernel_size": "Kernel Shape",
@@ -149,7 +150,7 @@ def list_layers(profile: Profile, root: ModuleInfo, mult_adds: str = "own") -> l
         _share_costs(runs, mult_adds)
         runs[0].params = _count_unlisted(runs[0].module, runs_of)
     for runs in runs_of.values():
-        runs[0].all_params = _add(_sum_params(run) for run in runs)
+        runs[0].all_params = add_quantities(_sum_params(run) for run in runs)
     return layers
 
 
@@ -164,23 +165,14 @@ def _count_unlisted(module: ModuleInfo, runs_of: Mapping[str, object]) -> int | 
     """Its own parameters and those of modules below it that no row stands for, since they did not run."""
     if not module.children:
         return module.params
-    return _add([
+    return add_quantities([
         module.own.params,
         *(_count_unlisted(c, runs_of) for c in module.children if c.shared_with is None and c.path not in runs_of)
     ])
 
 
 def _sum_params(layer: Layer) -> int | None:
-    return _add([layer.params, *(_sum_params(child) for child in layer.children)])
-
-
-def _add(values: Iterable[int | None]) -> int | None:
-    total = 0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
+    return add_quantities([layer.params, *(_sum_params(child) for child in layer.children)])
 
 
 def _calls_of_tree(root: ModuleInfo) -> tuple[ModuleCall, ...]:
@@ -308,7 +300,7 @@ class _Table:
 
 def sum_macs(layer: Layer) -> int | None:
     """Of a row and of all rows below it."""
-    return _add([layer.macs, *(sum_macs(child) for child in layer.children)])
+    return add_quantities([layer.macs, *(sum_macs(child) for child in layer.children)])
 
 
 def describe_training(module: ModuleInfo) -> str:
