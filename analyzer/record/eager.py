@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from analyzer.errors import InputError
 from analyzer.meta.dispatch.list_memo import ListMemo
+from analyzer.meta.plain_type import ARGUMENTS
 from analyzer.meta.tensor import template
 from analyzer.replay.optimizer.eligibility import why_run
 from analyzer.replay.reserved import Reserved, one_by_one
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from analyzer.replay.optimizer.replay import OptimizerReplay
 
 # arguments that a forward pass cannot change
-_PLAIN = (torch.Tensor, str, int, float, bool, complex, type(None), torch.dtype, torch.device)
+_PLAIN = (torch.Tensor, *ARGUMENTS)
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 # The learning rate does not change a cost; momentum 0.9 is the value of every published recipe.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from analyzer.meta.plain_type import VALUES
 from analyzer.record.module_walk import REGISTRIES, walk_modules
 
 from .state_fingerprint import reaches_outside, tensor_attributes
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
     from .twin import Pattern, Twin
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_VALUES = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device, torch.Size,
-           torch.memory_format, torch.layout)
-_FIXED = (types.FunctionType, staticmethod, classmethod, *_VALUES)  # what a class gives to all its modules
+_FIXED = (types.FunctionType, staticmethod, classmethod, *VALUES)  # what a class gives to all its modules
 
 
 def structure_key(module: nn.Module, memo: dict[int, int | None], numbers: dict[Hashable, int]) -> int | None:
@@ -104,7 +103,7 @@ class ReadValues:
             inside.update(dict.fromkeys(map(id, (contents, *(contents[name] for name in REGISTRIES)))))
             inside.update((id(t), t) for held in (module._parameters, module._buffers) for t in held.values())
         for _, name, value in (*self.values, *self.computed):
-            if type(value) not in _VALUES and reaches_outside(value, inside):
+            if type(value) not in VALUES and reaches_outside(value, inside):
                 return name
         return None
 
@@ -136,7 +135,7 @@ class ReadValues:
             if all(map(operator.is_, theirs, own.values)):
                 continue
             for mine, its_own in zip(own.values, theirs):
-                if mine is its_own or type(mine) is type(its_own) and isinstance(mine, _VALUES) and mine == its_own:
+                if mine is its_own or type(mine) is type(its_own) and isinstance(mine, VALUES) and mine == its_own:
                     continue
                 if not _same(mine, its_own, self.positions, where):
                     return False
@@ -206,7 +205,7 @@ def _same(a: Any, b: Any, where_a: Positions, where_b: Positions) -> bool:
         return place == where_b.of(b)
     if type(a) is not type(b):
         return False
-    if isinstance(a, _VALUES):
+    if isinstance(a, VALUES):
         return bool(a == b)
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(_same(x, y, where_a, where_b) for x, y in zip(a, b))

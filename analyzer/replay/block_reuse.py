@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.plain_type import ARGUMENTS
 from analyzer.meta.storage import MetaStorage, take_numbers
 from analyzer.meta.tensor import alias, revive
 from analyzer.record.autograd_node import describe_context
@@ -47,9 +48,8 @@ from .unseen_gradient import BlockGradients
 # docs/performance.md, which benchmarks/speed.py measures.
 FEWEST = 3
 LEAST_LEAVES_SAVED = 64
-_PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device)
-_LEAVES = (torch.Tensor, *_PLAIN)
-_UNCHANGING = (*_PLAIN, CacheLike)
+_LEAVES = (torch.Tensor, *ARGUMENTS)
+_UNCHANGING = (*ARGUMENTS, CacheLike)
 
 
 def pays(blocks: int, leaves: int) -> bool:

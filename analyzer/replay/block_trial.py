@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.plain_type import LITERALS
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage, find_storage
 from analyzer.meta.tensor import new_storage, template, tensor_on
@@ -400,7 +401,7 @@ class Trial:
         seen: set[int] = set()
         for x in leaves:
             if not isinstance(x, torch.Tensor):
-                if not isinstance(x, (int, float, bool, str, type(None))):
+                if not isinstance(x, LITERALS):
                     raise Refused(f"it returns a {type(x).__name__}")
                 outputs.append(x)
                 continue

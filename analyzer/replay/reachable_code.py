@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-_CONSTANT = (int, float, bool, str, bytes, complex, type(None))
+from analyzer.meta.plain_type import CODE_CONSTANTS
+
 _CONTAINERS = (dict, list, set, tuple)
 _STATELESS = frozenset({"torch", "numpy", *sys.stdlib_module_names} - {"__main__"})
 #: attributes that tell of a tensor's or an object's past, or by which code evades that its reads are seen
@@ -85,7 +86,7 @@ class _Search:
                         self.pending.append(value)
                     elif name != "__init__":
                         self.methods.setdefault(name, []).append(value)
-                elif not name.startswith("__") and (isinstance(value, _CONTAINERS) or type(value) in _CONSTANT):
+                elif not name.startswith("__") and (isinstance(value, _CONTAINERS) or type(value) in CODE_CONSTANTS):
                     self.found.places.append((base, name))
 
     def run(self) -> None:
@@ -171,4 +172,4 @@ def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
 
 def is_constant(value: Any) -> bool:
     """Whether a value cannot change."""
-    return type(value) in _CONSTANT or type(value) is tuple and all(map(is_constant, value))
+    return type(value) in CODE_CONSTANTS or type(value) is tuple and all(map(is_constant, value))

@@ -26,14 +26,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from analyzer.meta.plain_type import VALUES
 from analyzer.meta.storage import MetaStorage, find_storage
 from analyzer.meta.value.known_value import Watched
 from analyzer.record.module_walk import REGISTRIES
 
 from .reachable_code import find_reachable, is_standard, is_stateless
 
-PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size,
-                   torch.memory_format, torch.layout))
+PLAIN = frozenset(VALUES)
 _IMMUTABLE = (type, ModuleType, BuiltinFunctionType, WrapperDescriptorType, enum.Enum, frozenset)
 _UNREADABLE = (torch.Generator, torch.jit.ScriptFunction)
 _MOST = 20_000  # containers and objects: a model that holds more is not compared

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
 from analyzer.meta.operator_info import describe_operator
+from analyzer.meta.plain_type import ARGUMENTS
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec, to_specs
 
@@ -109,9 +110,7 @@ def _wraps(types: tuple[type, ...]) -> bool:
     return any(is_traceable_wrapper_subclass_type(t) for t in types)
 
 
-_PLAIN = frozenset(
-    {int, float, bool, complex, str,
-     type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+_PLAIN = frozenset(ARGUMENTS)
 _STORAGES = (torch.UntypedStorage, torch.TypedStorage)
 _LAZY = (UninitializedParameter, UninitializedBuffer)
 

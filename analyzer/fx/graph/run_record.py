@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from analyzer.meta.plain_type import ARGUMENTS
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.storage import MetaStorage
 from analyzer.record.log import Log
@@ -15,8 +16,6 @@ from analyzer.record.recorder import describe
 from analyzer.replay.block_place import BlockPlace
 
 Tensor = torch.Tensor
-_CONSTANTS = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
-
 
 @dataclass(frozen=True)
 class Value:
@@ -144,7 +143,7 @@ def _describe(value: Any) -> Any:
             return Unknown()
         return Value(describe(value), int(value.storage_offset()), value.requires_grad, storage.number,
                      storage.nbytes(), storage.known)
-    return value if isinstance(value, _CONSTANTS) else Unknown()
+    return value if isinstance(value, ARGUMENTS) else Unknown()
 
 
 def fingerprint_nodes(graph: fx.Graph) -> dict[str, tuple[Any, ...]]:

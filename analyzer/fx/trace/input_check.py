@@ -7,11 +7,12 @@ import torch
 from torch import fx
 
 from analyzer.errors import InputError
+from analyzer.meta.plain_type import LITERALS
 
 from .structure import Access, children, holds_tensor
 
 Tensor = torch.Tensor
-_SIMPLE = (bool, int, float, str, type(None), torch.dtype, torch.device)
+_SIMPLE = (*LITERALS, torch.dtype, torch.device)
 
 
 class Expected(NamedTuple):

@@ -13,6 +13,7 @@ from analyzer.errors import InputError
 from analyzer.fx.borrowed import Borrowed
 from analyzer.fx.graph.traced_graph import TracedGraph
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.plain_type import ARGUMENTS
 from analyzer.meta.source_line import user_line
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
@@ -33,8 +34,7 @@ _SPEC_ONLY = frozenset({
     "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full", "arange",
     "zeros", "ones", "full", "empty"
 })
-_LITERALS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format,
-             type(Ellipsis), range, enum.Enum)
+_LITERALS = (*ARGUMENTS, type(Ellipsis), range, enum.Enum)
 
 
 class _Pause:

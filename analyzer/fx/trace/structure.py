@@ -11,10 +11,11 @@ import torch
 from torch import nn
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
+from analyzer.meta.plain_type import VALUES
+
 Tensor = torch.Tensor
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout,
-          torch.memory_format, slice, range, type, type(Ellipsis))
+_PLAIN = (*VALUES, slice, range, type, type(Ellipsis))
 
 
 class Access(NamedTuple):

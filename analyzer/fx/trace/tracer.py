@@ -20,6 +20,7 @@ from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.options import MetaOptions
+from analyzer.meta.plain_type import LITERALS
 from analyzer.meta.state import current
 from analyzer.meta.tensor import MetaTensor
 
@@ -34,7 +35,7 @@ from .trace_error import locate, wrap
 from .tracing_patch import tracing_patches
 
 Tensor = torch.Tensor
-_LITERALS = (bool, int, float, str, type(None), torch.dtype)
+_LITERALS = (*LITERALS, torch.dtype)
 
 
 def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[str, Any] | None = None,

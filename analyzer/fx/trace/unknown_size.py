@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.plain_type import NUMBERS
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import copy_tensor, device_of, new_tensor
@@ -165,7 +166,7 @@ def _outline(value: Any, seen: set[int]) -> Any:
     """What there is in nested containers besides the contents of tensors: how many there are, and plain numbers."""
     if isinstance(value, Tensor):
         return Tensor
-    if isinstance(value, (bool, int, float, complex)):
+    if isinstance(value, NUMBERS):
         return value
     if isinstance(value, torch.Size):
         return tuple(value)

@@ -9,6 +9,7 @@ import torch
 
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.operator_info import OperatorInfo
+from analyzer.meta.plain_type import NUMBERS
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.value.contents import covers_storage
@@ -82,7 +83,7 @@ def _fill(state: MetaState, call: OperatorCall) -> None:
     if storage is None or not worth_following(numel := _numel(storage, out.dtype)):
         return
     value = _fill_value(call.info, call.args, call.kwargs)
-    if isinstance(value, (int, float, bool, complex)):
+    if isinstance(value, NUMBERS):
         window = window_of(out)
         key = type(value), repr(value), window, numel, out.dtype  # 0.0 and -0.0 are equal
         known = state.fills.get(key)

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
+from analyzer.meta.plain_type import LITERALS
 from analyzer.record.optimizer_step import TORCHS_OWN, has_step_hooks
-
-_PLAIN = (bool, int, float, str, type(None))
 
 
 def why_run(owner: Any) -> str | None:
@@ -34,7 +33,7 @@ def _why_unknown(optimizer: torch.optim.Optimizer) -> str | None:
         value for group in optimizer.param_groups for name, value in group.items()
         if name not in ("params", "param_names")
     ]
-    if not all(isinstance(x, _PLAIN) for value in settings for x in (value if type(value) is tuple else (value,))):
+    if not all(isinstance(x, LITERALS) for value in settings for x in (value if type(value) is tuple else (value,))):
         return "one of its settings is no plain value"
     return None
 

@@ -1,0 +1,21 @@
+"""Types of values that hold no tensor and cannot change. Which of them will do depends on the question, so there are a
+few sets; all of them are here.
+"""
+from __future__ import annotations
+
+import torch
+
+NUMBERS = (bool, int, float, complex)
+"""What an element of a tensor can be made of."""
+
+LITERALS = (type(None), bool, int, float, str)
+"""What settings are made of: values that read the same in any file."""
+
+CODE_CONSTANTS = (*LITERALS, complex, bytes)
+"""What the compiled code of a function can hold, besides tuples of it."""
+
+ARGUMENTS = (*LITERALS, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
+"""What operators and forward functions take besides tensors, and cannot change."""
+
+VALUES = (*ARGUMENTS, bytes, torch.Size)
+"""What can take the place of an equal one wherever it is found."""
