@@ -18,7 +18,17 @@ from analyzer import symbolic_profile, symbolic_trace
 from analyzer.api.reprofile import reprofile
 from analyzer.api.symbolic_profile import last_runs
 from analyzer.errors import InputError
-from analyzer.fx import CheckpointRegion, GradRegion, GraphModule, checkpoint_modules, clear_region, eliminate_dead_code, set_region, set_saved, split_biases
+from analyzer.fx import (
+    CheckpointRegion,
+    GradRegion,
+    GraphModule,
+    checkpoint_modules,
+    clear_region,
+    eliminate_dead_code,
+    set_region,
+    set_saved,
+    split_biases,
+)
 from analyzer.fx.graph.interpreter import RecordingInterpreter
 
 X = torch.empty(4, 8, 16, device="meta")

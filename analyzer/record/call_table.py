@@ -93,7 +93,7 @@ class CallTable(Sequence[OpCall]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         signature = self.signatures[index] if index < len(self.signatures) else None
-        assert signature is not None  # else it is read before what was played is written out
+        assert signature is not None  # else it is read before a replay is written out
         start = self._starts[index]
         middle = start + self._inputs[index]
         step, phase, recomputed = self._numbering.keys_at[self._kinds[index]]

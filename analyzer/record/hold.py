@@ -1,4 +1,4 @@
-"""Private torch API: whether somebody besides the caller still holds a tensor."""
+"""Private torch API: whether anything besides the caller still refers to a tensor."""
 from __future__ import annotations
 
 import enum
@@ -66,7 +66,7 @@ _counts_of: dict[tuple[int, ...], Holding] = {}  # as `learn_holdings` found the
 
 
 def learn_holdings() -> bool:
-    """Measure, once in the process, how the holders of a gradient are counted; False where counts do not tell them apart."""
+    """Measure once how the holders of a gradient are counted; False where counts do not tell them apart."""
     if not _counts_of:
         with MetaTensorMode():
             _counts_of.update([(_measure(holding), holding) for holding in Holding])

@@ -56,7 +56,7 @@ class LogNode:
 
 @dataclass(slots=True)
 class PhaseRecord:
-    """What the allocator said over one stretch of one phase, and which calls ran in it."""
+    """What the allocator said over a part of one phase, and which calls ran in it."""
 
     step: int
     phase: str
@@ -132,8 +132,8 @@ def kind_of(call: OpCall, storages: Mapping[int, StorageLife]) -> Any:
 class Log:
     """Everything one recorded run did.
 
-    Read `calls`, `storages`, `nodes` and `acts`: what was played from a record is written out at the first reading. Who
-    writes while a run is being recorded uses the fields behind them, in which places are left for what was played.
+    Read `calls`, `storages`, `nodes` and `acts`: replays are written out at the first reading. What writes while a run
+    is being recorded uses the fields behind them, in which places are left for replays.
     """
 
     call_slots: CallTable = field(default_factory=CallTable)
@@ -149,9 +149,8 @@ class Log:
     peak_workspace_bytes: int = 0            #: workspace that was held at that event
     #: numbers of input storages that autograd holds after a forward pass
     saved_inputs: set[int] = field(default_factory=set)
-    output_numbers: set[int] = field(default_factory=set)  #: of storages that the model returned
     steps: int = 0
-    device: str = ""                         #: the claim whose memory is watched
+    device: str = ""                         #: the simulated device whose memory is watched
     assumptions: list[str] = field(default_factory=list)
     act_slots: ActTable = field(default_factory=ActTable)
     keeps_acts: bool = False
@@ -262,7 +261,7 @@ class Log:
         ]
 
     def write_out(self) -> None:
-        """Write what was played into the places that were left for it."""
+        """Write replays into the places that were left for them."""
         if not self.pending and self.is_ordered:
             return
         while self.pending:

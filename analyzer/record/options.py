@@ -36,7 +36,7 @@ class ProfileOptions(MetaOptions):
         if not is_count(self.steps, 1):
             raise InputError(f"options.steps={self.steps!r}: at least one step is needed, and a whole number of them")
         if self.capacity_bytes is not None and not is_count(self.capacity_bytes, 1):
-            raise InputError(f"capacity_bytes={self.capacity_bytes!r}: must be positive, a whole number of bytes such as "
-                             f"analyzer.units.parse_bytes('80GB') gives, or None for no limit")
+            raise InputError(f"capacity_bytes={self.capacity_bytes!r}: must be positive, a whole number of bytes such "
+                             "as analyzer.units.parse_bytes('80GB') gives, or None for no limit")
         if self.limit_to_device and self.capacity_bytes is not None:
             raise InputError(f"limit_to_device=True and capacity_bytes={self.capacity_bytes!r}: give one of them")

@@ -1,4 +1,4 @@
-"""Tells whoever watches how far a run has come."""
+"""Tells a watcher how far a run has come."""
 from __future__ import annotations
 
 import threading

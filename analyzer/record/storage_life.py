@@ -101,7 +101,7 @@ class StorageLife:
     step = _Narrow(4, "of its birth")
     node = _Narrow(5, "that made it, an index in `Log.nodes`")
     module = _Narrow(_MODULE, "that made it, an index in `Log.modules`")
-    device = _Name(0, "the one that it claims to be on")
+    device = _Name(0, "the simulated device that it is on")
     phase = _Name(1, "of its birth")
     category = _Name(_CATEGORY,
                      '"parameter", "buffer", "input", "gradient", "optimizer state", "cast copy"; "" is undecided')

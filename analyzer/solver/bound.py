@@ -22,7 +22,7 @@ _LEAST_STEP = 1e-4
 class UnitGraph:
     """Units that fit the limit as edges between places, sorted by where they begin; bytes in shares of the limit.
 
-    The stretch between a place and the next lies within one unit of each division, which says what is needed there.
+    The interval between a place and the next lies within one unit of each division, which says what is needed there.
     """
 
     def __init__(self, units: Sequence[Unit], limit_bytes: int) -> None:
@@ -62,7 +62,7 @@ class UnitGraph:
         return least, path
 
     def excess(self, path: Sequence[int]) -> np.ndarray:
-        """At each stretch, what a division needs above the limit."""
+        """At each interval, what a division needs above the limit."""
         found = np.zeros(len(self.places) - 1)
         held = 0.0
         for i in path:

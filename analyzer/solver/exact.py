@@ -72,7 +72,7 @@ def _solve_milp(graph: UnitGraph, limit_bytes: int, known_cost: float,
         raise MissingExtraError(
             "method='exact': this program needs scipy, which is not installed; pip install 'torch-analyzer[solver]', "
             "or take method='chain'") from error
-    size, stretches = len(graph.units), len(graph.places) - 1
+    size, intervals = len(graph.units), len(graph.places) - 1
     # variables: one for each unit, then the share of the limit that is held on arriving at each place but the last
     rows: list[int] = []
     columns: list[int] = []
@@ -94,20 +94,20 @@ def _solve_milp(graph: UnitGraph, limit_bytes: int, known_cost: float,
         arriving[graph.end[j]].append(j)
         for i in range(graph.begin[j], graph.end[j]):
             over[i].append(j)
-    for i in range(stretches):
+    for i in range(intervals):
         leaving = range(graph.leaving[i], graph.leaving[i + 1])
         start = 1.0 if i == 0 else 0.0
         add([*((j, 1.0) for j in leaving), *((j, -1.0) for j in arriving[i])], start, start)
         if i:  # what is held grows by what the units that end here add
             add([(size + i, 1.0), (size + i - 1, -1.0), *((j, -float(graph.held[j])) for j in arriving[i])], 0.0, 0.0)
         add([(size + i, 1.0), *((j, float(graph.work[j])) for j in over[i])], -np.inf, 1.0)
-    matrix = coo_matrix((entries, (rows, columns)), shape=(len(low), size + stretches))
+    matrix = coo_matrix((entries, (rows, columns)), shape=(len(low), size + intervals))
     unit_cost = known_cost / 1e3  # HiGHS's tolerances are absolute
-    upper = np.ones(size + stretches)
+    upper = np.ones(size + intervals)
     upper[size] = 0.0
-    result: Any = milp(np.concatenate([graph.cost / unit_cost, np.zeros(stretches)]), bounds=Bounds(
-        np.zeros(size + stretches), upper),
-                       integrality=np.concatenate([np.ones(size), np.zeros(stretches)]), constraints=LinearConstraint(
+    result: Any = milp(np.concatenate([graph.cost / unit_cost, np.zeros(intervals)]), bounds=Bounds(
+        np.zeros(size + intervals), upper),
+                       integrality=np.concatenate([np.ones(size), np.zeros(intervals)]), constraints=LinearConstraint(
                            matrix, low, high), options={"time_limit": seconds, "mip_rel_gap": _GAP})
     bound = 0.0 if result.mip_dual_bound is None else max(0.0, float(result.mip_dual_bound) * unit_cost)
     if result.x is None:

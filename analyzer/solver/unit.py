@@ -1,4 +1,4 @@
-"""The pieces that a plan is made of: stretches of the program that run plainly, or under a checkpoint, with what each
+"""The pieces that a plan is made of: intervals of the program that run plainly, or under a checkpoint, with what each
 costs and holds.
 
 A plan divides the program into consecutive units. What a unit adds to memory does not depend on how the rest is
@@ -246,11 +246,11 @@ def make_units(problem: Problem, limit_bytes: int, spans: Sequence[tuple[int, in
 
 
 def _pair(ends: np.ndarray, passing: np.ndarray) -> list[tuple[int, int]]:
-    """First and last atom of each stretch that a checkpoint may hold."""
+    """First and last atom of each interval that a checkpoint may hold."""
     starts = np.concatenate([[0], ends[:-1] + 1])
     count = len(ends)
     pairs = {(i, j) for i in range(count) for j in range(i, min(count, i + _NEAR))}
-    into = np.concatenate([[0], passing[ends[:-1]]])  # what passes into the stretch that begins there
+    into = np.concatenate([[0], passing[ends[:-1]]])  # what passes into the interval that begins there
     lows = [i for i in range(count) if (i == 0 or into[i] <= into[i - 1]) and (i == count - 1 or into[i] < into[i + 1])]
     while len(lows) * len(lows) // 2 > _MOST_FAR_UNITS:
         lows = [0, *lows[1::2]]

@@ -526,14 +526,14 @@ def test_boxes_are_found_kept_and_cut_out_of_features() -> None:
     images = [torch.rand(3, 64, 64) for _ in range(2)]
     targets = [{"boxes": torch.tensor([[4.0, 4.0, 40.0, 50.0]]), "labels": torch.tensor([1])} for _ in images]
     graph = symbolic_trace(model.train(), meta_args={"images": images, "targets": targets})
-    for images in (images, [torch.rand(3, 64, 64) * i for i in range(2)]):
-        assert_equal(run(graph, model, (images, targets), {}), run(model, model, (images, targets), {}), "in training")
+    for batch in (images, [torch.rand(3, 64, 64) * i for i in range(2)]):
+        assert_equal(run(graph, model, (batch, targets), {}), run(model, model, (batch, targets), {}), "in training")
     # layers are nodes of their own
     assert {"roi_heads_box_head_0", "roi_heads_box_head_1", "rpn_head_conv_0_0"} <= set(names(graph))
     graph = symbolic_trace(model.eval(), meta_args={"images": images})
     with torch.no_grad():
-        for images in (images, [torch.rand(3, 64, 64) * 3 for _ in range(2)]):
-            assert_equal(graph(images), model(images), "detections")
+        for batch in (images, [torch.rand(3, 64, 64) * 3 for _ in range(2)]):
+            assert_equal(graph(batch), model(batch), "detections")
 
 
 class TwoHeads(nn.Module):

@@ -56,7 +56,7 @@ def step(module: nn.Module) -> dict[str, Any]:
 def assert_same(module: nn.Module, expected: dict[str, Any], **tolerance: float) -> None:
     found = step(module)
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, msg=lambda m: f"{name}: {m}", **tolerance)
+        torch.testing.assert_close(found[name], value, msg=(name + ": {}").format, **tolerance)
 
 
 def names(gm: Any) -> list[str]:

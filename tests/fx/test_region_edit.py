@@ -12,8 +12,18 @@ from torch import Tensor, nn
 
 from analyzer import symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
+from analyzer.fx import (
+    AutocastRegion,
+    CheckpointRegion,
+    GradRegion,
+    GraphModule,
+    clear_region,
+    eliminate_dead_code,
+    nodes_in,
+    set_region,
+    set_saved,
+)
 from analyzer.fx.graph.alias import makers, may_share, written_by
-from analyzer.fx import AutocastRegion, CheckpointRegion, GradRegion, GraphModule, clear_region, eliminate_dead_code, nodes_in, set_region, set_saved
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
 

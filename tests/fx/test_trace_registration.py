@@ -19,8 +19,8 @@ from analyzer import (
     symbolic_trace,
 )
 from analyzer.errors import DuplicateRegistrationError
-from analyzer.fx.trace.call_target import CallTarget
 from analyzer.fx import register_leaf_function
+from analyzer.fx.trace.call_target import CallTarget
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

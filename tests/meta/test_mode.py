@@ -149,7 +149,8 @@ def test_what_computes_outside_of_the_mode_is_refused_with_the_way_out(use, devi
 def test_shapes_views_and_modules_can_be_used_outside_of_the_mode():
     with MetaTensorMode():
         x, model = torch.rand(4, 4, device="cuda"), torch.nn.Linear(4, 4).cuda()
-    assert [type(t) for t in (x[0], *x.chunk(2), x.detach(), x.t(), x.data, model.state_dict()["bias"])] == [MetaTensor] * 7
+    assert [type(t) for t in (x[0], *x.chunk(2), x.detach(), x.t(), x.data,
+                              model.state_dict()["bias"])] == [MetaTensor] * 7
     assert (x.shape, x.dim(), x.requires_grad, x.is_leaf, len(x), x.grad) == ((4, 4), 2, False, True, 4, None)
     assert sum(p.numel() for p in model.parameters()) == 20 and model.eval().weight.requires_grad_(False).device == CUDA
     assert isinstance(torch.nn.Parameter(x), torch.nn.Parameter)

@@ -17,7 +17,7 @@ STEPS = 7
 
 
 def stop_at_break(x):
-    for step in range(STEPS):
+    for step in range(STEPS):  # noqa: B007  # read after it
         x = x + 1
         if (x > 0).all():
             break
@@ -44,7 +44,7 @@ def stop_in_nested_if(x):
 
 
 def go_on_with_else(x):
-    for step in range(STEPS):
+    for step in range(STEPS):  # noqa: B007  # read after it
         if (x > 0).all():
             x = x + 1
         else:
@@ -60,7 +60,7 @@ def while_unfinished(x):
 
 
 def stop_where_nothing_changes(x):
-    for step in range(STEPS):
+    for step in range(STEPS):  # noqa: B007  # read after it
         before, x = x, x.clamp(min=0.5)
         if torch.equal(before, x):
             break

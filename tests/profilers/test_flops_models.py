@@ -86,7 +86,7 @@ def test_operators_on_the_zero_list_do_no_arithmetic():
 
 def test_the_check_would_see_arithmetic():
     for name in ("aten::mul", "aten::exp", "aten::sum", "aten::mm"):
-        with (check := ZeroCheck(lambda op: op._schema.name == name)):
+        with (check := ZeroCheck(lambda op, name=name: op._schema.name == name)):
             a = torch.tensor([[1.5, 2.5], [3.5, 4.5]])
             a * 3.0, a.exp(), a.sum(), a @ a
         assert check.calls == 1 and len(check.guilty) == 1, name
