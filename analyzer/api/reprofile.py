@@ -132,9 +132,7 @@ def _check_grad_mode(now: dict[str, tuple[Any, ...]], record: RunRecord) -> None
 
 
 class _Window:
-    """The part of a graph that is run again: what changed, what shares memory with what it reads and writes, and all
-    that read these.
-    """
+    """The part of a graph that runs again: what changed, what shares memory with it, and all that read these."""
 
     def __init__(self, gm: fx.GraphModule, last: LastRun) -> None:
         self.gm, self.last, self.record = gm, last, last.record

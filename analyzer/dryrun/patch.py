@@ -1,6 +1,4 @@
-"""What a dry run replaces while a script runs, besides what the mode does: what would need data, other processes, or
-leave a trace.
-"""
+"""What a dry run replaces besides the mode: what would need data or other processes, or leave a trace."""
 from __future__ import annotations
 
 import inspect

@@ -96,9 +96,7 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
 
 @contextmanager
 def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """What ``python path arguments`` finds: sys.argv, the script's folder first on sys.path; the working directory
-    last.
-    """
+    """What ``python path arguments`` finds: sys.argv, the script's folder first on sys.path, the working one last."""
     before = sys.argv, list(sys.path)
     sys.argv = [str(path), *arguments]
     sys.path[:] = [str(path.absolute().parent), *sys.path, os.getcwd()]

@@ -144,9 +144,7 @@ class _Generation:
         return sorted({0, *(1 + i for i in spread(last, max(2, samples))), *beside})
 
     def _pass(self, recorder: Recorder, decoder: Decoder, tokens: Tensor, step: int, index: int) -> Tensor:
-        """One pass, and the choice of the next token, (batch, 1): the largest of the last logits in float32, as
-        `generate` has it.
-        """
+        """One pass, and the choice of the next token, (batch, 1): the largest of the last logits in float32."""
         recorder.start_step(step, placeholders=step == 0)
         recorder.begin("forward")
         with torch.no_grad(), self.session.casting():

@@ -30,9 +30,7 @@ class Script(torch.nn.Module):
 
 
 class ScriptRecorder(Recorder):
-    """Listens to a whole script. ``steps`` is how many times its optimizers may step; more than one in turn make a step
-    together.
-    """
+    """Listens to a script until its optimizers stepped ``steps`` times; more than one in turn make a step together."""
 
     def __init__(self, mode: MetaTensorMode, claim: torch.device, is_leaf: Callable[[torch.nn.Module], bool] | None,
                  find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None], steps: int) -> None:
@@ -51,9 +49,7 @@ class ScriptRecorder(Recorder):
 
     @contextmanager
     def counting_steps(self) -> Iterator[None]:
-        """End the script with EnoughSteps after the steps asked for. Inside `recording`, whose hooks must run before
-        these.
-        """
+        """End the script with EnoughSteps after the steps asked for; inside `recording`, whose hooks run first."""
         handles = (register_optimizer_step_pre_hook(
             self._before_step), register_optimizer_step_post_hook(self._after_step))
         self.start_step(0, placeholders=False)
@@ -84,9 +80,7 @@ class ScriptRecorder(Recorder):
         return super().enter_module(module, args, kwargs)
 
     def _adopt(self, module: torch.nn.Module) -> None:
-        """Take a module that the script calls into the log. Of those without state, such as losses, one stands for its
-        class.
-        """
+        """Take a module that the script calls into the log; one without state, such as a loss, stands for its class."""
         if not module._modules and not module._parameters and not module._buffers:
             if type(module) in self._stateless:
                 self._module_index[id(module)] = self._stateless[type(module)]

@@ -74,9 +74,7 @@ def to_html(profile: Profile, path: str | Path | None = None) -> str:
 
 @register_view.shipped("notebook")
 def to_fragment(profile: Profile) -> str:
-    """What a notebook shows: the run, the figures of the model, and its modules down to the second level, the rest
-    folded.
-    """
+    """What a notebook shows: the run, the figures of the model, and its modules, folded below the second level."""
     title, *run = describe_run(profile)
     figures = "".join(f"<tr><td style=\"text-align:left\">{escape(name)}</td><td>{escape(value)}</td></tr>"
                       for name, value in list_notations(profile))
@@ -87,9 +85,7 @@ def to_fragment(profile: Profile) -> str:
 
 
 def _fold(module: ModuleInfo) -> str:
-    """One module as a line, and those below it folded behind it. Notebooks bring no style of ours, so the line says
-    what is what.
-    """
+    """One module as a line, and those below it folded behind it; a notebook has no style of ours."""
     told = ", ".join(f"{column.header} {column.format(getattr(module, column.field))}" for column in MODULE_COLUMNS)
     line = f"<b>{escape(name_module(module))}</b> {escape(describe_type(module))}: <small>{escape(told)}</small>"
     if not module.children:

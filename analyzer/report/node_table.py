@@ -65,9 +65,7 @@ def node_table(rows: Sequence[NodeInfo], sort: str | None = None, depth: int | N
 
 
 def format_totals(columns: Sequence[Column], rows: Sequence[NodeInfo]) -> list[str]:
-    """The last row: sums, under the first two columns what they sum; Accumulate is a running sum and ends at its last
-    value.
-    """
+    """The last row: sums; Accumulate is a running sum and ends at its last value."""
     cells = []
     for column in columns[2:]:
         if column.unit == "text":

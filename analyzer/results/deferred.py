@@ -23,9 +23,7 @@ class DeferredFields:
 
     @classmethod
     def deferred(cls: type[_Record], known: Mapping[str, Any], groups: Groups) -> _Record:
-        """A record that works out the fields of each of ``groups`` when one of them is read; the others are ``known``
-        or their defaults.
-        """
+        """A record with ``known`` fields; those of each of ``groups`` are worked out when one of them is read."""
         record = cls(**known)
         for names in groups.values():
             for name in names:

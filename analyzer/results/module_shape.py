@@ -1,6 +1,4 @@
-"""What a report says of a module without a run: its class, settings and parameters, kept when the module itself has
-gone on.
-"""
+"""What a profile says of a module without a run: its class, settings and parameters, kept when it has changed."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,9 +31,7 @@ class ParameterShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TwinShape:
-    """A block that is like an earlier one but for its keys and some settings (extra_repr and kernel size, by place in
-    the block).
-    """
+    """A block like an earlier one but for keys and some settings (extra_repr and kernel size, by place in it)."""
 
     first: ModuleShape
     keys: Sequence[int]

@@ -98,9 +98,7 @@ class NodeInfo(DeferredFields):
 
     @classmethod
     def blank(cls, make: Callable[[], Mapping[str, Any]], **known: Any) -> NodeInfo:
-        """A record of which ``known`` fields are set, the others when one is read: by ``make``, or from what it
-        returns.
-        """
+        """A record of which ``known`` fields are set, others when one is read: by ``make`` or from what it returns."""
         info = object.__new__(cls)
         for name, value in known.items():
             setattr(info, name, value)

@@ -149,9 +149,7 @@ class Profile(DeferredFields):
         return self._utilization("mfu", add_quantities(macs), seconds, device, dtype)
 
     def hfu(self, seconds: float, device: str | DeviceSpec | None = None, dtype: str | None = None) -> float | None:
-        """Hardware FLOPs utilization: as `mfu`, but with what activation checkpointing runs again (Korthikanti et al.,
-        2022, section 6.3).
-        """
+        """Hardware FLOPs utilization: `mfu` with what checkpointing runs again (Korthikanti et al., 2022, 6.3)."""
         macs = (self.fwd_macs,) if self.mode == "infer" else (self.fwd_macs, self.bwd_macs, self.recompute_macs)
         return self._utilization("hfu", add_quantities(macs), seconds, device, dtype)
 
@@ -186,9 +184,7 @@ class Profile(DeferredFields):
     def module_tree(self, depth: int | None = None, sort: str | None = None, *, columns: Sequence[str] = (),
                     fmt: str = "simple", ignore_modules: Collection[str | type] = (), only: bool = False,
                     as_string: bool = True) -> str:
-        """The modules as an indented table in which a parent is its children plus its "(own)" row; see
-        `analyzer.report.module_tree`.
-        """
+        """The modules as an indented table in which a parent is its children plus its "(own)" row."""
         return self.report("tree", depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules,
                            only=only, as_string=as_string)
 

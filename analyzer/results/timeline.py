@@ -1,6 +1,4 @@
-"""Memory over time, from the allocator's events in the log: points per operator call, and the events themselves with
-what asked for them.
-"""
+"""Memory over time, from the allocator's events in the log: points per operator call, and events with their cause."""
 from __future__ import annotations
 
 from collections import defaultdict

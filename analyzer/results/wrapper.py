@@ -1,6 +1,4 @@
-"""Compiled modules in a profile: each is a level of the tree above the module that it wraps, as in the model's own
-`named_modules()`.
-"""
+"""Compiled modules in a profile: each is a level of the tree above the module that it wraps."""
 from __future__ import annotations
 
 import sys

@@ -1,6 +1,4 @@
-"""`FlopsProfiler`: measures a training loop of its user's. Its interface is that of the profilers of DeepSpeed and
-flops-profiler.
-"""
+"""`FlopsProfiler`: measures its user's training loop, under the interface of DeepSpeed's and flops-profiler's."""
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -256,9 +254,7 @@ def get_model_profile(
 
 def print_generation(prof: FlopsProfiler, args: tuple[Any, ...], kwargs: dict[str, Any],
                      output_file: str | Path | None) -> None:
-    """Where a method called the model more than once: print what each pass cost, or add it to ``output_file``. It ends
-    the recording.
-    """
+    """Where a method called the model again and again: end the recording, and print or add what each pass cost."""
     recorder, prof._recorder, prof._made = prof._recorder, None, None
     if recorder is None or len(recorder.root_calls) < 2:
         return

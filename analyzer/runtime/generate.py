@@ -1,6 +1,4 @@
-"""`measure_generate`: the prefill of a generation and each token after it, told apart while ``generate()`` runs as it
-is.
-"""
+"""`measure_generate`: the prefill of a generation and each token after it, told apart while ``generate()`` runs."""
 from __future__ import annotations
 
 from bisect import bisect_right

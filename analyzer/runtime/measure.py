@@ -169,9 +169,7 @@ def time_runs(run: Callable[[], Any], clock: Clock, count: int) -> float:
 
 @contextlib.contextmanager
 def unchanged(model: torch.nn.Module, device: torch.device, *, weights: bool) -> Iterator[None]:
-    """Put back what a step changes: gradients, buffers, random number generators, and parameters where ``weights`` says
-    so.
-    """
+    """Put back what a step changes: gradients, buffers, random generators, and parameters where ``weights``."""
     kept = [t for t in (*model.buffers(), *(model.parameters() if weights else ())) if not is_lazy(t)]
     copies = [t.detach().clone() for t in kept]
     gradients = [(p, p.grad) for p in model.parameters()]

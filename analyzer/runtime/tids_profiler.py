@@ -14,9 +14,7 @@ from .flops_profiler import FlopsProfiler
 
 @dataclass(frozen=True)
 class ModuleProfile:
-    """One module and those below it; its text has a line for each. ``fwd_latency`` is in milliseconds, shares are of
-    the whole model.
-    """
+    """One module and those below it, a line of text for each; latencies are in milliseconds, shares of the model."""
 
     name: str
     type: str

@@ -1,6 +1,4 @@
-"""The report of DeepSpeed's FLOPs profiler, and of flops-profiler, which came from it: summary, aggregated and detailed
-profile.
-"""
+"""The report of DeepSpeed's FLOPs profiler and of flops-profiler: summary, aggregated and detailed profile."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

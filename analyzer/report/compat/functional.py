@@ -77,9 +77,7 @@ def name_function(operator: str, module: ModuleInfo | None = None) -> str:
 
 
 def list_functions(module: ModuleInfo) -> dict[str, FunctionInfo]:
-    """The functions that the module itself called in the forward pass, the longest first; views and the like, which
-    cost nothing, are left out.
-    """
+    """The functions that the module itself called in the forward pass, the longest first, but those without cost."""
     return _collect([(module, row) for row in module.operators])
 
 

@@ -1,6 +1,4 @@
-"""The table of torchinfo: one row a run of a module, in the order of the runs, with shared modules marked and counted
-once.
-"""
+"""The table of torchinfo: one row a run of a module, in their order; shared modules are marked and counted once."""
 from __future__ import annotations
 
 import math
@@ -118,9 +116,7 @@ def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_siz
 
 
 def list_layers(profile: Profile, root: ModuleInfo, mult_adds: str = "own") -> list[Layer]:
-    """All rows: the runs of modules, and before the first run inside a container that is not called itself, the
-    container.
-    """
+    """All rows: the runs of modules, and before the first run in a container that is not called itself, that."""
     by_path = {module.path: module for module in root.walk()}
     calls = profile.module_calls or _calls_of_tree(root)
     layers: list[Layer] = []
@@ -190,9 +186,7 @@ def _list_holders(path: str) -> list[str]:
 
 
 def _share_costs(runs: Sequence[Layer], mult_adds: str) -> None:
-    """Divide the MACs of a module's own and its time among its runs: evenly where all are alike, else all MACs to the
-    first.
-    """
+    """Divide a module's own MACs and its time among its runs: evenly where alike, else all MACs to the first."""
     module = runs[0].module
     alike = all(run.call and run.call[2:4] == (module.inputs, module.outputs) for run in runs)
     macs = module.own.fwd_macs if module.children else module.fwd_macs
@@ -304,9 +298,7 @@ def sum_macs(layer: Layer) -> int | None:
 
 
 def describe_training(module: ModuleInfo) -> str:
-    """``True`` where all parameters are trained, ``False`` where none is, ``Partial`` between, ``--`` without
-    parameters.
-    """
+    """``True`` where all parameters are trained, ``False`` where none, ``Partial`` between, ``--`` without any."""
     if not module.params or module.trainable_params is None:
         return "--"
     return {0: "False", module.params: "True"}.get(module.trainable_params, "Partial")
