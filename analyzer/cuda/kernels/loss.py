@@ -1,6 +1,7 @@
-"""Connectionist temporal classification, which torch cannot run on meta where its lengths are tensors.
+"""Losses whose kernels return other storages than meta's, or cannot run there.
 
-Source: ``ctc_loss_gpu_template`` in ``aten/src/ATen/native/cuda/LossCTC.cu``.
+Connectionist temporal classification cannot where its lengths are tensors; source: ``ctc_loss_gpu_template`` in
+``aten/src/ATen/native/cuda/LossCTC.cu``.
 """
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import device_shape
+from analyzer.cuda.kernel_registry import device_shape, host_shape
 
 Tensor = torch.Tensor
 
@@ -24,4 +25,26 @@ def ctc_loss_shape(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, ta
 
 @device_shape("_ctc_loss_backward.Tensor")
 def ctc_loss_backward_shape(grad: Tensor, log_probs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """What ``_ctc_loss_backward.Tensor`` gives on a GPU."""
     return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+@device_shape("mse_loss", "smooth_l1_loss", "soft_margin_loss")
+@host_shape("mse_loss", "smooth_l1_loss", "soft_margin_loss")
+def elementwise_loss_shape(self: Tensor, target: Tensor, reduction: int = 1, *_: Any, **__: Any) -> Tensor:
+    """The loss of each element; a mean or sum is written into the first of them, and the storage keeps its size.
+
+    BinaryOps.cpp (TORCH_META_FUNC of mse_loss and smooth_l1_loss) and Loss.cpp (soft_margin_loss_out).
+    """
+    shape = torch.broadcast_shapes(self.shape, target.shape)
+    out = self.new_empty(shape, dtype=torch.result_type(self, target))
+    return out.resize_(()) if reduction else out
+
+
+@device_shape("binary_cross_entropy")
+@host_shape("binary_cross_entropy")
+def binary_cross_entropy_shape(self: Tensor, target: Tensor, weight: Tensor | None = None,
+                               reduction: int = 1) -> Tensor:
+    """The same: Loss.cpp, binary_cross_entropy_out_cpu, and cuda/Loss.cu."""
+    out = torch.empty_like(self)
+    return out.resize_(()) if reduction else out
