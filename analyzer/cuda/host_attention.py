@@ -17,8 +17,8 @@ def choose_host_backend(call: AttentionCall) -> int:
     """The number of the backend, as in `choose_backend`.
 
     >>> x = torch.empty(1, 2, 8, 16, device="meta")
-    >>> choose_host_backend(AttentionCall(x, x, x, None, 0.0, False, False)), choose_host_backend(AttentionCall(x, x, x, None, 0.1, False, False))
-    (1, 0)
+    >>> [choose_host_backend(AttentionCall(x, x, x, None, dropout, False, False)) for dropout in (0.0, 0.1)]
+    [1, 0]
     """
     op = torch.ops.aten._fused_sdp_choice.default
     return int(

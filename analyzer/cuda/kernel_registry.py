@@ -1,4 +1,4 @@
-"""Operators that take another path on the simulated device than on meta: the tables, and their place in the dispatcher."""
+"""Operators that take another path on the simulated device than on meta: tables, and their place in the dispatcher."""
 from __future__ import annotations
 
 import importlib

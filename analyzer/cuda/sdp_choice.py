@@ -39,16 +39,17 @@ class AttentionCall(NamedTuple):
 
     @property
     def needs_grad(self) -> bool:
+        """Whether a backward pass may follow."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in self[:3])
 
 
 def simulated_capability() -> tuple[int, int]:
-    """The compute capability of the simulated device; Hopper's where the device is no GPU or its generation is unknown."""
+    """The compute capability of the simulated device; Hopper's where it is no GPU or its generation is unknown."""
     return simulated_spec().compute_capability or (9, 0)
 
 
 def choose_backend(call: AttentionCall) -> int:
-    """The backend of PyTorch's ``select_sdp_backend``: one of MATH, FLASH, EFFICIENT, CUDNN, or -1 where none may run."""
+    """The backend of PyTorch's ``select_sdp_backend``: MATH, FLASH, EFFICIENT, CUDNN, or -1 where none may run."""
     for backend in _priority_order():
         if backend == CUDNN and _can_use_cudnn(call) or backend == FLASH and _can_use_flash(call):
             return backend

@@ -36,16 +36,22 @@ class SimulatedStream:
         self.device_type = 1  # c10::DeviceType::CUDA
 
     def query(self) -> bool:
+        """True: nothing is ever left to run."""
         return True
 
     def is_capturing(self) -> bool:
+        """False: there are no CUDA graphs."""
         return False
 
-    def synchronize(self) -> None: ...
-    def wait_event(self, event: Any) -> None: ...
-    def wait_stream(self, stream: Any) -> None: ...
+    def synchronize(self) -> None:
+        """Return at once."""
+    def wait_event(self, event: Any) -> None:
+        """Return at once."""
+    def wait_stream(self, stream: Any) -> None:
+        """Return at once."""
 
     def record_event(self, event: Any = None) -> Any:
+        """Record ``event``, or a new one, on this stream."""
         event = SimulatedEvent() if event is None else event
         event.record(self)
         return event
@@ -77,15 +83,20 @@ class SimulatedEvent:
         self.device: torch.device | None = None
 
     def record(self, stream: Any = None) -> None:
+        """Note the device of ``stream``."""
         self.device = torch.device("cuda", torch.cuda.current_device()) if stream is None else stream.device
 
-    def wait(self, stream: Any = None) -> None: ...
-    def synchronize(self) -> None: ...
+    def wait(self, stream: Any = None) -> None:
+        """Return at once."""
+    def synchronize(self) -> None:
+        """Return at once."""
 
     def query(self) -> bool:
+        """True: nothing is ever left to run."""
         return True
 
     def elapsed_time(self, end_event: Any) -> float:
+        """A placeholder, `ELAPSED_MILLISECONDS`, said so in the assumptions."""
         state = current()
         if state is not None:
             state.assume(f"torch.cuda.Event.elapsed_time answers {ELAPSED_MILLISECONDS} ms: nothing runs")
@@ -98,6 +109,7 @@ class SimulatedGenerator(torch.Generator):
     device: torch.device = torch.device("cuda")  # shadows torch's property
 
     def __new__(cls, device: Any = "cuda") -> SimulatedGenerator:
+        """Make a generator of the host that says ``device``."""
         made: SimulatedGenerator = torch._C.Generator.__new__(
             cls, "cpu")  # type: ignore[call-arg]  # torch.Generator is replaced
         made.device = torch.device("cuda", device_index(device))

@@ -1,0 +1,1 @@
+"""The log in, annotations out: FLOPs, memory, traffic, communication and latency."""

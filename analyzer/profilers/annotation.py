@@ -38,6 +38,7 @@ class Annotation:
 
     @property
     def nodes(self) -> defaultdict[int, dict[str, Any]]:
+        """Columns of each node, by its number."""
         self._complete()
         return self._nodes
 

@@ -98,6 +98,7 @@ def from_table(name: str, table: dict[str, Formula], products: Callable[[Signatu
 
 
 def aten(names: str, formula: Formula) -> dict[str, Formula]:
+    """One formula for the operators ``names`` of aten."""
     return {f"aten::{name}": formula for name in names.split()}
 
 
@@ -111,18 +112,22 @@ def batch_norm_flops(x: Spec, weight: Any, bias: Any, mean: Any, var: Any, train
 
 
 def no_statistics_flops(x: Spec, weight: Any, bias: Any, training: bool, *_: Any, out: Any = None, **__: Any) -> int:
+    """Batch norm, where it is counted with the statistics given."""
     return x.numel * ((5 if training else 2) - (weight is None))
 
 
 def evaluated_batch_norm_flops(x: Spec, weight: Any = None, *_: Any, out: Any = None, **__: Any) -> int:
+    """Batch norm as evaluation counts it."""
     return x.numel * (2 - (weight is None))
 
 
 def layer_norm_flops(x: Spec, _shape: Any, weight: Any = None, *_: Any, out: Any = None, **__: Any) -> int:
+    """Layer norm, with a weight or without."""
     return x.numel * (5 - (weight is None))
 
 
 def group_norm_flops(x: Spec, weight: Any = None, *_: Any, out: Any = None, **__: Any) -> int:
+    """Group norm, with a weight or without."""
     return x.numel * (5 - (weight is None))
 
 
@@ -168,6 +173,7 @@ def biased_convolution_flops(x: Spec, weight: Spec, bias: Any, stride: Any, padd
 
 
 def added_batched_flops(x: Spec, a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """A batched product that is added to something."""
     macs = a.numel * b[-1]
     return FlopCount(2 * macs + x.numel, macs)
 
@@ -217,11 +223,14 @@ DEEPSPEED: dict[str, Formula] = {
     **aten("baddbmm", added_batched_flops),
     **aten(
         "relu _prelu_kernel elu leaky_relu silu gelu _softmax avg_pool1d avg_pool2d avg_pool3d max_pool1d_with_indices "
-        "max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d mkldnn_max_pool3d adaptive_avg_pool1d _adaptive_avg_pool2d "
+        "max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d mkldnn_max_pool3d adaptive_avg_pool1d "
+        "_adaptive_avg_pool2d "
         "mkldnn_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d", per_input(1)),
     **aten(
-        "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d "
-        "upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d "
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
+        "upsample_trilinear3d "
+        "upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d "
+        "_upsample_nearest_exact2d "
         "_upsample_nearest_exact3d", interpolation_flops),
     **aten("_cudnn_rnn", recurrent_flops),
     **aten("mkldnn_rnn_layer", host_recurrent_flops),
@@ -246,6 +255,7 @@ def two_to_a_product(signature: Signature, own: FlopCount) -> FlopCount | None:
 
 
 def per_output(flops: int) -> Formula:
+    """The formula of ``flops`` operations for each output element."""
     def per_output_flops(*_: Any, out: Any, **__: Any) -> int:
         return flops * first(out).numel
 

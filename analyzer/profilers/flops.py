@@ -34,9 +34,9 @@ def make_flops_profiler(convention: str = "own") -> Callable[[Log], Annotation]:
     >>> import torch
     >>> from analyzer import profile
     >>> model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU())
-    >>> own, theirs = (profile(model, args=(torch.empty(8, 16),), mode="infer", profilers={"flops": make_flops_profiler(name)})
-    ...                for name in ("own", "deepspeed"))
-    >>> own.fwd_flops - 2 * own.fwd_macs, theirs.fwd_flops - 2 * theirs.fwd_macs  # GELU: five operations an element, or one
+    >>> own, theirs = (profile(model, args=(torch.empty(8, 16),), mode="infer",
+    ...                        profilers={"flops": make_flops_profiler(name)}) for name in ("own", "deepspeed"))
+    >>> own.fwd_flops - 2 * own.fwd_macs, theirs.fwd_flops - 2 * theirs.fwd_macs  # GELU: five an element, or one
     (1280, 256)
     """
     chosen = find_convention(convention)

@@ -93,9 +93,8 @@ def end_of_forward(log: Log, step: int) -> int:
     return end
 
 
-def _describe_nodes(log: Log, last: int, out: Annotation, saved_at: dict[int, int], trains: bool) -> None:
-    """Fill the columns of the node table that depend on the order of nodes."""
-    accumulated = 0
+def _charge_held(log: Log, last: int, out: Annotation) -> set[int]:
+    """Charge parameters and buffers to the first node that reads each; their numbers."""
     seen: set[int] = set()
 
     def take(node: int, number: int) -> None:
@@ -112,6 +111,13 @@ def _describe_nodes(log: Log, last: int, out: Annotation, saved_at: dict[int, in
         if call.step == last and call.phase == "forward" and call.node >= 0:
             for number in call.inputs:
                 take(call.node, number)
+    return seen
+
+
+def _describe_nodes(log: Log, last: int, out: Annotation, saved_at: dict[int, int], trains: bool) -> None:
+    """Fill the columns of the node table that depend on the order of nodes."""
+    accumulated = 0
+    seen = _charge_held(log, last, out)
     for i, node in enumerate(log.nodes):
         if node.step != last:
             continue

@@ -296,6 +296,7 @@ ROWS: dict[str, Callable[[Call, TensorSpec], int]] = {
 
 
 def rows_bytes(call: Call, target: TensorSpec) -> int:
+    """Bytes of the rows that a call picks of ``target``."""
     return ROWS[call.name](call, target) * target.dtype.itemsize
 
 

@@ -27,6 +27,7 @@ _EFFICIENT_ALIGNMENT = 8   # preprocess_mask, mem_eff_alignment
 @device_kernel("scaled_dot_product_attention", on_any_device=True)
 def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
            is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False) -> Any:
+    """``scaled_dot_product_attention`` as a GPU or the CPU runs it."""
     if not _is_valid(query, key, value, attn_mask, is_causal):
         return NotImplemented  # torch says what is wrong
     # torch divides by their number, which ends the process
@@ -65,7 +66,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None =
         return aten._scaled_dot_product_attention_math.default(query, key, value, mask, dropout_p, is_causal, None,
                                                                scale=scale, enable_gqa=enable_gqa)[0]
     raise RuntimeError(
-        f"No available kernel. Aborting execution. scaled_dot_product_attention({describe(call)}): every backend that could "
+        f"No available kernel. Aborting execution. scaled_dot_product_attention({describe(call)}): "
+        "every backend that could "
         "run it is switched off; see torch.nn.attention.sdpa_kernel and torch.backends.cuda.enable_math_sdp")
 
 
@@ -105,7 +107,7 @@ def _align(mask: Tensor) -> Tensor:  # preprocess_mask, pad_bias
 def attend_with_products(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
                          dropout_p: float = 0.0, is_causal: bool = False, dropout_mask: Tensor | None = None, *,
                          scale: float | None = None, enable_gqa: bool = False) -> Any:
-    """The plain products. On meta torch adds the mask out of place, on CUDA in place; without a mask both run the same."""
+    """The plain products. On meta torch adds the mask out of place, on CUDA in place; without one both do the same."""
     if attn_mask is None and not is_causal or dropout_mask is not None:
         return NotImplemented
     dtype = query.dtype

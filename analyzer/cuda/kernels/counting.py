@@ -17,6 +17,7 @@ aten = torch.ops.aten
 
 @device_kernel("bincount", on_any_device=True)
 def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
+    """``bincount`` as a GPU or the CPU runs it."""
     if minlength <= 0 or read_known(self) is not None:
         return NotImplemented
     state = current()

@@ -16,6 +16,7 @@ aten = torch.ops.aten
 
 @device_kernel("dropout")
 def drop_out(input: torch.Tensor, p: float, train: bool) -> Any:
+    """``dropout`` as a GPU runs it."""
     if train and 0 < p < 1 and input.numel():
         return aten.native_dropout.default(input, p, True)[0]
     return NotImplemented

@@ -24,6 +24,7 @@ def attend_with_heads(query: Tensor, key: Tensor, value: Tensor, embed_dim: int,
                       qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None,
                       need_weights: bool = True, average_attn_weights: bool = True,
                       mask_type: int | None = None) -> Any:
+    """``_native_multi_head_attention`` as a GPU runs it."""
     if query.is_nested or query.dim() != 3 or not query.numel():
         return NotImplemented
     if query is key is value and embed_dim // num_head % 8 == 0 and not need_weights and mask is None:
@@ -67,12 +68,14 @@ def _project(query: Tensor, key: Tensor, value: Tensor, size: int, weight: Tenso
 
 @device_shape("_transform_bias_rescale_qkv")
 def transform_shape(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
+    """What ``_transform_bias_rescale_qkv`` gives on a GPU."""
     batch, length, size = qkv.shape
     return tuple(qkv.new_empty(3, batch, num_heads, length, size // 3 // num_heads).unbind(0))
 
 
 @device_shape("_masked_softmax")
 def masked_softmax_shape(self: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None) -> Tensor:
+    """What ``_masked_softmax`` gives on a GPU."""
     return torch.empty_like(self, memory_format=torch.contiguous_format)
 
 
@@ -81,6 +84,7 @@ def encode(src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_
            proj_bias: Tensor, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor,
            norm_weight_2: Tensor, norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor,
            ffn_bias_2: Tensor, mask: Tensor | None = None, mask_type: int | None = None) -> Any:
+    """``_transformer_encoder_layer_fwd`` as a GPU runs it."""
     if src.is_nested or not src.numel():
         return NotImplemented
 
@@ -105,9 +109,11 @@ def encode(src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_
 
 @device_kernel("_nested_tensor_from_mask_left_aligned", on_any_device=True)
 def is_left_aligned(t: Tensor, mask: Tensor) -> bool:
+    """``_nested_tensor_from_mask_left_aligned`` as a GPU or the CPU runs it."""
     state = current()
     assert state is not None
     state.assume(
-        "padding masks are taken not to be left-aligned, so that TransformerEncoder makes no nested tensors of its input"
+        "padding masks are taken not to be left-aligned, so that "
+        "TransformerEncoder makes no nested tensors of its input"
     )
     return False

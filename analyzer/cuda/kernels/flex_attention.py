@@ -80,6 +80,7 @@ class FlexAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: tuple[Any, ...],
                 scale: float, kernel_options: dict[str, Any], mask_buffers: tuple[Any,
                                                                                   ...], *score_buffers: Any) -> Any:
+        """Run the kernel and keep what its backward pass needs."""
         ctx.set_materialize_grads(False)
         out, logsumexp, max_scores = _attend(query, key, value, score_mod, block_mask, scale, kernel_options,
                                              score_buffers, mask_buffers)
@@ -92,6 +93,7 @@ class FlexAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        """The gradients of the inputs."""
         query, key, value, out, logsumexp, *_ = ctx.saved_tensors
         score_mod, block_mask, scale, kernel_options, score_buffers, mask_buffers = ctx.rest
         *found, for_buffers = flex.sdpa_dense_backward(query, key, value, out, logsumexp, grads[0], grads[1], score_mod,

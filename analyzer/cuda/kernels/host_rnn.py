@@ -163,7 +163,10 @@ def run_cells(cell: Cell, x: Tensor, sizes: list[int] | None, hx: list[Tensor], 
     finals: list[State] = []
     x = x.transpose(0, 1) if batch_first else x
     for layer, (states, given) in enumerate(layers.each(list(zip(*(s.unbind(0) for s in hx))), weights)):
-        x, last = run_steps(cell, x, states, given) if sizes is None else run_packed_steps(cell, x, sizes, states, given)
+        if sizes is None:
+            x, last = run_steps(cell, x, states, given)
+        else:
+            x, last = run_packed_steps(cell, x, sizes, states, given)
         finals += last
         x = layers.drop_out(x, layer)
     stacked = [torch.stack(s) for s in reversed(list(zip(*finals)))]  # the cell's before the hidden state's
@@ -271,6 +274,7 @@ def shape_onednn_layer_backward(input: Tensor, weight1: Tensor, weight2: Tensor,
 @host_kernel("lstm.input")
 def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
          train: bool, bidirectional: bool, batch_first: bool) -> Any:
+    """``lstm.input`` as the CPU runs it."""
     layers = Layers(num_layers, dropout, train, bidirectional)
     if uses_onednn(input, hx):
         return run_onednn(input, hx, params, has_biases, layers, batch_first)
@@ -280,6 +284,7 @@ def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool
 @host_kernel("lstm.data")
 def packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool,
                 num_layers: int, dropout: float, train: bool, bidirectional: bool) -> Any:
+    """``lstm.data`` as the CPU runs it."""
     sizes = read_lengths("a recurrent layer on a packed sequence", batch_sizes)
     return run_cells(step_lstm, data, sizes, hx, params, has_biases, Layers(num_layers, dropout, train, bidirectional))
 

@@ -19,6 +19,7 @@ aten = torch.ops.aten
 
 @device_kernel("gather_backward")
 def gather_backward(grad: Tensor, self: Tensor, dim: int, index: Tensor, sparse_grad: bool) -> Any:
+    """``gather_backward`` as a GPU runs it."""
     if sparse_grad:
         return NotImplemented
     return aten.scatter_add_.default(aten.new_zeros.default(grad, self.shape), dim, index, grad)
@@ -26,6 +27,7 @@ def gather_backward(grad: Tensor, self: Tensor, dim: int, index: Tensor, sparse_
 
 @device_kernel("index_select_backward")
 def index_select_backward(grad: Tensor, self_sizes: list[int], dim: int, index: Tensor) -> Any:
+    """``index_select_backward`` as a GPU runs it."""
     return aten.index_add_.default(aten.new_zeros.default(grad, self_sizes, dtype=grad.dtype), dim, index, grad)
 
 

@@ -27,6 +27,7 @@ _INT32_MAX = 2**31 - 1
 def normalize_batch(input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
                     running_var: Tensor | None, training: bool, momentum: float, eps: float,
                     cudnn_enabled: bool) -> Any:
+    """``_batch_norm_impl_index`` as a GPU runs it."""
     if not input.numel() or not _uses_cudnn(input, weight, bias, running_mean, running_var, training):
         return NotImplemented  # native_batch_norm, on CUDA as on meta
     assert weight is not None and bias is not None
@@ -65,6 +66,7 @@ class FusedRmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, normalized_shape: list[int], weight: Tensor | None,
                 eps: float | None) -> Tensor:
+        """Run the kernel and keep what its backward pass needs."""
         out, rstd = call_whole(aten._fused_rms_norm.default, input, normalized_shape, weight, eps)
         ctx.normalized_shape = normalized_shape
         ctx.save_for_backward(input, weight, rstd)
@@ -72,6 +74,7 @@ class FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
+        """The gradients of the inputs."""
         input, weight, rstd = ctx.saved_tensors
         needed = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
         shape = ctx.normalized_shape
@@ -83,6 +86,7 @@ class FusedRmsNorm(torch.autograd.Function):
 @device_kernel("rms_norm")
 def normalize_root_mean_square(input: Tensor, normalized_shape: list[int], weight: Tensor | None = None,
                                eps: float | None = None) -> Any:
+    """``rms_norm`` as a GPU runs it."""
     fits = tuple(input.shape[input.dim() - len(normalized_shape):]) == tuple(normalized_shape)
     if (not hasattr(aten, "_fused_rms_norm") or not fits or input.is_complex()
             or weight is not None and weight.dtype != input.dtype
@@ -94,6 +98,7 @@ def normalize_root_mean_square(input: Tensor, normalized_shape: list[int], weigh
 @device_shape("_fused_rms_norm")
 def fused_rms_norm_shape(input: Tensor, normalized_shape: list[int], weight: Tensor | None,
                          eps: float | None) -> tuple[Tensor, Tensor]:
+    """What ``_fused_rms_norm`` gives on a GPU."""
     outer = input.shape[:input.dim() - len(normalized_shape)]
     rstd = input.new_empty((*outer, *(1 for _ in normalized_shape)), dtype=get_computation_dtype(input.dtype))
     return torch.empty_like(input, memory_format=torch.contiguous_format), rstd
@@ -103,5 +108,6 @@ def fused_rms_norm_shape(input: Tensor, normalized_shape: list[int], weight: Ten
 def fused_rms_norm_backward_shape(grad_out: Tensor, input: Tensor, normalized_shape: list[int], rstd: Tensor,
                                   weight: Tensor | None,
                                   output_mask: list[bool]) -> tuple[Tensor | None, Tensor | None]:
+    """What ``_fused_rms_norm_backward`` gives on a GPU."""
     grad_input = torch.empty_like(input, memory_format=torch.contiguous_format) if output_mask[0] else None
     return grad_input, torch.empty_like(weight) if output_mask[1] and weight is not None else None

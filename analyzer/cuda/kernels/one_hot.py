@@ -18,6 +18,7 @@ aten = torch.ops.aten
 
 @device_kernel("one_hot")
 def one_hot(self: torch.Tensor, num_classes: int = -1) -> Any:
+    """``one_hot`` as a GPU runs it."""
     if num_classes <= 0 or self.dtype is not torch.int64 or not self.numel() or read_known(self) is not None:
         return NotImplemented  # classes that are known stay so by comparison
     zeros = new_on_device_of(self, aten.zeros.default, [*self.shape, num_classes], dtype=torch.int64)

@@ -40,16 +40,18 @@ def _on_host(values: list[int]) -> Tensor:
 
 
 class PackPadded(torch.autograd.Function):
-    """``aten::_pack_padded_sequence``: the steps of all sequences that are long enough, one time step after the other."""
+    """``aten::_pack_padded_sequence``: of each time step the sequences that are long enough, one after the other."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, batch_sizes: list[int], batch_first: bool) -> Tensor:
+        """Run the kernel and keep what its backward pass needs."""
         ctx.call = (input.shape, batch_sizes, batch_first)
         time_first = input.transpose(0, 1) if batch_first else input
         return torch.cat([time_first[step, :size] for step, size in enumerate(batch_sizes)])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
+        """The gradients of the inputs."""
         shape, batch_sizes, batch_first = ctx.call
         grad = grads[0].new_zeros((shape[1], shape[0], *shape[2:]) if batch_first else shape)
         start = 0
@@ -61,10 +63,12 @@ class PackPadded(torch.autograd.Function):
 
 @device_kernel("_pack_padded_sequence", on_any_device=True)
 def pack_padded_sequence(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """``_pack_padded_sequence`` as a GPU or the CPU runs it."""
     wanted = read_lengths("pack_padded_sequence", lengths)
     if not wanted or min(wanted) <= 0 or sorted(wanted, reverse=True) != wanted:
         raise RuntimeError(
-            f"pack_padded_sequence: lengths {wanted} must be positive and in decreasing order; pass enforce_sorted=False "
+            f"pack_padded_sequence: lengths {wanted} must be positive and in decreasing order; "
+            "pass enforce_sorted=False "
             "to have them sorted")
     batch_sizes = [sum(n > step for n in wanted) for step in range(wanted[0])]
     return PackPadded.apply(input, batch_sizes, batch_first), _on_host(batch_sizes)
@@ -73,6 +77,7 @@ def pack_padded_sequence(input: Tensor, lengths: Tensor, batch_first: bool) -> t
 @device_kernel("_pad_packed_sequence", on_any_device=True)
 def pad_packed_sequence(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float,
                         total_length: int) -> tuple[Tensor, Tensor]:
+    """``_pad_packed_sequence`` as a GPU or the CPU runs it."""
     sizes = read_lengths("pad_packed_sequence", batch_sizes)
     length = max(len(sizes), total_length)
     out = data.new_full((length, sizes[0], *data.shape[1:]), padding_value)

@@ -22,12 +22,15 @@ def shape_fake_quantize(self: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tenso
 
 @device_shape("_fake_quantize_learnable_per_tensor_affine", "_fake_quantize_learnable_per_channel_affine")
 def shape_fake_quantize_learnable(self: Tensor, *_: Any, **__: Any) -> Tensor:
+    """What fake quantization with learnt scales gives on a GPU."""
     return torch.empty_like(self)
 
 
-@device_shape("_fake_quantize_learnable_per_tensor_affine_backward", "_fake_quantize_learnable_per_channel_affine_backward")
+@device_shape("_fake_quantize_learnable_per_tensor_affine_backward",
+              "_fake_quantize_learnable_per_channel_affine_backward")
 def shape_fake_quantize_learnable_backward(grad: Tensor, self: Tensor, scale: Tensor, zero_point: Tensor, *_: Any,
                                            **__: Any) -> Any:
+    """The gradients of the input, scale and zero point."""
     return torch.empty_like(self), torch.empty_like(scale), torch.empty_like(zero_point)
 
 
@@ -40,6 +43,7 @@ def shape_quantize(self: Tensor, *args: Any, dtype: torch.dtype | None = None) -
 
 @device_shape("dequantize.self")
 def shape_dequantize(self: Tensor) -> Tensor:
+    """What ``dequantize.self`` gives on a GPU."""
     return torch.empty(self.shape, dtype=torch.float32, device=self.device)
 
 
@@ -59,7 +63,8 @@ def shape_linear_with_packed_weight(x: Tensor, packed: Any, *_: Any, **__: Any) 
     with without_modes():
         weight = packed.unpack()[0]
     state.assume(
-        f"a weight of {weight.numel() * weight.itemsize:,} bytes, packed by torch.ao.quantization, is in no count of memory {state.where()}"
+        f"a weight of {weight.numel() * weight.itemsize:,} bytes, packed by torch.ao.quantization, "
+            f"is in no count of memory {state.where()}"
     )
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 

@@ -58,6 +58,7 @@ class CudnnRnn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, spec: RnnSpec, input: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor) -> Any:
+        """Run the kernel and keep what its backward pass needs."""
         hidden_size, proj_size = _sizes(hx, cx)
         stride = (4 if spec.has_biases else 2) + (proj_size > 0)
         ctx.call = (stride, spec, hidden_size, proj_size)
@@ -71,6 +72,7 @@ class CudnnRnn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        """The gradients of the inputs."""
         input, hx, cx, out, reserve, buffer, *weights = ctx.saved_tensors
         stride, spec, hidden_size, proj_size = ctx.call
         needed = ctx.needs_input_grad
@@ -104,6 +106,7 @@ def cudnn_rnn_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, we
                     cx: Tensor | None, mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool,
                     dropout: float, train: bool, bidirectional: bool, batch_sizes: list[int],
                     dropout_state: Tensor | None) -> tuple[Tensor, ...]:
+    """What ``_cudnn_rnn`` gives on a GPU."""
     directions = 2 if bidirectional else 1
     size = directions * (proj_size or hidden_size)
     if batch_sizes:
@@ -146,7 +149,8 @@ def _run(spec: RnnSpec, input: Tensor, hx: Tensor, cx: Tensor | None, params: li
     # cudnn_is_acceptable
     if not torch._C._get_cudnn_enabled() or input.dtype not in CUDNN_TENSOR_DTYPES or not input.numel():
         state.assume(
-            f"a recurrent layer that cuDNN does not run ({input.dtype}) is counted with the CPU's cells, not CUDA's fused ones"
+            f"a recurrent layer that cuDNN does not run ({input.dtype}) is counted with the CPU's cells, "
+            "not CUDA's fused ones"
         )
         return NotImplemented
     lower = lower_precision(state)
@@ -169,6 +173,7 @@ def _read_sizes(batch_sizes: Tensor) -> tuple[int, ...]:
 @device_kernel("lstm.input")
 def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
          train: bool, bidirectional: bool, batch_first: bool) -> Any:
+    """``lstm.input`` as a GPU runs it."""
     return _run(RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx[0], hx[1],
                 params)
 
@@ -176,6 +181,7 @@ def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool
 @device_kernel("lstm.data")
 def packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool,
                 num_layers: int, dropout: float, train: bool, bidirectional: bool) -> Any:
+    """``lstm.data`` as a GPU runs it."""
     spec = RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))
     return _run(spec, data, hx[0], hx[1], params)
 
@@ -200,6 +206,7 @@ for _name, _mode in (("gru", GRU), ("rnn_tanh", TANH), ("rnn_relu", RELU)):
 
 @device_kernel("_use_cudnn_rnn_flatten_weight", on_any_device=True)
 def uses_flat_weights() -> bool:
+    """``_use_cudnn_rnn_flatten_weight`` as a GPU or the CPU runs it."""
     return True
 
 
@@ -223,6 +230,7 @@ def flatten_weights(weight_arr: list[Tensor], weight_stride0: int, input_size: i
 @device_kernel("lstm_cell")
 def lstm_cell(input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
               b_hh: Tensor | None = None) -> Any:
+    """``lstm_cell`` as a GPU runs it."""
     gates = aten.linear.default(input, w_ih), aten.linear.default(hx[0], w_hh)
     return aten._thnn_fused_lstm_cell.default(*gates, hx[1], b_ih, b_hh)[:2]
 
@@ -230,6 +238,7 @@ def lstm_cell(input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih:
 @device_kernel("gru_cell")
 def gru_cell(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
              b_hh: Tensor | None = None) -> Any:
+    """``gru_cell`` as a GPU runs it."""
     gates = aten.linear.default(input, w_ih), aten.linear.default(hx, w_hh)
     return aten._thnn_fused_gru_cell.default(*gates, hx, b_ih, b_hh)[0]
 
@@ -237,12 +246,14 @@ def gru_cell(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor
 @device_shape("_thnn_fused_gru_cell")
 def fused_gru_cell_shape(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases:
                          Tensor | None) -> tuple[Tensor, Tensor]:
+    """What ``_thnn_fused_gru_cell`` gives on a GPU."""
     # aten/src/ATen/native/cuda/RNN.cu, GRU_WORKSPACE_MULTIPLIER
     return torch.empty_like(hx, memory_format=torch.contiguous_format), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
 
 
 @device_shape("_thnn_fused_gru_cell_backward")
 def fused_gru_cell_backward_shape(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
+    """What ``_thnn_fused_gru_cell_backward`` gives on a GPU."""
     batch, size = workspace.shape[0], workspace.shape[1] // 5
     gates = [workspace.new_empty(batch, 3 * size) for _ in range(2)]
     biases = [workspace.new_empty(3 * size) if has_bias else None for _ in range(2)]

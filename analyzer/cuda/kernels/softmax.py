@@ -15,6 +15,7 @@ aten = torch.ops.aten
 
 @device_kernel("softmax.int")
 def softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    """``softmax.int`` as a GPU runs it."""
     if self.dtype is torch.float16 and dtype is torch.float32:
         return aten._softmax.default(self, dim, True)
     return NotImplemented
@@ -22,6 +23,7 @@ def softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> A
 
 @device_kernel("log_softmax.int")
 def log_softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    """``log_softmax.int`` as a GPU runs it."""
     if self.dtype is torch.float16 and dtype is torch.float32:
         return aten._log_softmax.default(self, dim, True)
     return NotImplemented

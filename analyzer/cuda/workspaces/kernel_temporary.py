@@ -83,7 +83,7 @@ def _copies(signature: Signature, positions: tuple[int, ...]) -> list[int]:
 
 @kernel_stages(_aten._safe_softmax)
 def _safe_softmax(signature: Signature) -> tuple[Stage, ...]:
-    """transformers/attention.cpp: which elements and which rows are masked, and a zero; the result reuses the output."""
+    """transformers/attention.cpp: which elements and which rows are masked, a zero; the result reuses the output."""
     x, dim = signature.args[:2]
     return _stages(x.numel, x.numel // max(1, x[dim]), signature.outputs[0].dtype.itemsize)
 
@@ -91,7 +91,8 @@ def _safe_softmax(signature: Signature) -> tuple[Stage, ...]:
 @kernel_stages(_aten.native_layer_norm_backward, _aten._fused_rms_norm_backward)
 def _layer_norm_backward(signature: Signature) -> tuple[Stage, ...]:
     """layer_norm_kernel.cu: the input is made contiguous before the outputs are allocated, the gradient afterwards; in
-    LaunchGammaBetaBackwardCUDAKernel many short rows are summed by blocks of 32 rows first."""
+    LaunchGammaBetaBackwardCUDAKernel many short rows are summed by blocks of 32 rows first.
+    """
     inputs, copies = _kept(*_copies(signature, (1,))), _copies(signature, (0,))
     x, normalized = signature.args[1:3]
     columns = math.prod(normalized)

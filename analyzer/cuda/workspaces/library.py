@@ -93,7 +93,7 @@ _PRODUCTS: dict[Any, Callable[[Signature], bool]] = {
 
 
 def library_needs(signature: Signature) -> tuple[str, ...]:
-    """The libraries whose workspace the kernel of ``signature`` asks for, in order: "cublaslt", "cublas", or nothing."""
+    """The libraries whose workspace the kernel of ``signature`` asks for, in order: of "cublaslt" and "cublas"."""
     found = signature.memo.get("library_needs")
     if found is None:
         rule = _PRODUCTS.get(signature.op.overloadpacket)
@@ -113,7 +113,7 @@ def _is_on_cuda(inputs: tuple[TensorSpec, ...]) -> bool:
 
 
 def take_library_workspaces(state: MetaState, signature: Signature, needs: tuple[str, ...]) -> None:
-    """Allocate the workspaces in ``needs`` that the running thread does not have yet; they stay as long as the process."""
+    """Allocate the workspaces in ``needs`` that the running thread does not have yet; they stay."""
     space = state.space
     device = torch.device(signature.inputs[-1].device)
     in_backward = torch._C._current_autograd_node() is not None  # autograd's thread for the device

@@ -152,7 +152,8 @@ def _stage(blocks: tuple[int, ...]) -> tuple[Stage, ...]:
     return (Stage(blocks),) if blocks else ()
 
 
-@kernel_stages(_aten.sum, _aten.mean, _aten.nansum, _aten.prod, _aten.amax, _aten.amin, _aten.any, _aten.all, _aten.linalg_vector_norm)
+@kernel_stages(_aten.sum, _aten.mean, _aten.nansum, _aten.prod, _aten.amax, _aten.amin, _aten.any, _aten.all,
+               _aten.linalg_vector_norm)
 def _reduce(signature: Signature) -> tuple[Stage, ...]:
     x, out = signature.inputs[0], signature.outputs[0]
     dims = _dims(signature, 2 if signature.op.overloadpacket is _aten.linalg_vector_norm else 1)

@@ -96,7 +96,7 @@ def _scan(signature: Signature) -> tuple[Stage, ...]:
 
 @kernel_stages(_aten._unique2, _aten._unique, _aten.unique_consecutive)
 def _unique(signature: Signature) -> tuple[Stage, ...]:
-    """UniqueCub.cu: sorted keys, with the inverse also where each came from; then a mask and its sums for the inverse."""
+    """UniqueCub.cu: sorted keys, for the inverse also where each came from; then a mask and its sums."""
     x = signature.inputs[0]
     index = x.numel * _INDEX_BYTES
     if signature.op.overloadpacket is _aten.unique_consecutive:

@@ -34,6 +34,7 @@ class Window:
 
     @property
     def hides(self) -> bool:
+        """Whether a query sees fewer keys than there are."""
         return self.left is not None or self.right is not None
 
 
@@ -89,9 +90,11 @@ class Attention:
         return cls(query[0] * query[2], query[1], key[1], query[3], value[3])
 
     def forward(self, like: Spec, window: Window = DENSE) -> FlopCount:
+        """Run the kernel and keep what its backward pass needs."""
         return self._products(self.qk_dim + self.v_dim, like, window)
 
     def backward(self, like: Spec, window: Window = DENSE) -> FlopCount:
+        """The gradients of the inputs."""
         return self._products(3 * self.qk_dim + 2 * self.v_dim, like, window)
 
     def _products(self, macs_per_pair: int, like: Spec, window: Window) -> FlopCount:
@@ -121,6 +124,7 @@ def flash_flops(query: Spec, key: Spec, value: Spec, dropout_p: float = 0.0, is_
 
 def quantized_flash_flops(query: Spec, key: Spec, value: Spec, _q: Any, _k: Any, _v: Any, dropout_p: float = 0.0,
                           is_causal: bool = False, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """FLOPs of quantized flash."""
     return flash_flops(query, key, value, dropout_p, is_causal)
 
 
@@ -132,11 +136,12 @@ def biased_flops(query: Spec, key: Spec, value: Spec, attn_bias: Any, compute_lo
 
 def overrideable_flops(query: Spec, key: Spec, value: Spec, attn_bias: Any = None, dropout_p: float = 0.0,
                        is_causal: bool = False, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """FLOPs of attention whose `is_causal` comes after dropout and mask."""
     return flash_flops(query, key, value, dropout_p, is_causal)
 
 
 def backward_of(causal_at: int) -> Any:
-    """The formula of a backward kernel (grad_out, query, key, value, ...) whose `is_causal` is argument ``causal_at``."""
+    """The formula of a backward kernel (grad_out, query, key, value) whose `is_causal` is argument ``causal_at``."""
     def sdpa_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, *rest: Any, out: Any = None,
                             **_: Any) -> FlopCount:
         is_causal = bool(rest[causal_at - 4]) if len(rest) > causal_at - 4 else False
@@ -171,11 +176,13 @@ def flash_window(is_causal: bool, left: int | None, right: int | None) -> Window
 def raw_flash_flops(query: Spec, key: Spec, value: Spec, cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int,
                     max_k: int, dropout_p: float, is_causal: bool, *_: Any, window_size_left: int | None = None,
                     window_size_right: int | None = None, out: Any = None, **__: Any) -> FlopCount:
+    """FLOPs of ``_flash_attention_forward``."""
     problem = flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k)
     return problem.forward(query, flash_window(is_causal, window_size_left, window_size_right))
 
 
 def raw_flash_out_flops(_out: Spec, *args: Any, out: Any = None, **kwargs: Any) -> FlopCount:
+    """FLOPs of ``_flash_attention_forward_no_dropout_inplace``."""
     return raw_flash_flops(*args, **kwargs)
 
 
@@ -183,6 +190,7 @@ def raw_flash_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec
                              cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int, max_k: int, dropout_p: float,
                              is_causal: bool, *_: Any, window_size_left: int | None = None,
                              window_size_right: int | None = None, out: Any = None, **__: Any) -> FlopCount:
+    """FLOPs of ``_flash_attention_backward``."""
     problem = flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k)
     return problem.backward(query, flash_window(is_causal, window_size_left, window_size_right))
 
@@ -210,6 +218,7 @@ def raw_efficient_flops(query: Spec, key: Spec, value: Spec, bias: Any, cu_seqle
                         cu_seqlens_k: Spec | None, max_seqlen_q: int | None, max_seqlen_k: int | None, dropout_p: float,
                         custom_mask_type: int, *_: Any, window_size: int | None = None, out: Any = None,
                         **__: Any) -> FlopCount:
+    """FLOPs of ``_efficient_attention_forward``."""
     problem = efficient_problem(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return problem.forward(query, efficient_window(custom_mask_type, window_size))
 
@@ -219,6 +228,7 @@ def raw_efficient_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: 
                                  max_seqlen_k: int, logsumexp: Spec, dropout_p: float, philox_seed: Any,
                                  philox_offset: Any, custom_mask_type: int, *_: Any, window_size: int | None = None,
                                  out: Any = None, **__: Any) -> FlopCount:
+    """FLOPs of ``_efficient_attention_backward``."""
     problem = efficient_problem(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return problem.backward(query, efficient_window(custom_mask_type, window_size))
 
@@ -249,6 +259,7 @@ def flex_flops(query: Spec, key: Spec, value: Spec, *_: Any, out: Any = None, **
 
 
 def flex_backward_flops(query: Spec, key: Spec, value: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """FLOPs of flex backward."""
     return Attention.of(query, key, value).backward(query)
 
 

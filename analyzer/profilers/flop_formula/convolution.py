@@ -1,5 +1,6 @@
 """Convolutions. Each output element (each input element, where transposed) meets one filter of `weight[1:]` elements,
-which already holds channels divided by groups. A bias adds nothing, as in torch.utils.flop_counter."""
+which already holds channels divided by groups. A bias adds nothing, as in torch.utils.flop_counter.
+"""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -28,12 +29,12 @@ def convolution_flops(x: Spec, weight: Spec, _bias: Any, _stride: Any, _padding:
 
 
 def forward_convolution_flops(x: Spec, weight: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
+    """FLOPs of ``conv1d``, ``conv2d`` and their variants."""
     return multiply_adds(convolution_macs(x, weight, out, False), x)
 
 
 def transposed_convolution_flops(x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """
-    >>> import torch
+    """>>> import torch
     >>> spec = lambda *s: TensorSpec.of(s, (1,) * len(s), torch.float32, "cpu")
     >>> transposed_convolution_flops(spec(1, 8, 5, 5), spec(8, 1, 3, 3)).macs  # depthwise: 200 inputs, 9 taps each
     1800
@@ -47,11 +48,12 @@ def add_relu_convolution_flops(x: Spec, weight: Spec, *_: Any, out: Spec, **__: 
 
 
 def relu_convolution_flops(x: Spec, weight: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
+    """FLOPs of ``cudnn_convolution_relu``, ``miopen_convolution_relu``."""
     return forward_convolution_flops(x, weight, out=out) + FlopCount(out.numel)
 
 
 def backward(grad: Spec, x: Spec, weight: Spec, transposed: bool, output_mask: Sequence[bool]) -> FlopCount:
-    """The gradients of input and of weight pair the same (input, tap, output) triples as the forward: its count, each."""
+    """The gradients of input and of weight pair the same triples (input, tap, output) as the forward: its count."""
     wanted = bool(output_mask[0]) + bool(output_mask[1])
     return multiply_adds(wanted * convolution_macs(x, weight, grad, transposed), x)
 
@@ -59,35 +61,41 @@ def backward(grad: Spec, x: Spec, weight: Spec, transposed: bool, output_mask: S
 def convolution_backward_flops(grad: Spec, x: Spec, weight: Spec, _bias_sizes: Any, _stride: Any, _padding: Any,
                                _dilation: Any, transposed: bool, _output_padding: Any, _groups: int,
                                output_mask: list[bool], *, out: Any = None, **_: Any) -> FlopCount:
+    """FLOPs of ``convolution_backward``."""
     return backward(grad, x, weight, transposed, output_mask)
 
 
 def overrideable_backward_flops(grad: Spec, x: Spec, weight: Spec, _stride: Any, _padding: Any, _dilation: Any,
                                 transposed: bool, _output_padding: Any, _groups: int, output_mask: list[bool], *,
                                 out: Any = None, **_: Any) -> FlopCount:
+    """FLOPs of ``convolution_backward_overrideable``."""
     return backward(grad, x, weight, transposed, output_mask)
 
 
 def mps_backward_flops(x: Spec, grad: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
+    """FLOPs of ``mps_convolution_backward``."""
     return backward(grad, x, weight, False, rest[-1])
 
 
 def mps_transposed_backward_flops(x: Spec, grad: Spec, weight: Spec, *rest: Any, out: Any = None,
                                   **_: Any) -> FlopCount:
+    """FLOPs of ``mps_convolution_transpose_backward``."""
     return backward(grad, x, weight, True, rest[-1])
 
 
 def slow_backward_flops(grad: Spec, x: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
+    """FLOPs of ``_slow_conv2d_backward``."""
     mask = rest[3] if len(rest) > 3 else (True, True, True)  # the .grad_input overload fills all three
     return backward(grad, x, weight, False, mask)
 
 
 def conv_tbc_flops(x: Spec, weight: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
-    """x [time, n, c_in], weight [taps, c_in, c_out], out [time, n, c_out]."""
+    """Takes x [time, n, c_in], weight [taps, c_in, c_out], out [time, n, c_out]."""
     return multiply_adds(out.numel * weight[0] * weight[1], x)
 
 
 def conv_tbc_backward_flops(grad: Spec, x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """FLOPs of ``conv_tbc_backward``."""
     return multiply_adds(2 * grad.numel * weight[0] * weight[1], x)
 
 

@@ -18,6 +18,7 @@ def pair_flops(p: float) -> int:
 
 
 def cdist_flops(x1: Spec, x2: Spec, p: float, *_: Any, out: Spec, **__: Any) -> int:
+    """FLOPs of ``_cdist_forward``."""
     return out.numel * x1[-1] * pair_flops(p)
 
 
@@ -27,10 +28,12 @@ def cdist_backward_flops(grad: Spec, x1: Spec, x2: Spec, p: float, *_: Any, out:
 
 
 def pdist_flops(x: Spec, p: float = 2, *_: Any, out: Spec, **__: Any) -> int:
+    """FLOPs of ``_pdist_forward``."""
     return out.numel * x[-1] * pair_flops(p)
 
 
 def pdist_backward_flops(grad: Spec, x: Spec, p: float, *_: Any, out: Any = None, **__: Any) -> int:
+    """FLOPs of ``_pdist_backward``."""
     return cdist_backward_flops(grad, x, x, p)
 
 

@@ -14,7 +14,7 @@ Spec = TensorSpec
 def embedding_bag_flops(weight: Spec, indices: Spec, offsets: Spec, scale_grad_by_freq: bool = False, mode: int = 0,
                         sparse: bool = False, per_sample_weights: Any = None, *_: Any, out: Any = None,
                         **__: Any) -> FlopCount:
-    """Each index adds a row (mode 0), adds it towards a mean (1) or compares it (2); with weights it is a multiply-add."""
+    """Each index adds a row (mode 0), adds it to a mean (1) or compares it (2); with weights it is a multiply-add."""
     elements = indices.numel * weight[-1]
     return FlopCount(elements) if per_sample_weights is None else multiply_adds(elements)
 
@@ -36,6 +36,7 @@ def embedding_bag_dense_backward_flops(grad: Spec, indices: Spec, offset2bag: Sp
                                        maximum_indices: Spec, num_weights: int, scale_grad_by_freq: bool, mode: int,
                                        per_sample_weights: Any = None, *_: Any, out: Any = None,
                                        **__: Any) -> FlopCount:
+    """FLOPs of ``_embedding_bag_dense_backward``."""
     return embedding_bag_backward_flops(grad, indices, offset2bag, offset2bag, bag_size, maximum_indices, num_weights,
                                         scale_grad_by_freq, mode, False, per_sample_weights)
 

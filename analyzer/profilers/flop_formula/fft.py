@@ -1,5 +1,6 @@
 """Fourier transforms: 5 n log₂ n real operations for n complex points, half of it between real and complex ones
-(the count of the radix-2 algorithm, by which FFTW's benchFFT reports speed), rounded to an integer."""
+(the count of the radix-2 algorithm, by which FFTW's benchFFT reports speed), rounded to an integer.
+"""
 from __future__ import annotations
 
 from math import log2, prod
@@ -26,26 +27,32 @@ def transform_flops(shape: Spec, dims: list[int], per_point: float, scaled: bool
 
 
 def c2c_flops(x: Spec, dim: list[int], normalization: int, forward: bool = True, *, out: Any = None, **_: Any) -> int:
+    """FLOPs of ``_fft_c2c``."""
     return transform_flops(x, dim, 5, normalization != 0)
 
 
 def r2c_flops(x: Spec, dim: list[int], normalization: int, onesided: bool = True, *, out: Any = None, **_: Any) -> int:
+    """FLOPs of ``_fft_r2c``."""
     return transform_flops(x, dim, 2.5, normalization != 0)
 
 
 def c2r_flops(x: Spec, dim: list[int], normalization: int, last_dim_size: int, *, out: Spec, **_: Any) -> int:
+    """FLOPs of ``_fft_c2r``."""
     return transform_flops(out, dim, 2.5, normalization != 0)
 
 
 def prims_c2c_flops(x: Spec, *, dim: list[int], out: Any = None, **_: Any) -> int:
+    """FLOPs of prims c2c."""
     return transform_flops(x, dim, 5, False)
 
 
 def prims_r2c_flops(x: Spec, *, dim: list[int], out: Any = None, **_: Any) -> int:
+    """FLOPs of prims r2c."""
     return transform_flops(x, dim, 2.5, False)
 
 
 def prims_c2r_flops(x: Spec, *, dim: list[int], out: Spec, **_: Any) -> int:
+    """FLOPs of prims c2r."""
     return transform_flops(out, dim, 2.5, False)
 
 

@@ -14,6 +14,7 @@ SINGLE = {"norm": "linalg_vector_norm", "max": "amax", "powsum": "linalg__powsum
 
 
 def is_list(value: Any) -> bool:
+    """Whether ``value`` is a list of tensors or numbers."""
     return isinstance(value, (list, tuple)) and not isinstance(value, TensorSpec)
 
 

@@ -29,6 +29,7 @@ SUPPORT = {"bilinear2d": 1, "bicubic2d": 2, "lanczos2d": 3}
 
 
 def per_output(flops: int) -> Formula:
+    """The formula of ``flops`` operations for each output element."""
     def per_output_flops(*_: Any, out: Spec, **__: Any) -> int:
         return flops * out.numel
 
@@ -46,6 +47,7 @@ def filtered_flops(small_or_large: tuple[int, int], other: tuple[int, int], plan
 
 
 def antialiased(support: int) -> Formula:
+    """The formula of a filter that spans ``support`` input elements at scale 1."""
     def antialiased_flops(x: Spec, *_: Any, out: Spec, **__: Any) -> int:
         return filtered_flops((x[-2], x[-1]), (out[-2], out[-1]), prod(x[:-2]), support)
 
@@ -95,6 +97,7 @@ def sampler_backward_flops(dims: int, grad: Spec, x: Spec, grid: Spec, interpola
 
 
 def grid_sampler_backward(dims: int) -> Formula:
+    """The formula of the gradients of input and grid, in ``dims`` dimensions."""
     def grid_sampler_backward_flops(grad: Spec, x: Spec, grid: Spec, interpolation_mode: int = 0, padding_mode: int = 0,
                                     align_corners: bool = False, output_mask: Any = (True, True), *_: Any,
                                     out: Any = None, **__: Any) -> int:
@@ -109,6 +112,7 @@ def affine_grid_flops(theta: Spec, *_: Any, out: Spec, **__: Any) -> Any:
 
 
 def affine_grid_backward_flops(grad: Spec, *_: Any, out: Any = None, **__: Any) -> Any:
+    """FLOPs of ``affine_grid_generator_backward``, ``cudnn_affine_grid_generator_backward``."""
     return multiply_adds(grad.numel * (grad[-1] + 1))
 
 
@@ -128,11 +132,13 @@ register_each("cudnn_grid_sampler _grid_sampler_2d_cpu_fallback", grid_sampler(2
 
 
 def cudnn_grid_sampler_backward_flops(x: Spec, grid: Spec, grad: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    """FLOPs of ``cudnn_grid_sampler_backward``."""
     return sampler_backward_flops(2, grad, x, grid)
 
 
 def fallback_grid_sampler_backward_flops(grad: Spec, x: Spec, grid: Spec, interpolation_mode: int = 0, *_: Any,
                                          out: Any = None, **__: Any) -> int:
+    """FLOPs of ``_grid_sampler_2d_cpu_fallback_backward``."""
     return sampler_backward_flops(2, grad, x, grid, interpolation_mode)
 
 

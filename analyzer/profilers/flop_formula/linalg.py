@@ -80,10 +80,12 @@ def cholesky_solve_flops(b: Spec, a: Spec, *_: Any, out: Any, **__: Any) -> int:
 
 
 def lu_solve_flops(a: Spec, pivots: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> int:
+    """FLOPs of ``linalg_lu_solve``."""
     return 2 * triangular_flops(a, b, out=out)
 
 
 def lu_flops(a: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    """FLOPs of ``linalg_lu``, ``linalg_lu_factor_ex``."""
     return matrices(a) * lu(a[-2], a[-1])
 
 
@@ -95,10 +97,12 @@ def qr_flops(a: Spec, mode: str = "reduced", *_: Any, out: Any = None, **__: Any
 
 
 def geqrf_flops(a: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    """FLOPs of ``geqrf``."""
     return matrices(a) * qr(a[-2], a[-1])
 
 
 def householder_flops(a: Spec, tau: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    """FLOPs of ``linalg_householder_product``."""
     return matrices(a) * form_q(a[-2], a[-1], tau[-1])
 
 
@@ -117,6 +121,7 @@ def eigh_flops(a: Spec, uplo: str = "L", compute_v: bool = True, *_: Any, out: A
 
 def svd_flops(a: Spec, full_matrices: bool = False, compute_uv: bool = True, *_: Any, out: Any = None,
               **__: Any) -> int:
+    """FLOPs of ``_linalg_svd``."""
     return matrices(a) * svd(a[-2], a[-1], compute_uv)
 
 

@@ -28,10 +28,12 @@ BACKWARD_FLOPS = {
 
 
 def broadcast_numel(*specs: Any) -> int:
+    """Elements of the shape that ``specs`` broadcast to."""
     return max(s.numel for s in tensors(specs))
 
 
 def elementwise_loss(flops: int) -> Formula:
+    """The formula of ``flops`` operations for each element, and the reduction."""
     def loss_flops(x: Spec, target: Spec, reduction: int = 1, *_: Any, out: Any = None, **__: Any) -> int:
         return broadcast_numel(x, target) * (flops + (reduction != NONE))
 
@@ -39,6 +41,7 @@ def elementwise_loss(flops: int) -> Formula:
 
 
 def elementwise_loss_backward(flops: int) -> Formula:
+    """The formula of its gradient."""
     def loss_backward_flops(grad: Spec, x: Spec, target: Spec, *_: Any, out: Any = None, **__: Any) -> int:
         return broadcast_numel(x, target) * flops
 
@@ -52,7 +55,7 @@ def bce_flops(x: Spec, target: Spec, weight: Any = None, reduction: int = 1, *, 
 
 def bce_backward_flops(grad: Spec, x: Spec, target: Spec, weight: Any = None, reduction: int = 1, *, out: Any = None,
                        **_: Any) -> int:
-    """g (x - t) / max((1 - x) x, ε), × weight, ÷ n for a mean."""
+    """Counts g (x - t) / max((1 - x) x, ε), × weight, ÷ n for a mean."""
     return x.numel * (6 + (weight is not None) + (reduction == 1))
 
 
@@ -92,6 +95,7 @@ def multilabel_margin_flops(x: Spec, *_: Any, out: Any = None, **__: Any) -> int
 
 
 def multilabel_margin_backward_flops(grad: Spec, x: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    """FLOPs of ``multilabel_margin_loss_backward``."""
     return 4 * x.numel * (x[-1] if x else 1)
 
 
@@ -117,15 +121,17 @@ def ctc_backward_flops(grad: Spec, log_probs: Spec, targets: Spec, input_lengths
 
 
 def vendor_ctc_flops(log_probs: Spec, targets: Spec, *_: Any, out: Any, **__: Any) -> int:
-    """cuDNN and MIOpen: loss and gradient at once; states are 2 labels + 1, the labels as in targets."""
+    """In cuDNN and MIOpen: loss and gradient at once; states are 2 labels + 1, the labels as in targets."""
     time, samples = log_probs[0], log_probs[1]
     states = time * (2 * targets.numel + samples)
     return (2 * CTC_STEP_FLOPS + CTC_JOIN_FLOPS) * states + CTC_CLASS_FLOPS * log_probs.numel
 
 
 def linear_cross_entropy_flops(x: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
-    """x [n, d] by weight [classes, d], a log-softmax (5) and, where gradients come with the loss, the products for
-    those of x and of the weight and of each logit's exp(x - log sum), - target, × g (4).
+    """Takes x [n, d] by weight [classes, d] and a log-softmax (5).
+
+    Where gradients come with the loss, also the products for those of x and of the weight, and of each logit's
+    exp(x - log sum), - target, × g (4).
     """
     wanted = [bool(flag) for flag in rest[10:12]]  # compute_input_grad, compute_linear_weight_grad
     logits = x.numel // x[-1] * weight[0]

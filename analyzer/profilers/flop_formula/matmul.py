@@ -1,5 +1,6 @@
 """Matrix products. An m×k by k×n product is m·k·n multiply-adds; an added bias or `beta * self` adds nothing
-(the convention of torch.utils.flop_counter, whose integers these are wherever it has a formula)."""
+(the convention of torch.utils.flop_counter, whose integers these are wherever it has a formula).
+"""
 from __future__ import annotations
 
 from math import prod
@@ -18,7 +19,8 @@ def matmul_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopC
 
     >>> import torch
     >>> f32 = lambda *s: TensorSpec.of(s, (1,) * len(s), torch.float32, "cpu")
-    >>> matmul_flops(f32(2, 3), f32(3, 4)).macs, matmul_flops(f32(5), f32(5)).macs, matmul_flops(f32(7, 1, 2, 3), f32(6, 3, 4)).macs
+    >>> pairs = (f32(2, 3), f32(3, 4)), (f32(5), f32(5)), (f32(7, 1, 2, 3), f32(6, 3, 4))
+    >>> tuple(matmul_flops(*pair).macs for pair in pairs)
     (24, 5, 1008)
     """
     k = a[-1] if a else 1
@@ -33,7 +35,7 @@ def added_matmul_flops(_self: Spec, a: Spec, b: Spec, *_: Any, out: Any = None, 
 
 
 def activated_matmul_flops(self: Spec, a: Spec, b: Spec, *, out: Spec, use_gelu: bool = False, **_: Any) -> FlopCount:
-    """addmm with its activation fused: ReLU is 1 FLOP an element, GELU (tanh form in cuBLASLt) 9: see pointwise.py."""
+    """An addmm with its activation fused: 1 FLOP an element for ReLU, 9 for GELU (tanh form): see pointwise.py."""
     return matmul_flops(a, b) + FlopCount((9 if use_gelu else 1) * out.numel)
 
 
@@ -43,7 +45,7 @@ def outer_flops(_self: Spec, a: Spec, b: Spec, *_: Any, out: Any = None, **__: A
 
 
 def linear_flops(x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """x [..., in] by weight [out, in] (or [in])."""
+    """Takes x [..., in] by weight [out, in] (or [in])."""
     return multiply_adds(x.numel * prod(weight[:-1]), x)
 
 
@@ -54,14 +56,17 @@ def linear_backward_flops(x: Spec, _grad: Spec, weight: Spec, output_mask: list[
 
 
 def linear_input_backward_flops(_size: list[int], grad: Spec, weight: Spec, *, out: Any = None, **_: Any) -> FlopCount:
+    """FLOPs of ``mkldnn_linear_backward_input``."""
     return multiply_adds(grad.numel * weight[-1], grad)
 
 
 def linear_weight_backward_flops(grad: Spec, x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """FLOPs of ``mkldnn_linear_backward_weights``."""
     return linear_flops(x, weight)
 
 
 def matmul_backward_flops(_grad: Spec, a: Spec, b: Spec, mask: list[bool], *, out: Any = None, **_: Any) -> FlopCount:
+    """FLOPs of ``matmul_backward``."""
     each = matmul_flops(a, b)
     wanted = bool(mask[0]) + bool(mask[1])
     return FlopCount(each.flops * wanted, each.macs * wanted)
@@ -90,15 +95,18 @@ def semi_structured_flops(_a: Spec, _meta: Spec, b: Spec, *_: Any, out: Spec, **
 
 
 def semi_structured_addmm_flops(_self: Spec, a: Spec, meta: Spec, b: Spec, *, out: Spec, **_: Any) -> FlopCount:
+    """FLOPs of ``_sparse_semi_structured_addmm``."""
     return semi_structured_flops(a, meta, b, out=out)
 
 
 def semi_structured_linear_flops(x: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
+    """FLOPs of ``_sparse_semi_structured_linear``."""
     dense = multiply_adds(out.numel * x[-1], x)
     return FlopCount(dense.flops, dense.macs, executed_flops=dense.flops // 2)
 
 
 def cslt_sparse_flops(_compressed: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
+    """FLOPs of ``_cslt_sparse_mm``."""
     return semi_structured_flops(_compressed, _compressed, b, out=out)
 
 
@@ -123,6 +131,7 @@ def trilinear_flops(i1: Spec, i2: Spec, i3: Spec, expand1: list[int], expand2: l
 
 
 def bilinear_flops(a: Spec, b: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """FLOPs of ``bilinear``."""
     features, m, n = weight
     return multiply_adds(prod(a[:-1]) * features * (m * n + n), a)
 

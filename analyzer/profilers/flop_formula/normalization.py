@@ -25,8 +25,7 @@ def affine(weight: Any, bias: Any) -> int:
 
 def layer_norm_flops(x: Spec, _shape: Any, weight: Any = None, bias: Any = None, *_: Any, out: Any = None,
                      **__: Any) -> int:
-    """
-    >>> import torch
+    """>>> import torch
     >>> x, w = (TensorSpec.of(s, (1,) * len(s), torch.float32, "cpu") for s in ((8, 16), (16,)))
     >>> layer_norm_flops(x, [16], w, w, 1e-5), layer_norm_flops(x, [16], None, None, 1e-5)
     (896, 640)
@@ -35,6 +34,7 @@ def layer_norm_flops(x: Spec, _shape: Any, weight: Any = None, bias: Any = None,
 
 
 def group_norm_flops(x: Spec, weight: Any = None, bias: Any = None, *_: Any, out: Any = None, **__: Any) -> int:
+    """FLOPs of ``native_group_norm``."""
     return x.numel * (MOMENTS_FLOPS + 1 + affine(weight, bias))
 
 
@@ -72,11 +72,13 @@ def norm_backward_flops(numel: int, output_mask: Any, weight: Any, through_momen
 
 def layer_norm_backward_flops(grad: Spec, x: Spec, _shape: Any, _mean: Any, _rstd: Any, weight: Any, bias: Any,
                               output_mask: Any, *, out: Any = None, **_: Any) -> int:
+    """FLOPs of ``native_layer_norm_backward``."""
     return norm_backward_flops(x.numel, output_mask, weight)
 
 
 def group_norm_backward_flops(grad: Spec, x: Spec, _mean: Any, _rstd: Any, weight: Any, n: int, c: int, hxw: int,
                               group: int, output_mask: Any, *, out: Any = None, **_: Any) -> int:
+    """FLOPs of ``native_group_norm_backward``."""
     return norm_backward_flops(x.numel, output_mask, weight)
 
 
@@ -95,17 +97,19 @@ def batch_norm_backward_flops(grad: Spec, x: Spec, weight: Any, _mean: Any, _var
 
 
 def vendor_batch_norm_backward_flops(x: Spec, grad: Spec, weight: Any, *_: Any, out: Any = None, **__: Any) -> int:
-    """cuDNN and MIOpen give all three gradients."""
+    """In cuDNN and MIOpen: they give all three gradients."""
     return norm_backward_flops(x.numel, (True, True, True), weight)
 
 
 def batch_norm_update_backward_flops(grad: Spec, x: Spec, weight: Any, _mean: Any, _var: Any, _save_mean: Any,
                                      _save_var: Any, update: bool, eps: float, output_mask: Any, *_: Any,
                                      out: Any = None, **__: Any) -> int:
+    """FLOPs of ``batch_norm_backward``."""
     return norm_backward_flops(x.numel, output_mask, weight, through_moments=bool(update))
 
 
 def batch_norm_elementwise_flops(x: Spec, weight: Any, bias: Any, *_: Any, out: Any = None, **__: Any) -> int:
+    """FLOPs of ``batch_norm_elemt``."""
     return x.numel * (NORMALIZE_FLOPS + affine(weight, bias))
 
 

@@ -14,10 +14,12 @@ Spec = TensorSpec
 
 
 def elements(parameters: list[Spec]) -> int:
+    """Elements of all parameters."""
     return sum(p.numel for p in parameters)
 
 
 def gradient_flops(maximize: bool, grad_scale: Any) -> int:
+    """FLOPs of gradient."""
     return bool(maximize) + (grad_scale is not None)
 
 
@@ -34,8 +36,9 @@ def adam(decay_flops: int) -> Formula:
 def sgd_flops(params: list[Spec], *_: Any, weight_decay: float = 0.0, momentum: float = 0.0, dampening: float = 0.0,
               nesterov: bool = False, maximize: bool = False, is_first_step: bool = False, grad_scale: Any = None,
               out: Any = None, **__: Any) -> int:
-    """p - lr g (2); g + λ p (2); buffer μ b + (1 - d) g (2, 3 with dampening d; a copy at the first step); Nesterov's g
-    + μ b (2).
+    """Counts p - lr g (2); g + λ p (2); buffer μ b + (1 - d) g (2, 3 with dampening d); Nesterov's g + μ b (2).
+
+    At the first step the buffer is a copy.
     """
     of_momentum = 0
     if momentum:
@@ -45,12 +48,12 @@ def sgd_flops(params: list[Spec], *_: Any, weight_decay: float = 0.0, momentum: 
 
 def adagrad_flops(params: list[Spec], *_: Any, weight_decay: float = 0.0, maximize: bool = False,
                   grad_scale: Any = None, out: Any = None, **__: Any) -> int:
-    """sum + g g (2); p - lr × g ÷ (√sum + ε) (5); g + λ p (2)."""
+    """Counts sum + g g (2); p - lr × g ÷ (√sum + ε) (5); g + λ p (2)."""
     return elements(params) * (7 + (2 if weight_decay else 0) + gradient_flops(maximize, grad_scale))
 
 
 def unscale_flops(grads: list[Spec], *_: Any, out: Any = None, **__: Any) -> int:
-    """grad × 1/scale."""
+    """Counts grad × 1/scale."""
     return elements(grads)
 
 

@@ -14,6 +14,7 @@ Spec = TensorSpec
 
 
 def pool(dims: int) -> Formula:
+    """The formula of pooling in ``dims`` dimensions."""
     def pool_flops(x: Spec, kernel_size: Any, *_: Any, out: Any, **__: Any) -> int:
         return first(out).numel * prod(spread(kernel_size, dims))
 
@@ -21,7 +22,7 @@ def pool(dims: int) -> Formula:
 
 
 def average_backward(dims: int) -> Formula:
-    """grad ÷ k once, and a sum into each of the window's k elements."""
+    """Counts grad ÷ k once, and a sum into each of the window's k elements."""
     def average_backward_flops(grad: Spec, x: Spec, kernel_size: Any, *_: Any, out: Any = None, **__: Any) -> int:
         return grad.numel * (prod(spread(kernel_size, dims)) + 1)
 
@@ -38,6 +39,7 @@ def window_elements(sizes: Sequence[int], outputs: Sequence[int]) -> int:
 
 
 def adaptive(dims: int) -> Formula:
+    """The formula of adaptive pooling in ``dims`` dimensions."""
     def adaptive_flops(x: Spec, _output_size: Any, *_: Any, out: Any, **__: Any) -> int:
         return prod(x[:-dims]) * window_elements(x[-dims:], first(out)[-dims:])
 
@@ -45,6 +47,7 @@ def adaptive(dims: int) -> Formula:
 
 
 def adaptive_average_backward(dims: int) -> Formula:
+    """The formula of its gradient."""
     def adaptive_average_backward_flops(grad: Spec, x: Spec, *_: Any, out: Any = None, **__: Any) -> int:
         return grad.numel + prod(x[:-dims]) * window_elements(x[-dims:], grad[-dims:])
 

@@ -54,6 +54,7 @@ def dist_flops(x: Spec, other: Spec, p: Any = 2, *_: Any, out: Any = None, **__:
 
 
 def trace_flops(x: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    """FLOPs of ``trace``."""
     return min(x)
 
 
@@ -68,10 +69,12 @@ def sorted_flops(x: Spec, *args: Any, out: Any = None, **kwargs: Any) -> int:
 
 
 def whole_rows_flops(x: Spec, row: int) -> int:
+    """FLOPs of whole rows."""
     return x.numel * ceil(log2(row)) if row > 1 else 0
 
 
 def topk_flops(x: Spec, k: int, dim: int = -1, *_: Any, out: Any = None, **__: Any) -> int:
+    """FLOPs of ``topk``, ``kthvalue``."""
     return whole_rows_flops(x, x[dim] if x else 1)
 
 
@@ -81,6 +84,7 @@ def selected_flops(x: Spec, *args: Any, out: Any = None, **_: Any) -> int:
 
 
 def unique_flops(x: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    """FLOPs of ``_unique``, ``_unique2``."""
     return whole_rows_flops(x, x.numel)
 
 
@@ -100,6 +104,7 @@ def search_flops(sorted_sequence: Any, values: Any, *_: Any, out: Spec, **__: An
 
 
 def bucketize_flops(values: Any, boundaries: Spec, *_: Any, out: Spec, **__: Any) -> int:
+    """FLOPs of ``bucketize``."""
     return search_flops(boundaries, values, out=out)
 
 
@@ -116,6 +121,7 @@ def scatter_flops(_self: Spec, _dim: int, index: Spec, *_: Any, out: Any = None,
 
 
 def scatter_add_flops(_self: Spec, _dim: int, index: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    """FLOPs of ``scatter_add``, ``scatter_reduce``."""
     return index.numel
 
 
@@ -126,8 +132,8 @@ def index_put_flops(self: Spec, indices: Any, values: Spec, accumulate: bool = F
     A boolean index addresses a number of elements that is data: those of ``values`` stand for it.
 
     >>> grid, i = (TensorSpec.of(s, (1,) * len(s), t, "cpu") for s, t in (((5, 7), torch.float32), ((3,), torch.int64)))
-    >>> index_put_flops(grid, [i], grid, True), index_put_flops(grid, [None, i], grid, True), index_put_flops(grid, [i], grid)
-    (21, 15, 0)
+    >>> [index_put_flops(grid, *args) for args in (([i], grid, True), ([None, i], grid, True), ([i], grid))]
+    [21, 15, 0]
     """
     if not accumulate:
         return 0
@@ -140,6 +146,7 @@ def index_put_flops(self: Spec, indices: Any, values: Spec, accumulate: bool = F
 
 def put_flops(_self: Spec, index: Spec, _source: Spec, accumulate: bool = False, *_: Any, out: Any = None,
               **__: Any) -> int:
+    """FLOPs of ``put``."""
     return index.numel if accumulate else 0
 
 

@@ -73,10 +73,12 @@ class FlopRegistry(Registry[Hashable, Formula]):
                 importlib.import_module(f"{__package__}.{family}")
 
     def __call__(self, key: Hashable, impl: Formula | None = None, *, override: bool = False) -> Any:
+        """Register ``impl`` for ``key``, as `Registry` does."""
         self.fill()
         return super().__call__(name_key(key), impl, override=override)
 
     def find(self, key: Hashable) -> Formula | None:
+        """The formula of ``key``, or None."""
         self.fill()
         return super().find(name_key(key))
 
@@ -89,6 +91,7 @@ class FlopRegistry(Registry[Hashable, Formula]):
         return super().__iter__()
 
     def scope(self) -> AbstractContextManager[None]:
+        """Undo, at the end of the block, every registration made inside it."""
         self.fill()  # before the scope, whose end undoes what is registered in it
         return super().scope()
 

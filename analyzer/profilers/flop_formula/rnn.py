@@ -49,7 +49,7 @@ def layer_backward_flops(rows: int, weights: list[Spec], mode: int, hidden_size:
 
 def cudnn_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf: Any, hx: Spec, cx: Any, mode: int,
                 hidden_size: int, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """x [time, batch, features] (or batch first), or packed [rows, features]."""
+    """Takes x [time, batch, features] (or batch first), or packed [rows, features]."""
     return layer_flops(prod(x[:-1]), weight, mode, hidden_size, x)
 
 
@@ -62,6 +62,7 @@ def cudnn_backward_flops(x: Spec, weight: list[Spec], weight_stride0: int, weigh
 
 def miopen_flops(x: Spec, weight: list[Spec], weight_stride0: int, hx: Spec, cx: Any, mode: int, hidden_size: int, *_:
                  Any, out: Any = None, **__: Any) -> FlopCount:
+    """FLOPs of ``miopen_rnn``."""
     return layer_flops(prod(x[:-1]), weight, mode, hidden_size, x)
 
 
@@ -74,6 +75,7 @@ def mkldnn_flops(x: Spec, w_ih: Spec, w_hh: Spec, b_ih: Spec, b_hh: Spec, hx: Sp
 def mkldnn_backward_flops(x: Spec, w_ih: Spec, w_hh: Spec, b_ih: Spec, b_hh: Spec, hx: Spec, cx: Spec, output: Spec,
                           hy: Spec, cy: Spec, grad_output: Any, grad_hy: Any, grad_cy: Any, reverse: bool, mode: int,
                           hidden_size: int, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """FLOPs of ``mkldnn_rnn_layer_backward``."""
     return layer_backward_flops(prod(x[:-1]), [w_ih, w_hh], mode, hidden_size, x, True)
 
 
@@ -81,12 +83,14 @@ LSTM = 2
 
 
 def mps_lstm_flops(x: Spec, hx: list[Spec], params: list[Spec], *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """FLOPs of ``_lstm_mps``."""
     return layer_flops(prod(x[:-1]), params, LSTM, hx[1][-1], x)
 
 
 def mps_lstm_backward_flops(grad_y: Any, grad_hy: Any, grad_cy: Any, z_state: Spec, cell_state: Spec, x: Spec,
                             outputs: Spec, hx: list[Spec], params: list[Spec], *_: Any, out: Any = None,
                             **__: Any) -> FlopCount:
+    """FLOPs of ``lstm_mps_backward``."""
     return layer_backward_flops(prod(x[:-1]), params, LSTM, hx[1][-1], x, True)
 
 
@@ -110,6 +114,7 @@ def lstm_cell_backward_flops(grad_hy: Any, grad_cy: Any, cx: Spec, *_: Any, out:
 
 def gru_cell_flops(input_gates: Spec, hidden_gates: Spec, hx: Spec, input_bias: Any = None, hidden_bias: Any = None, *,
                    out: Any = None, **_: Any) -> int:
+    """FLOPs of ``_thnn_fused_gru_cell``."""
     return hx.numel * (CELL_FLOPS[3] + 3 * ((input_bias is not None) + (hidden_bias is not None)))
 
 
