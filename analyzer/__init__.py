@@ -1,13 +1,13 @@
 """What a PyTorch model will cost, before its machine is bought: FLOPs, memory, communication and time."""
-import gc
 import importlib
 import pkgutil
 
+from analyzer.record.collector import rare_collections
+
 __version__ = "0.1.0"
 
-_collects = gc.isenabled()
-gc.disable()  # a full collection, which so many new objects set off, walks all of torch: a third of this import's time
-try:
+# collections, which so many new objects set off, would walk all of torch: a third of this import's time
+with rare_collections():
     import analyzer.cuda  # noqa: F401  # which registers the simulated device
     from analyzer.api.profile import Profile, ProfileOptions, profile
     from analyzer.api.symbolic_profile import symbolic_profile
@@ -20,9 +20,6 @@ try:
     from analyzer.meta.tensor import MetaTensor
     from analyzer.profilers.flop_registry import register_flop_impl
     from analyzer.results.view import load_on_first_use, register_exporter, register_report
-finally:
-    if _collects:
-        gc.enable()
 
 __all__ = [
     "__version__",

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -105,3 +107,14 @@ def test_threads_that_profile_at_once_leave_the_threshold_as_it_was():
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda _: profile(torch.nn.Linear(4, 4), args=(torch.empty(2, 4),)), range(6)))
     assert gc.get_threshold() == before
+
+
+def test_import_leaves_the_collector_on():
+    code = """
+import gc, torch
+gc.disable = lambda: 1 / 0  # other threads rely on it
+before = gc.get_threshold()
+import analyzer
+assert gc.isenabled() and gc.get_threshold() == before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
