@@ -121,7 +121,7 @@ class FakeTensors:
             self._adopted.append(real._cdata)
             if fills:
                 return base
-        return tensor_on(storage, original.dtype, original.storage_offset(), original.size(), original.stride())
+        return tensor_on(storage, original.dtype, int(original.storage_offset()), original.size(), original.stride())
 
     def _claim(self, original: Tensor, real: torch.UntypedStorage) -> torch.device:
         if type(real) is MetaStorage and (self.placed or self.claim is None):
