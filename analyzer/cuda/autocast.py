@@ -140,8 +140,9 @@ def _make_kernel(op: torch._ops.OpOverload, name: str) -> Callable[..., Any]:
                     kwargs = {"dtype": torch.float32 if _is_eligible(state, args[0], device_type) else args[0].dtype}
                 elif policy == BANNED:
                     raise RuntimeError(
-                        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast. Combine the sigmoid and "
-                        "the loss: torch.nn.functional.binary_cross_entropy_with_logits and torch.nn.BCEWithLogitsLoss are safe"
+                        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast. Combine "
+                        "the sigmoid and the loss: torch.nn.functional.binary_cross_entropy_with_logits and "
+                        "torch.nn.BCEWithLogitsLoss are safe"
                     )
                 return target(*args, **kwargs)
         finally:
@@ -184,7 +185,7 @@ def uninstall() -> None:
 
 
 def follow_switch(is_simulating_thread: bool) -> None:
-    """Let this thread's calls reach the casts if its autocast is on. To be called whenever the switch may have moved."""
+    """Let this thread's calls reach the casts if its autocast is on: whenever its switch may have moved."""
     _local.enabled = tuple(filter(torch.is_autocast_enabled, _TYPES)) if is_simulating_thread else ()
     if _local.enabled:
         install()

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from analyzer.meta.intercept.gated_kernel import GatedKernels
 from analyzer.meta.intercept.replacement import Undo
 
 from . import autocast, data_parallel, facade, kernel_registry
@@ -12,7 +13,7 @@ from .workspaces.library import library_needs, take_library_workspaces
 class CudaDevice:
     """CUDA as a `SimulatedDevice`."""
 
-    gates = kernel_registry.gate, autocast.gate
+    gates: tuple[GatedKernels, ...] = (kernel_registry.gate, autocast.gate)
     library_needs = staticmethod(library_needs)
     take_library_workspaces = staticmethod(take_library_workspaces)
 

@@ -198,7 +198,8 @@ _RANDOM: dict[str, Callable[..., Any]] = {
     "get_rng_state": _random_state,
     "get_rng_state_all": lambda: [_random_state()],
     "initial_seed": _constant(0),
-    **dict.fromkeys(("set_rng_state", "set_rng_state_all", "manual_seed", "manual_seed_all", "seed", "seed_all"), _nothing),
+    **dict.fromkeys(("set_rng_state", "set_rng_state_all", "manual_seed", "manual_seed_all", "seed", "seed_all"),
+                    _nothing),
 }
 _DEVICE: dict[str, Callable[..., Any]] = {
     "is_available": _is_there, "is_initialized": _is_there, "device_count": _device_count,
@@ -224,8 +225,8 @@ _ACCELERATOR: dict[str, Callable[..., Any]] = {
     "get_memory_info": _mem_get_info,
     **{
         name: _MEMORY[name]
-        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "empty_cache",
-                     "memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats")
+        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
+                     "empty_cache", "memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats")
     },
 }
 _CUDNN: dict[str, Callable[..., Any]] = {"is_available": _is_there, "version": _constant(CUDNN_VERSION),

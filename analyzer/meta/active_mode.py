@@ -16,7 +16,9 @@ class OperatorHandler(Protocol):
 
     state: MetaState | None
 
-    def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, whole: bool = False) -> Any: ...
+    def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, whole: bool = False) -> Any:
+        """The result of an operator under the mode."""
+
     def __enter__(self) -> Any: ...
     def __exit__(self, *exc: Any) -> Any: ...
 

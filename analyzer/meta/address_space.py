@@ -28,7 +28,8 @@ class Placed(Protocol):
     region: Region
     space: AddressSpace
 
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Its size."""
 
 
 class HostRegion:
@@ -42,7 +43,7 @@ class HostRegion:
 
 
 class HostMemory:
-    """Host memory: addresses that only grow, and counts of what is in use. Nothing is cached, so nothing is reserved."""
+    """Host memory: addresses that only grow, and counts of what is in use. Nothing is cached, nothing reserved."""
 
     reserved_bytes = peak_reserved_bytes = None
 
@@ -52,6 +53,7 @@ class HostMemory:
         self.allocated_bytes = self.peak_allocated_bytes = self._lap_peak_bytes = 0
 
     def allocate(self, nbytes: int) -> HostRegion:
+        """A new piece at the top."""
         region = HostRegion(self._top, nbytes)
         # malloc in PyTorch aligns to 64 bytes: c10/core/alignment.h gAlignment
         self._top += max(64, -(-nbytes // 64) * 64)
@@ -65,17 +67,21 @@ class HostMemory:
         return region
 
     def free(self, region: HostRegion) -> None:
+        """Count a piece as given back."""
         self.allocated_bytes -= region.bytes
         if self.observer is not None and region.bytes:
             self.observer("free", region.address, region.bytes)
 
     def rounded_bytes(self, nbytes: int) -> int:
+        """What a request of ``nbytes`` takes."""
         return nbytes
 
     def block_of(self, place: Any, stream: int = 0) -> Any:
+        """The region at a place; here they are one."""
         return place
 
     def place_of(self, region: Any) -> Any:
+        """The place of a region; here they are one."""
         return region
 
     def replay(self, instructions: Sequence[Instruction], slots: list[Any], placements: Placements,
@@ -88,28 +94,36 @@ class HostMemory:
             self.observer = before
 
     def reset_peaks(self) -> None:
+        """Start new peaks from what is allocated now."""
         self.peak_allocated_bytes = self.allocated_bytes
 
     def begin_lap(self) -> None:
+        """Start a new lap, whose peaks `lap_peaks` tells."""
         self._lap_peak_bytes = self.allocated_bytes
 
     def lap_peaks(self) -> tuple[int, int, None]:
+        """Allocated, requested and reserved bytes at the peaks of the lap."""
         return self._lap_peak_bytes, self._lap_peak_bytes, None
 
     @property
     def requested_bytes(self) -> int:
+        """What was asked for, which is what is allocated."""
         return self.allocated_bytes
 
     @property
     def peak_requested_bytes(self) -> int:
+        """The most that was asked for."""
         return self.peak_allocated_bytes
 
 
 class StorageListener(Protocol):
     """Who wants to know of births and deaths of storages."""
 
-    def born(self, storage: Placed) -> None: ...
-    def died(self, storage: Placed) -> None: ...
+    def born(self, storage: Any) -> None:
+        """A storage got its place."""
+
+    def died(self, storage: Any) -> None:
+        """A storage is gone."""
 
 
 class AddressSpace:
@@ -138,27 +152,32 @@ class AddressSpace:
         return found
 
     def reserve(self, device: torch.device, nbytes: int) -> Region:
+        """A new region of the memory of ``device``."""
         if device.type == "cpu" or device.type == "meta":
             return self.host.allocate(nbytes)
         return self.allocator(device.index or 0).allocate(nbytes, self.stream)
 
     def give_back(self, device: torch.device, region: Region) -> None:
+        """Free a region."""
         if isinstance(region, Block):
             self.allocator(device.index or 0).free(region)
         elif isinstance(region, HostRegion):
             self.host.free(region)
 
     def place(self, storage: Placed) -> None:
+        """Give a storage a region, and tell the listener."""
         storage.region = self.reserve(storage.device, storage.nbytes())
         if self.listener is not None:
             self.listener.born(storage)
 
     def release(self, storage: Placed) -> None:
+        """Take the region of a storage back, and tell the listener."""
         if self.listener is not None:
             self.listener.died(storage)
         self.give_back(storage.device, storage.region)
 
     def resize(self, storage: Placed) -> None:
+        """Give a storage that changed its size another region."""
         self.release(storage)
         del storage.space
         self.place(storage)

@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 
 def call_opaque(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a registered shape as an operator of its own: saves its tensor inputs, gives gradients to its floating ones."""
+    """Run a registered shape as an operator: it saves its tensor inputs and gives gradients to its floating ones."""
     if isinstance(func, torch._ops.OpOverloadPacket):
         func = getattr(func, func.overloads()[0])
     if isinstance(func, torch._ops.OpOverload) and _has_autograd(func):
@@ -37,6 +37,7 @@ class Opaque(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, func: Any, args: Any, kwargs: Any, *tensors: Tensor) -> Any:
+        """The outputs by the registered shape."""
         ctx.func = func
         result = run_shape(func, args, kwargs, tensors)
         extra = saved_besides(func, args, kwargs, result) if any(ctx.needs_input_grad) else None
@@ -45,6 +46,7 @@ class Opaque(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Gradients of the floating inputs that need one."""
         results: list[Any] = [None, None, None]
         for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[3:]):
             results.append(torch.empty_like(x) if needed and (x.is_floating_point() or x.is_complex()) else None)

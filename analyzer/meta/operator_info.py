@@ -33,7 +33,8 @@ class OperatorInfo:
 
     __slots__ = ("op", "packet", "text", "rules_seen", "has_rule", "name", "silent", "mutated", "cacheable",
                  "is_random", "filler", "enumerator", "undefined", "overwrites", "composite", "reads_offset",
-                 "data_dependent", "arguments", "host_outputs", "tests_finiteness", "runs_on_host", "returns_list", "is_foreach", "is_estimated")
+                 "data_dependent", "arguments", "host_outputs", "tests_finiteness", "runs_on_host", "returns_list",
+                 "is_foreach", "is_estimated")
 
     def __init__(self, op: Any) -> None:
         schema = op._schema

@@ -1,4 +1,4 @@
-"""What ends a run in which a tensor that has no stand-in yet was looked at."""
+"""What ends a run in which a tensor that is not materialized yet was looked at."""
 from __future__ import annotations
 
 from torch import nn

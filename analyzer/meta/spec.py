@@ -31,6 +31,7 @@ class TensorSpec(tuple[int, ...]):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str) -> TensorSpec:
+        """The one spec of these properties."""
         key = (shape, stride, dtype, device)
         spec = cls._interned.get(key)
         if spec is None:
@@ -43,6 +44,7 @@ class TensorSpec(tuple[int, ...]):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The sizes as a plain tuple."""
         return tuple(self)
 
     def __repr__(self) -> str:

@@ -25,20 +25,36 @@ CPU = torch.device("cpu")
 class CallListener(Protocol):
     """Who records operator calls."""
 
-    def called(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage]) -> None: ...
-    def took_workspace(self, nbytes: int, device: torch.device, blocks: tuple[int, ...]) -> None: ...
-    def holds_workspace(self, storage: MetaStorage) -> None: ...
-    def kept_workspace(self, region: Region, nbytes: int, device: torch.device, label: str) -> None: ...
-    def ran_out(self, operator: str, error: DeviceOutOfMemoryError) -> None: ...
-    def mark(self, tensors: Any, category: str) -> None: ...
-    def where(self) -> str: ...
+    def called(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage]) -> None:
+        """An operator ran."""
+
+    def took_workspace(self, nbytes: int, device: torch.device, blocks: tuple[int, ...]) -> None:
+        """A kernel held blocks and gave them back."""
+
+    def holds_workspace(self, storage: MetaStorage) -> None:
+        """A kernel holds a block until it ends."""
+
+    def kept_workspace(self, region: Region, nbytes: int, device: torch.device, label: str) -> None:
+        """A library took memory for good."""
+
+    def ran_out(self, operator: str, error: DeviceOutOfMemoryError) -> None:
+        """There is too little memory for an operator."""
+
+    def mark(self, tensors: Any, category: str) -> None:
+        """Tensors are of a category of memory."""
+
+    def where(self) -> str:
+        """The module that runs."""
 
 
 class FunctionListener(Protocol):
     """Who sees torch functions as the user's code calls them (the tracer), and the operators that run."""
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Any) -> Any: ...
-    def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None: ...
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Any) -> Any:
+        """Run a function of torch, by ``call``."""
+
+    def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """An operator of torch ran."""
 
 
 @dataclass

@@ -13,7 +13,7 @@ _next_range = itertools.count(1).__next__
 
 
 def take_numbers() -> int:
-    """The first of a range of 2^32 numbers that nobody else gets."""
+    """The first of a range of 2^32 numbers, each of which is given out once."""
     return _next_range() << 32
 
 
@@ -33,13 +33,16 @@ class MetaStorage(torch.UntypedStorage):
     density: float | None = None       #: expected mean of the elements, where data-dependent sizes need one
 
     def data_ptr(self) -> int:
+        """Its address in the simulated memory."""
         return self.region.address
 
     @property
     def is_cuda(self) -> bool:
+        """Whether it is on a simulated GPU."""
         return self.device.type == "cuda"
 
     def resize_(self, size: int) -> MetaStorage:  # FSDP frees and refills storages so
+        """Change its size, and with it its place."""
         super().resize_(size)
         self.space.resize(self)
         return self
@@ -55,7 +58,7 @@ class MetaStorage(torch.UntypedStorage):
             space.release(self)
 
     def give_away(self) -> Region:
-        """Its place in memory, which somebody else gives back from now on."""
+        """Its place in memory, which the caller gives back from now on."""
         del self.space
         return self.region
 

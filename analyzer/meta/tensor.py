@@ -17,7 +17,7 @@ from .storage import MetaStorage, find_storage, next_number
 
 
 class _Kernel(threading.local):
-    """Set while a meta kernel runs: kernels written in Python read ``.device`` and must see where tensors really are."""
+    """Set while a meta kernel runs: one written in Python reads ``.device`` and must see where tensors really are."""
 
     depth = 0
 
@@ -74,25 +74,31 @@ class MetaTensor(torch.Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
+        """The simulated device; where it really is while a kernel runs."""
         return META if kernel.depth else device_of(self)
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
+        """Whether it is on a simulated GPU."""
         return self.device.type == "cuda"
 
     @property
     def is_cpu(self) -> bool:  # type: ignore[override]
+        """Whether it is on the host."""
         return self.device.type == "cpu"
 
     @property
     def is_meta(self) -> bool:  # type: ignore[override]
+        """Whether it says that it has no data: while a kernel runs."""
         return self.device.type == "meta"
 
     def get_device(self) -> int:
+        """The index of its device, -1 for the host."""
         device = self.device
         return -1 if device.index is None else device.index
 
     def data_ptr(self) -> int:
+        """The simulated address of its first element."""
         return data_ptr(self)
 
     def record_stream(self, stream: Any) -> None:
@@ -100,11 +106,13 @@ class MetaTensor(torch.Tensor):
         state = current()
         if state is not None:
             state.assume(
-                "record_stream: the memory of a tensor that dies is taken to be free at once, as if the other stream had caught up"
+                "record_stream: the memory of a tensor that dies is taken to be free at once, as if the other stream "
+                "had caught up"
             )
 
     @property
     def data(self) -> Any:
+        """The same tensor without a history."""
         return keep_class(_DATA.__get__(self))
 
     @data.setter
@@ -232,7 +240,7 @@ def new_tensor(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device
     return out, storage  # type: ignore[return-value]
 
 
-def tensor_on(storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> MetaTensor:
+def tensor_on(storage: torch.UntypedStorage, dtype: torch.dtype, offset: Any, shape: Any, stride: Any) -> MetaTensor:
     """A tensor on a storage that exists. To be called without modes."""
     out = torch.empty(0, dtype=dtype, device=META)
     out.set_(storage, offset, shape, stride)

@@ -185,7 +185,8 @@ def _write(state: MetaState, call: OperatorCall) -> None:
         value = call.kwargs.get(name) if named or i >= len(call.args) else call.args[i]
         if named or i >= len(call.args):
             for t in [value] if isinstance(value, Tensor) else value or ():  # out= variants: contents are not followed
-                t.untyped_storage().known = None
+                storage: Any = t.untyped_storage()
+                storage.known = None
         elif isinstance(value, Tensor):
             targets.append(((i,), value))
         elif isinstance(value, (list, tuple)):

@@ -42,7 +42,8 @@ def resolve(state: MetaState, info: OperatorInfo, args: tuple[Any, ...], kwargs:
     """The call with its tensors, those with data replaced by fake ones."""
     tensors: list[Tensor] = []
     storages: list[MetaStorage] = []
-    key: list[Any] | None = [info, state.pending_device]  # not the operator: torch hashes those in Python
+    key: list[Any] = [info, state.pending_device]  # not the operator: torch hashes those in Python
+    has_recipe = True
     lists = state.lists
     if not _flatten(args, tensors, storages, key, lists) or kwargs and not _flatten_named(
             kwargs, tensors, storages, key, lists):
@@ -51,10 +52,10 @@ def resolve(state: MetaState, info: OperatorInfo, args: tuple[Any, ...], kwargs:
         key = [info, state.pending_device]
         args, kwargs = adopt_arguments(state, args), adopt_arguments(state, kwargs)
         if not (_flatten(args, tensors, storages, key) and _flatten_named(kwargs, tensors, storages, key)):
-            key = None  # sparse or another layout
-    if info.reads_offset and key is not None:
+            has_recipe = False  # sparse or another layout
+    if info.reads_offset and has_recipe:
         key.append(tensors[0].storage_offset())
-    return OperatorCall(info, args, kwargs, tensors, storages, key)
+    return OperatorCall(info, args, kwargs, tensors, storages, key if has_recipe else None)
 
 
 _FLOATS = {float}

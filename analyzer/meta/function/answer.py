@@ -91,7 +91,7 @@ def _device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
         _storage_of(args[0]), MetaStorage) else device
 
 
-@handles(Tensor.data.__get__)
+@handles(Tensor.data.__get__)  # type: ignore[attr-defined]
 def _data(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not is_lazy(args[0]):
         return func(*args, **kwargs)

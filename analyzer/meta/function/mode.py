@@ -47,7 +47,7 @@ class MetaFunctionMode(TorchFunctionMode):
         return call(func, args, kwargs or {})
 
     def _calling(self, kind: Any, types: Any) -> Callable[..., Any]:
-        """Calls a function of a tensor class that overrides functions (nested tensors), with the mode in force inside."""
+        """What calls a function of a tensor class that overrides functions (nested tensors) with the mode in force."""
 
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             with self:
@@ -93,7 +93,7 @@ def _factories() -> set[Any]:
         _constructors.update(_device_constructors())
     return _constructors
 
-# What a tensor without a stand-in answers as its stand-in would.
+# What a tensor that is not materialized answers as its fake tensor would.
 _SAME_FOR_RESERVED = frozenset({
     Tensor.shape.__get__,  # type: ignore[attr-defined]
     Tensor.dtype.__get__,  # type: ignore[attr-defined]

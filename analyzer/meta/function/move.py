@@ -59,10 +59,11 @@ def _copy_to(state: MetaState, x: Tensor, device: torch.device, dtype: torch.dty
 
 
 class MoveDevice(torch.autograd.Function):
-    """A copy between devices; its gradient is copied back (both really live on meta, where autograd would see no move)."""
+    """A copy between devices; its gradient is copied back (both are on meta, where autograd would see no move)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, device: torch.device, dtype: torch.dtype | None, memory_format: Any) -> Tensor:
+        """Copy to the other device."""
         ctx.back = (device_of(x), x.dtype)
         state = current()
         assert state is not None
@@ -70,6 +71,7 @@ class MoveDevice(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Copy the gradient back."""
         state = current()
         if state is None:  # backward after the mode ended
             return grads[0].to(ctx.back[1]), None, None, None

@@ -48,6 +48,7 @@ class GatedKernels:
         return op.redispatch(keyset & self._later, *args, **kwargs)
 
     def install(self) -> Undo:
+        """Register the kernels; the result undoes it."""
         if self._fallthrough is None:
             # Of all other operators. It stays: registering it touches every operator of the process, and a kernel that
             # does nothing, at a key that is excluded everywhere, changes nothing.

@@ -77,7 +77,7 @@ def _in_place_of(original: Any, function: Any) -> Any:
 
 
 def _fill_normal(original: Any) -> Any:
-    """torch redraws values until none is outside the bounds, which needs data; without any, one draw is all there is."""
+    """Torch redraws values until none is outside the bounds, which needs data; without any, it draws once."""
 
     def trunc_normal(tensor: torch.Tensor, mean: float, std: float, a: float, b: float,
                      generator: Any = None) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""What is known, or expected, of the contents of tensors without data."""

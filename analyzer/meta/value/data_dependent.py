@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ _OPTIMIZERS = os.path.join(_TORCH, "optim") + os.sep
 # These check that data is valid before they use it.
 _CHECKS = (os.path.join(_TORCH, "distributions") + os.sep, os.path.join(_TORCH, "nn", "utils", "parametrizations.py"))
 _BOOLEAN = (torch.bool, torch.uint8)
-_CONDITION = torch.empty((), dtype=torch.bool, device=META)  # whose value nobody knows
+_CONDITION = torch.empty((), dtype=torch.bool, device=META)  # whose value is not known
 _MOST_PLACEHOLDERS = 100_000  # a loop that data would end does not end with them; a trace gives it up
 
 
@@ -40,40 +41,12 @@ def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwarg
         return _scalar(state, tensors[0])
     if name in ("equal", "allclose"):
         return _compare(state, info, args, kwargs)
-    if name == "index":
-        if not any(isinstance(i, Tensor) and i.dtype in _BOOLEAN for i in args[1]):
-            return NotImplemented
+    if name == "index" and not any(isinstance(i, Tensor) and i.dtype in _BOOLEAN for i in args[1]):
+        return NotImplemented
     if all(_has_value(t) for t in tensors):
         return _exact(state, info, args, kwargs, tensors)
-    if name == "index":
-        return _index_with_mask(state, args[0], args[1])
-    if name == "repeat_interleave" and kwargs.get("output_size") is None:
-        total = _expected_sum(state, args[0])
-        if total is None:
-            raise _unknown(state, "aten.repeat_interleave", "pass output_size=")
-        return _new(state, args[0], (total,), torch.int64)
-    if name == "masked_select":
-        count = _count(state, "masked_select", args[1])
-        return _keep_origin(_new(state, tensors[0], (count,), tensors[0].dtype), args[0])
-    if name == "nms":  # boxes that do not overlap are all kept
-        count = _count(state, "nms", args[1])
-        return _first(state, _new(state, args[0], (count,), torch.int64), (args[1].numel(),))
-    if name == "nonzero":
-        return _first(state, _new(state, args[0], (_count(state, "nonzero", args[0]), args[0].dim()), torch.int64),
-                      tuple(args[0].shape))
-    if name == "repeat_interleave":
-        return _new(state, args[0], (kwargs["output_size"],), torch.int64)
-    if name in ("_unique", "_unique2", "unique_consecutive"):
-        return _unique(state, info, args, kwargs)
-    if name == "unique_dim":
-        x, dim = args[0], args[1]
-        n = _distinct(state, x.shape[dim], "slices")
-        shape = [n if d == dim % x.dim() else size for d, size in enumerate(x.shape)]
-        return _new(state, x, tuple(shape), x.dtype), _new(state, x, (x.shape[dim], ), torch.int64), _new(
-            state, x, (n, ), torch.int64)
-    if name == "bincount":
-        raise _unknown(state, "aten.bincount", "use torch.zeros(n).scatter_add_ with a size that is known")
-    return NotImplemented
+    rule = _RULES.get(name)
+    return NotImplemented if rule is None else rule(state, info, args, kwargs)
 
 
 def _has_value(tensor: Tensor) -> bool:
@@ -88,7 +61,8 @@ def _unknown(state: MetaState, operator: str, remedy: str) -> DataDependentError
 
 _VALUE = (
     "aten.item (also bool(), int(), float(), if tensor:)",
-    "compute the value from shapes or Python numbers, pass the tensor with its values (a small integer or boolean tensor keeps them), or choose "
+    "compute the value from shapes or Python numbers, pass the tensor with its values (a small integer or boolean "
+    "tensor keeps them), or choose "
     "ProfileOptions(unknown_value='placeholder') or, for a condition, unknown_condition='false'")
 
 
@@ -108,7 +82,8 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = _VALUE[0], remedy:
     if value is not None and (not tensor.dtype.is_floating_point or bool(value.isfinite())):
         number = value.item()
         state.assume(
-            f"an unknown scalar ({tensor.dtype}) was taken as {number:.4g}, its value where what the layers compute is zero {state.where()}"
+            f"an unknown scalar ({tensor.dtype}) was taken as {number:.4g}, its value where what the layers compute is "
+            f"zero {state.where()}"
         )
         state.unknown_sizes += 1
         return number
@@ -134,7 +109,8 @@ def _compare(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, 
         return bool(
             _scalar(
                 state, _CONDITION, f"aten.{info.name}",
-                "compare shapes instead, keep the comparison out of the model, or choose ProfileOptions(unknown_condition='false')"
+                "compare shapes instead, keep the comparison out of the model, or choose "
+                "ProfileOptions(unknown_condition='false')"
             ))
     return bool(info.op(*values, *args[2:], **kwargs))
 
@@ -279,3 +255,48 @@ def _distinct(state: MetaState, total: int, what: str) -> int:
         return min(total, policy)
     state.assume(f"unique: {total} {what} are taken to be distinct, the most there can be {state.where()}")
     return total
+
+
+def _repeat_interleave(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    total = kwargs.get("output_size")
+    if total is None:
+        total = _expected_sum(state, args[0])
+    if total is None:
+        raise _unknown(state, "aten.repeat_interleave", "pass output_size=")
+    return _new(state, args[0], (total,), torch.int64)
+
+
+def _masked_select(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    count = _count(state, "masked_select", args[1])
+    return _keep_origin(_new(state, args[0], (count,), args[0].dtype), args[0])
+
+
+def _nms(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    count = _count(state, "nms", args[1])  # boxes that do not overlap are all kept
+    return _first(state, _new(state, args[0], (count,), torch.int64), (args[1].numel(),))
+
+
+def _nonzero(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    found = _new(state, args[0], (_count(state, "nonzero", args[0]), args[0].dim()), torch.int64)
+    return _first(state, found, tuple(args[0].shape))
+
+
+def _unique_dim(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+    x, dim = args[0], args[1]
+    n = _distinct(state, x.shape[dim], "slices")
+    shape = tuple(n if d == dim % x.dim() else size for d, size in enumerate(x.shape))
+    return (_new(state, x, shape, x.dtype), _new(state, x, (x.shape[dim],), torch.int64),
+            _new(state, x, (n,), torch.int64))
+
+
+def _bincount(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    raise _unknown(state, "aten.bincount", "use torch.zeros(n).scatter_add_ with a size that is known")
+
+
+_RULES: dict[str, Callable[[MetaState, OperatorInfo, Any, dict[str, Any]], Any]] = {
+    "index": lambda state, info, args, kwargs: _index_with_mask(state, args[0], args[1]),
+    "repeat_interleave": _repeat_interleave, "masked_select": _masked_select, "nms": _nms, "nonzero": _nonzero,
+    **dict.fromkeys(("_unique", "_unique2", "unique_consecutive"), _unique), "unique_dim": _unique_dim,
+    "bincount": _bincount,
+}
+"""What operators give whose size or contents would follow from data that is not there."""

@@ -65,6 +65,7 @@ class Positions(Known):
         self.count = count
 
     def compute(self) -> torch.Tensor:
+        """See `Known.compute`."""
         return torch.arange(self.count)
 
 

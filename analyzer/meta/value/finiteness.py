@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-# A bool per element, made only if somebody reads it: 64 MiB at most.
+# A bool per element, made only if it is read: 64 MiB at most.
 LARGEST = 1 << 26
 
 TESTS = frozenset({"isnan", "isinf", "isposinf", "isneginf", "isfinite", "eq", "ne"})

@@ -1,7 +1,7 @@
 """Contents of small tensors that follow from their factory, kept as expressions and computed only when asked for.
 
 A storage knows its contents as an immutable expression; an in-place operator gives the storage a new one. So views
-need no care of their own: a view's value is a window on the storage's. Nothing is computed until somebody calls
+need no care of their own: a view's value is a window on the storage's. Nothing is computed until the code calls
 ``.item()``, ``.tolist()``, ``bool()`` or asks for a data-dependent size.
 """
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Known:
         return ()
 
     def compute(self) -> torch.Tensor:
+        """The elements in storage order, worked out."""
         raise NotImplementedError
 
     def flat(self) -> torch.Tensor:
@@ -107,6 +108,7 @@ class Deferred(Known):
         self.source = source
 
     def compute(self) -> torch.Tensor:
+        """See `Known.compute`."""
         whole = self.source.untyped_storage()
         count = whole.nbytes() // self.source.itemsize
         window = torch.empty(0, dtype=self.source.dtype, device=self.source.device).set_(whole, 0, (count,), (1,))
@@ -114,7 +116,7 @@ class Deferred(Known):
 
 
 class Watched(Known):
-    """The contents that another tells, and whether anybody asked for them here."""
+    """The contents that another tells, and whether they were asked for here."""
 
     __slots__ = ("source",)
 
@@ -123,13 +125,16 @@ class Watched(Known):
         self.source = source
 
     def parents(self) -> Sequence[Known]:
+        """See `Known.parents`."""
         return (self.source,)
 
     def compute(self) -> torch.Tensor:
+        """See `Known.compute`."""
         return self.source.flat()
 
     @property
     def was_read(self) -> bool:
+        """Whether the contents were asked for."""
         return self._flat is not None
 
 
@@ -143,6 +148,7 @@ class Zeros(Known):
         self.numel, self.dtype = numel, dtype
 
     def compute(self) -> torch.Tensor:
+        """See `Known.compute`."""
         return torch.zeros(self.numel, dtype=self.dtype)
 
 
@@ -156,6 +162,7 @@ class ReadArgument:
         self.window = window
 
     def value(self) -> torch.Tensor:
+        """The elements of the window."""
         return self.known.flat().as_strided(*self.window)
 
 
@@ -170,6 +177,7 @@ class Call:
         self.seed = seed
 
     def run(self, args: Any = None) -> Any:
+        """Call the operator on known contents."""
         args, kwargs = _substitute(self.args if args is None else args), _substitute(self.kwargs)
         if self.seed is None:
             return self.op(*args, **kwargs)
@@ -193,9 +201,11 @@ class Result(Known):
         self.call, self.index, self.window, self.numel, self.dtype = call, index, window, numel, dtype
 
     def parents(self) -> Sequence[Known]:
+        """See `Known.parents`."""
         return [r.known for r in self.call.reads] if self.call.results is None else ()
 
     def compute(self) -> torch.Tensor:
+        """See `Known.compute`."""
         if self.call.results is None:
             self.call.results = self.call.run()
         value: torch.Tensor = self.call.results if self.index is None else self.call.results[self.index]
@@ -214,13 +224,16 @@ class Written(Known):
     def __init__(self, before: Known | None, call: Call, position: Any, window: Window, numel: int,
                  dtype: torch.dtype) -> None:
         super().__init__(before is not None and before.assumed or any(r.known.assumed for r in call.reads))
-        self.before, self.call, self.position, self.window, self.numel, self.dtype = before, call, position, window, numel, dtype
+        self.before, self.call, self.position = before, call, position
+        self.window, self.numel, self.dtype = window, numel, dtype
 
     def parents(self) -> Sequence[Known]:
+        """See `Known.parents`."""
         reads = [r.known for r in self.call.reads]
         return reads if self.before is None else [self.before, *reads]
 
     def compute(self) -> torch.Tensor:
+        """See `Known.compute`."""
         flat = torch.zeros(self.numel, dtype=self.dtype) if self.before is None else self.before.flat().clone()
         target = flat.as_strided(*self.window)
         self.call.run(_replace(self.call.args, self.position, target))
@@ -248,4 +261,5 @@ def _replace(args: Any, position: tuple[int, ...], value: Any) -> Any:
 
 
 def window_of(tensor: torch.Tensor) -> Window:
+    """Shape, strides and offset of ``tensor`` in its storage."""
     return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
