@@ -48,8 +48,8 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
 
     ``gm`` comes from `symbolic_trace`, or is such a graph after a transformation. It is run node by node on ``args``
     (real, meta or `MetaTensor`; their data is not used), forward and, for ``mode="train"``, through the loss and
-    backward. ``device`` is what tensors are taken to be on; by default what the arguments and parameters claim, and
-    then seconds are unknown. ``profilers`` adds to the default ones, or replaces them by name (``flops memory
+    backward. ``device`` is what tensors are taken to be on; by default that of the arguments and parameters, and then
+    seconds are unknown. ``profilers`` adds to the default ones, or replaces them by name (``flops memory
     communication latency``). ``verbose`` prints the node table. With ``reuse``, subgraphs of the graph that repeat are
     run once; the result is the same. The whole `Profile` is kept in ``gm.meta["profile"]``.
 
@@ -72,7 +72,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
     infos: dict[fx.Node, NodeInfo] = {}
     records: list[RunRecord] = []
-    plays = reuse and why_unsupported() is None
+    replays = reuse and why_unsupported() is None
 
     def read_rows() -> dict[str, Any]:
         _ = found.nodes  # which fills the records of all nodes
@@ -83,7 +83,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
             with run.recording() as recorder:
                 run_args, run_kwargs = run.take_inputs(args, kwargs, names)
                 step = GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast,
-                                 device_type=session.device.type, reuse=plays)
+                                 device_type=session.device.type, reuse=replays)
                 rows = step.run()
             step.interpreter.record.log = recorder.log
             records.append(step.interpreter.record)
@@ -94,7 +94,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     try:
         found = expect_values(run_once, session.options)
     except Restart:
-        plays = False
+        replays = False
         found = expect_values(run_once, session.options)
     for node, info in infos.items():
         node.meta["info"] = info

@@ -47,7 +47,7 @@ class DryRun:
 
 def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | DeviceSpec = "h200", steps: int = 3,
             options: ProfileOptions | None = None) -> DryRun:
-    """Execute ``script`` as ``python script arguments`` would, on tensors without data that may claim ``device``.
+    """Execute ``script`` as ``python script arguments`` would, on tensors without data that may be on ``device``.
 
     It is ended when its optimizers have stepped ``steps`` times. ``torch.cuda`` answers from the simulation. Scalars
     that only data could give (``loss.item()``) are placeholders, `DataLoader` workers are not started, ``torch.save``

@@ -32,10 +32,10 @@ class Script(torch.nn.Module):
 class ScriptRecorder(Recorder):
     """Listens to a script until its optimizers stepped ``steps`` times; more than one in turn make a step together."""
 
-    def __init__(self, mode: MetaTensorMode, claim: torch.device, is_leaf: Callable[[torch.nn.Module], bool] | None,
+    def __init__(self, mode: MetaTensorMode, device: torch.device, is_leaf: Callable[[torch.nn.Module], bool] | None,
                  find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None], steps: int) -> None:
         self.script = Script()
-        super().__init__(mode, self.script, claim, is_leaf, find_leaf_impl)
+        super().__init__(mode, self.script, device, is_leaf, find_leaf_impl)
         self.steps = steps
         self.step_counts: dict[str, int] = {}  #: by optimizer: its class and its place among those seen
         self._optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}

@@ -154,11 +154,11 @@ class ProfileBuilder:
         """What holds memory at the peak (or when it ran out), by category and node (or tensor name), largest first."""
         log, ends = self.log, forward_ends(self.log)
         found: dict[tuple[str, str, str], list[int]] = {}
-        for life in alive_at(log, log.peak_event if log.shortage is None else log.shortage.event):
-            label = life.label or (log.nodes[life.node].name if life.node >= 0 else "(outside the model)")
-            key = label, self.paths.find(log.modules[life.module].path), category_of(life, log, ends)
+        for lifetime in alive_at(log, log.peak_event if log.shortage is None else log.shortage.event):
+            label = lifetime.label or (log.nodes[lifetime.node].name if lifetime.node >= 0 else "(outside the model)")
+            key = label, self.paths.find(log.modules[lifetime.module].path), category_of(lifetime, log, ends)
             row = found.setdefault(key, [0, 0])
-            row[0] += life.block_bytes
+            row[0] += lifetime.block_bytes
             row[1] += 1
         rows = [HolderInfo(*key, nbytes, count) for key, (nbytes, count) in found.items()]
         return tuple(sorted(rows, key=lambda r: -r.bytes)[:largest])
@@ -168,11 +168,11 @@ def _list_aliases(log: Log, index: int, node: LogNode) -> tuple[str, ...]:
     """The nodes whose storages the outputs of one share."""
     found: dict[str, None] = {}
     for number, _ in node.outputs:
-        life = log.storages.get(number)
-        if life is not None and life.node not in (index, -1) and log.nodes[life.node].step == node.step:
-            found.setdefault(log.nodes[life.node].name)
-        elif life is not None and life.category == "input" and node.op != "placeholder":
-            found.setdefault(life.label)
+        lifetime = log.storages.get(number)
+        if lifetime is not None and lifetime.node not in (index, -1) and log.nodes[lifetime.node].step == node.step:
+            found.setdefault(log.nodes[lifetime.node].name)
+        elif lifetime is not None and lifetime.category == "input" and node.op != "placeholder":
+            found.setdefault(lifetime.label)
     return tuple(found)
 
 

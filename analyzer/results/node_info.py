@@ -17,7 +17,7 @@ Region = str | dict[str, Scalar]
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor as plain data; ``dtype`` is torch's name without the prefix, ``device`` what the tensor claims.
+    """A tensor as plain data; ``dtype`` is torch's name without the prefix, ``device`` where it is taken to be.
 
     >>> TensorInfo((2, 3), "float16", "cuda:0").nbytes
     12

@@ -19,22 +19,22 @@ def read_memory(log: Log) -> tuple[tuple[TimelinePoint, ...], tuple[MemoryEvent,
 
     What is there when that step begins comes first, as events without a point. Replayed, the events give the allocated
     and reserved bytes at every point, and their highest is ``log.peak_bytes``. Both are empty where the log keeps no
-    acts.
+    events of the allocator.
     """
     if not log.phases:
         return (), ()
     # after it comes what the end of the run frees
     end = log.phases[-1].end_act if log.shortage is None else log.shortage.act
-    acts = [*_what_was_there(log), *log.acts[:end]]
-    if not acts:
+    changes = [*_what_was_there(log), *log.acts[:end]]
+    if not changes:
         return (), ()
     first_call = _first_call_shown(log)
-    start = next((i for i, act in enumerate(acts) if act[3] >= first_call), len(acts))
-    owners = _find_owners(log, acts)
+    start = next((i for i, change in enumerate(changes) if change[3] >= first_call), len(changes))
+    owners = _find_owners(log, changes)
     names = _Names(log)
-    events = list(_state_after(acts[:start], owners, names))
-    events += [names.describe(act, owners.get(i)) for i, act in enumerate(acts[start:], start)]
-    return tuple(_points(log, acts, start, first_call)), tuple(events)
+    events = list(_state_after(changes[:start], owners, names))
+    events += [names.describe(change, owners.get(i)) for i, change in enumerate(changes[start:], start)]
+    return tuple(_points(log, changes, start, first_call)), tuple(events)
 
 
 def _first_call_shown(log: Log) -> int:
@@ -50,28 +50,28 @@ def _first_call_shown(log: Log) -> int:
 def _what_was_there(log: Log) -> Iterator[Act]:
     """An allocation for each storage of the host that was there before (an allocator tells of its own)."""
     if log.acts and log.device == "cpu":
-        made = {act[1] for act in log.acts if act[0] == "alloc"}  # addresses of the host are never used twice
-        for life in log.storages.values():
-            if life.device == log.device and life.block_bytes and life.address not in made:
-                yield "alloc", life.address, life.block_bytes, 0
+        made = {change[1] for change in log.acts if change[0] == "alloc"}  # addresses of the host are never used twice
+        for lifetime in log.storages.values():
+            if lifetime.device == log.device and lifetime.block_bytes and lifetime.address not in made:
+                yield "alloc", lifetime.address, lifetime.block_bytes, 0
 
 
-def _find_owners(log: Log, acts: list[Act]) -> dict[int, StorageLife]:
-    """The storage behind each allocation, by the act's index; an allocation without one is a workspace."""
-    lives: defaultdict[tuple[int, int, int], list[StorageLife]] = defaultdict(list)
-    for life in sorted(log.storages.values(), key=lambda life: life.born):
-        if life.device == log.device:
-            lives[life.address, life.block_bytes, life.born_call].append(life)
+def _find_owners(log: Log, changes: list[Act]) -> dict[int, StorageLife]:
+    """The storage behind each allocation, by its index; an allocation without one is a workspace."""
+    lifetimes: defaultdict[tuple[int, int, int], list[StorageLife]] = defaultdict(list)
+    for lifetime in sorted(log.storages.values(), key=lambda lifetime: lifetime.born):
+        if lifetime.device == log.device:
+            lifetimes[lifetime.address, lifetime.block_bytes, lifetime.born_call].append(lifetime)
     owners: dict[int, StorageLife] = {}
-    open_acts: dict[int, int] = {}  # address -> act that allocated it
-    for i in reversed(range(len(acts))):  # a workspace of the same place and call comes before the storage
-        action, address, nbytes, call = acts[i]
-        if action == "alloc" and (found := lives.get((address, nbytes, call))):
+    open_changes: dict[int, int] = {}  # address -> change that allocated it
+    for i in reversed(range(len(changes))):  # a workspace of the same place and call comes before the storage
+        action, address, nbytes, call = changes[i]
+        if action == "alloc" and (found := lifetimes.get((address, nbytes, call))):
             owners[i] = found.pop()
-    for i, (action, address, _, _) in enumerate(acts):
+    for i, (action, address, _, _) in enumerate(changes):
         if action == "alloc":
-            open_acts[address] = i
-        elif action == "free" and (allocated := open_acts.pop(address, -1)) in owners:
+            open_changes[address] = i
+        elif action == "free" and (allocated := open_changes.pop(address, -1)) in owners:
             owners[i] = owners[allocated]
     return owners
 
@@ -84,16 +84,17 @@ class _Names:
         self._of_storage: dict[int, tuple[str, str]] = {}
         self._of_operator: dict[object, str] = {}
 
-    def describe(self, act: Act, life: StorageLife | None) -> MemoryEvent:
-        action, address, nbytes, call = act
+    def describe(self, change: Act, lifetime: StorageLife | None) -> MemoryEvent:
+        action, address, nbytes, call = change
         if action != "alloc" and action != "free":
             return MemoryEvent(action, address, nbytes)
-        if life is None:
+        if lifetime is None:
             return MemoryEvent(action, address, nbytes, self._operator(call), "workspace")
-        found = self._of_storage.get(life.number)
+        found = self._of_storage.get(lifetime.number)
         if found is None:
-            name = life.label or (self.log.nodes[life.node].name if life.node >= 0 else self._operator(life.born_call))
-            found = self._of_storage[life.number] = name, category_of(life, self.log, self.ends)
+            node = self.log.nodes[lifetime.node] if lifetime.node >= 0 else None
+            name = lifetime.label or (self._operator(lifetime.born_call) if node is None else node.name)
+            found = self._of_storage[lifetime.number] = name, category_of(lifetime, self.log, self.ends)
         return MemoryEvent(action, address, nbytes, *found)
 
     def _operator(self, call: int) -> str:
@@ -103,12 +104,12 @@ class _Names:
         return self._of_operator.get(op) or self._of_operator.setdefault(op, str(op))
 
 
-def _state_after(acts: list[Act], owners: dict[int, StorageLife], names: _Names) -> Iterator[MemoryEvent]:
-    """What the acts leave: segments, then blocks, by address."""
+def _state_after(changes: list[Act], owners: dict[int, StorageLife], names: _Names) -> Iterator[MemoryEvent]:
+    """What the events leave: segments, then blocks, by address."""
     blocks: dict[int, int] = {}
     segments: dict[int, int] = {}
     pages: list[Span] = []
-    for i, (action, address, nbytes, _) in enumerate(acts):
+    for i, (action, address, nbytes, _) in enumerate(changes):
         if action == "alloc":
             blocks[address] = i
         elif action == "free":
@@ -121,7 +122,7 @@ def _state_after(acts: list[Act], owners: dict[int, StorageLife], names: _Names)
             pages = change_pages(pages, action, address, nbytes)
     yield from (MemoryEvent("segment_alloc", address, nbytes) for address, nbytes in sorted(segments.items()))
     yield from (MemoryEvent("segment_map", start, end - start) for start, end in pages)
-    yield from (names.describe(acts[i], owners.get(i)) for _, i in sorted(blocks.items()))
+    yield from (names.describe(changes[i], owners.get(i)) for _, i in sorted(blocks.items()))
 
 
 def change_pages(pages: Iterable[Span], action: str, address: int, nbytes: int) -> list[Span]:
@@ -143,18 +144,18 @@ def change_pages(pages: Iterable[Span], action: str, address: int, nbytes: int) 
     return joined
 
 
-def _points(log: Log, acts: list[Act], start: int, first_call: int) -> Iterator[TimelinePoint]:
+def _points(log: Log, changes: list[Act], start: int, first_call: int) -> Iterator[TimelinePoint]:
     """One point per call that changed what is in use, one more before it where it was higher while the call ran."""
     allocated = reserved = 0
     has_segments = log.device != "cpu"
-    for act in acts[:start]:
-        allocated, reserved = _apply(act, allocated, reserved)
+    for change in changes[:start]:
+        allocated, reserved = _apply(change, allocated, reserved)
     i = start
     shown = None
     for index in range(first_call, len(log.calls)):
         peak = (allocated, reserved)
-        while i < len(acts) and acts[i][3] <= index:
-            allocated, reserved = _apply(acts[i], allocated, reserved)
+        while i < len(changes) and changes[i][3] <= index:
+            allocated, reserved = _apply(changes[i], allocated, reserved)
             peak = max(peak, (allocated, reserved))
             i += 1
         if (allocated, reserved) == shown == peak:
@@ -164,16 +165,16 @@ def _points(log: Log, acts: list[Act], start: int, first_call: int) -> Iterator[
         label = log.nodes[call.node].name if call.node >= 0 else str(call.signature.op)
         for used, held in dict.fromkeys((peak, shown)):
             yield TimelinePoint(label, used, call.phase, held if has_segments else None)
-    if i < len(acts):  # what happened after the last call
-        for act in acts[i:]:
-            allocated, reserved = _apply(act, allocated, reserved)
+    if i < len(changes):  # what happened after the last call
+        for change in changes[i:]:
+            allocated, reserved = _apply(change, allocated, reserved)
         phase = log.phases[-1].phase if log.phases else None
         yield TimelinePoint("end" if log.shortage is None else "out of memory", allocated, phase,
                             reserved if has_segments else None)
 
 
-def _apply(act: Act, allocated: int, reserved: int) -> tuple[int, int]:
-    action, _, nbytes, _ = act
+def _apply(change: Act, allocated: int, reserved: int) -> tuple[int, int]:
+    action, _, nbytes, _ = change
     if action == "alloc":
         return allocated + nbytes, reserved
     if action == "free":

@@ -82,10 +82,10 @@ class RuntimeRecorder(Recorder):
         self._undo: ExitStack | None = None
         self._thread = -1
         device = device_of(root)
-        books = HostMemory()
-        self.book = StorageBook(books, device, self._was_born, self._has_died)
+        memory = HostMemory()
+        self.book = StorageBook(memory, device, self._was_born, self._has_died)
         leaves = {id(module): is_leaf(module) for module in root.modules()}
-        machine = SimpleNamespace(space=SimpleNamespace(memory=lambda claim: books), state=SimpleNamespace())
+        machine = SimpleNamespace(space=SimpleNamespace(memory=lambda device: memory), state=SimpleNamespace())
         super().__init__(cast(Any, machine), root, device, lambda m: leaves[id(m)] if id(m) in leaves else is_leaf(m))
         self._wrapped: dict[int, int] = {}
         self._wrappers: list[tuple[int, int]] = []

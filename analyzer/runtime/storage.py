@@ -17,8 +17,8 @@ class RealStorage:
 
     __slots__ = ("number", "size", "device", "region", "ref", "__weakref__")
 
-    def __init__(self, number: int, size: int, claim: torch.device, region: HostRegion) -> None:
-        self.number, self.size, self.device, self.region = number, size, claim, region
+    def __init__(self, number: int, size: int, device: torch.device, region: HostRegion) -> None:
+        self.number, self.size, self.device, self.region = number, size, device, region
         self.ref: weakref.ref[torch.UntypedStorage] | None = None
 
     def nbytes(self) -> int:
