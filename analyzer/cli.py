@@ -106,8 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         commands = {
             "profile": run_profile, "measure": run_measure, "compare": run_compare, "generate": run_generate,
-            "fit": run_fit, "plan": run_plan, "dryrun": run_dryrun, "sweep": run_sweep, "devices": run_devices
-        }
+            "fit": run_fit, "plan": run_plan, "dryrun": run_dryrun, "sweep": run_sweep, "devices": run_devices}
         return commands[arguments.command](arguments)
     except AnalyzerError as error:
         print(f"analyzer: {error}", file=sys.stderr)
@@ -169,8 +168,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
             bar.clear()
     texts: dict[str, Callable[[], str]] = {
         "table": lambda: found.table(sort=arguments.sort, depth=arguments.depth, columns=("fwd_macs", "bwd_macs")),
-        "summary": found.summary, "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort)
-    }
+        "summary": found.summary, "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort)}
     if arguments.report is not None:
         print_report(found, arguments)
     else:

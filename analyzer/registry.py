@@ -48,8 +48,7 @@ class Registry(Generic[K, V]):
         if key in self._table and not may_replace:
             raise DuplicateRegistrationError(
                 f"{self.name}({key!r}): already registered as {self._table[key]!r}; "
-                f"pass override=True, or register inside `with {self.name}.scope():` to replace it for a while"
-            )
+                f"pass override=True, or register inside `with {self.name}.scope():` to replace it for a while")
         if self._scoped:
             self._scoped[-1].add(key)
         self._table[key] = impl

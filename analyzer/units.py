@@ -167,8 +167,7 @@ def parse_bytes(size: str | int) -> int:
     if match is None:
         raise InputError(
             f"parse_bytes({size!r}): not a size; write a number and a unit, "
-            "for example '80GiB' (powers of 1024), '40 GB' (powers of 1000) or '512'"
-        )
+            "for example '80GiB' (powers of 1024), '40 GB' (powers of 1000) or '512'")
     number, prefix, binary = match.groups(default="")
     if binary and not prefix:
         raise InputError(f"parse_bytes({size!r}): 'iB' needs a prefix; write 'KiB', 'MiB', 'GiB', or 'B' for bytes")

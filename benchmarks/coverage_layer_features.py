@@ -556,8 +556,8 @@ class _Float8Product(_Base):
         y = self.wide(self.linear(x))
         scale = torch.ones((), device=x.device)
         with torch.no_grad():
-            product = torch._scaled_mm(y.to(torch.float8_e4m3fn), self.weight.t(), scale_a=scale,
-                                       scale_b=scale,  # type: ignore[operator]
+            weight = self.weight.t()  # type: ignore[operator]
+            product = torch._scaled_mm(y.to(torch.float8_e4m3fn), weight, scale_a=scale, scale_b=scale,
                                        out_dtype=torch.bfloat16)
         return product.float() + y
 

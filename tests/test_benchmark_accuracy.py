@@ -49,8 +49,8 @@ def test_a_bracket_ends_where_a_prediction_becomes_worse():
 
 def test_others_bracket_where_a_model_is_left_out():
     constant, cases = CONSTANTS[0], measured_cases()[:2]
-    evidences = [Evidence(case, 0.0, {constant.name: found}) for case,
-                 found in zip(cases, [(10.0, 30.0), (20.0, 90.0)])]
+    ends = [(10.0, 30.0), (20.0, 90.0)]
+    evidences = [Evidence(case, 0.0, {constant.name: found}) for case, found in zip(cases, ends)]
     assert bracket(constant, evidences) == (20.0, 30.0)
     assert middle(constant, bracket(constant, evidences[1:])) == pytest.approx(1800**0.5)
 

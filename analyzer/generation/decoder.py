@@ -82,9 +82,10 @@ class TransformersDecoder(Decoder):
         if "logits_to_keep" in parameters:
             self.options["logits_to_keep"] = 1
         config = model.config.get_text_config(decoder=True)
-        self.cache: Any = DynamicCache(config=config) if cache == "dynamic" else StaticCache(
-            config=config, max_cache_len=prompt_tokens + new_tokens)
-        self.own = self.cache
+        self.own: Any = DynamicCache(config=config)
+        if cache == "static":
+            self.own = StaticCache(config=config, max_cache_len=prompt_tokens + new_tokens)
+        self.cache = self.own
         self.takes_positions = "position_ids" in parameters
         self.context = 0  # tokens read so far
 

@@ -35,16 +35,14 @@ class DeviceCatalogue:
         if not isinstance(spec, DeviceSpec):
             raise InputError(
                 f"register_device({spec!r}): takes a DeviceSpec, for example DeviceSpec('lab_card', memory_bytes=24 * "
-                "2**30)"
-            )
+                "2**30)")
         key = _key(spec.name)
         for name in (spec.name, *spec.aliases):
             other = self._names().get(_key(name))
             if other is not None and _key(other.name) != key:
                 raise DuplicateRegistrationError(
                     f"register_device({spec!r}): {name!r} already stands for {other!r}; give this device another name "
-                    "or alias"
-                )
+                    "or alias")
         self._specs(key, spec, override=override)
         return spec
 
@@ -97,8 +95,7 @@ def find_device(device: str | DeviceSpec) -> DeviceSpec:
         hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
         raise UnknownDeviceError(
             f"unknown device {device!r}: {hint}The catalogue holds {', '.join(s.name for s in register_device)}; "
-            "describe another one with DeviceSpec and pass it, or add it with register_device"
-        )
+            "describe another one with DeviceSpec and pass it, or add it with register_device")
     return spec
 
 

@@ -120,9 +120,8 @@ class DeviceSpec:
             if value is not None and (type(value) is not int or value <= 0):
                 hint = "; analyzer.units.parse_bytes reads '80GiB'" if name.endswith("_bytes") else ""
                 raise self._error(name, value, f"must be a positive int or None if unknown{hint}")
-        for name, value in [(n, getattr(self, n)) for n in _RATES] + [
-            (f"flops_per_second.{n}", v) for n, v in vars(self.flops_per_second).items()
-        ]:
+        rates = {f"flops_per_second.{name}": rate for name, rate in vars(self.flops_per_second).items()}
+        for name, value in {**{name: getattr(self, name) for name in _RATES}, **rates}.items():
             if value is not None and (type(value) not in (int, float) or not math.isfinite(value) or value <= 0):
                 raise self._error(name, value, f"must be a positive number, in {_UNITS[name]}, or None if unknown")
         for name in self.sources:

@@ -26,8 +26,7 @@ def format_catalogue() -> str:
             *(format_count(getattr(spec.flops_per_second, name)) for name in _RATES),
             _format_links(spec),
         )
-        for spec in register_device
-    ]
+        for spec in register_device]
     table = _lay_out(rows, ("name", "memory", "bandwidth", *_RATES, "links"))
     return f"{table}\n\nRates are dense peaks in FLOP/s, of the tensor cores but for fp32. Links count one direction."
 

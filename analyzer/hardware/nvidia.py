@@ -27,24 +27,20 @@ _H100_SHEET = ("NVIDIA H100 Tensor Core GPU datasheet, Technical Specifications,
 _A100_PAPER = (
     "NVIDIA A100 Tensor Core GPU Architecture whitepaper V1.0, Table 4 (Comparison of NVIDIA Data Center GPUs), column "
     "A100, first figure of each pair "
-    "(images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf)"
-)
+    "(images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf)")
 _A100_SHEET = (
     "NVIDIA A100 Tensor Core GPU datasheet, specifications, A100 80GB SXM "
-    "(nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-nvidia-us-2188504-web.pdf)"
-)
+    "(nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-nvidia-us-2188504-web.pdf)")
 _ADA_PAPER = (
     "NVIDIA Ada GPU Architecture whitepaper v2.1 "
-    "(images.nvidia.com/aem-dam/Solutions/Data-Center/l4/nvidia-ada-gpu-architecture-whitepaper-v2.1.pdf)"
-)
+    "(images.nvidia.com/aem-dam/Solutions/Data-Center/l4/nvidia-ada-gpu-architecture-whitepaper-v2.1.pdf)")
 _ADA_FP64 = f"1/64 of fp32: {_ADA_PAPER}, Ada AD102 GPU, note on FP64 cores"
 _RTX_4090_PAPER = f"{_ADA_PAPER}, Appendix A, Table 2 (GeForce RTX 4090), FP32 accumulation, first figure of each pair"
 _L4_SHEET = ("NVIDIA L4 Tensor Core GPU datasheet, specifications "
              "(resources.nvidia.com/en-us-gpu-resources/l4-tensor-datasheet)")
 _T4_SHEET = (
     "NVIDIA T4 Tensor Core GPU datasheet, Performance "
-    "(nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf)"
-)
+    "(nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf)")
 _TURING_PAPER = "NVIDIA Turing GPU Architecture whitepaper WP-09183-001"
 _NO_NVLINK = "the card has no NVLink"
 
@@ -58,18 +54,11 @@ def _device_query(machine: str) -> str:
 
 
 H200 = DeviceSpec(
-    "h200",
-    vendor="NVIDIA",
-    architecture="Hopper",
-    compute_capability=(9, 0),
-    memory_bytes=143156 * 2**20,
-    memory_bandwidth=4.8e12,
+    "h200", vendor="NVIDIA", architecture="Hopper", compute_capability=(9, 0),
+    memory_bytes=143156 * 2**20, memory_bandwidth=4.8e12, multiprocessors=132, l2_bytes=60 * 2**20,
+    nvlink_bandwidth=_NVLINK_4 / 2, pcie_bandwidth=_PCIE_5 / 2,
     flops_per_second=PeakRates(fp64=34e12, fp64_tensor=67e12, fp32=67e12, tf32=989e12 / 2, bf16=1979e12 / 2,
                                fp16=1979e12 / 2, fp8=3958e12 / 2, int8=3958e12 / 2),
-    multiprocessors=132,
-    l2_bytes=60 * 2**20,
-    nvlink_bandwidth=_NVLINK_4 / 2,
-    pcie_bandwidth=_PCIE_5 / 2,
     aliases=("h200_sxm", "nvidia_h200"),
     sources={
         "memory_bytes": _H200_DRIVER,
@@ -84,18 +73,11 @@ H200 = DeviceSpec(
 )
 
 H100_SXM = DeviceSpec(
-    "h100_sxm",
-    vendor="NVIDIA",
-    architecture="Hopper",
-    compute_capability=(9, 0),
-    memory_bytes=85_028_896_768,
-    memory_bandwidth=3352e9,
+    "h100_sxm", vendor="NVIDIA", architecture="Hopper", compute_capability=(9, 0),
+    memory_bytes=85_028_896_768, memory_bandwidth=3352e9, multiprocessors=132, l2_bytes=50 * 2**20,
+    nvlink_bandwidth=_NVLINK_4 / 2, pcie_bandwidth=_PCIE_5 / 2,
     flops_per_second=PeakRates(fp64=33.5e12, fp64_tensor=66.9e12, fp32=66.9e12, tf32=494.7e12, bf16=989.4e12,
                                fp16=989.4e12, fp8=1978.9e12, int8=1978.9e12),
-    multiprocessors=132,
-    l2_bytes=50 * 2**20,
-    nvlink_bandwidth=_NVLINK_4 / 2,
-    pcie_bandwidth=_PCIE_5 / 2,
     aliases=("h100", "nvidia_h100_80gb_hbm3"),
     sources={
         "memory_bytes": _device_query("an H100 80GB HBM3, CUDA 12.8 driver: 81090 MBytes"),
@@ -120,17 +102,10 @@ _A100_SOURCES = {
 }
 
 A100_40GB = DeviceSpec(
-    "a100_40gb",
-    vendor="NVIDIA",
-    architecture="Ampere",
-    compute_capability=(8, 0),
-    memory_bytes=42_298_834_944,
-    memory_bandwidth=1555e9,
+    "a100_40gb", vendor="NVIDIA", architecture="Ampere", compute_capability=(8, 0),
+    memory_bytes=42_298_834_944, memory_bandwidth=1555e9, multiprocessors=108, l2_bytes=40 * 2**20,
+    nvlink_bandwidth=_NVLINK_3 / 2, pcie_bandwidth=_PCIE_4 / 2,
     flops_per_second=_A100_RATES,
-    multiprocessors=108,
-    l2_bytes=40 * 2**20,
-    nvlink_bandwidth=_NVLINK_3 / 2,
-    pcie_bandwidth=_PCIE_4 / 2,
     aliases=("a100_sxm4_40gb", "nvidia_a100_sxm4_40gb"),
     sources={
         **_A100_SOURCES,
@@ -141,17 +116,10 @@ A100_40GB = DeviceSpec(
 )
 
 A100_80GB = DeviceSpec(
-    "a100_80gb",
-    vendor="NVIDIA",
-    architecture="Ampere",
-    compute_capability=(8, 0),
-    memory_bytes=84_987_740_160,
-    memory_bandwidth=2039e9,
+    "a100_80gb", vendor="NVIDIA", architecture="Ampere", compute_capability=(8, 0),
+    memory_bytes=84_987_740_160, memory_bandwidth=2039e9, multiprocessors=108, l2_bytes=40 * 2**20,
+    nvlink_bandwidth=_NVLINK_3 / 2, pcie_bandwidth=_PCIE_4 / 2,
     flops_per_second=_A100_RATES,
-    multiprocessors=108,
-    l2_bytes=40 * 2**20,
-    nvlink_bandwidth=_NVLINK_3 / 2,
-    pcie_bandwidth=_PCIE_4 / 2,
     aliases=("a100", "a100_sxm4_80gb", "nvidia_a100_sxm4_80gb"),
     sources={
         **_A100_SOURCES,
@@ -161,17 +129,11 @@ A100_80GB = DeviceSpec(
 )
 
 L4 = DeviceSpec(
-    "l4",
-    vendor="NVIDIA",
-    architecture="Ada Lovelace",
-    compute_capability=(8, 9),
-    memory_bytes=23_583_784_960,
-    memory_bandwidth=300e9,
+    "l4", vendor="NVIDIA", architecture="Ada Lovelace", compute_capability=(8, 9),
+    memory_bytes=23_583_784_960, memory_bandwidth=300e9, multiprocessors=58, l2_bytes=48 * 2**20,
+    pcie_bandwidth=_PCIE_4 / 2,
     flops_per_second=PeakRates(fp64=30.3e12 / 64, fp32=30.3e12, tf32=120e12 / 2, bf16=242e12 / 2, fp16=242e12 / 2,
                                fp8=485e12 / 2, int8=485e12 / 2),
-    multiprocessors=58,
-    l2_bytes=48 * 2**20,
-    pcie_bandwidth=_PCIE_4 / 2,
     aliases=("nvidia_l4", ),
     sources={
         "memory_bytes": _device_query(
@@ -189,16 +151,10 @@ L4 = DeviceSpec(
 )
 
 T4 = DeviceSpec(
-    "t4",
-    vendor="NVIDIA",
-    architecture="Turing",
-    compute_capability=(7, 5),
-    memory_bytes=15_655_829_504,
-    memory_bandwidth=320e9,
-    flops_per_second=PeakRates(fp64=8.1e12 / 32, fp32=8.1e12, fp16=65e12, int8=130e12),
-    multiprocessors=40,
-    l2_bytes=4 * 2**20,
+    "t4", vendor="NVIDIA", architecture="Turing", compute_capability=(7, 5),
+    memory_bytes=15_655_829_504, memory_bandwidth=320e9, multiprocessors=40, l2_bytes=4 * 2**20,
     pcie_bandwidth=_PCIE_3 / 2,
+    flops_per_second=PeakRates(fp64=8.1e12 / 32, fp32=8.1e12, fp16=65e12, int8=130e12),
     aliases=("tesla_t4", "nvidia_t4"),
     sources={
         "memory_bytes": _device_query(
@@ -217,17 +173,11 @@ T4 = DeviceSpec(
 )
 
 RTX_4090 = DeviceSpec(
-    "rtx_4090",
-    vendor="NVIDIA",
-    architecture="Ada Lovelace",
-    compute_capability=(8, 9),
-    memory_bytes=25_393_692_672,
-    memory_bandwidth=1008e9,
+    "rtx_4090", vendor="NVIDIA", architecture="Ada Lovelace", compute_capability=(8, 9),
+    memory_bytes=25_393_692_672, memory_bandwidth=1008e9, multiprocessors=128, l2_bytes=73728 * 2**10,
+    pcie_bandwidth=_PCIE_4 / 2,
     flops_per_second=PeakRates(fp64=82.6e12 / 64, fp32=82.6e12, tf32=82.6e12, bf16=165.2e12, fp16=165.2e12,
                                fp8=330.3e12, int8=660.6e12),
-    multiprocessors=128,
-    l2_bytes=73728 * 2**10,
-    pcie_bandwidth=_PCIE_4 / 2,
     aliases=("4090", "rtx4090", "geforce_rtx_4090", "nvidia_geforce_rtx_4090"),
     sources={
         "memory_bytes": "torch.cuda.get_device_properties on Linux: total_memory 25393692672 (23.65 GiB in PyTorch's "

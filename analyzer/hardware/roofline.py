@@ -104,8 +104,7 @@ def roofline_seconds(
     if flops < 0 or bytes_moved < 0:
         raise InputError(
             f"roofline_seconds(flops={flops}, bytes_moved={bytes_moved}): counts are not negative; pass None for "
-            "unknown"
-        )
+            "unknown")
     seconds = 0.0
     for amount, rate in (
         (flops, find_peak(dtype, device, uses_tensor_cores, allow_tf32) if flops else None),

@@ -71,18 +71,15 @@ def list_unseen(device: DeviceSpec, world_size: int = 1) -> tuple[UnseenMemory, 
     found = _list_contexts(device)
     if world_size > 1:
         if device.name.startswith("a100"):
-            pair = world_size == 2
-            found.append(
-                UnseenMemory("NCCL buffers (one communicator)", _NCCL_PAIR_BYTES if pair else _NCCL_GROUP_BYTES,
-                             _NCCL_SOURCE.format("2 ranks" if pair else "more than 2 ranks")))
+            nbytes, ranks = (_NCCL_PAIR_BYTES, "2") if world_size == 2 else (_NCCL_GROUP_BYTES, "more than 2")
+            found.append(UnseenMemory("NCCL buffers (one communicator)", nbytes, _NCCL_SOURCE.format(f"{ranks} ranks")))
         else:
             found.append(UnseenMemory("NCCL buffers", None, _NCCL_ELSEWHERE))
     return tuple(found)
 
 
 def _list_contexts(device: DeviceSpec) -> list[UnseenMemory]:
-    """What the driver and the libraries take: known, else as on the known device with the nearest number of
-    multiprocessors.
+    """What driver and libraries take: known, else as on the known device nearest in multiprocessors.
 
     A context holds local memory and stacks for all threads that the multiprocessors can run (CUDA programming guide,
     cudaDeviceSetLimit).
@@ -96,10 +93,6 @@ def _list_contexts(device: DeviceSpec) -> list[UnseenMemory]:
         return list(_UNKNOWN)
     other = min(_CONTEXTS, key=lambda name: abs((_MULTIPROCESSORS[name] or 0) - own))
     nbytes, source = _CONTEXTS[other]
-    return [
-        UnseenMemory(
-            f"{what} (assumed: as on {other})", nbytes,
-            f"not known for this device; of those known {other} is nearest in multiprocessors "
-            f"({_MULTIPROCESSORS[other]}, here {own}): {source}"
-        )
-    ]
+    return [UnseenMemory(f"{what} (assumed: as on {other})", nbytes,
+                         f"not known for this device; of those known {other} is nearest in multiprocessors "
+                         f"({_MULTIPROCESSORS[other]}, here {own}): {source}")]

@@ -22,8 +22,7 @@ class DeviceOutOfMemoryError(AnalyzerError, MemoryError, torch.OutOfMemoryError)
             f"CUDA out of memory. Tried to allocate {requested_bytes:,} bytes, {short_bytes:,} bytes short; of "
             f"{capacity_bytes:,} bytes {allocated_bytes:,} are allocated and {unused_bytes:,} reserved but unused. "
             + ("Fragmentation is the cause; expandable_segments:True avoids most of it" if unused_bytes >= short_bytes
-               else "Try a smaller batch, activation checkpointing or a device with more memory")
-        )
+               else "Try a smaller batch, activation checkpointing or a device with more memory"))
         self.requested_bytes = requested_bytes
         self.short_bytes = short_bytes
         self.allocated_bytes = allocated_bytes

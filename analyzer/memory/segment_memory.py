@@ -163,8 +163,7 @@ class SegmentMemory:
         excess_bytes = self._reserved_bytes - int(self.options.garbage_collection_threshold * self._allowed_bytes)
         idle = [
             span for pool in self._large_pools.values() if pool.page_bytes is None for span in pool.free
-            if not span.is_split
-        ]
+            if not span.is_split]
         while excess_bytes > 0 and idle:
             # age: searches since the free; all of at least average age go, even beyond what is needed
             average = sum(self._large_searches - span.freed_at for span in idle) / len(idle)

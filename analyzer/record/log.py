@@ -257,8 +257,7 @@ class Log:
         parts = Counter(part for pending in self.pending for part in pending.parts_played())
         return [
             *(Tally(step, call, storages, number * count) for (step, part, start, stop), number in parts.items()
-              for call, storages, count in part.tally(start, stop, self)), *(Tally(*row) for row in alike.values())
-        ]
+              for call, storages, count in part.tally(start, stop, self)), *(Tally(*row) for row in alike.values())]
 
     def write_out(self) -> None:
         """Write replays into the places that were left for them."""

@@ -8,8 +8,7 @@ from torch.optim import optimizer as _module
 # its size or on other parameters, and within a step no tensor changes its shape or gets another storage.
 TORCHS_OWN = frozenset({
     torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.Adamax, torch.optim.AdamW,
-    torch.optim.ASGD, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD
-})
+    torch.optim.ASGD, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD})
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer, known: int = 0) -> bool:

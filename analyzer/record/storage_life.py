@@ -109,9 +109,8 @@ class StorageLife:
     def belongs(self, category: str, label: str, module: int) -> None:
         """Set what it is for, its name and the module that holds it."""
         table, row = self.table, self.row
-        table.codes[row * _CODES +
-                    _CATEGORY], table.labels[row], table.narrow[row * _NARROW +
-                                                                _MODULE] = table.code_of[category], label, module
+        table.codes[row * _CODES + _CATEGORY] = table.code_of[category]
+        table.labels[row], table.narrow[row * _NARROW + _MODULE] = label, module
 
     def is_for(self, code: int | None) -> bool:
         """Whether its category is that of a code."""

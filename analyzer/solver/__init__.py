@@ -5,5 +5,4 @@ from .plan import FrontierPoint, InfeasibleBudgetError, Plan, StepInfo
 from .solve import Planner, solve
 
 __all__ = [
-    "FrontierPoint", "InfeasibleBudgetError", "Plan", "PlanRegion", "Planner", "StepInfo", "measure_step", "solve"
-]
+    "FrontierPoint", "InfeasibleBudgetError", "Plan", "PlanRegion", "Planner", "StepInfo", "measure_step", "solve"]

@@ -66,9 +66,8 @@ def run_fit(arguments: argparse.Namespace) -> int:
     target = load_target(arguments.target)
 
     def make(size: int) -> Any:
-        sized = replace(configuration, batch=size) if arguments.what == "batch" else replace(
-            configuration, sequence=size)
-        return make_inputs(resolve_inputs(target, arguments.input, sized))
+        sized: dict[str, Any] = {arguments.what: size}
+        return make_inputs(resolve_inputs(target, arguments.input, replace(configuration, **sized)))
 
     make(max(1, arguments.start))  # before any work: an input without a place for the size costs no waiting
     options = None if arguments.memory is None else ProfileOptions(capacity_bytes=parse_bytes(arguments.memory))

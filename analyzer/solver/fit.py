@@ -234,8 +234,7 @@ def _close_in(search: _Search, first: int, what: str) -> None:
         if search.low > _ENDLESS * first:
             raise InputError(
                 f"{what}: {search.low * search.multiple_of:,} still fits; does make_inputs use its argument? Else give "
-                f"at_most"
-            )
+                f"at_most")
         guess = search.follow_lines(1.0)
         if search.fits(guess) and guess <= search.low and not search.is_closed:
             search.fits(search.low + 1)  # most often the line is right

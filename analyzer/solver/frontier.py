@@ -43,8 +43,7 @@ def draw_frontier(plan: Plan, path: str | Path) -> None:
     if not plan.frontier:
         raise InputError(
             "draw_frontier(): the plan has no frontier; make one with Planner.frontier and dataclasses.replace(plan, "
-            "frontier=...)"
-        )
+            "frontier=...)")
     whole = plan.unplanned.seconds if plan.objective == "seconds" else plan.unplanned.fwd_flops
     figure = Figure(figsize=(6, 4), layout="constrained")
     FigureCanvasAgg(figure)

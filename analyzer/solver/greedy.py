@@ -25,8 +25,7 @@ def solve_greedy(units: Sequence[Unit], limit_bytes: int) -> list[Unit] | None:
     for share in _SIZES:
         usable = {
             first: [u for u in row if u.work_bytes <= (share if u.is_region else 1) * limit_bytes]
-            for first, row in by_first.items()
-        }
+            for first, row in by_first.items()}
         for price in _PRICES:
             division = _take(usable, goal, price * average)
             if division is not None and peak_bytes(division) <= limit_bytes:

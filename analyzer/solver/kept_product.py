@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -57,7 +57,7 @@ class KeepProducts:
     """
 
     ordinals: tuple[int, ...] = ()
-    norms: tuple[nn.Module, ...] = ()
+    norms: tuple[_NormBase, ...] = ()
     skips: tuple[int, ...] = ()
 
     __name__ = "keep_products"  # in generated code
@@ -175,7 +175,7 @@ class _Forward:
 class _Again:
     """What is around the region when it runs again; it can be entered again, for another backward pass."""
 
-    def __init__(self, kept: _Kept, norms: tuple[nn.Module, ...]) -> None:
+    def __init__(self, kept: _Kept, norms: tuple[_NormBase, ...]) -> None:
         self.kept, self.norms = kept, norms
         self.modes = ExitStack()
 
@@ -193,7 +193,7 @@ class _Again:
         self.modes.__exit__(*exc)
 
 
-def _restore(before: list[tuple[nn.Module, Any, torch.Tensor | None]]) -> None:
+def _restore(before: list[tuple[_NormBase, float | None, torch.Tensor | None]]) -> None:
     for m, momentum, tracked in before:
         m.momentum = momentum
         if tracked is not None:

@@ -178,8 +178,7 @@ class Plan:
             ("" if after is None else f", {format_bytes(after.peak_activation_bytes)} with it "
              f"({_percent(after.peak_activation_bytes, before.peak_activation_bytes)})"),
             f"the whole step: {format_bytes(before.peak_bytes)}" +
-            ("" if after is None else f", {format_bytes(after.peak_bytes)}")
-        ]
+            ("" if after is None else f", {format_bytes(after.peak_bytes)}")]
         if after is None:
             lines.append(
                 "not checked: solve from a graph, or measure the planned model with analyzer.solver.measure_step")

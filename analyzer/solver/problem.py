@@ -94,8 +94,7 @@ class _Reader:
         self.rows = {record.name: i for i, record in enumerate(self.log.nodes)}
         self.values: dict[int, StorageLife] = {
             life.number: life for life in watched(self.log)
-            if life.phase == "forward" and life.category in ("", "loss", "cast copy")
-        }
+            if life.phase == "forward" and life.category in ("", "loss", "cast copy")}
         # row of the log -> place in the program
         self.position = {self.rows[n.name]: i for i, n in enumerate(self.nodes)}
         self.end = len(self.nodes)
@@ -218,8 +217,7 @@ class _Reader:
         """The atoms that hold each value as an argument: a node of theirs takes a node whose result it is part of."""
         made = {
             n: [number for number, _ in self.log.nodes[self.rows[n.name]].outputs if number in self.maker_place]
-            for n in self.nodes
-        }
+            for n in self.nodes}
         readers: dict[int, set[int]] = {}
         for place, node in enumerate(self.nodes):
             for source in node.all_input_nodes:
@@ -249,8 +247,7 @@ class _Reader:
                 calls_of[self.place_of_call[i]].append(call)
         made = {
             n: [number for number, _ in self.log.nodes[self.rows[n.name]].outputs if number in self.maker_place]
-            for n in self.nodes
-        }
+            for n in self.nodes}
         found: dict[int, int] = {}
         for place, node in enumerate(self.nodes):
             taken = {number for source in node.all_input_nodes for number in made.get(source, ())}
@@ -293,13 +290,14 @@ class _Reader:
             keepable = (product and count_info is not None and count_info.macs > 0 and fresh and not own & changed
                         and len(fresh) == len(own))
             into = [v for v in written(call) if v in index and call.inputs and v == call.inputs[0]]
-            found[atom_of[self.place_of_call[i]]].append(
-                CallInfo((costs[i] or 0) + tie * traffic[i], saves=bool(
-                    reads.get(i)), saves_own=bool(own & reads.get(i, set())), is_product=product, keep_bytes=sum(
-                        self.values[v].block_bytes for v in fresh) if keepable else -1,
-                         keep_value=index[max(fresh, key=lambda v: self.values[v].block_bytes)] if keepable else -1,
-                         first_use=first_uses.get(fresh[0], -1) if product and len(own) == len(fresh) == 1 else -1,
-                         written_value=index[into[0]] if into else -1))
+            sizes = {v: self.values[v].block_bytes for v in fresh}
+            found[atom_of[self.place_of_call[i]]].append(CallInfo(
+                (costs[i] or 0) + tie * traffic[i], saves=bool(reads.get(i)),
+                saves_own=bool(own & reads.get(i, set())), is_product=product,
+                keep_bytes=sum(sizes.values()) if keepable else -1,
+                keep_value=index[max(fresh, key=sizes.__getitem__)] if keepable else -1,
+                first_use=first_uses.get(fresh[0], -1) if product and len(own) == len(fresh) == 1 else -1,
+                written_value=index[into[0]] if into else -1))
         return tuple(map(tuple, found)), tuple(uncounted)
 
     def _changed_after_use(self) -> set[int]:
@@ -326,8 +324,8 @@ class _Reader:
         for v, atom in zip(order, maker):
             life = self.values[v]
             i = life.born_call
-            while i < total and atom_of_call[i] == atom and log.calls[i].phase == "forward" and (life.died_call is None
-                                                                                                 or i < life.died_call):
+            end = total if life.died_call is None else min(total, life.died_call)
+            while i < end and atom_of_call[i] == atom and log.calls[i].phase == "forward":
                 fresh[i] += life.block_bytes
                 i += 1
         others = alive_bytes(

@@ -97,8 +97,7 @@ class Planner:
         except InputError:
             raise InputError(
                 f"budget={budget!r}: write bytes of the whole step as '24GiB', or a share of the activations' memory "
-                f"as '50%'"
-            ) from None
+                f"as '50%'") from None
 
     # ---- solving
 
@@ -190,8 +189,7 @@ class Planner:
         """What may be put under a checkpoint: operators, or whole modules."""
         if whole not in self._units:
             spans = None if self.granularity == "operator" else [
-                span for span, _ in module_spans(self.gm, self.problem(whole))
-            ]
+                span for span, _ in module_spans(self.gm, self.problem(whole))]
             self._units[whole] = make_units(self.problem(whole), self.unplanned.peak_bytes, spans)
         return self._units[whole]
 
@@ -210,12 +208,13 @@ class Planner:
     def _plan(self, units: list[Unit], budget: int, of: str, method: str, bound: float | None) -> Plan:
         problem = self.problem(of == "step")
         paths = {} if self.granularity == "operator" else {span: path for span, path in module_spans(self.gm, problem)}
-        regions = tuple(
-            PlanRegion(tuple(
-                name for atom in problem.atoms[u.first:u.last + 1] for name in atom), paths.get((
-                    u.first,
-                    u.last)), u.keeps, sum(c.is_product for atom in problem.calls[u.first:u.last + 1]
-                                           for c in atom), u.skips, u.cost) for u in units if u.is_region)
+
+        def describe(unit: Unit) -> PlanRegion:
+            nodes = tuple(name for atom in problem.atoms[unit.first:unit.last + 1] for name in atom)
+            products = sum(call.is_product for atom in problem.calls[unit.first:unit.last + 1] for call in atom)
+            return PlanRegion(nodes, paths.get((unit.first, unit.last)), unit.keeps, products, unit.skips, unit.cost)
+
+        regions = tuple(describe(unit) for unit in units if unit.is_region)
         offloads = tuple(name for u in units for name in u.offloads)
         assumed = [f"the cost of {op} is not known and taken as 0" for op in problem.uncounted] if regions else []
         plan = Plan(problem_name(self.gm), budget, self.unplanned, None, regions, of, self.granularity, method,
@@ -297,8 +296,7 @@ def find_program(profile_or_gm: Any) -> fx.GraphModule:
         f"solve(Profile of {profile_or_gm.name}): every plan is replayed before it is returned, and a profile of "
         f"analyzer.profile, or one "
         f"that was loaded, has no program with it; give the graph: solve(symbolic_trace(model, meta_args=...), budget, "
-        f"args=(...,))"
-    )
+        f"args=(...,))")
 
 
 def last_arguments(gm: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any], LastRun | None]:
@@ -312,8 +310,7 @@ def last_arguments(gm: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any],
     if not names or any(name not in inputs for name in names):
         raise InputError(
             f"solve({type(gm).__name__}): give what it is called with: args=(...,), kwargs={{...}}; or call "
-            f"symbolic_profile first"
-        )
+            f"symbolic_profile first")
     made = {
         name: torch.empty(inputs[name].shape, dtype=getattr(torch, inputs[name].dtype), device="meta") for name in names
     }

@@ -139,8 +139,7 @@ class UnitMaker:
             return []
         return [
             replace(unit, cost=nbytes * p.offload_cost_per_byte, held_bytes=unit.held_bytes - nbytes,
-                    offloads=tuple(p.node_of[v] for v in moved))
-        ]
+                    offloads=tuple(p.node_of[v] for v in moved))]
 
     def _values(self, first: int, last: int) -> slice:
         """The values that these atoms make."""
@@ -160,9 +159,8 @@ class UnitMaker:
         size = last - first + 2
         begin = np.minimum(p.maker[here] - first + 1, size - 1)
         until = np.where(kept, size - 1, np.clip(np.minimum(p.last_reader[here], last) - first + 1, begin, size - 1))
-        change = np.bincount(begin, weights=p.nbytes[here], minlength=size) - np.bincount(
-            until, weights=p.nbytes[here], minlength=size)
-        return int((np.cumsum(change)[:size - 1] + p.forward_bytes[first:last + 1]).max())
+        begun, ended = (np.bincount(at, weights=p.nbytes[here], minlength=size) for at in (begin, until))
+        return int((np.cumsum(begun - ended)[:size - 1] + p.forward_bytes[first:last + 1]).max())
 
     def regions(self, first: int, last: int) -> list[Unit]:
         """Checkpoints of these atoms: keeping no product, all, and shares between, the dearest per byte first."""

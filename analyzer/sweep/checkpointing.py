@@ -17,8 +17,8 @@ def checkpoint_blocks(model: nn.Module) -> None:
     Raises InputError where there is neither.
     """
     name = type(model).__name__
-    enable, switch = getattr(model, "gradient_checkpointing_enable", None), getattr(model, "set_grad_checkpointing",
-                                                                                    None)
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    switch = getattr(model, "set_grad_checkpointing", None)
     try:
         if callable(enable):
             enable(gradient_checkpointing_kwargs={"use_reentrant": False})

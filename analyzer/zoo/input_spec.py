@@ -23,8 +23,7 @@ _TORCH_NAMES = (
     "complex64 complex128 float8_e4m3fn float8_e5m2")
 _SHORT_NAMES = {
     "bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32", "f32": "float32", "fp64": "float64",
-    "f64": "float64", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8"
-}
+    "f64": "float64", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8"}
 DTYPES: dict[str, torch.dtype] = {
     **{name: getattr(torch, name) for name in _TORCH_NAMES.split()},
     **{short: getattr(torch, name) for short, name in _SHORT_NAMES.items()},

@@ -70,8 +70,7 @@ class Target:
                     chosen.append(replace(spec, shape=(main.shape[0], *spec.shape[1:])))
         if train:
             chosen += [
-                label for rule in self.labels if rule.name not in names and (label := rule.apply(chosen)) is not None
-            ]
+                label for rule in self.labels if rule.name not in names and (label := rule.apply(chosen)) is not None]
         return tuple(chosen)
 
 

@@ -64,8 +64,7 @@ def _find_shipped_model(name: str) -> Target:
     if name not in MODELS:
         raise TargetError(
             f"{name}: no model of that name ships with analyzer; TARGET is one of {', '.join(MODELS)}, "
-            f"{FORMS}{find_close(name, MODELS)}"
-        )
+            f"{FORMS}{find_close(name, MODELS)}")
     factory, input, labelled = MODELS[name]
     spec = parse_input(input)
     labels = (LabelRule("labels", spec.name),) if labelled and spec.name else ()
@@ -91,8 +90,7 @@ def _find_factory(module_name: str, factory_name: str, text: str) -> Target:
     if needed:
         raise TargetError(
             f"{text}: {factory_name} needs {', '.join(needed)}; give a callable of no arguments that returns an "
-            f"nn.Module"
-        )
+            f"nn.Module")
 
     def build() -> nn.Module:
         model = factory()

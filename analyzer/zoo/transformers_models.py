@@ -135,8 +135,7 @@ def _choose_model_class(transformers: Any, config: Any, name: str, target: str) 
         return _find_class(transformers, config.architectures[0], target, "its config has the architecture")
     heads = (*ENCODER_DECODER_HEADS, *HEADS) if config.is_encoder_decoder else HEADS
     for mapping in [
-            *(getattr(transformers, f"MODEL_FOR_{head}_MAPPING") for head in heads), transformers.MODEL_MAPPING
-    ]:
+            *(getattr(transformers, f"MODEL_FOR_{head}_MAPPING") for head in heads), transformers.MODEL_MAPPING]:
         if type(config) in mapping:
             found = mapping[type(config)]
             return found[0] if isinstance(found, tuple) else found  # a few configs have several base models
@@ -207,16 +206,15 @@ def _derive_labels(model_class: Any, config: Any, inputs: tuple[InputSpec, ...])
         return LabelRule("start_positions", main, (0,)), LabelRule("end_positions", main, (0,))
     if "labels" not in parameters:
         return ()
-    if name.endswith(
-        ("ForSequenceClassification", "ForImageClassification", "ForVideoClassification", "ForAudioClassification")):
+    if name.endswith(tuple(f"For{what}Classification" for what in ("Sequence", "Image", "Video", "Audio"))):
         # One class, or several at once, are trained with floating labels.
-        one_of_many = config.num_labels > 1 and getattr(config, "problem_type",
-                                                        None) in (None, "single_label_classification")
+        problem = getattr(config, "problem_type", None)
+        one_of_many = config.num_labels > 1 and problem in (None, "single_label_classification")
         return (LabelRule("labels", main, (0,)),) if one_of_many else ()
     if name.endswith("ForSemanticSegmentation"):
         return (LabelRule("labels", main, (0, 2, 3)),)
-    if name.endswith(
-        ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")):
+    heads = "LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification"
+    if name.endswith(heads):
         tokens = "decoder_input_ids" if "decoder_input_ids" in names else "input_ids"
         return (LabelRule("labels", tokens),) if tokens in names else ()
     return ()
