@@ -15,7 +15,8 @@ from torch import nn
 NAMES = {
     "meta/intercept/mode_stack.py": [
         "torch._C._DisableTorchDispatch", "torch._C.DisableTorchFunction", "torch._C._EnableTorchFunction",
-        "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
+        "torch.utils._python_dispatch._get_current_dispatch_mode_stack", "torch.utils._python_dispatch._pop_mode",
+        "torch._C._len_torch_function_stack", "torch._C._pop_torch_function_stack",
         "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo"
     ],
     "meta/tensor.py": [
