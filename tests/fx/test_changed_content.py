@@ -75,6 +75,20 @@ class Derived(InMethod):
         self.pointer.add_(3).remainder_(8)
 
 
+class NewData(InMethod):
+    def put(self, x: Tensor) -> None:
+        p = int(self.pointer)
+        self.queue[p] = x[0].detach()
+        self.pointer.data = torch.tensor((p + 1) % 8)
+
+
+class ShowsItToTheRoot(ShowsIt):
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.where()
+        self.pointer.fill_((p + 2) % 8)
+        return x * p
+
+
 class Masked(Queue):
     def chosen(self) -> Tensor:
         rows = self.queue[self.mask] + 1
@@ -117,11 +131,12 @@ def below(kind: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 
 RIGHT: dict[str, Callable[[], nn.Module]] = {
     "in a method": InMethod, "replaced": Replaced, "a plain attribute": Attribute, "returned": ShowsIt,
+    "new data": NewData,
     "computed from": Derived, "a mask": Masked, "in a submodule": below(Queue), "set up once": below(ActNorm),
     "cumulative average": lambda: nn.Sequential(nn.BatchNorm1d(4, momentum=None)),
 }
 CHECKED: dict[str, Callable[[], nn.Module]] = {
-    "pointer": Queue, "mask": MaskedInForward, "initialized": ActNorm,
+    "pointer": Queue, "mask": MaskedInForward, "initialized": ActNorm, "pointer, from a method": ShowsItToTheRoot,
 }
 
 
@@ -145,11 +160,12 @@ def test_right_in_every_call(name: str) -> None:
 def test_the_forward_of_the_root_reads_it(name: str) -> None:
     model = CHECKED[name]()
     gm = trace_apart(model)
+    kind, name = CHECKED[name], name.partition(",")[0]
     assert any(name in text for text in gm.meta["assumptions"])
     assert torch.equal(gm(X), model(X))
     with pytest.raises(InputError, match=f"{name} was .* when the graph was traced and is .* now"):
         gm(X)
-    assert symbolic_profile(trace_apart(CHECKED[name]()), X, mode="infer").meta["profile"].nodes
+    assert symbolic_profile(trace_apart(kind()), X, mode="infer").meta["profile"].nodes
 
 
 def test_what_is_only_read_or_only_written_stays_as_it_was() -> None:

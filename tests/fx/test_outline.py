@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -575,3 +576,40 @@ def test_a_graph_that_calls_a_method_of_the_root_holds_what_the_root_holds(trace
     assert [n for n, _ in gm.named_buffers()] == [n for n, _ in model.named_buffers()]
     gm(torch.rand(3, 4))
     assert int(gm.get_buffer("layers.1.num_batches_tracked")) == 1
+
+
+class Answers(nn.Module):
+    """A method tells the root's own forward something that depends on data."""
+
+    def __init__(self, answer: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def ask(self, x: Tensor) -> Any:
+        return self.answer(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.ask(x)
+        return x * 2 if found is True else x * (found["n"] if isinstance(found, dict) else found)
+
+
+ANSWERS: dict[str, Callable[[Tensor], Any]] = {
+    "a number": lambda x: int(x.sum()),
+    "a truth": lambda x: bool(x.sum() > 0),
+    "a count": lambda x: len(x[x > 0]),
+    "with tensors": lambda x: {"y": x.exp(), "n": int(x.sum())},
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_what_a_function_tells_the_root_is_checked(name: str) -> None:
+    model = Answers(ANSWERS[name])
+    gm = symbolic_trace(model, meta_args={"x": torch.empty(2, 4, device="meta")})
+    right = 0
+    for x in (torch.full((2, 4), 1 / 8), torch.ones(2, 4), -torch.ones(2, 4)):
+        try:
+            assert torch.equal(gm(x), model(x))
+            right += 1
+        except InputError as error:
+            assert "depends on data; the traced forward itself uses it" in str(error)
+    assert right

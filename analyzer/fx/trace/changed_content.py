@@ -50,8 +50,9 @@ class ContentWatch:
     def forget(self) -> None:
         """Let contents that were unknown when the forward began be unknown, whatever wrote to them since."""
         for held in self._held:
-            if held.contents is None:
-                held.storage.known = None
+            storage = held.tensor.untyped_storage()
+            if held.contents is None and isinstance(storage, MetaStorage):
+                storage.known = None
 
     def find_changed(self, replaced: frozenset[int]) -> dict[int, ChangedContent]:
         """What was read and changed, by the id of the user's tensor; ``replaced`` are ids of buffers that forward
@@ -62,7 +63,8 @@ class ContentWatch:
                 id(held.original): ChangedContent(held.tensor, held.contents.flat().as_strided(
                     held.original.shape, held.original.stride(), held.original.storage_offset()))
                 for held in self._held if held.contents is not None and held.contents.was_read and (
-                    held.storage.known is not held.contents or id(held.tensor) in replaced)
+                    held.storage.known is not held.contents or id(held.tensor) in replaced
+                    or held.tensor.untyped_storage() is not held.storage)
             }
 
 

@@ -23,7 +23,7 @@ from analyzer.meta.value.contents import read_known
 from .call_target import BuildDict, BuildList, BuildObject, CallTarget
 from .changed_content import ChangedContent, keep_contents
 from .function_call import NodeCall
-from .outline import HeldModule, expected_structure, keep_structure
+from .outline import HeldModule, expected_structure, keep_numbers, keep_structure, numbers_of
 from .region_stack import RegionStack
 from .structure import children, holds_tensor, is_plain_object
 
@@ -249,6 +249,13 @@ class NodeWriter:
         expected = expected_structure(result)
         return node if expected is None else self.create_from(
             NodeCall("call_function", keep_structure, (node, expected), {}))
+
+    def with_checks(self, node: fx.Node, result: Any, place: str) -> fx.Node:
+        """``node``, checked when it runs to give as many items and the same numbers as now."""
+        node, numbers = self.with_structure(node, result), numbers_of(result)
+        if not numbers:
+            return node
+        return self.create_from(NodeCall("call_function", keep_numbers, (node, numbers, place), {}))
 
     def create(self, call: NodeCall) -> fx.Node:
         """A node for ``call``, whose arguments hold tensors."""

@@ -195,6 +195,40 @@ def keep_structure(value: Any, expected: Any) -> Any:
     return value
 
 
+def numbers_of(value: Any) -> list[tuple[tuple[tuple[Any, bool], ...], Any]]:
+    """The numbers, strings and sizes in a result, each with the steps that lead to it: (key, whether an attribute)."""
+    found: list[tuple[tuple[tuple[Any, bool], ...], Any]] = []
+    seen: set[int] = set()
+
+    def walk(value: Any, path: tuple[tuple[Any, bool], ...]) -> None:
+        if isinstance(value, (bool, int, float, complex, str, torch.Size)):
+            found.append((path, tuple(value) if isinstance(value, torch.Size) else value))
+        elif id(value) not in seen:
+            seen.add(id(value))
+            for access, child in children(value):
+                walk(child, (*path, (access.key, access.attribute)))
+
+    walk(value, ())
+    return found
+
+
+def keep_numbers(value: Any, numbers: list[tuple[tuple[tuple[Any, bool], ...], Any]], place: str) -> Any:
+    """``value``, which holds the ``numbers`` (of `numbers_of`) that it held when it was traced.
+
+    Raises InputError where data gave another one, which the traced forward itself uses.
+    """
+    for path, traced in numbers:
+        found = value
+        for key, is_attribute in path:
+            found = getattr(found, key) if is_attribute else found[key]
+        if found != traced:
+            raise InputError(
+                f"{place} gave {found!r:.60}, which depends on data; the traced forward itself uses it and was traced "
+                f"with {traced!r:.60}. Put the code that uses it into a submodule or a function, which then becomes "
+                f"one node")
+    return value
+
+
 def keep_sizes(tensor: torch.Tensor, sizes: dict[int, int], place: str) -> torch.Tensor:
     """``tensor``, whose sizes are those that the graph was traced with.
 

@@ -55,7 +55,7 @@ class Tape(NodeWriter):
         self.wanted: dict[Site, str] = {}        #: those that should be as well
         self.sizes = SizeWatch(state)
         self.contents: ContentWatch | None = None
-        self.keeps_sizes = False                 #: whether the root was told a size that depends on data
+        self.asks = False  #: whether the root itself was told what depends on data
         state.expects_contents = False           # code that read them would make them constants of the graph
         self.splits_bias = splits_bias
         self.failed_in: tuple[str, str] | None = None
@@ -132,7 +132,7 @@ class Tape(NodeWriter):
             differs = self.sizes.concerns(args, kwargs) and self.sizes.follow(run, args, kwargs, result, module)
         node = self.create(NodeCall(op, target, args, kwargs))
         if differs and not self._want():
-            node = self.with_structure(node, result)
+            node = self.with_checks(node, result, str(getattr(target, "__name__", target)))
         self.bind(result, node, rename=True)
         return result
 
@@ -179,8 +179,9 @@ class Tape(NodeWriter):
         changed = held_tensors((args, kwargs)) != held
         if changed:
             given = self._give_copies(given, copies)
-        if differs or own_tensors((module, args, kwargs)) != kept:
-            self._want()
+        shows = differs or own_tensors((module, args, kwargs)) != kept
+        if shows:
+            self.asks = not self._want() or self.asks
         elif not changed and result is not None and not holds_tensor(
                 result) and self._versions(args, kwargs) == versions:
             return result
@@ -190,12 +191,14 @@ class Tape(NodeWriter):
             if module is not None:
                 target, given = CallMethod(call_module), ((self.module_node(module), *given[0]), given[1])
                 returned = result, (module, *args), kwargs
-            node = self.create(NodeCall("call_function", GiveArguments(target), *given))
-            self.bind(returned, self.with_structure(node, returned), rename=True)
+            call = NodeCall("call_function", GiveArguments(target), *given)
         else:
+            returned = result
             call = NodeCall("call_function", target, *given) if module is None else NodeCall(
                 "call_module", self.module_target(module), *given)
-            self.bind(result, self.with_structure(self.create(call), result), rename=True)
+        node = self.create(call)
+        node = self.with_checks(node, returned, str(site)) if shows else self.with_structure(node, returned)
+        self.bind(returned, node, rename=True)
         self.state.assume(
             f"{site} asks for what depends on data at {self.outlined[site]}: it is one node, which runs it as it is")
         return result
@@ -301,7 +304,7 @@ class Tape(NodeWriter):
                 "a size that depends on data is a constant of the graph, which raises where data gives another one, "
                 f"at {user_line()}"
             )
-            self.keeps_sizes = True
+            self.asks = True
             sizes = {d: tensor.shape[d] for d in sorted(dims)}
             node = self.create_from(
                 NodeCall("call_function", keep_sizes, (self.node_of(tensor), sizes, user_line()), {}))

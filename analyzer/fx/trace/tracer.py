@@ -133,7 +133,7 @@ class _Attempt:
             finally:
                 mode.state.tape = None
             changed = watch.find_changed(_write_assignments(tape, borrowed))
-            self.changed, self.asks = frozenset(changed), tape.keeps_sizes
+            self.changed, self.asks = frozenset(changed), tape.asks
             for content in changed.values() if self.unknown is None else ():
                 tape.check_content(content)
             tape.output(result)
