@@ -54,13 +54,18 @@ def test_arguments_of_a_graph_s_run(given, words):
 
 
 @pytest.mark.parametrize(("given", "words"), [
-    ({"steps": "2"}, "steps='2'"), ({"steps": 2.5}, "steps=2.5"), ({"steps": 0}, "steps=0: at least one step"),
     ({"capacity_bytes": "8GB"}, "capacity_bytes='8GB': must be positive.*parse_bytes"),
     ({"capacity_bytes": float("nan")}, "capacity_bytes=nan"), ({"capacity_bytes": True}, "capacity_bytes=True"),
 ])
 def test_options(given, words):
     with pytest.raises(InputError, match=words):
         ProfileOptions(**given)
+
+
+@pytest.mark.parametrize("steps", ["2", 2.5, 0, None])
+def test_steps(steps):
+    with pytest.raises(InputError, match=f"steps={steps!r}: at least one step"):
+        profile(Unused(), args=(X,), options=ProfileOptions(steps=steps))
 
 
 def test_an_optimizer_factory_that_makes_none():

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from analyzer.errors import InputError
+from analyzer.errors import InputError, is_count
 from analyzer.fx.graph.graph_module import forward_signature
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.record.options import ProfileOptions
@@ -22,6 +22,8 @@ def check_arguments(mode: str, autocast: Any, options: Any, **functions: Any) ->
         raise InputError(f"autocast={autocast!r}: must be a torch.dtype such as torch.bfloat16, or None")
     if not isinstance(options, ProfileOptions):
         raise InputError(f"options={options!r}: must be a ProfileOptions")
+    if not is_count(options.steps, 1):
+        raise InputError(f"options.steps={options.steps!r}: at least one step is needed, and a whole number of them")
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise InputError(f"{name}={function!r}: must be callable, or None")

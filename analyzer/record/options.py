@@ -33,8 +33,6 @@ class ProfileOptions(MetaOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_count(self.steps, 1):
-            raise InputError(f"options.steps={self.steps!r}: at least one step is needed, and a whole number of them")
         if self.capacity_bytes is not None and not is_count(self.capacity_bytes, 1):
             raise InputError(f"capacity_bytes={self.capacity_bytes!r}: must be positive, a whole number of bytes such "
                              "as analyzer.units.parse_bytes('80GB') gives, or None for no limit")
