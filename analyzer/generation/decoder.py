@@ -165,8 +165,13 @@ def make_decoder(model: nn.Module, cache: str, prompt_tokens: int, new_tokens: i
 def count_positions(model: nn.Module) -> int | None:
     """How many tokens the learned table of positions of a model is for; None where it has none."""
     # the tables of OPT and BART begin with `offset` rows that no position takes
-    return min((table.num_embeddings - getattr(table, "offset", 0) for path, table in model.named_modules()
-                if isinstance(table, nn.Embedding) and _POSITIONS.search(path)), default=None)
+    sizes = [table.num_embeddings - getattr(table, "offset", 0) for path, table in model.named_modules()
+             if isinstance(table, nn.Embedding) and _POSITIONS.search(path)]
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "get_text_config"):  # other tables are those of images or sounds
+        said = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+        sizes = [size for size in sizes if size == said]
+    return min(sizes, default=None)
 
 
 def find_logits(output: Any) -> Tensor:

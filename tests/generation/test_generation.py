@@ -275,3 +275,17 @@ def test_more_tokens_than_positions_are_refused(name, options, positions):
     with pytest.raises(InputError, match=rf"prompt_tokens={positions - 1}, new_tokens=3.* has {positions} positions, "
                                          rf"and together these take {positions + 1}"):
         profile_generate(build, positions - 1, 3)
+
+
+def test_a_table_of_positions_that_is_not_the_decoders_limits_nothing():
+    build = transformers_model("GPT2:GPT2LMHeadModel", n_embd=32, n_layer=1, n_head=4, n_positions=16, vocab_size=100,
+                               bos_token_id=1, eos_token_id=2)
+
+    def build_with_images():
+        model = build()
+        model.vision = nn.ModuleDict({"position_embedding": nn.Embedding(4, 8)})
+        return model
+
+    assert profile_generate(build_with_images, 10, 3).steps[-1].context_tokens == 12
+    with pytest.raises(InputError, match="has 16 positions"):
+        profile_generate(build_with_images, 16, 2)
