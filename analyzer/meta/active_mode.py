@@ -4,39 +4,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from .state import MetaState, active
 
 
-class OperatorHandler(Protocol):
-    """The dispatch half of the mode."""
-
-    state: MetaState | None
-
-    def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, whole: bool = False) -> Any:
-        """The result of an operator under the mode."""
-
-    def __enter__(self) -> Any: ...
-    def __exit__(self, *exc: Any) -> Any: ...
-
-
-class FunctionHandler(Protocol):
-    """The function half of the mode."""
-
-    state: MetaState | None
-
-    def __enter__(self) -> Any: ...
-    def __exit__(self, *exc: Any) -> Any: ...
-
-
 class _Modes(threading.local):
     """The modes that this thread has pushed, if any; nested activations share them."""
 
-    function: FunctionHandler | None = None
-    dispatch: OperatorHandler | None = None
+    function: Any = None  #: the `MetaFunctionMode`
+    dispatch: Any = None  #: the `MetaDispatchMode`
 
 
 modes = _Modes()
@@ -65,7 +44,7 @@ def mode_in_force() -> Iterator[None]:
         yield
 
 
-def active_dispatch_mode() -> OperatorHandler:
+def active_dispatch_mode() -> Any:
     """The dispatch half of the mode that is active in this thread."""
     assert modes.dispatch is not None
     return modes.dispatch

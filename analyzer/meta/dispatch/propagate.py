@@ -148,9 +148,7 @@ _DEFERRED = (Tensor, list, tuple, dict)
 
 
 def _defer(tree: Any, reads: list[ReadArgument], unknown: list[Tensor], expects: bool = False) -> Any:
-    """``tree`` with every tensor replaced by a read of its known contents; tensors without any are collected, or taken
-    as zero.
-    """
+    """``tree`` with known contents in place of tensors; those without any are collected, or taken as zero."""
     if isinstance(tree, Tensor):
         storage = tree.untyped_storage() if tree.layout is torch.strided else None
         if not isinstance(storage, MetaStorage):

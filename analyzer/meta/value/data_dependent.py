@@ -207,9 +207,7 @@ def _exact(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, An
 
 
 def _index_with_mask(state: MetaState, x: Tensor, indices: list[Any]) -> Tensor:
-    """``x[mask]``: each mask becomes the rows of its nonzero, as aten/src/ATen/native/IndexingUtils.h expandTensors
-    does.
-    """
+    """``x[mask]``: each mask becomes the rows of its nonzero, as expandTensors of ATen's IndexingUtils.h does."""
     rows: list[Any] = []
     for index in indices:
         if isinstance(index, Tensor) and index.dtype in _BOOLEAN:
