@@ -77,6 +77,8 @@ def make_parser() -> argparse.ArgumentParser:
         "alone, as those packages print it)")
     run.add_argument("--show", default="table,summary", metavar="WHAT",
                      help=f"what to print, of {', '.join(_SHOWN)} (default table,summary)")
+    run.add_argument("--explain-replay", action="store_true",
+                     help="print which parts were run once and replayed, and why the others were run")
     run.add_argument("--json", type=Path, metavar="FILE",
                      help="save the whole profile (read it with Profile.from_json)")
     run.add_argument("--html", type=Path, metavar="FILE", help="save the profile as one HTML page")
@@ -173,6 +175,8 @@ def run_profile(arguments: argparse.Namespace) -> int:
         print_report(found, arguments)
     else:
         print("\n\n".join(texts[word]() for word in shown))
+    if arguments.explain_replay:
+        print("\n" + found.replay.explain())
     if arguments.json is not None:
         found.to_json(arguments.json)
     if arguments.html is not None:

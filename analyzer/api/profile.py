@@ -17,9 +17,11 @@ from analyzer.meta.reserved_touch import ReservedTouch
 from analyzer.record.eager import EagerStep, OptimizerFactory
 from analyzer.record.options import ProfileOptions
 from analyzer.replay.block_reuse import BlockReuse, pays
+from analyzer.replay.eager_step import ReplayedStep
 from analyzer.replay.restart import Restart
 from analyzer.replay.support import why_unsupported
 from analyzer.replay.twin import find_twins
+from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.profile import Profile
 from analyzer.results.wrapper import list_wrappers
 
@@ -73,44 +75,85 @@ def profile(
     args, kwargs = as_arguments(args), as_keywords(kwargs)
     module = model if isinstance(model, torch.nn.Module) else build_model(model)
     names = argument_names(module, args, kwargs)
-    reuse = (reuse and step is None and session.options.capacity_bytes is None and session.options.set_to_none
-             and why_unsupported() is None)
+    replay = Replay(why_nothing(reuse, step, session.options))
     # an optimizer of the user's own looks at every parameter
-    reserves = reuse and (mode == "infer" or optimizer is None or isinstance(optimizer, str))
+    replay.reserves = replay.refusal is None and (mode == "infer" or optimizer is None or isinstance(optimizer, str))
 
     def run_step(run: Run, options: ProfileOptions, replay: Replay) -> None:
         run_args, run_kwargs = run.take_inputs(args, kwargs, names)
         run.recorder.reuse = None if replay.blocks is None else replay.blocks.run
-        EagerStep(run.recorder, run.root, run_args, run_kwargs, mode=mode, loss_fn=loss_fn,
-                  optimizer=session.optimizer if mode == "train" else None, autocast=autocast, step=step,
-                  device_type=session.device.type, options=options, reuse=replay.reuse,
-                  parameters=run.borrowed.held[0] if replay.reserves else None, lend=replay.lend).run()
+        settings: dict[str, Any] = {
+            "mode": mode, "loss_fn": loss_fn, "optimizer": session.optimizer if mode == "train" else None,
+            "autocast": autocast, "step": step, "device_type": session.device.type, "options": options}
+        if replay.refusal is not None:
+            replay.step = EagerStep(run.recorder, run.root, run_args, run_kwargs, **settings)
+            replay.step.run()
+            return
+        replay.step = ReplayedStep(run.recorder, run.root, run_args, run_kwargs, **settings, lend=replay.lend,
+                                   held=run.borrowed.held[0] if replay.reserves else None)
+        replay.step.run()
 
-    return run_replayed(session, module, run_step, Replay(reuse, reserves))
+    return run_replayed(session, module, run_step, replay)
+
+
+def why_nothing(reuse: bool, step: Callable[..., Any] | None, options: ProfileOptions) -> str | None:
+    """Why no part of a step is replayed, as far as that is known before; None where some may be."""
+    if not reuse:
+        return "reuse=False"
+    if step is not None:
+        return "the steps are the caller's own"
+    if options.capacity_bytes is not None:
+        return "memory may run out in the middle of a part"
+    if not options.set_to_none:
+        return "gradients are added to those of the step before"
+    return why_unsupported()
 
 
 class Replay:
     """What a run may replay, and the blocks of the run that is under way."""
 
-    def __init__(self, reuse: bool, reserves: bool) -> None:
-        self.reuse, self.reserves = reuse, reserves
+    def __init__(self, refusal: str | None) -> None:
+        self.refusal = refusal           #: why nothing is replayed
+        self.reserves = refusal is None  #: whether blocks are materialized lazily
         self.excluded: dict[type[torch.nn.Module], str] = {}  #: classes of which no block is replayed, and why
-        self.refusal: str | None = None  #: why no block at all is replayed
+        self.block_refusal: str | None = None                 #: why no block at all is replayed
         self.blocks: BlockReuse | None = None
+        self.step: EagerStep | None = None
 
     def forbid(self, restart: Restart) -> None:
         """Replay less in the next run."""
         if restart.kind is None:
-            self.refusal, self.reserves = restart.reason, False
+            self.block_refusal, self.reserves = restart.reason, False
         else:
             self.excluded[restart.kind] = restart.reason
+
+    def report(self, root: torch.nn.Module) -> ReplayReport:
+        """What was replayed in the last run of ``root``, and why the rest was run."""
+        name = type(root).__name__
+        step, optimizer = self.step, None if self.step is None else self.step.optimizer
+        if not isinstance(step, ReplayedStep):
+            parts = [("step", name), *([] if optimizer is None else [("optimizer", type(optimizer).__name__)])]
+            return ReplayReport(tuple([ReplayInfo("", kind, cls, False, self.refusal) for kind, cls in parts]))
+        rows = [] if self.blocks is None else [
+            ReplayInfo(path, "block", kind, reason is None, reason)
+            for path, (kind, reason) in self.blocks.explain().items()]
+        if self.block_refusal is not None:
+            rows.append(ReplayInfo("", "block", name, False, self.block_refusal))
+        rows += [ReplayInfo(path, "block", type(module).__name__, False, reason)
+                 for path, module in root.named_modules() if (reason := self.excluded.get(type(module))) is not None]
+        if step.options.steps > 1:
+            rows.append(ReplayInfo("", "step", name, step.replay is not None, step.step_reason))
+        if optimizer is not None:
+            rows.append(ReplayInfo("", "optimizer", type(optimizer).__name__, step.updates is not None,
+                                   None if step.updates is not None else step.update_reason))
+        return ReplayReport(tuple(rows))
 
     def begin(self, run: Run) -> None:
         """Look for the blocks of a run."""
         with torch._C.DisableTorchFunction():
             self.blocks = BlockReuse(run.recorder, run.root, borrow_module, is_leaf, self.excluded,
                                      run.borrowed.reserved, run.borrowed.materialize
-                                     ) if self.reuse and self.refusal is None else None
+                                     ) if self.refusal is None and self.block_refusal is None else None
 
     def lend(self, block: torch.nn.Module) -> None:
         """Make the tensors of a block."""
@@ -136,7 +179,7 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
                         raise Restart("its parameters are used outside of it", touch.block) from None
                     raise
             blocks = {i: reserved.twin for i, reserved in run.borrowed.reserved.items()}
-            return run.build(is_final=True, twins=blocks, wrappers=wrappers)
+            return run.build(is_final=True, twins=blocks, wrappers=wrappers, replay=replay.report(run.root))
 
     with InterruptsDeferred():  # also while what a run leaves behind is freed
         while True:

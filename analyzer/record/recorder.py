@@ -279,7 +279,8 @@ class Recorder:
         inputs = record.inputs
         if self.step == self.described_step or not inputs:
             inputs = tuple(describe_tensors((args, kwargs)))
-        record.inputs = record.inputs or inputs
+        if own is not None:
+            record.inputs = record.inputs or inputs
         if own is not None and self.step == self.described_step:
             self.log.module_call_slots.append(LogModuleCall(own, self._open_calls[-1], inputs))
             self._open_calls[-1] = len(self.log.module_call_slots) - 1
@@ -301,7 +302,8 @@ class Recorder:
         outputs = record.outputs
         if self.step == self.described_step or not outputs:
             outputs = tuple(describe_tensors(result))
-        record.outputs = record.outputs or outputs
+        if self._module_index.get(id(module)) is not None:
+            record.outputs = record.outputs or outputs
         if call is not None and self.step == self.described_step:
             open_call = self.log.module_call_slots[call]
             if open_call is not None and open_call.module == self._module_index.get(id(module)):

@@ -83,7 +83,9 @@ class ReadValues:
                 if n == "__class__" or n in REGISTRIES or n in module._parameters or n in module._buffers or n in module._modules:
                     continue  # the same by structure
                 if n in module.__dict__:
-                    self.values.append((i, n, module.__dict__[n]))
+                    value = module.__dict__[n]
+                    # a tensor that is not registered is like no other, and is not kept alive
+                    self.values.append((i, n, object() if isinstance(value, torch.Tensor) else value))
                 elif isinstance(inspect.getattr_static(type(module), n, _MISSING), _FIXED):
                     self.fixed.append((i, n))
                 else:

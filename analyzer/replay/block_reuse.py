@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import compress
@@ -75,20 +76,22 @@ class BlockReuse:
         modules = [module for _, module in walk_modules(root)
                    ] if not twins else [m for m in recorder.modules() if id(m) not in self._reserved]
         for twin in twins:
-            contents[id(twin.block)] = Contents(twin.modules, twin.pattern.leaves, [*twin.parameters, *twin.buffers])
+            contents[id(twin.block)] = Contents(twin.modules, twin.pattern.leaves,
+                                               list(map(weakref.ref, (*twin.parameters, *twin.buffers))))
         for module in modules:
             _survey(module, contents)
         parents = Counter(id(child) for module in modules for child in module._modules.values() if child is not None)
         owners: Counter[int] = Counter()  # how many places hold a parameter: a tied one is no block's own
         for module in modules:
             if parents[id(module)] > 1:
-                owners.update(map(id, contents[id(module)].tensors))
+                owners.update(map(id, contents[id(module)].list_tensors()))
             owners.update(
                 id(t) for held in (module._parameters, module._buffers) for t in held.values() if t is not None)
         self._tied = {i for i, n in owners.items() if n > 1}
         keys = self._list_keys(root, modules, contents, lambda module: type(module) in excluded or is_leaf(module),
                                twins)
-        counts = Counter(k for k in keys.values() if k is not None)
+        counts = self._counts = Counter(k for k in keys.values() if k is not None)
+        self._all_keys, self._leaves = keys, {i: contents[i].leaves for i in keys}
         for twin in twins:
             keys[id(twin.block)] = keys[id(twin.pattern.block)]
             counts.update([k for layout in twin.pattern.layouts if (k := keys.get(id(layout.module))) is not None])
@@ -110,7 +113,8 @@ class BlockReuse:
         self._context = describe_context()
         self._played: dict[int, nn.Module] = {}  # each module of a played block, by id, and the block
         self._plays: Counter[Hashable] = Counter()  # of another block's record, by structure
-        self.decisions: dict[str, str | None] = {}  #: why a candidate was run, by path; None where it was replayed
+        #: the class of each candidate that was called, and why it was run (None: it was replayed), by path
+        self.decisions: dict[str, tuple[str, str | None]] = {}
 
     def _list_keys(self, root: nn.Module, modules: Sequence[nn.Module], contents: dict[int, Contents],
                    is_excluded: Callable[[nn.Module], bool], twins: Sequence[Twin]) -> dict[int, Hashable]:
@@ -124,7 +128,7 @@ class BlockReuse:
 
     def _watch(self, block: Contents) -> None:
         """Hear of calls that read a block's parameters."""
-        for tensor in block.tensors:
+        for tensor in block.list_tensors():
             self._tensor_states[id(tensor)] = describe_tensor_state(tensor)
             storage = tensor.untyped_storage() if tensor.requires_grad and tensor.layout is torch.strided else None
             if isinstance(storage, MetaStorage):
@@ -187,6 +191,24 @@ class BlockReuse:
         return BlockPlace(segment, self.path_of(module), numbers, producers, recorder.log, recorder.step,
                           recorder.running_call())
 
+    def explain(self) -> dict[str, tuple[str, str | None]]:
+        """The class of each candidate, and why it was run (None: it was replayed), by path; none that is within one."""
+        found: dict[str, tuple[str, str | None]] = {}
+        for module in self.recorder.modules():
+            if id(module) not in self._all_keys:
+                continue
+            path, key = self.path_of(module), self._all_keys[id(module)]
+            if path.rpartition(".")[0] in found and found[path.rpartition(".")[0]][1] is None:
+                continue
+            if path in self.decisions:
+                found[path] = self.decisions[path]
+            elif id(module) not in self.keys:
+                reason = ("a hook, a script or an object that a tensor holds makes it one of a kind" if key is None else
+                          f"it would not pay: {self._counts[key]} alike, of {self._leaves[id(module)]} modules without "
+                          f"children")
+                found[path] = type(module).__name__, reason
+        return {**found, **self.decisions}
+
     def run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The block's output, replayed; NotImplemented where it has to be run."""
         result: Any = NotImplemented
@@ -196,7 +218,8 @@ class BlockReuse:
                 result = self._replay(module, args, kwargs)
             except Refused as refused:
                 reason = str(refused)
-            self.decisions[path] = self.decisions.get(path) or reason  # one that was run once was run
+            _, earlier = self.decisions.get(path, ("", None))
+            self.decisions[path] = type(module).__name__, earlier or reason  # one that was run once was run
         elif self.recorder.step == 0 and id(module) in self._played:
             raise Restart("it is called again", self._played[id(module)])
         if result is NotImplemented:
@@ -251,10 +274,10 @@ class BlockReuse:
         if id(module) in self._touched:
             raise Refused("its parameters are used outside of it")
         now = _survey(module, {})
-        if not _are_identical(now.tensors, contents.tensors) or not _are_identical(
+        if not _are_identical(now.list_tensors(), contents.list_tensors()) or not _are_identical(
                 dict.fromkeys(now.modules), contents.modules):
             raise Refused("its modules or tensors were exchanged")
-        for tensor in contents.tensors:
+        for tensor in contents.list_tensors():
             if id(tensor) in self._tied:
                 raise Refused("it shares a parameter or buffer with another module")
             if tensor.grad is not None:
@@ -398,7 +421,11 @@ class Contents(NamedTuple):
 
     modules: list[nn.Module]
     leaves: int
-    tensors: list[torch.Tensor]
+    tensors: list[weakref.ref[torch.Tensor]]  #: not kept alive: a forward pass may put others in their place
+
+    def list_tensors(self) -> list[torch.Tensor]:
+        """The tensors that still exist."""
+        return [tensor for ref in self.tensors if (tensor := ref()) is not None]
 
 
 def _survey(module: nn.Module, found: dict[int, Contents]) -> Contents:
@@ -408,7 +435,8 @@ def _survey(module: nn.Module, found: dict[int, Contents]) -> Contents:
         return known
     found[id(module)] = Contents([], 0, [])  # a module that holds itself
     modules, leaves = [module], 0 if module._modules else 1
-    tensors = [t for held in (module._parameters, module._buffers) for t in held.values() if t is not None]
+    tensors = [weakref.ref(t) for held in (module._parameters, module._buffers) for t in held.values()
+               if t is not None]
     for child in module._modules.values():
         if child is not None:
             below = _survey(child, found)

@@ -266,7 +266,7 @@ class Trial:
         known_alive = set(log.storages)
         recorder.start_step(0)
         first_node = recorder.first_node
-        before, seed = StateFingerprint(self.block.modules()), state.random_seed
+        before, seed = StateFingerprint(self.block.modules(), keeps=True), state.random_seed
         recorder.begin("forward")
         recorder.skip_sequence()
         forward: list[Event] = []

@@ -46,19 +46,19 @@ class StateFingerprint:
     ``unreadable`` says what can be neither compared nor put back: an iterator, a variable of a thread or context, code
     that asks for what no comparison knows. ``own`` tells whether the modules' attributes and tensors, and
     the generators of random numbers, are part of it: then known contents that are read and written are state as well.
-    With ``holds`` false, tensors may die, as where a forward replaces an attribute; then nothing can be put back.
+    Tensors are kept alive, to be put back, where it ``keeps`` them; elsewhere they die as if there were no fingerprint.
     """
 
     def __init__(self, modules: Iterable[nn.Module], functions: Iterable[Any] = (), own: bool = True,
-                 values: Any = (), holds: bool = True) -> None:
+                 values: Any = (), keeps: bool = False) -> None:
         modules = list(modules)
         self.unreadable: str | None = None
+        self._keeps = keeps
         self._mappings: list[tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = []
         self._sequences: list[tuple[Any, Any]] = []
         self._objects: list[tuple[Callable[[], Any], Callable[[Any], None], Any]] = []
         self._places: list[tuple[Any, str, Any]] = []
-        self._tensors: list[tuple[Callable[[], torch.Tensor | None], Any]] = []
-        self._holds = holds
+        self._tensors: list[tuple[weakref.ref[torch.Tensor], Any]] = []
         self._own_modules = set(map(id, modules))
         self._seen: set[int] = set()
         self._functions: list[Any] = list(functions)
@@ -72,7 +72,7 @@ class StateFingerprint:
         self.unreadable = self.unreadable or reachable.unreadable
         for holder, name in reachable.places:
             value = _look_up(holder, name)
-            self._places.append((holder, name, value))
+            self._places.append((holder, name, self._let_die(value)))
             if isinstance(value, (nn.Module, torch.Tensor, weakref.ref)) and not own:
                 self._give_up(f"its code names {name or 'a variable'}, a {type(value).__name__} outside of it")
             if isinstance(value, nn.Module):
@@ -82,11 +82,14 @@ class StateFingerprint:
         for value in self._functions:
             self._capture(value)
         self._capture(values)
-        self._contents = _watch_contents([t for get, _ in self._tensors if (t := get()) is not None]) if own else []
+        self._contents = _watch_contents([tensor for tensor, _ in self._tensors]) if own else []
         self._random = _read_generators() if own else None
         self._seen.clear()
 
     # ---- reading
+
+    def _let_die(self, value: Any) -> Any:
+        return _Held(value) if isinstance(value, torch.Tensor) and not self._keeps else value
 
     def _give_up(self, reason: str) -> None:
         self.unreadable = self.unreadable or reason
@@ -97,10 +100,11 @@ class StateFingerprint:
             self._add_mapping(contents)
         for name, value in contents.items():
             if name in REGISTRIES:
-                if own and value:
-                    self._add_mapping(value, name == "_parameters")
-                    for tensor in value.values() if name != "_modules" else ():
-                        self._add_tensor(tensor)
+                if own:
+                    self._add_mapping(value)
+                    if name != "_modules":
+                        self._tensors += [(weakref.ref(t), describe_tensor_state(t)) for t in value.values()
+                                          if t is not None]
             elif type(value) not in PLAIN:
                 self._capture(value)
                 if isinstance(value, (FunctionType, MethodType, functools.partial)):
@@ -108,19 +112,8 @@ class StateFingerprint:
                 elif type(value) is dict and name.endswith("_hooks"):
                     self._functions += value.values()
 
-    def _add_mapping(self, mapping: Any, holds: bool = False) -> None:
-        values = mapping.values()
-        self._mappings.append((mapping, tuple(mapping), tuple(values if holds else self._keep(values))))
-
-    def _add_tensor(self, tensor: torch.Tensor | None) -> None:
-        if tensor is not None:
-            get = functools.partial(_identity, tensor) if self._holds else weakref.ref(tensor)
-            self._tensors.append((get, describe_tensor_state(tensor)))
-
-    def _keep(self, values: Iterable[Any]) -> list[Any]:
-        if self._holds:
-            return list(values)
-        return [_TensorReference(v) if type(v) not in PLAIN and isinstance(v, torch.Tensor) else v for v in values]
+    def _add_mapping(self, mapping: Any) -> None:
+        self._mappings.append((mapping, tuple(mapping), tuple([self._let_die(v) for v in mapping.values()])))
 
     def _capture(self, value: Any) -> None:
         waiting = [value]
@@ -138,7 +131,7 @@ class StateFingerprint:
     def _take(self, value: Any, kind: type) -> Iterable[Any]:
         """Keep what tells one object's state; the result are the objects in it."""
         if isinstance(value, torch.Tensor):
-            self._add_tensor(value)
+            self._tensors.append((weakref.ref(value), describe_tensor_state(value)))
             return ()
         if isinstance(value, nn.Module):
             return ()
@@ -148,12 +141,14 @@ class StateFingerprint:
             self._add_mapping(value)
             return (*value.values(), *getattr(value, "__dict__", {}).values())
         if isinstance(value, (list, deque)):
-            self._sequences.append((value, self._keep(value)))
+            self._sequences.append((value, [self._let_die(v) for v in value]))
             return value
         if isinstance(value, set):
             self._sequences.append((value, set(value)))
             return value
         if isinstance(value, FunctionType):
+            if not is_stateless(value):
+                self._add_mapping(value.__dict__)
             return self._take_cells(value)
         if isinstance(value, MethodType):
             return value.__self__, value.__func__
@@ -165,7 +160,7 @@ class StateFingerprint:
         found = []
         for cell in function.__closure__ or ():
             inner = _look_up(cell, "")
-            self._places.append((cell, "", inner))
+            self._places.append((cell, "", self._let_die(inner)))
             found.append(inner)
         return (*found, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(),
                 *function.__dict__.values())
@@ -198,7 +193,7 @@ class StateFingerprint:
         elif not is_stateless(kind) or is_standard(kind):
             slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
             names = [k for row in slots for k in ((row, ) if isinstance(row, str) else row)]
-            self._places += [(value, k, getattr(value, k, _MISSING)) for k in names
+            self._places += [(value, k, self._let_die(getattr(value, k, _MISSING))) for k in names
                              if k not in ("__dict__", "__weakref__")]
             contents = getattr(value, "__dict__", {})
             if type(contents) is dict and contents:
@@ -256,16 +251,16 @@ class StateFingerprint:
                     sequence, items)):
                 return "a list or set"
         for holder, name, value in self._places:
-            now = _look_up(holder, name)
-            if now is not value and not (type(now) is type(value) and type(now) in PLAIN and now == value):
+            if not _are_alike((_look_up(holder, name),), (value,)):
                 return f"the variable {name or 'of a closure'}"
-        for get, state in self._tensors:
-            if (tensor := get()) is None or describe_tensor_state(tensor) != state:
+        for tensor, state in self._tensors:
+            found = tensor()
+            if found is not None and describe_tensor_state(found) != state:
                 return "a tensor's attribute, hook, storage or requires_grad"
         for read, _, before in self._objects:
             if read() != before:
                 return "an array or a generator of random numbers"
-        if any([watched.was_read and storage.known is not watched for storage, watched in self._contents]):
+        if any([watched.was_read and _known_of(tensor()) is not watched for tensor, watched in self._contents]):
             return "contents of a tensor, which it reads"
         return "the host's generators of random numbers" if self._random is not None and _read_generators(
         ) != self._random else None
@@ -277,29 +272,56 @@ class StateFingerprint:
     def put_back(self) -> None:
         """Give everything that can be compared the state that it had."""
         for mapping, keys, values in self._mappings:
-            if len(mapping) != len(keys) or not all(map(operator.is_, mapping.values(), values)):
+            if len(mapping) != len(keys) or not _are_alike(mapping.values(), values):
+                found = [(key, _revive(value, mapping.get(key))) for key, value in zip(keys, values)]
                 mapping.clear()
-                mapping.update(zip(keys, values))
+                mapping.update(found)
         for sequence, items in self._sequences:
-            sequence.clear()
-            (sequence.update if isinstance(items, set) else sequence.extend)(items)
+            if isinstance(items, set):
+                sequence.clear()
+                sequence.update(items)
+            elif len(sequence) != len(items) or not _are_alike(sequence, items):
+                found = [_revive(item, None) for item in items]
+                sequence.clear()
+                sequence.extend(found)
         for holder, name, value in self._places:
-            if _look_up(holder, name) is not value:
-                _set(holder, name, value)
+            if not _are_alike((now := _look_up(holder, name),), (value,)):
+                _set(holder, name, _revive(value, now))
         for read, write, before in self._objects:
             if read() != before:
                 write(before)
 
 
-def _watch_contents(tensors: Iterable[torch.Tensor]) -> list[tuple[MetaStorage, Watched]]:
+class _Held:
+    """A tensor among values, which a fingerprint does not keep alive."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = weakref.ref(tensor)
+
+
+def _revive(before: Any, now: Any) -> Any:
+    """A value that was; what is there now in place of a tensor that died."""
+    found = before.tensor() if type(before) is _Held else before
+    return now if found is None and before is not None else found
+
+
+def _watch_contents(tensors: Iterable[weakref.ref[torch.Tensor]]) -> list[tuple[weakref.ref[torch.Tensor], Watched]]:
     """See from now on whether known contents are read."""
-    found: list[tuple[MetaStorage, Watched]] = []
-    for tensor in tensors:
-        storage = find_storage(tensor) if tensor.layout is torch.strided else None
+    found: list[tuple[weakref.ref[torch.Tensor], Watched]] = []
+    for ref in tensors:
+        tensor = ref()
+        storage = None if tensor is None or tensor.layout is not torch.strided else find_storage(tensor)
         if isinstance(storage, MetaStorage) and storage.known is not None:
             watched = storage.known = Watched(storage.known)
-            found.append((storage, watched))
+            found.append((ref, watched))
     return found
+
+
+def _known_of(tensor: torch.Tensor | None) -> Any:
+    storage = None if tensor is None else find_storage(tensor)
+    return storage.known if isinstance(storage, MetaStorage) else None
 
 
 def describe_tensor_state(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -348,21 +370,11 @@ def reaches_outside(value: Any, inside: Mapping[int, Any]) -> bool:
     return False
 
 
-class _TensorReference(weakref.ref[torch.Tensor]):
-    """In place of a tensor that is not held."""
-
-
-def _identity(value: torch.Tensor) -> torch.Tensor:
-    return value
-
-
 def _are_alike(now: Iterable[Any], before: Iterable[Any]) -> bool:
     if all(map(operator.is_, now, before)):
         return True
-    return all([
-        a is (b() if type(b) is _TensorReference else b) or type(a) is type(b) and type(a) in PLAIN and a == b
-        for a, b in zip(now, before)
-    ])
+    return all([a is b or (b.tensor() is a if type(b) is _Held else type(a) is type(b) and type(a) in PLAIN and a == b)
+                for a, b in zip(now, before)])
 
 
 def _look_up(holder: Any, name: str) -> Any:

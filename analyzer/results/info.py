@@ -190,3 +190,44 @@ class MemoryEvent(NamedTuple):
     bytes: int
     label: str = ""     #: who asked: a node name or an operator
     category: str = ""  #: parameter, gradient, optimizer state, activation, ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayInfo:
+    """Whether a part of the step was replayed, and if not, why it was run."""
+
+    path: str                    #: of the module, "" for the whole model
+    kind: str                    #: "block", "step" (all steps after the first) or "optimizer"
+    type: str                    #: class of the module or optimizer
+    replayed: bool
+    reason: str | None = None    #: why it was run
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What was replayed of a profile, in the order in which it ran. Reports are equal whatever they say: how a figure
+    was found is no part of it.
+
+    >>> report = ReplayReport((ReplayInfo("layers.0", "block", "Layer", False, "its forward pass changes a list"),))
+    >>> [(row.path, row.reason) for row in report], len(report), report == ReplayReport()
+    ([('layers.0', 'its forward pass changes a list')], 1, True)
+    """
+
+    rows: tuple[ReplayInfo, ...] = field(default=(), compare=False)
+
+    def __iter__(self) -> Iterator[ReplayInfo]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> ReplayInfo:
+        return self.rows[index]
+
+    def explain(self) -> str:
+        """A line for each part, with the reason where it was run; parts of one kind and reason follow each other."""
+        if not self.rows:
+            return "nothing could be replayed"
+        width = max([len(row.path or "(model)") for row in self.rows])
+        return "\n".join([f"{row.path or '(model)':{width}}  {row.kind} {row.type}: "
+                          + ("replayed" if row.replayed else f"run: {row.reason}") for row in self.rows])

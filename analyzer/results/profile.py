@@ -21,6 +21,7 @@ from .info import (
     OperatorInfo,
     OutOfMemoryInfo,
     PhaseInfo,
+    ReplayReport,
     TimelinePoint,
     UncountedInfo,
 )
@@ -40,7 +41,7 @@ class Profile(DeferredFields):
     'demo: one infer step'
     """
 
-    format_version: ClassVar[int] = 2  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 3  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"
@@ -100,6 +101,8 @@ class Profile(DeferredFields):
     #: runs of modules in one forward pass, in order, callers before what they call
     module_calls: tuple[ModuleCall, ...] = ()
     assumptions: tuple[str, ...] = ()
+    #: blocks, steps and optimizer: replayed or run, and why; see docs/internals/replay.md
+    replay: ReplayReport = field(default_factory=ReplayReport)
 
     @property
     def model_flops(self) -> int | None:

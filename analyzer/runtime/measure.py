@@ -78,7 +78,7 @@ def measure(
         mark_inputs(recorder, args, kwargs, argument_names(uncompiled(model), args, kwargs))
         driver = EagerStep(recorder, model, args, kwargs, mode=mode, loss_fn=loss_fn,
                            optimizer=session.optimizer if mode == "train" else None, autocast=autocast, step=step,
-                           device_type=device.type, options=session.options, reuse=False)
+                           device_type=device.type, options=session.options)
         with recorder.recording():
             driver.run()
         compiled_seconds = None

@@ -1,0 +1,224 @@
+"""A training or inference step of which blocks, later repetitions and the optimizer's part are replayed."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from analyzer.meta.plain_type import ARGUMENTS
+from analyzer.meta.tensor import template
+from analyzer.record.eager import EagerStep, default_loss
+from analyzer.record.event import Event
+
+from .optimizer.eligibility import why_run
+from .reserved import Reserved, one_by_one
+from .state_fingerprint import StateFingerprint
+from .step_replay import StepReplay
+from .unseen_gradient import BlockGradients, UnseenGradients
+
+if TYPE_CHECKING:
+    from .optimizer.replay import OptimizerReplay
+
+# arguments that a forward pass cannot change
+_PLAIN = (torch.Tensor, *ARGUMENTS)
+
+
+class ReplayedStep(EagerStep):
+    """A step whose model runs once where a later run of it would do the same.
+
+    ``held`` are the model's parameters where some are only lazily materialized; ``lend`` makes the tensors of such a
+    block. An optimizer that is given must not be held elsewhere then.
+    """
+
+    def __init__(self, *args: Any, held: Sequence[torch.Tensor | Reserved] | None = None,
+                 lend: Callable[[torch.nn.Module], None] = lambda block: None, **settings: Any) -> None:
+        self._held = held if held is not None and any(isinstance(p, Reserved) for p in held) else None
+        self.lend = lend
+        super().__init__(*args, **settings)
+        #: whether the optimizer has only some of the parameters
+        self.is_partial = self._held is not None
+        self.replays_updates = False                 #: whether that is tried
+        self.updates: OptimizerReplay | None = None  #: replays the optimizer's steps
+        self.update_reason: str | None = None        #: why the optimizer is run
+        self.step_reason: str | None = None          #: why steps after the first are run
+        self.replay: StepReplay | None = None
+        self.unseen = UnseenGradients(self.recorder) #: gradients of the present step that were replayed
+
+    @property
+    def held(self) -> Sequence[torch.Tensor | Reserved]:
+        """The model's parameters, and in place of those of a block that was not materialized yet that block."""
+        return list(self.model.parameters()) if self._held is None else self._held
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters that are tensors."""
+        return [p for p in one_by_one(self.held) if isinstance(p, torch.Tensor)]
+
+    def run(self) -> None:
+        self.update_reason = self._why_run_updates()
+        self.replays_updates = self.optimizer is not None and self.update_reason is None
+        if not self.replays_updates:
+            with torch._C.DisableTorchFunction():
+                self._take_all()
+        super().run()
+
+    def begin_step(self, index: int, placeholders: bool = True) -> None:
+        super().begin_step(index, self.replay is None)
+
+    def run_step(self, index: int) -> None:
+        if self.replay is not None:
+            self.replay.play()
+        elif self.step is not None:
+            self.step_reason = "the steps are the caller's own"
+            super().run_step(index)
+        elif index == 0 and (self.options.steps > 1 or self.replays_updates):
+            self.replay = self._run_watched()
+        else:
+            super().run_step(index)
+
+    def _run_watched(self) -> StepReplay | None:
+        """Run the model once; the result replays it, None where a later step could differ from this one."""
+        recorder = self.recorder
+        before = self._list_fingerprints()
+        events: list[Event] = []
+        recorder.events = events
+        recorder.unseen_gradients = self.unseen if self.replays_updates or self._drops_gradients() else None
+        try:
+            self.run_model()
+            self.drop_gradients()
+            recorder.end()
+        except BaseException:  # the run may begin again: what it changed would be changed twice
+            for state in before:
+                if isinstance(state, StateFingerprint):
+                    state.put_back()
+            raise
+        finally:
+            recorder.events = recorder.unseen_gradients = None
+        replay = StepReplay(recorder, events, first_node=recorder.first_node)
+        self.step_reason = self._why_run_again(before)
+        if self.replays_updates and self.optimizer is not None:
+            self.unseen.check(self.parameters)
+            if self.step_reason is None and self._leave_unseen(replay) and replay.is_whole():
+                from .optimizer.replay import OptimizerReplay  # not needed by those who train nothing
+
+                found = OptimizerReplay.make(recorder, self.optimizer, self._updated(), self.unseen, self.options.steps)
+                if isinstance(found, OptimizerReplay):
+                    self.updates = found
+                    self._settle()
+                    return replay
+                self.update_reason = found
+            else:
+                self.update_reason = "a later step of the model could differ from the first, or leave other gradients"
+            self._take_all()
+            self.unseen.show(self.parameters)
+            replay = StepReplay(recorder, events, first_node=recorder.first_node)
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                replay.leave(parameter.grad, functools.partial(setattr, parameter, "grad"))
+        if self.step_reason is None and not replay.is_whole():
+            self.step_reason = "something that it makes outlives it, or something older dies in it"
+        if self.step_reason is not None:
+            return None
+        self._settle()
+        return replay
+
+    def _why_run_again(self, before: list[StateFingerprint | Reserved]) -> str | None:
+        """Why a second run of the model could differ from the one that just ended."""
+        if not all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((self.args, self.kwargs))):
+            return "an argument is an object that its forward pass could change"
+        for state in before:
+            if isinstance(state, StateFingerprint):
+                change = state.unreadable or state.change()
+                if change is not None:
+                    return change if state.unreadable else f"it changes {change}"
+            elif not state.holds():
+                return f"it changes a {type(state.twin.block).__name__} that was not replayed"
+        if self.optimizer is not None:  # else there are no gradients any more
+            updated = {id(parameter) for group in self._updated() for parameter in group}
+            if any(self.unseen.look(p) is not None and id(p) not in updated for p in self.parameters):
+                return "a gradient stays that the optimizer does not know"
+        return None
+
+    def _settle(self) -> None:
+        """Say that no code of the model's runs any more."""
+        for block in self.held:
+            if isinstance(block, Reserved):
+                block.settle()
+
+    def _why_run_updates(self) -> str | None:
+        """Why the optimizer has to run, as far as that is known before the first step."""
+        if self.optimizer is None:
+            return None
+        if self.step is not None:
+            return "the steps are the caller's own"
+        if not self.options.set_to_none:
+            return "gradients are added to those of the step before"
+        return why_run(self)
+
+    def _take_all(self) -> None:
+        """Let the optimizer have all parameters as tensors."""
+        if self.make_optimizer is None or not self.is_partial:
+            return
+        for block in [p for p in one_by_one(self.held) if isinstance(p, Reserved)]:
+            self.lend(block.twin.block)
+            self.unseen.lend(block)
+        self.optimizer = self.make_optimizer([p for p in self.model.parameters() if p.requires_grad])
+        self.is_partial = False
+
+    def _updated(self) -> list[Sequence[torch.Tensor | Reserved]]:
+        """The parameters of the optimizer's groups, in its order."""
+        assert self.optimizer is not None
+        if self.is_partial:  # then there is one group
+            return [[p for p in one_by_one(self.held) if isinstance(p, Reserved) or p.requires_grad]]
+        return [group["params"] for group in self.optimizer.param_groups]
+
+    def _leave_unseen(self, replay: StepReplay) -> bool:
+        """Let the replay leave gradients of which no tensors are made; False where one is no plain tensor."""
+        unseen = self.unseen
+        for parameter in one_by_one(self.held):
+            if isinstance(parameter, Reserved):
+                if (found := unseen.of_block(parameter)) is not None:
+                    replay.leave_unseen(found.numbers, functools.partial(_add_block, unseen, parameter, found))
+            elif (like := unseen.look(parameter)) is not None:
+                if like.layout is not torch.strided:
+                    return False
+                like = like if parameter.grad is None else template(like)
+                replay.leave_unseen(unseen.numbers_of((parameter, )),
+                                    functools.partial(unseen.add, (parameter, ), likes=(like, )))
+        return True
+
+    def _list_fingerprints(self) -> list[StateFingerprint | Reserved]:
+        reserved = [p for p in self.held if isinstance(p, Reserved)]
+        inside = {id(module) for block in reserved for module in block.twin.modules}
+        modules = [module for module in self.recorder.modules() if id(module) not in inside]
+        functions = () if self.loss_fn is default_loss else (self.loss_fn,)
+        return [StateFingerprint(modules, functions, values=(self.args, self.kwargs)), *reserved]
+
+    def _drops_gradients(self) -> bool:
+        """Whether gradients are dropped before any code could look at them."""
+        return self.step is None and self.optimizer is None and self.options.set_to_none and type(
+            self.model).zero_grad is torch.nn.Module.zero_grad
+
+    def drop_gradients(self) -> None:
+        if self.mode != "train" or self.optimizer is not None or not self._drops_gradients():
+            super().drop_gradients()
+            return
+        with self.recorder.during("zero_grad"):
+            self.unseen.drop(self.held)
+
+    def update(self) -> None:
+        if self.updates is None:
+            super().update()
+            return
+        self.updates.play(self.unseen)
+        with self.recorder.during("zero_grad"):
+            self.unseen.drop(self.updates.holders)
+
+
+def _add_block(unseen: UnseenGradients, reserved: Reserved, first: BlockGradients, numbers: list[int],
+               places: list[Any]) -> None:
+    """The gradients of a block that a replayed step left, like those of the ``first`` one."""
+    unseen.add_block(reserved, first._replace(numbers=numbers, places=places))
