@@ -20,6 +20,8 @@ from analyzer.results.info import (
     OperatorInfo,
     OutOfMemoryInfo,
     PhaseInfo,
+    ReplayInfo,
+    ReplayReport,
     TimelinePoint,
     UncountedInfo,
 )
@@ -34,7 +36,8 @@ scalars = st.none() | st.booleans() | seconds | integers | texts
 
 TENSOR = TensorInfo((2, 3), "float32", "cuda:0")
 NESTED = (TENSOR, OperatorInfo("mm", 1), UncountedInfo("f", 2), HolderInfo("a", "b", "c", 3), NodeInfo("get_attr", "w"),
-          PhaseInfo(1), CostInfo(params=4), ModuleInfo(path="a", type="Linear"), OutOfMemoryInfo("mm", "forward", 5, 6))
+          PhaseInfo(1), CostInfo(params=4), ModuleInfo(path="a", type="Linear"), OutOfMemoryInfo("mm", "forward", 5, 6),
+          ReplayReport((ReplayInfo("a", "block", "Layer", False, "why"),)), ReplayInfo("b", "step", "Net", True))
 SIMPLE = {
     "bool": st.booleans(), "str": texts, "Scalar": scalars, "int": integers, "int | None": counts,
     "float | None": seconds, "str | None": st.none() | texts,
@@ -71,7 +74,7 @@ HOSTS = [(Profile, lambda record: record)] + [
                                 (NESTED[4], "nodes", lambda r: (r, )), (NESTED[5], "phases", lambda r: {"forward": r}),
                                 (NESTED[6], "modules", lambda r: ModuleInfo(path="", type="N", own=r)),
                                 (NESTED[7], "modules", lambda r: ModuleInfo(path="", type="N", children=(r, ))),
-                                (NESTED[8], "out_of_memory", lambda r: r))
+                                (NESTED[8], "out_of_memory", lambda r: r), (NESTED[9], "replay", lambda r: r))
 ]
 
 
@@ -111,7 +114,7 @@ def test_files(mlp, tmp_path):
 
 def test_text_says_what_it_is(bare):
     data = json.loads(bare.to_json())
-    assert (data["format"], data["version"]) == ("analyzer.profile", 3) and "format_version" not in data
+    assert (data["format"], data["version"]) == ("analyzer.profile", 2) and "format_version" not in data
 
 
 @pytest.mark.parametrize(("damage", "words"), [
