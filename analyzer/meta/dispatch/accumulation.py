@@ -34,15 +34,11 @@ _alone: list[Holders] = []  # what `_count_holders` gives for a first operand th
 
 
 class _Learned(Exception):
-    """Ends the backward pass of `learn_counts` before its sum runs: torch takes seconds to import what sums on meta
-    need.
-    """
+    """Ends the backward pass of `learn_counts` before its sum runs, for which torch would import for seconds."""
 
 
 def learn_counts() -> None:
-    """Measure, once in the process and under the mode, what an operand that only the engine holds looks like from
-    there.
-    """
+    """Measure, once in the process and under the mode, what an operand that only the engine holds looks like."""
     if not _alone:
         with torch.inference_mode(False), torch.enable_grad():
             x = torch.empty(1, requires_grad=True).clone()
@@ -53,9 +49,7 @@ def learn_counts() -> None:
 
 
 def is_engines_sum(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the call that ``__torch_dispatch__`` got is one that the engine would make in place. To be called by it
-    directly.
-    """
+    """Whether ``__torch_dispatch__``, which must ask directly, got a call that the engine would make in place."""
     if func is not _ADD or torch.is_grad_enabled() or len(args) != 2:
         return False
     node = torch._C._current_autograd_node()

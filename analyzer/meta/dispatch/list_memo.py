@@ -1,6 +1,4 @@
-"""What lists of tensors are, for operators that get the same lists again and again: an optimizer's, one list for each
-kind of state.
-"""
+"""What lists of tensors are, for operators that get the same lists again and again, as an optimizer's do."""
 from __future__ import annotations
 
 import operator

@@ -23,9 +23,7 @@ class Recipe:
 
 
 class Entry:
-    """One cached call: its signature, and a recipe per output; ``structure`` is None for a single output, else list or
-    tuple.
-    """
+    """One cached call: its signature, a recipe per output, and what holds several: list, tuple, or None for one."""
 
     __slots__ = ("signature", "recipes", "structure")
 

@@ -138,9 +138,7 @@ def _compute(state: MetaState, call: OperatorCall, seed: int | None) -> None:
 
 
 def _expects(state: MetaState, info: OperatorInfo) -> bool:
-    """Whether unknown arguments of a call are to be taken as zero; results of products and convolutions are unknown all
-    the same.
-    """
+    """Whether unknown arguments are to be taken as zero; what products and convolutions give stays unknown."""
     return state.follows_expected and info.name not in _PRODUCTS
 
 

@@ -1,6 +1,4 @@
-"""Compiled functions under the mode run as they are written: a compiler that sees tensors without data ends the
-process.
-"""
+"""Compiled functions run as they are written: a compiler that sees tensors without data ends the process."""
 from __future__ import annotations
 
 import sys

@@ -84,9 +84,7 @@ def device_type_of(state: MetaState, tensor: Tensor) -> str:
 
 
 def is_simulating() -> MetaState | None:
-    """The mode's state where an operator call belongs to the simulation: not inside a kernel, nor computing known
-    contents.
-    """
+    """The mode's state where a call is simulated: not inside a kernel, nor computing known contents."""
     if kernel.depth or torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):
         return None
     return current()

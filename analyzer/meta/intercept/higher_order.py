@@ -11,9 +11,7 @@ from analyzer.meta.intercept.replacement import Undo
 
 
 def replacements(keys: tuple[torch._C.DispatchKey, ...]) -> Iterator[Undo]:
-    """Let calls of higher-order operators fall through ``keys``, as they do through those of autocast; each result
-    undoes one step.
-    """
+    """Let higher-order operators fall through ``keys``, as through autocast's; each result undoes one step."""
     defaults = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
     added = [key for key in keys if key not in defaults]
     defaults.extend(added)  # for those that are defined while the mode is active

@@ -1,6 +1,4 @@
-"""Private torch API: how dispatch modes are called, which are active in this thread, and code that runs as if none
-were.
-"""
+"""Private torch API: how dispatch modes are called, which of them are active, and code that runs without any."""
 from __future__ import annotations
 
 from typing import Any
@@ -10,9 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 
 class DirectDispatchMode(TorchDispatchMode):
-    """A dispatch mode whose method torch calls as it is; it wraps that of others in two more calls, which keep a
-    compiler out of it.
-    """
+    """A dispatch mode that torch calls as it is: others are wrapped in two calls that keep a compiler out."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -29,9 +29,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, MetaTensor)
 
 
 def _overrides(values: Any) -> bool:
-    """Whether a value's class overrides torch functions; the mode itself does not count, as no mode runs on a real
-    device.
-    """
+    """Whether a value's class overrides torch functions; the mode does not count: a real device has none."""
     if not torch._C._is_torch_function_enabled():
         return False
     for v in values:

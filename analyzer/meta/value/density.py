@@ -33,9 +33,7 @@ def balanced_counts(total: int, bins: int, only: int | None = None) -> list[int]
 
 
 def expected_counts(name: str, args: Any, kwargs: Any, only: int | None = None) -> list[int] | None:
-    """Expected contents of what ``histc`` counts, as routing to experts does, see `balanced_counts`; None for other
-    operators.
-    """
+    """Expected contents of what ``histc`` counts, as routers do, by `balanced_counts`; None for other operators."""
     if name != "histc":
         return None
     bins = args[1] if len(args) > 1 else kwargs.get("bins", 100)

@@ -23,9 +23,7 @@ _LONGEST = 200  #: instructions; a message that takes more to build is not looke
 
 
 def passing_value() -> bool | None:
-    """The truth value that lets the asking function go on where the other one makes it raise; None where it is not such
-    a check.
-    """
+    """The truth value with which the asking function goes on where the other makes it raise, else None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
