@@ -1,0 +1,22 @@
+"""The documentation speaks of files that are there."""
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# `fx/graph/region.py`, `analyzer/cuda/kernels/`, `benchmarks/speed.py`: a path of the project in code marks.
+PATH = re.compile(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)(?:::?\w+|, \w+)?`")
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_and_links_exist(page: Path) -> None:
+    text = page.read_text()
+    named = {path for path in PATH.findall(text) if not path.startswith(("aten/", "c10/", "torch/", "tools/"))}
+    missing = sorted(path for path in named if not any((root / path).exists() for root in (ROOT, ROOT / "analyzer")))
+    missing += sorted(link for link in LINK.findall(text) if not (page.parent / link).exists())
+    assert missing == [], f"{page.name} names what is not there"
