@@ -8,6 +8,7 @@ from analyzer.record.log import Log, LogModuleCall, LogNode
 from analyzer.record.row_name import identifier
 
 from .reel import Place
+from .restart import BLOCK
 
 if TYPE_CHECKING:
     from .block_trial import Segment
@@ -36,6 +37,8 @@ class BlockPlace(Place):
     def module_of(self, module: int) -> int:
         """The index in the log of one of the record's modules."""
         below = self.source.modules[module].path
+        if below == BLOCK:  # the model around it
+            return 0
         return self.index_of_path[f"{self.path}.{below}" if below else self.path]
 
     def reserve(self, log: Log) -> None:

@@ -20,13 +20,14 @@ from analyzer.meta.tensor import new_storage, template, tensor_on
 from analyzer.meta.value.known_value import Watched
 from analyzer.record.event import BORN, CALLED, DIED, Event
 from analyzer.record.hold import ALONE, ALONE_VIEW, Hold, Holding
-from analyzer.record.log import Log, LogNode
+from analyzer.record.log import Log, LogModule, LogNode
 from analyzer.record.module_walk import walk_modules
 from analyzer.record.recorder import Recorder
 
 from .attribute_watch import watch_reads
 from .cache_slot import CacheLike, Index, Slot, TrialCache, indexed
 from .reel import Reel
+from .restart import BLOCK
 from .state_fingerprint import StateFingerprint
 
 Borrow = Callable[[nn.Module, torch.device], AbstractContextManager[Any]]
@@ -34,7 +35,6 @@ GradSpec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, Holding] | None
 """Shape, stride and dtype of a gradient, and who holds it: only what autograd alone holds dies early, and of that only
 what is no view may be added to in place.
 """
-BLOCK = "<block>"  #: stands for the path of the block in what a trial says
 
 
 class InputLike:
@@ -189,7 +189,12 @@ def _make_gradient(spec: Any, claim: torch.device) -> torch.Tensor:
 
 
 class _TrialRecorder(Recorder):
-    """Says where in the block something happens."""
+    """Says where in the block something happens; the last module of its log is the model around the block."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.root = len(self.log.modules)
+        self.log.modules.append(LogModule(BLOCK, "", None))
 
     def where(self) -> str:
         below = super().where()
@@ -345,6 +350,10 @@ class Trial:
         with torch._C._EnableTorchFunction():
             end.backward(torch.empty(0))
         recorder.events = None
+        change = before.change()
+        if change:
+            before.put_back()
+            raise Refused(f"its backward pass changes {change}")
         backward = segment.backwards[self.grad_specs] = self._finish(segment, forward)
         backward.assumptions = list(state.assumptions)
         del end  # until here the graph was there, with whatever else its nodes hold

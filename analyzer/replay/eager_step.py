@@ -55,7 +55,9 @@ class ReplayedStep(EagerStep):
     @property
     def parameters(self) -> list[torch.Tensor]:
         """The parameters that are tensors."""
-        return [p for p in one_by_one(self.held) if isinstance(p, torch.Tensor)]
+        waiting = {id(tensor) for block in self._held or () if isinstance(block, Reserved) and block.stand_ins is None
+                   for tensor in block.twin.parameters}
+        return [p for p in self.model.parameters() if id(p) not in waiting]
 
     def run(self) -> None:
         self.update_reason = self._why_run_updates()
@@ -165,7 +167,9 @@ class ReplayedStep(EagerStep):
         for block in [p for p in one_by_one(self.held) if isinstance(p, Reserved)]:
             self.lend(block.twin.block)
             self.unseen.lend(block)
-        self.optimizer = self.make_optimizer([p for p in self.model.parameters() if p.requires_grad])
+        # those that were there before the first step: a forward pass may have put others in their place
+        parameters = [p for p in one_by_one(self.held) if isinstance(p, torch.nn.Parameter)]
+        self.optimizer = self.make_optimizer([p for p in parameters if p.requires_grad])
         self.is_partial = False
 
     def _updated(self) -> list[Sequence[torch.Tensor | Reserved]]:

@@ -87,7 +87,7 @@ class _Search:
                         self.pending.append(value)
                     elif name != "__init__":
                         self.methods.setdefault(name, []).append(value)
-                elif not name.startswith("__") and (isinstance(value, _CONTAINERS) or type(value) in CODE_CONSTANTS):
+                if not name.startswith("__"):  # a method may be replaced as well
                     self.found.places.append((base, name))
 
     def run(self) -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from torch import nn
 
+BLOCK = "<block>"  #: stands for the path of a block, and of the model around it, in what a trial says
+
 
 class Restart(BaseException):
     """The run has to begin again, without replaying modules of the class ``kind``, or (None) without replaying at all.

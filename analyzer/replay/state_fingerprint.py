@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from analyzer.meta.plain_type import VALUES
 from analyzer.meta.storage import MetaStorage, find_storage
@@ -35,6 +36,7 @@ from .reachable_code import find_reachable, is_standard, is_stateless
 
 PLAIN = frozenset(VALUES)
 _IMMUTABLE = (type, ModuleType, BuiltinFunctionType, WrapperDescriptorType, enum.Enum, frozenset)
+_METHODS = (FunctionType, staticmethod, classmethod, property)
 _UNREADABLE = (torch.Generator, torch.jit.ScriptFunction)
 _MOST = 20_000  # containers and objects: a model that holds more is not compared
 _MISSING = object()
@@ -73,8 +75,10 @@ class StateFingerprint:
         for holder, name in reachable.places:
             value = _look_up(holder, name)
             self._places.append((holder, name, self._let_die(value)))
-            if isinstance(value, (nn.Module, torch.Tensor, weakref.ref)) and not own:
-                self._give_up(f"its code names {name or 'a variable'}, a {type(value).__name__} outside of it")
+            if isinstance(holder, type) and isinstance(value, _METHODS):
+                continue
+            if not own and reaches_outside(value, dict.fromkeys(self._own_modules)):
+                self._give_up(f"its code names {name or 'a variable'}, which leads to modules or tensors outside of it")
             if isinstance(value, nn.Module):
                 for module in value.modules():
                     self._capture_module(module, id(module) not in self._own_modules)
@@ -326,6 +330,8 @@ def _known_of(tensor: torch.Tensor | None) -> Any:
 
 def describe_tensor_state(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What code can change of a tensor besides its contents."""
+    if is_lazy(tensor):  # it has neither shape nor storage yet
+        return (id(tensor), )
     attributes = tensor.__dict__
     storage = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
     return (storage, tensor.requires_grad, tensor.shape, len(tensor._backward_hooks or ()),
@@ -356,8 +362,8 @@ def reaches_outside(value: Any, inside: Mapping[int, Any]) -> bool:
             return True
         if isinstance(found, dict):
             waiting += found.values()
-        elif isinstance(found, (list, tuple, set, deque)):
-            waiting += found
+        elif isinstance(found, (MutableMapping, MutableSet, MutableSequence, tuple, deque)):
+            waiting += found.values() if isinstance(found, MutableMapping) else found
         elif isinstance(found, FunctionType):
             waiting += [_look_up(cell, "") for cell in found.__closure__ or ()]
             waiting += (*(found.__defaults__ or ()), *(found.__kwdefaults__ or {}).values())
