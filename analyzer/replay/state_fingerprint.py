@@ -11,8 +11,9 @@ import random
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, MutableSet
+from itertools import repeat
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -36,6 +37,7 @@ from .reachable_code import find_reachable, is_standard, is_stateless
 
 PLAIN = frozenset(VALUES)
 _IMMUTABLE = (type, ModuleType, BuiltinFunctionType, WrapperDescriptorType, enum.Enum, frozenset)
+_EMPTY = frozenset((dict, OrderedDict, list, set))
 _METHODS = (FunctionType, staticmethod, classmethod, property)
 _UNREADABLE = (torch.Generator, torch.jit.ScriptFunction)
 _MOST = 20_000  # containers and objects: a model that holds more is not compared
@@ -58,6 +60,7 @@ class StateFingerprint:
         self._keeps = keeps
         self._mappings: list[tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = []
         self._sequences: list[tuple[Any, Any]] = []
+        self._empty: list[Any] = []  # containers without items
         self._objects: list[tuple[Callable[[], Any], Callable[[Any], None], Any]] = []
         self._places: list[tuple[Any, str, Any]] = []
         self._tensors: list[tuple[weakref.ref[torch.Tensor], Any]] = []
@@ -89,6 +92,16 @@ class StateFingerprint:
         self._contents = _watch_contents([tensor for tensor, _ in self._tensors]) if own else []
         self._random = _read_generators() if own else None
         self._seen.clear()
+        # places in one namespace are compared together
+        by_holder: dict[int, tuple[Any, list[str], list[Any]]] = {}
+        self._others = [place for place in self._places if not isinstance(place[0], (type, dict, ModuleType))]
+        for holder, name, value in self._places:
+            if isinstance(holder, (type, dict, ModuleType)):
+                _, names, values = by_holder.setdefault(id(holder), (holder, [], []))
+                names.append(name)
+                values.append(value)
+        self._rows = [(holder if type(holder) is dict else vars(holder), names, values)
+                      for holder, names, values in by_holder.values()]
 
     # ---- reading
 
@@ -103,7 +116,10 @@ class StateFingerprint:
         if own:
             self._add_mapping(contents)
         for name, value in contents.items():
-            if name in REGISTRIES:
+            if type(value) in _EMPTY and not value:
+                if own:
+                    self._empty.append(value)
+            elif name in REGISTRIES:
                 if own:
                     self._add_mapping(value)
                     if name != "_modules":
@@ -247,14 +263,23 @@ class StateFingerprint:
 
     def change(self) -> str | None:
         """What changed since; None where nothing did."""
+        if any(self._empty):
+            return "an empty container, to which it adds"
         for mapping, keys, values in self._mappings:
-            if len(mapping) != len(keys) or not _are_alike(mapping.values(), values) or tuple(mapping) != keys:
+            if len(mapping) != len(keys) or not _are_alike(mapping.values(), values) or not all(
+                    map(operator.is_, mapping, keys)) and tuple(mapping) != keys:
                 return "an attribute of a module or an item of a dictionary"
         for sequence, items in self._sequences:
             if len(sequence) != len(items) or not (sequence == items if isinstance(items, set) else _are_alike(
                     sequence, items)):
                 return "a list or set"
-        for holder, name, value in self._places:
+        for contents, names, found in self._rows:
+            if all(map(operator.is_, map(contents.get, names, repeat(_MISSING)), found)):
+                continue
+            for name, value in zip(names, found):
+                if not _are_alike((contents.get(name, _MISSING),), (value,)):
+                    return f"the variable {name}"
+        for holder, name, value in self._others:
             if not _are_alike((_look_up(holder, name),), (value,)):
                 return f"the variable {name or 'of a closure'}"
         for tensor, state in self._tensors:
@@ -280,6 +305,8 @@ class StateFingerprint:
                 found = [(key, _revive(value, mapping.get(key))) for key, value in zip(keys, values)]
                 mapping.clear()
                 mapping.update(found)
+        for container in self._empty:
+            container.clear()
         for sequence, items in self._sequences:
             if isinstance(items, set):
                 sequence.clear()
