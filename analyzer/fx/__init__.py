@@ -12,25 +12,7 @@ from .trace.leaf_module import register_leaf_module, register_leaf_module_impl, 
 from .trace.tracer import symbolic_trace
 from .trace.tracer_impl import register_leaf_function, register_tracer_impl
 
-__all__ = [
-    "AutocastRegion",
-    "CheckpointRegion",
-    "GradRegion",
-    "GraphInterpreter",
-    "GraphModule",
-    "ShapeProp",
-    "checkpoint_modules",
-    "clear_region",
-    "eliminate_dead_code",
-    "nodes_in",
-    "register_bias_split",
-    "register_leaf_function",
-    "register_leaf_module",
-    "register_leaf_module_impl",
-    "register_non_leaf_module",
-    "register_tracer_impl",
-    "set_region",
-    "set_saved",
-    "split_biases",
-    "symbolic_trace",
-]
+__all__ = ["AutocastRegion", "CheckpointRegion", "GradRegion", "GraphInterpreter", "GraphModule", "ShapeProp",
+           "checkpoint_modules", "clear_region", "eliminate_dead_code", "nodes_in", "register_bias_split",
+           "register_leaf_function", "register_leaf_module", "register_leaf_module_impl", "register_non_leaf_module",
+           "register_tracer_impl", "set_region", "set_saved", "split_biases", "symbolic_trace"]

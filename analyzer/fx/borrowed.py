@@ -78,9 +78,8 @@ class Borrowed:
 
     def holds_other_tensors(self, module: nn.Module) -> bool:
         """Whether ``module`` holds tensors in place of its own, as `torch.func.functional_call` gives them to it."""
-        return id(module) in self.modules and any(t is not None and self.original_of(t) is None
-                                                  for m in module.modules()
-                                                  for t in (*m._parameters.values(), *m._buffers.values()))
+        held = (t for m in module.modules() for t in (*m._parameters.values(), *m._buffers.values()))
+        return id(module) in self.modules and any(t is not None and self.original_of(t) is None for t in held)
 
     def fake_of(self, original: Tensor) -> Tensor | None:
         """The tensor that takes the place of ``original``, or None."""

@@ -77,10 +77,8 @@ def is_placed(tensors: Iterable[Tensor | None]) -> bool:
     """Whether tensors made under a mode were put on an accelerator; then those that claim the host are there on
     purpose.
     """
-    return any(
-        t is not None and type(t) is not nn.Parameter and isinstance(t, MetaTensor) and t.device.type not in ("cpu",
-                                                                                                              "meta")
-        for t in tensors)
+    return any(t is not None and type(t) is not nn.Parameter and isinstance(t, MetaTensor)
+               and t.device.type not in ("cpu", "meta") for t in tensors)
 
 
 _Contents = tuple[dict[Any, Any], tuple[Any, ...], tuple[Any, ...]]  # a mapping, its keys and values
@@ -95,9 +93,8 @@ class _Borrowing:
         self.twins = {id(twin.block): twin for twin in twins}
         self.inside = {id(module): twin for twin in self.twins.values() for module in twin.modules}
         walked = walk_modules(root, left_out=[twin.block for twin in self.twins.values()])
-        self.fakes = FakeTensors(
-            state, claim,
-            is_placed(t for _, m in walked for held in (m._parameters, m._buffers) for t in held.values()))
+        held = (t for _, m in walked for tensors in (m._parameters, m._buffers) for t in tensors.values())
+        self.fakes = FakeTensors(state, claim, is_placed(held))
         self.borrowed = Borrowed(root, self.fakes)
         self.borrowed.materialize = self.materialize
         self.undo: list[Callable[[], None] | _Contents] = []

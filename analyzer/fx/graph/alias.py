@@ -122,9 +122,8 @@ def _schemas(node: fx.Node) -> list[_Overload]:
     """Those of the operators that the node may call; overloads share their aliases except for ``out``."""
     if isinstance(node.target, torch._ops.OpOverload):
         return [_read(node.target._schema)]
-    if isinstance(
-            node.target,
-        (torch._ops.OpOverloadPacket, CallTarget)) or node.op == "call_function" and not _is_torch(node.target):
+    if (isinstance(node.target, (torch._ops.OpOverloadPacket, CallTarget))
+            or node.op == "call_function" and not _is_torch(node.target)):
         return []
     return [o for o in _overloads(_name(node)) if len(node.args) <= o.arguments]
 
@@ -138,9 +137,8 @@ def _overloads(name: str) -> tuple[_Overload, ...]:
 
 
 def _read(schema: Any) -> _Overload:
-    return _Overload(
-        len(schema.arguments),
-        tuple((i, a.name, a.alias_info.is_write) for i, a in enumerate(schema.arguments) if a.alias_info is not None))
+    return _Overload(len(schema.arguments), tuple((i, a.name, a.alias_info.is_write)
+                                                  for i, a in enumerate(schema.arguments) if a.alias_info is not None))
 
 
 def _shared(node: fx.Node, writes: bool) -> Iterator[Any]:

@@ -136,9 +136,8 @@ class _Writer:
             dead = [n for n in last.get(i, []) if n not in returned]
             late = [n for n in dead if n in statement.offloaded]  # offloaded before they go
             dead = [n for n in dead if n not in late]
-            out.extend(
-                self._node(statement.node, inner, dead) if statement.node is not None else self.
-                _checkpoint(statement, inner, dead))
+            out.extend(self._checkpoint(statement, inner, dead) if statement.node is None
+                       else self._node(statement.node, inner, dead))
             for n in statement.offloaded:
                 out.append(f"{inner}{self.offloaded}.add({n!r}){f';  {n!r} = None' if n in late else ''}\n")
         return out

@@ -48,10 +48,8 @@ def pack_graph(graph: fx.Graph) -> PackedGraph:
     def pack(argument: Any) -> Any:
         return fx.node.map_arg(argument, lambda n: _Reference(positions[n]))
 
-    nodes = [
-        _PackedNode(n.op, n.name, _name(n.target), _plain(pack(n.args)), _plain(pack(n.kwargs)), n.type, n.meta)
-        for n in graph.nodes
-    ]
+    nodes = [_PackedNode(n.op, n.name, _name(n.target), _plain(pack(n.args)), _plain(pack(n.kwargs)), n.type, n.meta)
+             for n in graph.nodes]
     return PackedGraph(nodes, getattr(graph._codegen, "keyword_only", frozenset()))
 
 

@@ -50,10 +50,8 @@ class GraphStep:
             with recorder.computing_loss(self.loss_fn):
                 loss = self.loss_fn(output)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise InputError(
-                "loss_fn must return a scalar tensor, got "
-                f"{tuple(loss.shape) if isinstance(loss, torch.Tensor) else loss!r}"
-            )
+            raise InputError("loss_fn must return a scalar tensor, got "
+                             f"{tuple(loss.shape) if isinstance(loss, torch.Tensor) else loss!r}")
         del output
         recorder.mark([loss], "loss")
         for hold in holds:

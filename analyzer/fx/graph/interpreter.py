@@ -52,10 +52,8 @@ class GraphInterpreter(fx.Interpreter):
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InputError(
-                f"forward{signature} cannot be called with {len(args)} positional arguments and {sorted(kwargs)}: "
-                f"{error}"
-            ) from None
+            raise InputError(f"forward{signature} cannot be called with {len(args)} positional arguments and "
+                             f"{sorted(kwargs)}: {error}") from None
         bound.apply_defaults()
         self._arguments = bound.arguments
         self._offloaded = OffloadedTensors()
@@ -188,10 +186,8 @@ class ShapeProp(GraphInterpreter):
         except AnalyzerError:
             raise
         except Exception as error:
-            raise InputError(
-                f"node {n.name} ({n.op} {n.target}) of module {n.meta.get('module_path', '')!r} at "
-                f"{n.meta.get('source')}: "
-                f"{type(error).__name__}: {error}") from error
+            raise InputError(f"node {n.name} ({n.op} {n.target}) of module {n.meta.get('module_path', '')!r} at "
+                             f"{n.meta.get('source')}: {type(error).__name__}: {error}") from error
         n.meta["spec"] = to_specs(result)
         return result
 
@@ -239,9 +235,8 @@ class RecordingInterpreter(GraphInterpreter):
             while path not in paths:
                 path = path.rpartition(".")[0]
             self._paths[n] = path
-            row = self.recorder.add_node(n.op, n.name,
-                                         str(n.target) if isinstance(n.target, str) else _target_name(n.target),
-                                         paths[path])
+            target = n.target if isinstance(n.target, str) else _target_name(n.target)
+            row = self.recorder.add_node(n.op, n.name, target, paths[path])
             rows[n] = row
             record = self.recorder.node_at(row)
             record.source = n.meta.get("source")

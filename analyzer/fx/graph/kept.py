@@ -151,10 +151,9 @@ class _Result:
         if isinstance(self.tensor, HostTensor):
             return self.tensor.bring_back()
         if self.tensor._version != self._version:
-            raise RuntimeError(
-                f"a result of shape {tuple(self.tensor.shape)} that a checkpoint keeps was changed in place after "
-                "the checkpointed "
-                f"function returned; recompute it instead, or change a copy of it")
+            raise RuntimeError(f"a result of shape {tuple(self.tensor.shape)} that a checkpoint keeps was changed in "
+                               "place after the checkpointed function returned; recompute it instead, or change a copy "
+                               "of it")
         return self.tensor.detach()  # with versions of its own: what is left out when it runs again still counts them
 
 
@@ -181,10 +180,8 @@ class _Call:
         self.returns: dict[Any, list[_Return | None]] = {}  #: by operator; None where given out
 
     def results(self) -> list[_Result]:
-        return [
-            r for row in self.returns.values() for ret in row if ret is not None for r in tree_leaves(ret.value)
-            if isinstance(r, _Result)
-        ]
+        return [r for row in self.returns.values() for ret in row if ret is not None for r in tree_leaves(ret.value)
+                if isinstance(r, _Result)]
 
 
 class _Recording(TorchDispatchMode):
@@ -201,9 +198,8 @@ class _Recording(TorchDispatchMode):
             return out
         written = _written(func, args, kwargs or {})
         before = [self._owned.find(t) or [] for t in written]
-        self._to_host += [
-            t for t, results in zip(written, before) if any(isinstance(r.tensor, HostTensor) for r in results)
-        ]
+        self._to_host += [t for t, results in zip(written, before)
+                          if any(isinstance(r.tensor, HostTensor) for r in results)]
 
         def note(value: Any) -> Any:
             if not isinstance(value, Tensor):

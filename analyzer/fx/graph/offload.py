@@ -90,10 +90,8 @@ class _Saved:
 
     def move(self, copies: _Copies) -> None:
         if self.tensor._version != self._version:
-            raise RuntimeError(
-                f"a tensor of shape {tuple(self.tensor.shape)} that is needed for the gradient was changed in place "
-                "before it could "
-                f"be copied to the host")
+            raise RuntimeError(f"a tensor of shape {tuple(self.tensor.shape)} that is needed for the gradient was "
+                               "changed in place before it could be copied to the host")
         self._on_host = copies.of(self.tensor).describe(self.tensor)
         del self.tensor
 

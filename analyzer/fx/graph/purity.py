@@ -45,6 +45,5 @@ def _is_pure_module(module: nn.Module) -> bool:
     if not type(module).__module__.startswith(
             "torch.nn.modules.") or module._forward_hooks or module._forward_pre_hooks:
         return False
-    return not module.training or not (list(module.buffers())
-                                       or any(r in type(module).__name__.lower()
-                                              for r in (*_RANDOM, "attention", "rnn", "lstm", "gru", "transformer")))
+    return not module.training or not (list(module.buffers()) or any(
+        r in type(module).__name__.lower() for r in (*_RANDOM, "attention", "rnn", "lstm", "gru", "transformer")))

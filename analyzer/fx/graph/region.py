@@ -70,9 +70,8 @@ class AutocastRegion:
     def describe(self) -> Description:
         """The region as plain data."""
         dtype = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
-        return {
-            "kind": "autocast", "id": self.id, "device_type": self.device_type, "dtype": dtype, "enabled": self.enabled
-        }
+        return {"kind": "autocast", "id": self.id, "device_type": self.device_type, "dtype": dtype,
+                "enabled": self.enabled}
 
 
 @dataclass(frozen=True)
@@ -119,11 +118,9 @@ class CheckpointRegion:
 
     def describe(self) -> Description:
         """The region as plain data."""
-        return {
-            "kind": "checkpoint", "id": self.id, "use_reentrant": self.use_reentrant,
-            "preserve_rng_state": self.preserve_rng_state, "selective": self.context_fn is not None,
-            "replay": self.replay
-        }
+        return {"kind": "checkpoint", "id": self.id, "use_reentrant": self.use_reentrant,
+                "preserve_rng_state": self.preserve_rng_state, "selective": self.context_fn is not None,
+                "replay": self.replay}
 
 
 Region = GradRegion | AutocastRegion | CheckpointRegion

@@ -84,12 +84,10 @@ def clear_region(gm: fx.GraphModule, region: Region | None = None, *, recompile:
     if region is not None and not nodes_in(gm, region):
         raise InputError(
             f"clear_region({region!r}): no node of the graph is in it; its regions are {_regions(gm) or 'none'}")
-    _annotate(
-        gm, {
-            n: tuple(r for r in n.meta.get("region") or ()
-                     if (not isinstance(r, CheckpointRegion) if region is None else r != region))
-            for n in gm.graph.nodes
-        })
+    def stays(r: Region) -> bool:
+        return not isinstance(r, CheckpointRegion) if region is None else r != region
+
+    _annotate(gm, {n: tuple(filter(stays, n.meta.get("region") or ())) for n in gm.graph.nodes})
     if recompile:
         gm.recompile()
 
@@ -141,10 +139,8 @@ def _contiguous(gm: fx.GraphModule, nodes: Nodes, region: Region) -> list[fx.Nod
             raise InputError(
                 f"{caller}: {node.name} is the graph's {node.op}; a region holds nodes between inputs and output")
         if node.op != "get_attr" and node not in named:
-            raise InputError(
-                f"{caller}: the nodes must follow each other in the graph; {node.name} lies between {named[0].name} "
-                "and "
-                f"{named[-1].name}: name it too, or make two regions")
+            raise InputError(f"{caller}: the nodes must follow each other in the graph; {node.name} lies between "
+                             f"{named[0].name} and {named[-1].name}: name it too, or make two regions")
     return run
 
 
@@ -170,10 +166,8 @@ def _shared_depth(run: list[fx.Node], region: Region) -> int:
             if inside[:depth] != outside[:depth] or r != other:
                 break
             if not isinstance(r, GradRegion):  # which is the same when cut in two
-                raise InputError(
-                    f"set_region(..., {region!r}): {edge.name} and {neighbour.name} are both in {r!r}, which would "
-                    "be cut in two; "
-                    f"take all of its nodes or none")
+                raise InputError(f"set_region(..., {region!r}): {edge.name} and {neighbour.name} are both in {r!r}, "
+                                 "which would be cut in two; take all of its nodes or none")
     return depth
 
 
@@ -182,15 +176,12 @@ def _check_writes(run: list[fx.Node]) -> None:
     for node in run:
         for maker in (m for value in written_by(node) for m in makers(value)):
             if maker.op == "get_attr":
-                raise InputError(
-                    f"a checkpoint cannot hold {node.name}: it writes in place to {maker.target}, and would write "
-                    "again when it is "
-                    f"run again; leave it out")
+                raise InputError(f"a checkpoint cannot hold {node.name}: it writes in place to {maker.target}, and "
+                                 "would write again when it is run again; leave it out")
             if maker not in inside:
-                raise InputError(
-                    f"a checkpoint cannot hold {node.name} without {maker.name}: {node.name} writes in place to what "
-                    f"{maker.name} "
-                    f"made, and would write again when it is run again; take both in or leave both out")
+                raise InputError(f"a checkpoint cannot hold {node.name} without {maker.name}: {node.name} writes in "
+                                 f"place to what {maker.name} made, and would write again when it is run again; take "
+                                 "both in or leave both out")
 
 
 def _check_containers(run: list[fx.Node]) -> None:
@@ -202,12 +193,9 @@ def _check_containers(run: list[fx.Node]) -> None:
     given = [(node, node, user) for node in run for user in node.users if user not in inside]
     for value, member, other in (*taken, *given):
         if value.meta.get("container"):
-            raise InputError(
-                f"a checkpoint with use_reentrant=True cannot hold {member.name} without {other.name}: {value.name} "
-                "is no tensor but "
-                "holds some, whose gradients would go past it; take both in, leave both out, or set "
-                "use_reentrant=False"
-            )
+            raise InputError(f"a checkpoint with use_reentrant=True cannot hold {member.name} without {other.name}: "
+                             f"{value.name} is no tensor but holds some, whose gradients would go past it; take both "
+                             "in, leave both out, or set use_reentrant=False")
 
 
 def _regions(gm: fx.GraphModule) -> list[Region]:

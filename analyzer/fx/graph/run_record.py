@@ -161,12 +161,10 @@ def fingerprint_nodes(graph: fx.Graph) -> dict[str, tuple[Any, ...]]:
     for n, tensors in held.items():
         for t in tensors:
             held_by[id(t)] = (*held_by.get(id(t), ()), n.name)
-    return {
-        n.name: (n.op, n.target, str(n.args), str(n.kwargs), n.meta.get("region") or (), n.meta.get("saved"),
-                 n.meta.get("module_path"), read_by[n], tuple((i.name, read_by[i]) for i in n.all_input_nodes),
-                 _modules(n), tuple((id(t), t.shape, t.dtype, t.requires_grad, held_by[id(t)]) for t in held[n]))
-        for n in graph.nodes
-    }
+    return {n.name: (n.op, n.target, str(n.args), str(n.kwargs), n.meta.get("region") or (), n.meta.get("saved"),
+                     n.meta.get("module_path"), read_by[n], tuple((i.name, read_by[i]) for i in n.all_input_nodes),
+                     _modules(n), tuple((id(t), t.shape, t.dtype, t.requires_grad, held_by[id(t)]) for t in held[n]))
+            for n in graph.nodes}
 
 
 def held_tensors(node: fx.Node) -> list[Tensor]:

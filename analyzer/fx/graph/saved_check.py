@@ -36,7 +36,6 @@ def check_saved(gm: fx.GraphModule) -> None:
             continue
         for maker in (m for value in node.all_input_nodes for m in makers(value) if m in changed):
             if position[changed[maker]] > position[node]:
-                raise InputError(
-                    f"{maker.name} cannot be kept: {changed[maker].name} writes to it in place after {node.name}, "
-                    "which would run "
-                    f"again, has read it; keep {node.name} as well, or recompute {maker.name}")
+                raise InputError(f"{maker.name} cannot be kept: {changed[maker].name} writes to it in place after "
+                                 f"{node.name}, which would run again, has read it; keep {node.name} as well, or "
+                                 f"recompute {maker.name}")

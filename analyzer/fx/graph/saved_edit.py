@@ -52,10 +52,8 @@ def set_saved(gm: fx.GraphModule, nodes: Nodes, choice: str, *, recompile: bool 
     chosen = find_nodes(gm, nodes, caller)
     for node in chosen:
         if node.op == "output" or node.op == "get_attr":
-            raise InputError(
-                f"{caller}: {node.name} is {'the output' if node.op == 'output' else 'a parameter or buffer'}, which "
-                "is held anyway"
-            )
+            what = "the output" if node.op == "output" else "a parameter or buffer"
+            raise InputError(f"{caller}: {node.name} is {what}, which is held anyway")
         if choice == "recompute" and checkpoint_of(node) is None:
             raise InputError(
                 f"{caller}: {node.name} is in no checkpoint region, so nothing would run it again; set_region first")

@@ -134,10 +134,9 @@ def _check_keeps(node: Node, around: Statement) -> None:
     if region.use_reentrant or region.context_fn is not None or region.debug:
         why = "debug=True" if region.debug else f"context_fn={region.context_fn!r}"
         why = "use_reentrant=True" if region.use_reentrant else why
-        raise InputError(
-            f"{node.meta['saved']} {node.name}: checkpoint {region.id}, which it is in, has {why}; results of single "
-            "nodes can be kept "
-            f"in a checkpoint with use_reentrant=False, no context_fn and no debug")
+        raise InputError(f"{node.meta['saved']} {node.name}: checkpoint {region.id}, which it is in, has {why}; "
+                         "results of single nodes can be kept in a checkpoint with use_reentrant=False, no context_fn "
+                         "and no debug")
 
 
 def last_uses(statements: Sequence[Statement], local: set[Node]) -> dict[int, list[Node]]:

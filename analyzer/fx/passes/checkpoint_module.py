@@ -29,10 +29,8 @@ def checkpoint_modules(*paths: str, **options: object) -> Callable[[fx.GraphModu
             runs = list(_runs(gm.graph.nodes, path))
             if not runs:
                 known = sorted({str(n.meta.get("module_path", "")) for n in gm.graph.nodes} - {""})
-                raise InputError(
-                    f"checkpoint_modules({path!r}): no node runs in that module; nodes run in "
-                    f"{', '.join(known[:8])}, ..."
-                )
+                raise InputError(f"checkpoint_modules({path!r}): no node runs in that module; nodes run in "
+                                 f"{', '.join(known[:8])}, ...")
             for run in runs:
                 set_region(gm, run, CheckpointRegion(0, **options), recompile=False)  # type: ignore[arg-type]
         gm.recompile()

@@ -73,14 +73,9 @@ def _split_convolution(function: Callable[..., Tensor], spatial_dims: int) -> No
     register_bias_split(function, convolution)
 
 
-_CONVOLUTIONS: list[tuple[Any, Any]] = [(functional.conv1d, functional.conv_transpose1d),
-                                        (functional.conv2d, functional.conv_transpose2d),
-                                        (functional.conv3d, functional.conv_transpose3d)]
-for _dims, _functions in enumerate(_CONVOLUTIONS, start=1):
-    for _convolution in _functions:
-        _split_convolution(_convolution, _dims)
-
-
+for _dims in (1, 2, 3):
+    for _convolution in (f"conv{_dims}d", f"conv_transpose{_dims}d"):
+        _split_convolution(getattr(functional, _convolution), _dims)
 for _layer in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
     register_bias_split(_layer)
 

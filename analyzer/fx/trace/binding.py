@@ -54,10 +54,8 @@ def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any], co
             raise InputError(f"{source} must be a dict from argument names to values, got {type(values).__name__}")
         for name, value in values.items():
             if source == "meta_args" and value is not None and not holds_tensor(value):
-                raise InputError(
-                    f"meta_args[{name!r}] = {value!r:.80} holds no tensor; give one, for instance torch.empty(..., "
-                    "device='meta'), "
-                    f"or pass a constant in concrete_args")
+                raise InputError(f"meta_args[{name!r}] = {value!r:.80} holds no tensor; give one, for instance "
+                                 "torch.empty(..., device='meta'), or pass a constant in concrete_args")
             target = given
             if name not in by_name or name == rest and not isinstance(value, Mapping):
                 if rest is None:

@@ -20,9 +20,8 @@ class CallTarget:
     def __init__(self, wrapped: Any) -> None:
         self.wrapped = wrapped
         scripted = isinstance(wrapped, torch.jit.ScriptFunction)
-        self.__name__ = str(wrapped.name if scripted else getattr(wrapped, "__name__",
-                                                                  type(wrapped).__name__)).replace(
-                                                                      "<lambda>", "function")
+        self.__name__ = str(wrapped.name if scripted
+                            else getattr(wrapped, "__name__", type(wrapped).__name__)).replace("<lambda>", "function")
         module = str(getattr(wrapped, "__module__", None) or "").replace("<", "_").replace(">", "_")
         self.__module__ = "function" if module.startswith("torch") or not module else module
         self.__qualname__ = self.__name__

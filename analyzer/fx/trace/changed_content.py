@@ -59,24 +59,21 @@ class ContentWatch:
         replaced by other tensors.
         """
         with without_modes():
-            return {
-                id(held.original): ChangedContent(held.tensor, held.contents.flat().as_strided(
-                    held.original.shape, held.original.stride(), held.original.storage_offset()))
-                for held in self._held if held.contents is not None and held.contents.was_read and (
-                    held.storage.known is not held.contents or id(held.tensor) in replaced
-                    or held.tensor.untyped_storage() is not held.storage)
-            }
+            return {id(original): ChangedContent(tensor, contents.flat().as_strided(
+                        original.shape, original.stride(), original.storage_offset()))
+                    for tensor, original, storage, contents in self._held if contents is not None and contents.was_read
+                    and (storage.known is not contents or id(tensor) in replaced
+                         or tensor.untyped_storage() is not storage)}
 
 
 def keep_contents(tensor: Tensor, traced: Tensor, name: str) -> None:
     """Raise InputError where ``tensor``, which the module has as ``name``, has other contents than were traced."""
     if isinstance(tensor.untyped_storage(), MetaStorage) or torch.equal(tensor, traced.to(tensor.device)):
         return
-    raise InputError(
-        f"{name} was {_shorten(traced.tolist())} when the graph was traced and is {_shorten(tensor.tolist())} now; the "
-        "traced forward itself reads and changes it, so that the graph is right for one value. Put the code that "
-        "reads "
-        f"it into a submodule or a function, which then becomes one node")
+    raise InputError(f"{name} was {_shorten(traced.tolist())} when the graph was traced and is "
+                     f"{_shorten(tensor.tolist())} now; the traced forward itself reads and changes it, so that the "
+                     "graph is right for one value. Put the code that reads it into a submodule or a function, which "
+                     "then becomes one node")
 
 
 def _shorten(value: Any) -> str:

@@ -31,15 +31,11 @@ _RENAMED = {f: n for table in (OPERATOR_OF, IN_PLACE_OF, REFLECTED_OF) for n in 
             if (f := getattr(Tensor, n, None)) is not None and getattr(Tensor, f.__name__, None) is not f}
 
 #: calls that matter although they return no tensor
-EFFECTS = frozenset({
-    "__setitem__", "__set__", "backward", "retain_grad", "register_hook", "register_post_accumulate_grad_hook", "set_",
-    "_assert", "_assert_async"
-})
+EFFECTS = frozenset({"__setitem__", "__set__", "backward", "retain_grad", "register_hook",
+                     "register_post_accumulate_grad_hook", "set_", "_assert", "_assert_async"})
 #: calls that turn contents of a tensor into Python values
-READS = frozenset({
-    "item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__complex__", "__index__",
-    "__contains__", "is_nonzero", "equal", "allclose", "__dlpack__"
-})
+READS = frozenset({"item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__complex__",
+                   "__index__", "__contains__", "is_nonzero", "equal", "allclose", "__dlpack__"})
 #: calls that tell Python code how many elements there are
 _SIZES = frozenset({"size", "numel", "nelement", "__len__"})
 

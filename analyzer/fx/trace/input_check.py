@@ -39,16 +39,14 @@ class Expected(NamedTuple):
         if self.shape is None:
             if isinstance(value, Tensor) or isinstance(value, _SIMPLE) and (type(value) is not type(self.constant)
                                                                             or value != self.constant):
-                raise InputError(
-                    f"{self}: got {_describe(value)}, but the graph was traced with the constant {self.constant!r}; "
-                    f"trace again with the value that you want")
+                raise InputError(f"{self}: got {_describe(value)}, but the graph was traced with the constant "
+                                 f"{self.constant!r}; trace again with the value that you want")
         elif not isinstance(value, Tensor):
             raise InputError(f"{self}: got {_describe(value)}, but the graph was traced with {self.describe()}")
         elif tuple(value.shape) != self.shape or value.dtype != self.dtype:
-            raise InputError(
-                f"{self}: got {_describe(value)}, but the graph was traced with {self.describe()}; shapes and dtypes "
-                "are "
-                f"constants of a traced graph: trace again with a tensor like this one in meta_args")
+            raise InputError(f"{self}: got {_describe(value)}, but the graph was traced with {self.describe()}; shapes "
+                             "and dtypes are constants of a traced graph: trace again with a tensor like this one in "
+                             "meta_args")
 
     def describe(self) -> str:
         """What was traced, in words."""

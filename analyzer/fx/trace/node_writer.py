@@ -30,10 +30,8 @@ from .structure import children, holds_tensor, is_plain_object
 Tensor = torch.Tensor
 
 _RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "dropout", "rrelu")
-_SPEC_ONLY = frozenset({
-    "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full", "arange",
-    "zeros", "ones", "full", "empty"
-})
+_SPEC_ONLY = frozenset({"zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty",
+                        "new_full", "arange", "zeros", "ones", "full", "empty"})
 _LITERALS = (*ARGUMENTS, type(Ellipsis), range, enum.Enum)
 
 
@@ -71,9 +69,7 @@ class NodeWriter:
         self._nodes: dict[int, fx.Node] = {}
         self._kept: list[Any] = [borrowed.buffers] # keeps what `_nodes` names by id alive
         self._held: dict[int, Tensor] = {}       # id(tensor without a node) -> what the graph module holds for it
-        self._paths = {
-            id(fake): path for group in (borrowed.parameters, borrowed.buffers) for path, fake, _ in group
-        }
+        self._paths = {id(fake): path for group in (borrowed.parameters, borrowed.buffers) for path, fake, _ in group}
 
     def pause(self) -> _Pause:
         """Write nothing down inside."""
@@ -139,12 +135,10 @@ class NodeWriter:
                 return tensor.detach()
         value = read_known(tensor)
         if value is None:
-            raise InputError(
-                f"a tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype} in module {self.where()!r} at "
-                f"{user_line()} was made where "
-                "tracing does not look (inside a leaf module, or before tracing, without data). Return it from the "
-                "leaf module's forward, "
-                f"or trace into that module with register_non_leaf_module")
+            raise InputError(f"a tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype} in module "
+                             f"{self.where()!r} at {user_line()} was made where tracing does not look (inside a leaf "
+                             "module, or before tracing, without data). Return it from the leaf module's forward, or "
+                             "trace into that module with register_non_leaf_module")
         with without_modes():
             return value.clone().to(device_of(tensor))
 
@@ -227,8 +221,7 @@ class NodeWriter:
             items = tuple(self.to_argument(v) for v in value)
             args = items if hasattr(value, "_fields") else (items,)
             return self.create_from(
-                NodeCall("call_function",
-                         CallTarget(kind) if kind.__module__.startswith("torch") else kind, args, {}))
+                NodeCall("call_function", CallTarget(kind) if kind.__module__.startswith("torch") else kind, args, {}))
         if _is_output_class(value):
             fields = {a.key: self.to_argument(v) for a, v in children(value) if v is not None}
             return self.create_from(NodeCall("call_function", kind, (), fields))

@@ -181,10 +181,8 @@ def keep_structure(value: Any, expected: Any) -> Any:
     """
     if isinstance(expected, list):
         if len(value) != len(expected):
-            raise InputError(
-                f"the graph was traced with {len(expected)} items where this data gives {len(value)}: what takes "
-                "them one by one "
-                f"must be in the function or module that makes them")
+            raise InputError(f"the graph was traced with {len(expected)} items where this data gives {len(value)}: "
+                             "what takes them one by one must be in the function or module that makes them")
         for v, e in zip(value, expected):
             keep_structure(v, e)
     elif isinstance(expected, dict):
@@ -222,10 +220,9 @@ def keep_numbers(value: Any, numbers: list[tuple[tuple[tuple[Any, bool], ...], A
         for key, is_attribute in path:
             found = getattr(found, key) if is_attribute else found[key]
         if found != traced:
-            raise InputError(
-                f"{place} gave {found!r:.60}, which depends on data; the traced forward itself uses it and was traced "
-                f"with {traced!r:.60}. Put the code that uses it into a submodule or a function, which then becomes "
-                f"one node")
+            raise InputError(f"{place} gave {found!r:.60}, which depends on data; the traced forward itself uses it "
+                             f"and was traced with {traced!r:.60}. Put the code that uses it into a submodule or a "
+                             "function, which then becomes one node")
     return value
 
 
@@ -236,12 +233,9 @@ def keep_sizes(tensor: torch.Tensor, sizes: dict[int, int], place: str) -> torch
     """
     for d, size in sizes.items():
         if tensor.shape[d] != size:
-            raise InputError(
-                f"a tensor has {tensor.shape[d]} elements in dimension {d}, which depends on data; the code at "
-                f"{place} was traced "
-                f"with {size} and is part of the traced forward itself. Put it into a submodule or a function, which "
-                "then becomes one node"
-            )
+            raise InputError(f"a tensor has {tensor.shape[d]} elements in dimension {d}, which depends on data; the "
+                             f"code at {place} was traced with {size} and is part of the traced forward itself. Put it "
+                             "into a submodule or a function, which then becomes one node")
     return tensor
 
 
@@ -256,15 +250,13 @@ def holds_made_anew(value: Any, borrowed: Borrowed) -> bool:
     """
     if isinstance(value, nn.Module):
         return module_site(value, borrowed) is None
-    return any(
-        isinstance(child, (nn.Module, tuple, list, dict)) and holds_made_anew(child, borrowed)
-        for _, child in children(value))
+    return any(isinstance(child, (nn.Module, tuple, list, dict)) and holds_made_anew(child, borrowed)
+               for _, child in children(value))
 
 
 def own_tensors(value: Any) -> list[int]:
     """Identities of the tensors in plain attributes of the modules among arguments, all the way down."""
     if isinstance(value, nn.Module):
         return [id(t) for t in _attributes(value)]
-    return [
-        i for _, child in children(value) if isinstance(child, (nn.Module, tuple, dict)) for i in own_tensors(child)
-    ]
+    return [i for _, child in children(value)
+            if isinstance(child, (nn.Module, tuple, dict)) for i in own_tensors(child)]

@@ -147,10 +147,9 @@ class Tape(NodeWriter):
             return function(*args, **kwargs)
 
         if holds_made_anew((args, kwargs), self.borrowed) and not self._want():
-            raise InputError(
-                f"{site} asks for what depends on data at {self.outlined[site]} and is given a module with tensors "
-                "that forward makes anew. "
-                f"Make that module inside of it, or once, as a submodule")
+            raise InputError(f"{site} asks for what depends on data at {self.outlined[site]} and is given a module "
+                             "with tensors that forward makes anew. Make that module inside of it, or once, as a "
+                             "submodule")
         given = tuple(self.to_argument(a) for a in args), {k: self.to_argument(v) for k, v in kwargs.items()}
         held, kept = held_tensors((args, kwargs)), own_tensors((module, args, kwargs))
         copies: dict[int, tuple[Any, Any]] = {}
@@ -248,7 +247,6 @@ class Tape(NodeWriter):
         finally:
             self.modules = before
 
-
     @contextmanager
     def checkpoint(self, **options: Any) -> Iterator[None]:
         """A checkpointed function runs."""
@@ -258,17 +256,6 @@ class Tape(NodeWriter):
             finally:
                 for tensor, node in reversed(frame.renamed):
                     self._nodes[id(tensor)] = node
-
-
-
-
-
-
-
-
-
-
-
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, differs: bool) -> None:
         if not holds_tensor(result) and not writes(func, kwargs):
@@ -300,16 +287,13 @@ class Tape(NodeWriter):
             asked = subscript_of_shape()
             dims = dims if asked is None else dims & {asked % tensor.dim()}
         if dims and not self._want():
-            self.state.assume(
-                "a size that depends on data is a constant of the graph, which raises where data gives another one, "
-                f"at {user_line()}"
-            )
+            self.state.assume("a size that depends on data is a constant of the graph, which raises where data gives "
+                              f"another one, at {user_line()}")
             self.asks = True
             sizes = {d: tensor.shape[d] for d in sorted(dims)}
             node = self.create_from(
                 NodeCall("call_function", keep_sizes, (self.node_of(tensor), sizes, user_line()), {}))
             self.map(tensor, node)
-
 
     def _note_read(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         tensor = next(tensors_of(args), None)
@@ -320,11 +304,6 @@ class Tape(NodeWriter):
             self.state.assume(
                 f"{func.__name__} of {node.name} was {text} when traced and is a constant of the graph at {user_line()}"
             )
-
-
-
-
-
 
 
 def _unwrap_numbers(tree: Any) -> Any:

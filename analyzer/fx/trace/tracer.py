@@ -156,10 +156,8 @@ class _FunctionModule(nn.Module):
 def _refuse_lazy(borrowed: Borrowed) -> None:
     lazy = [path for path, _, original in (*borrowed.parameters, *borrowed.buffers) if is_lazy(original)]
     if lazy:
-        raise InputError(
-            f"{', '.join(lazy[:3])}: not initialised, as its lazy module has not run; run the model once on a real "
-            "input"
-        )
+        raise InputError(f"{', '.join(lazy[:3])}: not initialised, as its lazy module has not run; run the model once "
+                         "on a real input")
 
 
 def _class_name(root: Any) -> str:
@@ -184,10 +182,8 @@ def _make_fakes(bound: Bound, borrowed: Borrowed) -> dict[str, Any]:
 
 def _write_placeholders(tape: Tape, bound: Bound, values: dict[str, Any]) -> None:
     defaults = {p.name: _default(p, values) for p in bound.parameters}
-    required = [
-        p for p in bound.parameters
-        if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) and not defaults[p.name]
-    ]
+    by_position = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in bound.parameters if p.kind in by_position and not defaults[p.name]]
     for p in bound.parameters[:bound.parameters.index(required[-1])] if required else ():
         defaults[p.name] = ()  # a constant before an argument that must be given
     for p in bound.parameters:

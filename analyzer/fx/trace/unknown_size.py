@@ -35,8 +35,7 @@ Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 #: (another value for a size, the bound for sizes that the call itself takes from data, also its answer for an unknown
 #: scalar)
-_OTHERS: tuple[tuple[Callable[[int], int], int],
-               ...] = ((lambda n: 0, 0), (lambda n: n + 3, 2), (lambda n: 2 * n + 7, 3))
+_OTHERS: list[tuple[Callable[[int], int], int]] = [(lambda n: 0, 0), (lambda n: n + 3, 2), (lambda n: 2 * n + 7, 3)]
 
 
 class SizeWatch:
@@ -72,20 +71,16 @@ class SizeWatch:
         ``module`` is the one that runs, if any: its buffers stay as they are. With ``contents``, those that are known
         of tensors in ``result`` are not from then on, where they depend on data.
         """
-        others = [
-            again for change, bound in _OTHERS
-            if (again := self._repeat(run, args, kwargs, change, bound, module)) is not None
-        ]
+        others = [again for change, bound in _OTHERS
+                  if (again := self._repeat(run, args, kwargs, change, bound, module)) is not None]
         tensors = list(tensors_of(result))
         known = [list(tensors_of(other)) for other in others]
         outline = _outline((result,), set())
         differs = any(_outline(other, set()) != outline for other in others) if others else not _is_fixed(result)
         for i, tensor in enumerate(tensors):
             shapes = [found[i].shape for found in known if len(found) == len(tensors)]
-            dims = [
-                d for d in range(tensor.dim()) if any(
-                    len(s) != tensor.dim() or s[d] != tensor.shape[d] for s in shapes)
-            ]
+            dims = [d for d in range(tensor.dim())
+                    if any(len(s) != tensor.dim() or s[d] != tensor.shape[d] for s in shapes)]
             self.set_dims(tensor, frozenset(dims if shapes else range(tensor.dim())))
             if contents and not (shapes and all(
                     _same_contents(tensor, found[i]) for found in known if len(found) == len(tensors))):
@@ -185,10 +180,8 @@ def subscript_of_shape() -> int | None:
         frame = frame.f_back
     if frame is None:
         return None
-    following = [
-        i for i in dis.get_instructions(frame.f_code)
-        if i.offset >= frame.f_lasti and i.opname not in ("CACHE", "EXTENDED_ARG")
-    ][:3]
+    following = [i for i in dis.get_instructions(frame.f_code)
+                 if i.offset >= frame.f_lasti and i.opname not in ("CACHE", "EXTENDED_ARG")][:3]
     if [i.opname for i in following[:1]] != ["LOAD_ATTR"] or following[0].argval != "shape" or len(following) < 3:
         return None
     index = following[1].argval
