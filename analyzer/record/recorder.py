@@ -56,7 +56,7 @@ class Recorder:
         self.node = OUTSIDE
         self.step = 0
         self.phase = "forward"
-        self.root = _ROOT  #: the module of what runs outside of all modules
+        self.outermost = _ROOT  #: the module of what runs outside of all modules
         self._module_index: dict[int, int] = {}
         self._modules: list[torch.nn.Module] = []
         #: plays a block's record instead of running it, where it can
@@ -268,7 +268,7 @@ class Recorder:
         """A module's call begins; the result is what `leave_module` needs."""
         index = own = self._module_index.get(id(module))
         if index is None:  # made on the way, or behind a wrapper: it runs for whoever called it
-            index = self._stack[-1] if self._stack else self.root
+            index = self._stack[-1] if self._stack else self.outermost
         record = self.log.modules[index]
         record.calls += self.step == self.described_step
         self._stack.append(index)
@@ -355,7 +355,7 @@ class Recorder:
             self.begin(phase)
         forward: int | None = None
         recomputed = False
-        module = self._stack[-1] if self._stack else self.root
+        module = self._stack[-1] if self._stack else self.outermost
         node = self.node
         index = len(log.call_slots)
         if phase == "backward":
@@ -429,7 +429,7 @@ class Recorder:
         if sequence in self._hooked:
             self.before_backward(False)
         if variable is not None:
-            return None, self._parameter_owner.get(id(variable), self.root), OUTSIDE
+            return None, self._parameter_owner.get(id(variable), self.outermost), OUTSIDE
         # A custom function's operators share its number: its backward belongs to the first, a collective to the
         # collective.
         forward = self._collective_of_sequence.get(sequence) if communicates else None
@@ -467,7 +467,7 @@ class Recorder:
         """An operator could not get its memory. The run need not end here: the user's code may catch the error."""
         if error is self._shortage_cause():
             return  # the operators that called it see the same error
-        module, node = self._stack[-1] if self._stack else self.root, self.node
+        module, node = self._stack[-1] if self._stack else self.outermost, self.node
         if self.phase == "backward" and not self._recomputes():
             _, module, node = self._forward_of_gradient(module, False)
         self.end()
@@ -495,7 +495,7 @@ class Recorder:
         log.storage_table[storage.number] = StorageLife(log.life_table, storage.number, storage.nbytes(), region.bytes,
                                                         region.address, str(storage.device), log.events,
                                                         len(log.call_slots), self.phase, self.step, self.node,
-                                                        self._stack[-1] if self._stack else self.root)
+                                                        self._stack[-1] if self._stack else self.outermost)
         self.watch_peak(0)
 
     def died(self, storage: MetaStorage) -> None:

@@ -193,7 +193,7 @@ class _TrialRecorder(Recorder):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.root = len(self.log.modules)
+        self.outermost = len(self.log.modules)
         self.log.modules.append(LogModule(BLOCK, "", None))
 
     def where(self) -> str:
