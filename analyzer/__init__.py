@@ -21,25 +21,10 @@ with rare_collections():
     from analyzer.profilers.flop_registry import register_flop_impl
     from analyzer.results.view import load_on_first_use, register_exporter, register_report
 
-__all__ = [
-    "__version__",
-    "MetaTensor",
-    "MetaTensorMode",
-    "Profile",
-    "ProfileOptions",
-    "profile",
-    "register_exporter",
-    "register_flop_impl",
-    "register_leaf_module",
-    "register_leaf_module_impl",
-    "register_memory_impl",
-    "register_non_leaf_module",
-    "register_report",
-    "register_shape_impl",
-    "register_tracer_impl",
-    "symbolic_profile",
-    "symbolic_trace",
-]
+__all__ = ["__version__", "MetaTensor", "MetaTensorMode", "Profile", "ProfileOptions", "profile", "register_exporter",
+           "register_flop_impl", "register_leaf_module", "register_leaf_module_impl", "register_memory_impl",
+           "register_non_leaf_module", "register_report", "register_shape_impl", "register_tracer_impl",
+           "symbolic_profile", "symbolic_trace"]
 
 
 @load_on_first_use

@@ -106,9 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "dryrun":
         arguments.arguments += words[own + 1:]
     try:
-        commands = {
-            "profile": run_profile, "measure": run_measure, "compare": run_compare, "generate": run_generate,
-            "fit": run_fit, "plan": run_plan, "dryrun": run_dryrun, "sweep": run_sweep, "devices": run_devices}
+        commands = {"profile": run_profile, "measure": run_measure, "compare": run_compare, "generate": run_generate,
+                    "fit": run_fit, "plan": run_plan, "dryrun": run_dryrun, "sweep": run_sweep, "devices": run_devices}
         return commands[arguments.command](arguments)
     except AnalyzerError as error:
         print(f"analyzer: {error}", file=sys.stderr)

@@ -78,9 +78,8 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
     try:
         _check_edges(now, last.record)
         _check_grad_mode(now, last.record)
-        changed = {
-            n for n in gm.graph.nodes if now[n.name] != last.record.fingerprints.get(n.name) or "info" not in n.meta
-        }
+        changed = {n for n in gm.graph.nodes
+                   if now[n.name] != last.record.fingerprints.get(n.name) or "info" not in n.meta}
         changed -= {n for n in changed if n.op == "output"}
         infos = _Window(gm, last).run(changed) if changed else {}
     except (_CannotTell, AnalyzerError, RuntimeError):  # an error of the model's own comes again in the whole run
@@ -228,10 +227,8 @@ class _Window:
         """Run the nodes of ``window`` as a graph of their own; their records."""
         inside = [n for n in self.nodes if n in window and n.op != "placeholder"]
         members = set(inside)
-        given = [
-            n for n in self.nodes
-            if n not in members and any(u in members for u in n.users) or n in window and n.op == "placeholder"
-        ]
+        given = [n for n in self.nodes
+                 if n not in members and any(u in members for u in n.users) or n in window and n.op == "placeholder"]
         results = [n for n in inside if any(u not in members for u in n.users)]
         graph = fx.Graph()
         graph.set_codegen(RegionCodeGen())
@@ -267,10 +264,8 @@ class _Window:
         interpreter.begin_step()
         recorder.begin("forward")
         with torch.set_grad_enabled(session.mode == "train"):
-            values = {
-                n.name: leaves[n.name] if n.op == "placeholder" else pytree.tree_map(_pass_on, leaves[n.name])
-                for n in given
-            }
+            values = {n.name: leaves[n.name] if n.op == "placeholder" else pytree.tree_map(_pass_on, leaves[n.name])
+                      for n in given}
             leaves.clear()
             with session.casting():
                 output = interpreter.run(**values)

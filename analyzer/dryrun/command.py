@@ -73,10 +73,9 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
     if run.error is not None and not run.steps:
         return 1  # of what little ran there is nothing to tell
     print()
-    texts: dict[str, Callable[[], str]] = {
-        "table": lambda: found.table(depth=arguments.depth), "summary": found.summary,
-        "modules": lambda: found.module_tree(depth=arguments.depth)
-    }
+    texts: dict[str, Callable[[], str]] = {"table": lambda: found.table(depth=arguments.depth),
+                                           "summary": found.summary,
+                                           "modules": lambda: found.module_tree(depth=arguments.depth)}
     print("\n\n".join(texts[word]() for word in shown))
     json_path, html_path = outputs
     if json_path is not None:

@@ -52,13 +52,11 @@ def read_report_options(arguments: argparse.Namespace, own: Collection[str] = ()
     Raises InputError for an option that nothing follows; to be called before any work is done.
     """
     kind = arguments.report
-    given = {
-        "depth": arguments.depth, "sort": arguments.sort, "module_depth": arguments.module_depth,
-        "top_modules": arguments.top_modules, "detailed": False if arguments.no_detail else None,
-        "ignore_modules": arguments.ignore_modules, "fmt": arguments.format,
-        "as_string": False if arguments.raw else None,
-        "col_names" if kind == "torchinfo" else "columns": arguments.columns
-    }
+    given = {"depth": arguments.depth, "sort": arguments.sort, "module_depth": arguments.module_depth,
+             "top_modules": arguments.top_modules, "detailed": False if arguments.no_detail else None,
+             "ignore_modules": arguments.ignore_modules, "fmt": arguments.format,
+             "as_string": False if arguments.raw else None,
+             "col_names" if kind == "torchinfo" else "columns": arguments.columns}
     flags = {"fmt": "format", "col_names": "columns", "detailed": "no-detail", "as_string": "raw"}
     options = {name: value for name, value in given.items() if value is not None}
     for name in options:

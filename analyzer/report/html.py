@@ -50,22 +50,16 @@ _MOST_POINTS = 2000  # twice what the width can show; more are drawn by the peak
 def to_html(profile: Profile, path: str | Path | None = None) -> str:
     """The page as text, also written to ``path`` if one is given."""
     title, *run = describe_run(profile)
-    parts = [
-        f"<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{escape(title)}</title>",
-        "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">",
-        f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>",
-        f"<p>{'<br>'.join(map(escape, run))}</p>" if run else "",
-        "<h2>Summary</h2><div class=\"sections\">",
-        *(f"<section class=\"scroll\"><h3>{escape(name)}</h3><pre>{escape(text)}</pre></section>"
-          for name, text in list_sections(profile)),
-        "</div><h2>Memory over the step</h2>",
-        draw_timeline(profile.timeline),
-        "<h2>Modules</h2><div class=\"scroll\"><div class=\"tree\">",
-        *(_list_tree(profile.modules) if profile.modules else ["<p>This profile has no module tree.</p>"]),
-        "</div></div><h2>Nodes</h2><div class=\"scroll\">",
-        *_list_nodes(profile),
-        "</div></body></html>\n",
-    ]
+    parts = [f"<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{escape(title)}</title>",
+             "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">",
+             f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>",
+             f"<p>{'<br>'.join(map(escape, run))}</p>" if run else "", "<h2>Summary</h2><div class=\"sections\">",
+             *(f"<section class=\"scroll\"><h3>{escape(name)}</h3><pre>{escape(text)}</pre></section>"
+               for name, text in list_sections(profile)),
+             "</div><h2>Memory over the step</h2>", draw_timeline(profile.timeline),
+             "<h2>Modules</h2><div class=\"scroll\"><div class=\"tree\">",
+             *(_list_tree(profile.modules) if profile.modules else ["<p>This profile has no module tree.</p>"]),
+             "</div></div><h2>Nodes</h2><div class=\"scroll\">", *_list_nodes(profile), "</div></body></html>\n"]
     page = "\n".join(part for part in parts if part)
     if path is not None:
         write_output(path, page)
@@ -79,9 +73,8 @@ def to_fragment(profile: Profile) -> str:
     figures = "".join(f"<tr><td style=\"text-align:left\">{escape(name)}</td><td>{escape(value)}</td></tr>"
                       for name, value in list_notations(profile))
     tree = [] if profile.modules is None else [_fold(profile.modules)]
-    return "\n".join([
-        f"<div><b>{escape(title)}</b><br>{'<br>'.join(map(escape, run))}", f"<table>{figures}</table>", *tree, "</div>"
-    ])
+    return "\n".join([f"<div><b>{escape(title)}</b><br>{'<br>'.join(map(escape, run))}", f"<table>{figures}</table>",
+                      *tree, "</div>"])
 
 
 def _fold(module: ModuleInfo) -> str:
@@ -187,7 +180,6 @@ def _thin_out(timeline: Sequence[TimelinePoint]) -> list[TimelinePoint]:
     thinned = []
     for _, group in groupby(timeline, key=lambda point: point.phase):
         points = list(group)
-        thinned += [
-            max(points[i:i + bucket], key=lambda point: point.allocated_bytes) for i in range(0, len(points), bucket)
-        ]
+        thinned += [max(points[i:i + bucket], key=lambda point: point.allocated_bytes)
+                    for i in range(0, len(points), bucket)]
     return thinned

@@ -54,16 +54,12 @@ def to_memory_snapshot(profile: Profile, path: str | Path | None = None) -> dict
     segments.update((start, end - start) for start, end in pages)
     expandable = {start for start, _ in pages}
     # Closes every real trace. The viewer adds a missing category "unknown" to a list it misspells, so it must be here.
-    traces.append({
-        "action": "snapshot", "addr": 0, "size": sum(segments.values()), "stream": 0, "pool_id": _POOL, "frames": [],
-        "category": "unknown"
-    })
+    traces.append({"action": "snapshot", "addr": 0, "size": sum(segments.values()), "stream": 0, "pool_id": _POOL,
+                   "frames": [], "category": "unknown"})
     blocks = [_block(event, frames) for event in sorted(live.values(), key=lambda event: event.address)]
-    snapshot = {
-        "segments": [
-            _segment(address, size, blocks, address in expandable) for address, size in sorted(segments.items())
-        ], "device_traces": [traces]
-    }
+    snapshot = {"segments": [_segment(address, size, blocks, address in expandable)
+                             for address, size in sorted(segments.items())],
+                "device_traces": [traces]}
     if path is not None:
         write_output(path, pickle.dumps(snapshot, protocol=_PICKLE_PROTOCOL))
     return snapshot
@@ -131,16 +127,12 @@ def _segment(address: int, size: int, live_blocks: list[dict[str, Any]], is_expa
     for block in [*inside, None]:  # blocks must cover the segment, free ones too
         next_address = address + size if block is None else block["address"]
         if next_address > cursor:
-            blocks.append({
-                "address": cursor, "size": next_address - cursor, "requested_size": 0, "state": "inactive",
-                "frames": []
-            })
+            blocks.append({"address": cursor, "size": next_address - cursor, "requested_size": 0, "state": "inactive",
+                           "frames": []})
         if block is not None:
             blocks.append(block)
             cursor = block["address"] + block["size"]
     used = sum(block["size"] for block in inside)
-    return {
-        "device": 0, "address": address, "total_size": size, "stream": 0, "segment_pool_id": _POOL,
-        "is_expandable": is_expandable, "segment_type": "small" if size <= _SMALL_SEGMENT_BYTES else "large",
-        "allocated_size": used, "active_size": used, "requested_size": used, "blocks": blocks, "frames": []
-    }
+    return {"device": 0, "address": address, "total_size": size, "stream": 0, "segment_pool_id": _POOL,
+            "is_expandable": is_expandable, "segment_type": "small" if size <= _SMALL_SEGMENT_BYTES else "large",
+            "allocated_size": used, "active_size": used, "requested_size": used, "blocks": blocks, "frames": []}

@@ -49,10 +49,8 @@ def compare_modules(predicted: Profile, measured: Profile, columns: Sequence[str
     rows = [[
         indent(pair.depth) + pair.name, pair.type, *(cell for column in shown for cell in _list_cells(pair, column))
     ] for pair in join_modules(predicted, measured) if depth is None or pair.depth <= depth]
-    headers = [
-        "Module", "Type",
-        *(text for column in shown for text in (f"{column.header} (A)", f"{column.header} (B)", "A/B"))
-    ]
+    headers = ["Module", "Type",
+               *(text for column in shown for text in (f"{column.header} (A)", f"{column.header} (B)", "A/B"))]
     table = print_rows(headers, rows, left=(0, 1), fmt=fmt)
     if fmt != "text":
         return table

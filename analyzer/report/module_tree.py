@@ -11,39 +11,21 @@ from analyzer.units import format_share
 from .column import Column, check_layout, find_column, find_columns, name_columns, print_rows
 from .module_row import Ignored, ModuleRow, divide, find_root, leave_out, list_rows, plain
 
-DEFAULT_COLUMNS = (
-    Column("params", "Params", "count"),
-    Column("param_bytes", "Param size", "bytes"),
-    Column("fwd_macs", "Fwd MACs", "count"),
-    Column("fwd_flops", "Fwd FLOPs", "count"),
-    Column("bwd_flops", "Bwd FLOPs", "count"),
-    Column("activation_bytes", "Activation size", "bytes"),
-)
-_COSTS = (
-    *DEFAULT_COLUMNS,
-    Column("trainable_params", "Trainable", "count"),
-    Column("buffer_bytes", "Buffer size", "bytes"),
-    Column("bwd_macs", "Bwd MACs", "count"),
-    Column("recompute_flops", "Recomputed FLOPs", "count"),
-    Column("fwd_comm_bytes", "Fwd comm", "bytes"),
-    Column("bwd_comm_bytes", "Bwd comm", "bytes"),
-    Column("fwd_read_bytes", "Fwd read", "bytes"),
-    Column("fwd_written_bytes", "Fwd written", "bytes"),
-    Column("saved_bytes", "Saved size", "bytes"),
-    Column("fwd_seconds", "Fwd time", "seconds"),
-    Column("bwd_seconds", "Bwd time", "seconds"),
-    Column("optimizer_seconds", "Optimizer time", "seconds"),
-)
+DEFAULT_COLUMNS = (Column("params", "Params", "count"), Column("param_bytes", "Param size", "bytes"),
+                   Column("fwd_macs", "Fwd MACs", "count"), Column("fwd_flops", "Fwd FLOPs", "count"),
+                   Column("bwd_flops", "Bwd FLOPs", "count"), Column("activation_bytes", "Activation size", "bytes"))
+_COSTS = (*DEFAULT_COLUMNS, Column("trainable_params", "Trainable", "count"),
+          Column("buffer_bytes", "Buffer size", "bytes"), Column("bwd_macs", "Bwd MACs", "count"),
+          Column("recompute_flops", "Recomputed FLOPs", "count"), Column("fwd_comm_bytes", "Fwd comm", "bytes"),
+          Column("bwd_comm_bytes", "Bwd comm", "bytes"), Column("fwd_read_bytes", "Fwd read", "bytes"),
+          Column("fwd_written_bytes", "Fwd written", "bytes"), Column("saved_bytes", "Saved size", "bytes"),
+          Column("fwd_seconds", "Fwd time", "seconds"), Column("bwd_seconds", "Bwd time", "seconds"),
+          Column("optimizer_seconds", "Optimizer time", "seconds"))
 SHARE = "_share"  # behind the field of a cost: its part of the whole model's
 _SHARES = tuple(Column(column.field + SHARE, f"{column.header} %", "text") for column in _COSTS)
-_FACTS = (
-    Column("flops_per_second", "Fwd FLOPS", "count"),
-    Column("calls", "Calls", "text"),
-    Column("input_shapes", "Input shape", "text"),
-    Column("output_shapes", "Output shape", "text"),
-    Column("kernel_size", "Kernel size", "text"),
-    Column("extra_repr", "Arguments", "text"),
-)
+_FACTS = (Column("flops_per_second", "Fwd FLOPS", "count"), Column("calls", "Calls", "text"),
+          Column("input_shapes", "Input shape", "text"), Column("output_shapes", "Output shape", "text"),
+          Column("kernel_size", "Kernel size", "text"), Column("extra_repr", "Arguments", "text"))
 COLUMNS = name_columns(*_COSTS, *_SHARES, *_FACTS)
 _LEFT = ("input_shapes", "output_shapes", "kernel_size", "extra_repr")
 
@@ -75,9 +57,8 @@ def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | N
     key = None if sort is None else find_column({c.field: c for c in _COSTS}, sort, "module_tree(sort=...)").field
     root = leave_out(root, ignore_modules) if ignore_modules else root
     rows = list_rows(root, depth, None if key is None else lambda module: getattr(module, key))
-    cells = [[
-        indent(row.depth) + row.name, row.type, *(_format_cell(row, column, root, as_string) for column in shown)
-    ] for row in rows]
+    cells = [[indent(row.depth) + row.name, row.type, *(_format_cell(row, column, root, as_string) for column in shown)]
+             for row in rows]
     left = [0, 1, *(i for i, column in enumerate(shown, 2) if column.field in _LEFT)]
     return print_rows(["Module", "Type", *(column.header for column in shown)], cells, left=left, fmt=fmt)
 

@@ -11,31 +11,17 @@ from analyzer.units import add_quantities
 
 from .column import Column, check_layout, find_column, find_columns, name_columns, print_rows
 
-TEN_COLUMNS = (
-    Column("op", "Op type", "text"),
-    Column("name", "Op", "text"),
-    Column("accumulate_bytes", "Accumulate size", "Mb"),
-    Column("incremental_bytes", "Incremental size", "Mb"),
-    Column("output_bytes", "Output size", "Mb"),
-    Column("temp_bytes", "Temp size", "Mb"),
-    Column("param_bytes", "Param size", "Mb"),
-    Column("backward_bytes", "Backward size", "Mb"),
-    Column("fwd_flops", "Fwd FLOPs", "count"),
-    Column("bwd_flops", "Bwd FLOPs", "count"),
-)
-COLUMNS = name_columns(
-    *TEN_COLUMNS,
-    Column("fwd_macs", "Fwd MACs", "count"),
-    Column("bwd_macs", "Bwd MACs", "count"),
-    Column("buffer_bytes", "Buffer size", "Mb"),
-    Column("fwd_comm_bytes", "Fwd comm", "Mb"),
-    Column("bwd_comm_bytes", "Bwd comm", "Mb"),
-    Column("fwd_seconds", "Fwd time", "seconds"),
-    Column("bwd_seconds", "Bwd time", "seconds"),
-    Column("module_path", "Module", "text"),
-    Column("target", "Target", "text"),
-    Column("source", "Source", "text"),
-)
+TEN_COLUMNS = (Column("op", "Op type", "text"), Column("name", "Op", "text"),
+               Column("accumulate_bytes", "Accumulate size", "Mb"),
+               Column("incremental_bytes", "Incremental size", "Mb"), Column("output_bytes", "Output size", "Mb"),
+               Column("temp_bytes", "Temp size", "Mb"), Column("param_bytes", "Param size", "Mb"),
+               Column("backward_bytes", "Backward size", "Mb"), Column("fwd_flops", "Fwd FLOPs", "count"),
+               Column("bwd_flops", "Bwd FLOPs", "count"))
+COLUMNS = name_columns(*TEN_COLUMNS, Column("fwd_macs", "Fwd MACs", "count"), Column("bwd_macs", "Bwd MACs", "count"),
+                       Column("buffer_bytes", "Buffer size", "Mb"), Column("fwd_comm_bytes", "Fwd comm", "Mb"),
+                       Column("bwd_comm_bytes", "Bwd comm", "Mb"), Column("fwd_seconds", "Fwd time", "seconds"),
+                       Column("bwd_seconds", "Bwd time", "seconds"), Column("module_path", "Module", "text"),
+                       Column("target", "Target", "text"), Column("source", "Source", "text"))
 
 
 @register_view.shipped("table")

@@ -11,14 +11,10 @@ from analyzer.units import UNKNOWN
 from .column import Column, escape_controls, format_quantity, print_rows
 from .notation import list_notations
 
-PHASE_COLUMNS = (
-    Column("allocated_bytes", "Allocated at end", "bytes"),
-    Column("peak_allocated_bytes", "Peak allocated", "bytes"),
-    Column("peak_reserved_bytes", "Peak reserved", "bytes"),
-    Column("flops", "FLOPs", "count"),
-    Column("comm_bytes", "Comm", "bytes"),
-    Column("seconds", "Time", "seconds"),
-)
+PHASE_COLUMNS = (Column("allocated_bytes", "Allocated at end", "bytes"),
+                 Column("peak_allocated_bytes", "Peak allocated", "bytes"),
+                 Column("peak_reserved_bytes", "Peak reserved", "bytes"), Column("flops", "FLOPs", "count"),
+                 Column("comm_bytes", "Comm", "bytes"), Column("seconds", "Time", "seconds"))
 HOLDERS_SHOWN = 10
 
 
@@ -76,8 +72,7 @@ def list_model_rows(profile: Profile) -> list[Sequence[str]]:
         return format_quantity(value, "bytes")
 
     return [("parameters", UNKNOWN if profile.params is None else f"{profile.params:,}", size(profile.param_bytes)),
-            ("buffers", "", size(profile.buffer_bytes)),
-            ("optimizer states", "", size(profile.optimizer_bytes))]
+            ("buffers", "", size(profile.buffer_bytes)), ("optimizer states", "", size(profile.optimizer_bytes))]
 
 
 def list_work_rows(profile: Profile) -> list[Sequence[str]]:
@@ -126,11 +121,9 @@ def describe_out_of_memory(oom: OutOfMemoryInfo) -> str:
     """What asked for how much, where, and what was taken."""
     where = "".join(f", {what} {name}" for what, name in (("node", oom.node), ("module", oom.module_path)) if name)
     when = oom.phase if oom.step is None else f"{oom.phase} of step {oom.step + 1}"
-    held = [
-        f"{format_quantity(size, 'bytes')} {what}"
-        for what, size in (("allocated", oom.allocated_bytes), ("reserved", oom.reserved_bytes), ("on the device",
-                                                                                                  oom.capacity_bytes))
-    ]
+    held = [f"{format_quantity(size, 'bytes')} {what}"
+            for what, size in (("allocated", oom.allocated_bytes), ("reserved", oom.reserved_bytes),
+                               ("on the device", oom.capacity_bytes))]
     return (f"{oom.operator} in {when}{where} asks for {format_quantity(oom.requested_bytes, 'bytes')}, "
             f"{format_quantity(oom.short_bytes, 'bytes')} more than there is: {', '.join(held)}")
 

@@ -41,8 +41,7 @@ class ProfileBuilder:
     """
 
     def __init__(self, log: Log, shape: ModuleShape, annotations: Sequence[Annotation],
-                 paths: ModulePaths | None = None,
-                 blanks: Mapping[int, NodeInfo] = MappingProxyType({})) -> None:
+                 paths: ModulePaths | None = None, blanks: Mapping[int, NodeInfo] = MappingProxyType({})) -> None:
         self.log, self.shape, self.annotations, self.blanks = log, shape, annotations, blanks
         self.paths = paths or ModulePaths()
         self.is_unfinished = find_unfinished(log)
@@ -68,12 +67,11 @@ class ProfileBuilder:
         known = {name: value for name, value in self.totals.items() if name in _PROFILE_FIELDS}
         known["uncounted"] = tuple(UncountedInfo(*row) for row in known.get("uncounted") or ())
         inputs = {s.label: describe_spec(s.spec) for s in log.lives_in("input") if s.spec is not None}
-        return {
-            **known, "params": self.shape.count_parameters(), "inputs": inputs,
-            "batch_size": next((t.shape[0] for t in inputs.values() if t.shape), None),
-            "torch_version": str(torch.__version__), "analyzer_version": package_version(),
-            "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),
-            "out_of_memory": describe_shortage(log, self.paths), "assumptions": tuple(log.assumptions)}
+        return {**known, "params": self.shape.count_parameters(), "inputs": inputs,
+                "batch_size": next((t.shape[0] for t in inputs.values() if t.shape), None),
+                "torch_version": str(torch.__version__), "analyzer_version": package_version(),
+                "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),
+                "out_of_memory": describe_shortage(log, self.paths), "assumptions": tuple(log.assumptions)}
 
     def _find_phases(self, step: int) -> dict[str, PhaseInfo]:
         phases = list_finished_phases(self.log)

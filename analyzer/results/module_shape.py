@@ -42,9 +42,8 @@ class TwinShape:
     @classmethod
     def of(cls, twin: Twin, first: ModuleShape) -> TwinShape:
         """The shape of ``twin`` as it is now."""
-        settings = {
-            i: (twin.modules[i].extra_repr(), _kernel_size(twin.modules[i])) for i in {i for i, _ in twin.differing}
-        }
+        settings = {i: (twin.modules[i].extra_repr(), _kernel_size(twin.modules[i]))
+                    for i in {i for i, _ in twin.differing}}
         return cls(first, list(map(id, twin.modules)), list(map(id, twin.parameters)), settings,
                    sum([t.numel for t in twin.pattern.parameters]))
 
@@ -89,8 +88,7 @@ class ModuleShape:
                       for name, p in module._parameters.items() if p is not None]
         children = [(name, cls._describe(child, twins, firsts)) for name, child in module._modules.items()
                     if child is not None]
-        found = firsts[id(module)] = cls(id(module),
-                                         type(module).__name__, module.extra_repr(), module.training,
+        found = firsts[id(module)] = cls(id(module), type(module).__name__, module.extra_repr(), module.training,
                                          _kernel_size(module), tuple(parameters), tuple(children))
         return found
 

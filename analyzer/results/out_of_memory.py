@@ -61,11 +61,9 @@ def _phase_of(name: str) -> str:
 def describe_placement(module: torch.nn.Module, error: DeviceOutOfMemoryError) -> dict[str, Any]:
     """The fields of the profile of a model that does not even fit before its first step."""
     tensors = list(module.parameters())
-    return {
-        "params": sum(p.numel() for p in tensors),
-        "param_bytes": sum(p.numel() * p.element_size() for p in tensors),
-        "out_of_memory": OutOfMemoryInfo(operator="placing the model and its inputs", phase="setup",
-                                         requested_bytes=error.requested_bytes, short_bytes=error.short_bytes,
-                                         allocated_bytes=error.allocated_bytes, reserved_bytes=error.reserved_bytes,
-                                         capacity_bytes=error.capacity_bytes),
-    }
+    return {"params": sum(p.numel() for p in tensors),
+            "param_bytes": sum(p.numel() * p.element_size() for p in tensors),
+            "out_of_memory": OutOfMemoryInfo(operator="placing the model and its inputs", phase="setup",
+                                             requested_bytes=error.requested_bytes, short_bytes=error.short_bytes,
+                                             allocated_bytes=error.allocated_bytes, reserved_bytes=error.reserved_bytes,
+                                             capacity_bytes=error.capacity_bytes)}

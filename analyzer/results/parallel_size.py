@@ -21,10 +21,8 @@ def find_parallel_sizes(root: nn.Module) -> dict[str, int | None]:
     world = dist.get_world_size()
     copies = next((size for module in root.modules() if (size := _group_size(module)) is not None),
                   1 if world == 1 else None)
-    return {
-        "world_size": world, "data_parallel_size": copies,
-        "model_parallel_size": None if copies is None else world // copies
-    }
+    return {"world_size": world, "data_parallel_size": copies,
+            "model_parallel_size": None if copies is None else world // copies}
 
 
 def _group_size(module: nn.Module) -> int | None:

@@ -17,8 +17,6 @@ from .number import (
 from .tids_profiler import TIDSProfiler
 from .torchinfo import ColumnSettings, LayerInfo, Mode, ModelStatistics, RowSettings, summary
 
-__all__ = [
-    "ColumnSettings", "FlopsProfiler", "LayerInfo", "Mode", "ModelStatistics", "RowSettings", "TIDSProfiler",
-    "bytes_to_string", "duration_to_string", "flops_to_string", "get_model_profile", "macs_to_string", "measure",
-    "measure_generate", "number_to_string", "params_to_string", "summary"
-]
+__all__ = ["ColumnSettings", "FlopsProfiler", "LayerInfo", "Mode", "ModelStatistics", "RowSettings", "TIDSProfiler",
+           "bytes_to_string", "duration_to_string", "flops_to_string", "get_model_profile", "macs_to_string", "measure",
+           "measure_generate", "number_to_string", "params_to_string", "summary"]

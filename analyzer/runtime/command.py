@@ -91,9 +91,8 @@ def run_measure(arguments: argparse.Namespace) -> int:
     if predicted is not None:
         from analyzer.report.module_comparison import compare_modules
 
-        print(
-            compare_modules(predicted, found, arguments.columns or COMPARED, depth=arguments.depth, fmt=arguments.format
-                            or "text"))
+        print(compare_modules(predicted, found, arguments.columns or COMPARED, depth=arguments.depth,
+                              fmt=arguments.format or "text"))
     else:
         print_report(found, arguments)
     if arguments.json is not None:

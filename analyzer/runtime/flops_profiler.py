@@ -202,22 +202,11 @@ class FlopsProfiler:
         print("\n".join(aggregate(self._root, module_depth, top_modules)))
 
 
-def get_model_profile(
-    model: torch.nn.Module,
-    input_shape: tuple[int, ...] | None = None,
-    args: Any = None,
-    kwargs: dict[str, Any] | None = None,
-    print_profile: bool = True,
-    detailed: bool = True,
-    module_depth: int = -1,
-    top_modules: int = 1,
-    warm_up: int = 1,
-    as_string: bool = True,
-    output_file: str | Path | None = None,
-    ignore_modules: Collection[type] | None = None,
-    func_name: str = "forward",
-    mode: str | None = None,
-) -> tuple[Any, Any, Any]:
+def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | None = None, args: Any = None,
+                      kwargs: dict[str, Any] | None = None, print_profile: bool = True, detailed: bool = True,
+                      module_depth: int = -1, top_modules: int = 1, warm_up: int = 1, as_string: bool = True,
+                      output_file: str | Path | None = None, ignore_modules: Collection[type] | None = None,
+                      func_name: str = "forward", mode: str | None = None) -> tuple[Any, Any, Any]:
     """Run the model in evaluation mode, print its report and return (FLOPs, MACs, parameters), counted as DeepSpeed
     does.
 

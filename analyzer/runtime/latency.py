@@ -83,10 +83,8 @@ def operator_seconds(recorder: RuntimeRecorder, steps: Sequence[int]) -> dict[in
     names = [log.calls[i].signature.op for i in last]
     same = all([log.calls[i].signature.op for i in by_step[step]] == names for step in steps)
     rows = [by_step[step] for step in steps] if steps and same else [last]
-    return {
-        index: sum(recorder.clock.seconds(*recorder.spans[row[k]]) for row in rows) / len(rows)
-        for k, index in enumerate(last)
-    }
+    return {index: sum(recorder.clock.seconds(*recorder.spans[row[k]]) for row in rows) / len(rows)
+            for k, index in enumerate(last)}
 
 
 def call_seconds(recorder: RuntimeRecorder, steps: Sequence[int]) -> list[float]:

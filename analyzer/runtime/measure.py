@@ -28,20 +28,11 @@ LIVE_TENSORS = ("bytes are those of the tensors alive, without what an allocator
                 "themselves")
 
 
-def measure(
-    model: torch.nn.Module | Callable[[], torch.nn.Module],
-    args: tuple[Any, ...] | Any = (),
-    kwargs: dict[str, Any] | None = None,
-    mode: str = "train",
-    loss_fn: Callable[[Any], torch.Tensor] | None = None,
-    optimizer: str | OptimizerFactory | None = None,
-    autocast: torch.dtype | None = None,
-    step: Callable[..., Any] | None = None,
-    steps: int = 3,
-    warm_up: int = 1,
-    convention: str = "own",
-    clock: Clock | None = None,
-) -> Profile:
+def measure(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...] | Any = (),
+            kwargs: dict[str, Any] | None = None, mode: str = "train",
+            loss_fn: Callable[[Any], torch.Tensor] | None = None, optimizer: str | OptimizerFactory | None = None,
+            autocast: torch.dtype | None = None, step: Callable[..., Any] | None = None, steps: int = 3,
+            warm_up: int = 1, convention: str = "own", clock: Clock | None = None) -> Profile:
     """Run steps of ``model`` on the device that it is on, and tell what they cost: a `Profile` as
     `analyzer.profile` predicts it.
 

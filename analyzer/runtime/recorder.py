@@ -168,10 +168,8 @@ class RuntimeRecorder(Recorder):
                 with suppress(InputError):  # where the call does not fit, the model itself will say so
                     mark_inputs(self, args, kwargs, argument_names(uncompiled(module), args, kwargs))
             log = self.log
-            self.root_calls.append(
-                Position(len(log.call_slots),
-                         len(self.laps) - 1, len(log.node_slots),
-                         len(log.phases) - 1, log.events))
+            self.root_calls.append(Position(len(log.call_slots), len(self.laps) - 1, len(log.node_slots),
+                                            len(log.phases) - 1, log.events))
             if self.observer is not None:
                 self.observer.entered(args, kwargs)
         span = None
@@ -228,9 +226,8 @@ class RuntimeRecorder(Recorder):
             self.laps[-1] = None, start
         # by torch.tensor(), which copies Python's numbers
         made_here = signature.op is torch.ops.aten.lift_fresh.default
-        read: list[Any] = [
-            self.book.find(t)[0] if made_here else self.storage_of(t) or self.book.nowhere for t in inputs
-        ]
+        read: list[Any] = [self.book.find(t)[0] if made_here else self.storage_of(t) or self.book.nowhere
+                           for t in inputs]
         written: list[Any] = [self.book.find(t)[0] for t in outputs]
         index = len(self.log.call_slots)
         self.called(signature, read, written)

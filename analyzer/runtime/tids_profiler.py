@@ -61,11 +61,9 @@ def _describe(module: ModuleInfo, root: ModuleInfo, name: str, profile: Profile)
     return ModuleProfile(name, module.type, module.depth, module.params, _share(module.params, root.params),
                          _shape(module.inputs), _shape(module.outputs), _element_bytes(module.inputs),
                          _element_bytes(module.outputs), None if seconds is None else 1000 * seconds,
-                         _share(seconds, root.fwd_seconds), module.fwd_macs, _share(module.fwd_macs,
-                                                                                    root.fwd_macs), module.fwd_flops,
-                         _share(module.fwd_flops, root.fwd_flops),
-                         [_describe(child, root,
-                                    child.path.rpartition(".")[2], profile) for child in module.children],
+                         _share(seconds, root.fwd_seconds), module.fwd_macs, _share(module.fwd_macs, root.fwd_macs),
+                         module.fwd_flops, _share(module.fwd_flops, root.fwd_flops),
+                         [_describe(child, root, child.path.rpartition(".")[2], profile) for child in module.children],
                          replace(profile, modules=module))
 
 

@@ -98,22 +98,11 @@ class ModelStatistics:
         return num / 1e6
 
 
-def summary(
-    model: torch.nn.Module,
-    input_size: Any = None,
-    input_data: Any = None,
-    batch_dim: int | None = None,
-    cache_forward_pass: bool | None = None,
-    col_names: Iterable[str] | None = None,
-    col_width: int = 25,
-    depth: int = 3,
-    device: torch.device | str | None = None,
-    dtypes: Sequence[torch.dtype] | None = None,
-    mode: str | None = None,
-    row_settings: Iterable[str] | None = None,
-    verbose: int | None = None,
-    **kwargs: Any,
-) -> ModelStatistics:
+def summary(model: torch.nn.Module, input_size: Any = None, input_data: Any = None, batch_dim: int | None = None,
+            cache_forward_pass: bool | None = None, col_names: Iterable[str] | None = None, col_width: int = 25,
+            depth: int = 3, device: torch.device | str | None = None, dtypes: Sequence[torch.dtype] | None = None,
+            mode: str | None = None, row_settings: Iterable[str] | None = None, verbose: int | None = None,
+            **kwargs: Any) -> ModelStatistics:
     """Run ``model`` once without gradients and print the table of torchinfo, whose arguments these are.
 
     ``input_size`` is a size or several, of tensors of random numbers of the ``dtypes`` (float32); with ``batch_dim`` a

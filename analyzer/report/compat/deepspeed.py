@@ -160,8 +160,7 @@ def aggregate(root: ModuleInfo, module_depth: int = -1, top_modules: int = 1,
               figures: Figures | None = None) -> list[str]:
     """Lines that name the classes with the largest sums at each depth."""
     lines = [
-        f"Top {top_modules} classes of modules at each depth by params, flops, MACs, latency and activation bytes:"
-    ]
+        f"Top {top_modules} classes of modules at each depth by params, flops, MACs, latency and activation bytes:"]
     depth_before = None
     for depth, quantity, largest in list_largest(root, module_depth, top_modules, figures or Figures(root)):
         if depth != depth_before:
@@ -226,12 +225,9 @@ def sum_by_class(root: ModuleInfo) -> list[dict[str, CostInfo]]:
 
 def _print_module(module: ModuleInfo, figures: Figures, style: str, depth: int | None) -> list[str]:
     """As the repr of a module, which puts the figures where `extra_repr` stands."""
-    told = [
-        *_tell(module, figures,
-               sum_functions(module) if style != "deepspeed" else {}, style),
-        f"{figures.bytes(module.activation_bytes)} activations",
-        f"{format_shapes(module.inputs)} -> {format_shapes(module.outputs)}"
-    ]
+    told = [*_tell(module, figures, sum_functions(module) if style != "deepspeed" else {}, style),
+            f"{figures.bytes(module.activation_bytes)} activations",
+            f"{format_shapes(module.inputs)} -> {format_shapes(module.outputs)}"]
     if module.shared_with is not None:
         told.append(f"same as ({module.shared_with or module.type})")
     if module.extra_repr:
@@ -268,33 +264,21 @@ def _tell(costs: CostInfo, figures: Figures, functions: Mapping[str, FunctionInf
     share = figures.share
     rate = figures.rate(costs.fwd_flops, costs.fwd_seconds)
     if style == "deepspeed":
-        return [
-            figures.params(costs.params), f"{share(costs, 'params')} Params",
-            figures.macs(costs.fwd_macs), f"{share(costs, 'fwd_macs')} MACs",
-            figures.latency(costs.fwd_seconds), f"{share(costs, 'fwd_seconds')} latency", rate
-        ]
-    row = {
-        "param": figures.params(costs.params), "flops": figures.flops(costs.fwd_flops), "macs": figures.macs(
-            costs.fwd_macs), "duration": figures.latency(costs.fwd_seconds), "FLOPS": rate, "params%": share(
-                costs, "params"), "flops%": share(costs, "fwd_flops"), "macs%": share(costs, "fwd_macs"),
-        "duration%": share(costs, "fwd_seconds")
-    }
-    rows = {
-        f.name: {
-            "flops": figures.flops(f.flops),
-            "macs": figures.macs(f.macs),
-            "duration": figures.latency(f.seconds),
-            "FLOPS": figures.rate(f.flops, f.seconds),
-            "flops%": share(f, "flops", "fwd_flops"),
-            "macs%": share(f, "macs", "fwd_macs"),
-            "duration%/allfuncs": format_share(f.seconds, figures.functions_seconds),
-            "duration%/e2e": share(f, "seconds", "fwd_seconds"),
-        } for f in functions.values()
-    }
-    return [
-        f"module = {row}", f"functionals = {rows}",
-        f"functionals_duration = {figures.latency(sum_seconds(functions.values()))}"
-    ]
+        return [figures.params(costs.params), f"{share(costs, 'params')} Params", figures.macs(costs.fwd_macs),
+                f"{share(costs, 'fwd_macs')} MACs", figures.latency(costs.fwd_seconds),
+                f"{share(costs, 'fwd_seconds')} latency", rate]
+    row = {"param": figures.params(costs.params), "flops": figures.flops(costs.fwd_flops),
+           "macs": figures.macs(costs.fwd_macs), "duration": figures.latency(costs.fwd_seconds), "FLOPS": rate,
+           "params%": share(costs, "params"), "flops%": share(costs, "fwd_flops"), "macs%": share(costs, "fwd_macs"),
+           "duration%": share(costs, "fwd_seconds")}
+    rows = {f.name: {"flops": figures.flops(f.flops), "macs": figures.macs(f.macs),
+                     "duration": figures.latency(f.seconds), "FLOPS": figures.rate(f.flops, f.seconds),
+                     "flops%": share(f, "flops", "fwd_flops"), "macs%": share(f, "macs", "fwd_macs"),
+                     "duration%/allfuncs": format_share(f.seconds, figures.functions_seconds),
+                     "duration%/e2e": share(f, "seconds", "fwd_seconds")}
+            for f in functions.values()}
+    return [f"module = {row}", f"functionals = {rows}",
+            f"functionals_duration = {figures.latency(sum_seconds(functions.values()))}"]
 
 
 def sum_seconds(functions: Iterable[FunctionInfo]) -> float | None:

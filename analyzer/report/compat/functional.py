@@ -8,25 +8,11 @@ from dataclasses import dataclass
 from analyzer.results.info import ModuleInfo, OperatorInfo
 
 # Where the ATen operator goes by another name than the Python function; torch.nn.functional and torch dispatch so.
-_NAMES = {
-    "addmm": "linear",
-    "_addmm_activation": "linear",
-    "bmm": "matmul",
-    "baddbmm": "baddbmm",
-    "native_layer_norm": "layer_norm",
-    "native_group_norm": "group_norm",
-    "_softmax": "softmax",
-    "_safe_softmax": "softmax",
-    "_log_softmax": "log_softmax",
-    "native_dropout": "dropout",
-    "_prelu_kernel": "prelu",
-    "_embedding_bag": "embedding_bag",
-    "nll_loss_forward": "nll_loss",
-    "_fused_rms_norm": "rms_norm",
-    "_cudnn_rnn": "rnn",
-    "_unsafe_view": "view",
-    "_to_copy": "to",
-}
+_NAMES = {"addmm": "linear", "_addmm_activation": "linear", "bmm": "matmul", "baddbmm": "baddbmm",
+          "native_layer_norm": "layer_norm", "native_group_norm": "group_norm", "_softmax": "softmax",
+          "_safe_softmax": "softmax", "_log_softmax": "log_softmax", "native_dropout": "dropout",
+          "_prelu_kernel": "prelu", "_embedding_bag": "embedding_bag", "nll_loss_forward": "nll_loss",
+          "_fused_rms_norm": "rms_norm", "_cudnn_rnn": "rnn", "_unsafe_view": "view", "_to_copy": "to"}
 _FAMILIES = ((r".*batch_norm.*", "batch_norm"), (r"_?(adaptive_)?(avg|max)_pool([123])d.*", r"\1\2_pool\3d"),
              (r"_?upsample_.*", "interpolate"), (r"_?scaled_dot_product_.*|_flash_attention.*|_efficient_attention.*",
                                                  "scaled_dot_product_attention"))

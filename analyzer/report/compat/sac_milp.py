@@ -32,14 +32,11 @@ def to_module_info(profile: Profile) -> dict[str, Any]:
     rows = _timed(profile, "to_module_info")
     modules = _Modules(profile, rows)
     stats = [modules.describe(path) for path in modules.preorder]
-    return {
-        "mod_order": {
-            "fw_pre_order": [modules.name(p) for p in modules.preorder], "fw_post_order": [
-                modules.name(p) for p in modules.postorder
-            ], "bw_pre_order": [modules.name(p) for p in reversed(modules.postorder)],
-            "bw_post_order": [modules.name(p) for p in reversed(modules.preorder)]
-        }, "mod_stats": stats
-    }
+    return {"mod_order": {"fw_pre_order": [modules.name(p) for p in modules.preorder],
+                          "fw_post_order": [modules.name(p) for p in modules.postorder],
+                          "bw_pre_order": [modules.name(p) for p in reversed(modules.postorder)],
+                          "bw_post_order": [modules.name(p) for p in reversed(modules.preorder)]},
+            "mod_stats": stats}
 
 
 def to_sac_stats(profile: Profile, module_path: str = "") -> dict[str, Any]:
@@ -47,22 +44,18 @@ def to_sac_stats(profile: Profile, module_path: str = "") -> dict[str, Any]:
 
     Raises InputError for a profile without seconds, or of inference, or a path where nothing runs.
     """
-    rows = [
-        r for r in _timed(profile, "to_sac_stats") if _is_in(r.module_path, module_path) and r.op.startswith("call")
-    ]
+    rows = [r for r in _timed(profile, "to_sac_stats")
+            if _is_in(r.module_path, module_path) and r.op.startswith("call")]
     if not rows:
         raise InputError(f"to_sac_stats(module_path={module_path!r}): no node of {profile.name} runs in it")
     index = {r.name: i for i, r in enumerate(rows)}
-    return {
-        "func_names": [r.target or r.name for r in rows],
-        "runtimes": [1e3 * (r.fwd_seconds or 0.0) for r in rows],
-        "memory": [_made_bytes(r) for r in rows],
-        "view_like_ops": [i for i, r in enumerate(rows) if r.aliases and not _made_bytes(r) and not _writes(r)],
-        "rand_ops": [i for i, r in enumerate(rows) if any(name in r.target.lower() for name in _RANDOM)],
-        "saved_autograd_ops": [i for i, r in enumerate(rows) if r.output_bytes],
-        "inplace_ops": [(i, index.get(r.aliases[0], i)) for i, r in enumerate(rows) if _writes(r)],
-        "force_store_random": False,
-    }
+    return {"func_names": [r.target or r.name for r in rows], "runtimes": [1e3 * (r.fwd_seconds or 0.0) for r in rows],
+            "memory": [_made_bytes(r) for r in rows],
+            "view_like_ops": [i for i, r in enumerate(rows) if r.aliases and not _made_bytes(r) and not _writes(r)],
+            "rand_ops": [i for i, r in enumerate(rows) if any(name in r.target.lower() for name in _RANDOM)],
+            "saved_autograd_ops": [i for i, r in enumerate(rows) if r.output_bytes],
+            "inplace_ops": [(i, index.get(r.aliases[0], i)) for i, r in enumerate(rows) if _writes(r)],
+            "force_store_random": False}
 
 
 def _timed(profile: Profile, caller: str) -> Sequence[NodeInfo]:
@@ -96,10 +89,8 @@ class _Modules:
         assert profile.modules is not None
         self.rows = rows
         self.root = profile.modules.type
-        self.ran = {
-            m.path: [i for i, r in enumerate(self.rows) if _is_in(r.module_path, m.path)]
-            for m in profile.modules.walk()
-        }
+        self.ran = {m.path: [i for i, r in enumerate(self.rows) if _is_in(r.module_path, m.path)]
+                    for m in profile.modules.walk()}
         self.info = {m.path: m for m in profile.modules.walk() if self.ran[m.path]}
         self.children: dict[str, list[str]] = {path: [] for path in self.info}
         for path in sorted(self.info, key=lambda p: self.ran[p][0]):
@@ -145,13 +136,10 @@ class _Modules:
             "input_per_module": sum(o.nbytes for r in self.rows if r.name in inputs for o in r.outputs),
             "output_per_module": sum(o.nbytes for r in results for o in r.outputs),
             "fw_runtime_per_module": 1e3 * sum(r.fwd_seconds or 0.0 for r in own),
-            "bw_runtime_per_module": 1e3 * sum(r.bwd_seconds or 0.0 for r in own),
-            "is_leaf": leaf,
+            "bw_runtime_per_module": 1e3 * sum(r.bwd_seconds or 0.0 for r in own), "is_leaf": leaf,
             "sac_runtime": 0.0 if leaf else 1e3 * sum(r.fwd_seconds or 0.0 for r in own),
-            "sac_memory": 0 if leaf else sum(_made_bytes(r) for r in own),
-            "n_segments": len(slopes), "slopes": slopes, "intercepts": intercepts, "breakpoints": [x for x, _ in curve],
-            "tradeoff_curve": OrderedDict(curve),
-        }
+            "sac_memory": 0 if leaf else sum(_made_bytes(r) for r in own), "n_segments": len(slopes), "slopes": slopes,
+            "intercepts": intercepts, "breakpoints": [x for x, _ in curve], "tradeoff_curve": OrderedDict(curve)}
 
 
 def _tradeoff(rows: Sequence[NodeInfo]) -> list[tuple[float, float]]:

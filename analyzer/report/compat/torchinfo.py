@@ -15,17 +15,9 @@ from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 from analyzer.units import add_quantities
 
-COLUMNS = {
-    "kernel_size": "Kernel Shape",
-    "input_size": "Input Shape",
-    "output_size": "Output Shape",
-    "num_params": "Param #",
-    "params_percent": "Param %",
-    "mult_adds": "Mult-Adds",
-    "trainable": "Trainable",
-    "output_bytes": "Output Size",
-    "fwd_seconds": "Latency (ms)",
-}
+COLUMNS = {"kernel_size": "Kernel Shape", "input_size": "Input Shape", "output_size": "Output Shape",
+           "num_params": "Param #", "params_percent": "Param %", "mult_adds": "Mult-Adds", "trainable": "Trainable",
+           "output_bytes": "Output Size", "fwd_seconds": "Latency (ms)"}
 ROW_SETTINGS = ("ascii_only", "depth", "var_names", "hide_recursive_layers")
 _RECURSIVE = "(recursive)"
 _LAYER_WIDTH, _INDENT_WIDTH = 40, 5  # of the first column, which grows in steps of an indent
@@ -161,10 +153,9 @@ def _count_unlisted(module: ModuleInfo, runs_of: Mapping[str, object]) -> int | 
     """Its own parameters and those of modules below it that no row stands for, since they did not run."""
     if not module.children:
         return module.params
-    return add_quantities([
-        module.own.params,
-        *(_count_unlisted(c, runs_of) for c in module.children if c.shared_with is None and c.path not in runs_of)
-    ])
+    return add_quantities([module.own.params,
+                           *(_count_unlisted(c, runs_of) for c in module.children
+                             if c.shared_with is None and c.path not in runs_of)])
 
 
 def _sum_params(layer: Layer) -> int | None:
@@ -281,15 +272,13 @@ class _Table:
         macs = sum_macs(layer) if whole else layer.macs
         shown = "--" if not params else f"{params:,}" if module.trainable_params or not whole else f"({params:,})"
         share = f"{params / self.total_params:.2%}" if params and self.total_params else "--"
-        return {
-            "kernel_size": "--" if module.kernel_size is None else str(list(module.kernel_size)),
-            "input_size": _shape(call.inputs if call else ()), "output_size": _shape(call.outputs if call else ()),
-            "num_params": _RECURSIVE if layer.is_recursive and module.params else shown,
-            "params_percent": _RECURSIVE if layer.is_recursive else share,
-            "mult_adds": f"{macs:,}" if macs else "--", "trainable": describe_training(module),
-            "output_bytes": f"{sum(t.nbytes for t in call.outputs):,}" if call and call.outputs else "--",
-            "fwd_seconds": "--" if layer.seconds is None else f"{1000 * layer.seconds:.3f}",
-        }
+        return {"kernel_size": "--" if module.kernel_size is None else str(list(module.kernel_size)),
+                "input_size": _shape(call.inputs if call else ()), "output_size": _shape(call.outputs if call else ()),
+                "num_params": _RECURSIVE if layer.is_recursive and module.params else shown,
+                "params_percent": _RECURSIVE if layer.is_recursive else share,
+                "mult_adds": f"{macs:,}" if macs else "--", "trainable": describe_training(module),
+                "output_bytes": f"{sum(t.nbytes for t in call.outputs):,}" if call and call.outputs else "--",
+                "fwd_seconds": "--" if layer.seconds is None else f"{1000 * layer.seconds:.3f}"}
 
 
 def sum_macs(layer: Layer) -> int | None:
@@ -328,10 +317,8 @@ def _list_totals(profile: Profile, root: ModuleInfo, layers: Sequence[Layer], mu
                                                                                        profile.param_bytes),
              ("Estimated Total Size",
               None if profile.param_bytes is None else input_bytes + pass_bytes + profile.param_bytes))
-    return [
-        *lines, f"Total mult-adds{_scale(macs)}", rule,
-        *(f"{name} (MB): {'--' if n is None else f'{n / _MEGA:.2f}'}" for name, n in sizes)
-    ]
+    return [*lines, f"Total mult-adds{_scale(macs)}", rule,
+            *(f"{name} (MB): {'--' if n is None else f'{n / _MEGA:.2f}'}" for name, n in sizes)]
 
 
 def _group(value: int | None) -> str:
