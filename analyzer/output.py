@@ -39,9 +39,8 @@ def check_output(path: str | Path | None) -> None:
 
 
 def write_output(path: str | Path, content: str | bytes) -> None:
-    """Write a file whole: where that fails, what was there before is as it was, and OutputError says why.
-
-    Text is UTF-8. A device or a pipe (``/dev/stdout``) is written to as it is; of a link, the file that it names.
+    """Write a file whole: where that fails, what was there before is as it was, and OutputError says why. Text is
+    UTF-8. A device or a pipe (``/dev/stdout``) is written to as it is; of a link, the file that it names.
     """
     check_output(path)
     data = content.encode("utf-8") if isinstance(content, str) else content

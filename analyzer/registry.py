@@ -38,9 +38,8 @@ class Registry(Generic[K, V]):
         self._scoped: list[set[K]] = []  # per open scope: keys registered inside it
 
     def __call__(self, key: K, impl: V | None = None, *, override: bool = False) -> Any:
-        """Register ``impl`` for ``key``, or return a decorator that does.
-
-        Raises DuplicateRegistrationError if ``key`` is taken, unless ``override`` is true.
+        """Register ``impl`` for ``key``, or return a decorator that does. Raises DuplicateRegistrationError if ``key``
+        is taken, unless ``override`` is true.
         """
         if impl is None:
             return lambda f: self(key, f, override=override)

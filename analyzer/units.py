@@ -35,9 +35,8 @@ def _scale(value: float, base: int, labels: Sequence[str]) -> tuple[str, str]:
 
 
 def format_bytes(nbytes: float | None, style: Literal["binary", "Mb"] = "binary") -> str:
-    """``nbytes`` with a binary prefix (powers of 1024) and two decimals; ``"-"`` for None.
-
-    ``style="Mb"`` prints the same value under the labels of the node table (b, Kb, Mb, Gb).
+    """``nbytes`` with a binary prefix (powers of 1024) and two decimals; ``"-"`` for None. ``style="Mb"`` prints the
+    same value under the labels of the node table (b, Kb, Mb, Gb).
 
     >>> format_bytes(8 * 3 * 224 * 224 * 4), format_bytes(512), format_bytes(0), format_bytes(None)
     ('4.59 MiB', '512 B', '0 B', '-')
@@ -153,10 +152,8 @@ def add_quantities(values: Iterable[Q | None]) -> Q | None:
 
 def parse_bytes(size: str | int) -> int:
     """The bytes that ``size`` says: KB, MB, GB are powers of 1000, KiB, MiB, GiB powers of 1024, a bare number is
-    bytes.
-
-    Case does not matter; a fraction of a byte is rounded to the nearest. An int is returned as it is.
-    Raises InputError for anything else.
+    bytes. Case does not matter; a fraction of a byte is rounded to the nearest. An int is returned as it is. Raises
+    InputError for anything else.
 
     >>> parse_bytes("80GiB"), parse_bytes("40 GB"), parse_bytes("1.5 KiB"), parse_bytes("512")
     (85899345920, 40000000000, 1536, 512)

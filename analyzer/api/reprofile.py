@@ -53,9 +53,8 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
     table that depend on the order of nodes. The records equal those of a whole run. ``gm.meta["profile"]`` then has the
     new nodes and sums; what only a whole run can tell (peaks, phases, timeline, modules) is None or empty in it. A
     whole run is made where most nodes changed, where the inputs or output did, where a part of the graph runs without
-    gradients, or where a value cannot be made again from its record.
-
-    Raises InputError where ``gm`` has not been profiled, and what `symbolic_profile` raises.
+    gradients, or where a value cannot be made again from its record. Raises InputError where ``gm`` has not been
+    profiled, and what `symbolic_profile` raises.
 
     >>> import torch
     >>> from analyzer import symbolic_profile, symbolic_trace
@@ -93,9 +92,7 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
 
 def run_passes(gm: fx.GraphModule, *passes: Callable[[fx.GraphModule], object]) -> fx.GraphModule:
     """Run each of ``passes``, a function that edits the graph of ``gm`` in place, and bring annotations up to date with
-    `reprofile` after each.
-
-    A graph that has not been profiled is left without annotations. Raises what a pass raises.
+    `reprofile` after each. A graph that has not been profiled is left without annotations. Raises what a pass raises.
 
     >>> import torch
     >>> from analyzer import symbolic_profile, symbolic_trace

@@ -156,10 +156,9 @@ class Run:
     def build(self, *, is_final: bool = False, twins: Mapping[int, Twin] = MappingProxyType({}),
               wrappers: Collection[str] = (), blanks: Mapping[int, NodeInfo] = MappingProxyType({}),
               **facts: Any) -> Profile:
-        """The profile of what was recorded; ``facts`` go before what the session and the log say.
-
-        ``twins`` are blocks that were found to be like earlier ones, by id, ``wrappers`` the paths of compiled modules
-        that were left out of the run, ``blanks`` records of nodes to fill, by index in the log.
+        """The profile of what was recorded; ``facts`` go before what the session and the log say. ``twins`` are blocks
+        that were found to be like earlier ones, by id, ``wrappers`` the paths of compiled modules that were left out of
+        the run, ``blanks`` records of nodes to fill, by index in the log.
         """
         annotations = self.annotate()
         with torch._C.DisableTorchFunction(), without_modes():  # a quantized layer unpacks its weights to be described
@@ -188,9 +187,8 @@ def default_profilers(device: DeviceSpec | None) -> dict[str, Profiler]:
 
 
 def choose_profilers(given: Profilers, device: DeviceSpec | None) -> dict[str, Profiler]:
-    """The default profilers with those ``given`` in place: a mapping replaces by name or adds, a sequence adds.
-
-    Raises InputError for what is no function.
+    """The default profilers with those ``given`` in place: a mapping replaces by name or adds, a sequence adds. Raises
+    InputError for what is no function.
     """
     if isinstance(given, str) or not (given is None or isinstance(given, Iterable)):
         raise InputError(f"profilers={given!r}: must be a list of functions of a log, or a dictionary of them by name")
@@ -218,7 +216,6 @@ def _check_made(factory: OptimizerFactory | None) -> OptimizerFactory | None:
 
 def limit_memory(options: ProfileOptions, spec: DeviceSpec | None) -> tuple[ProfileOptions, str | None]:
     """``options`` with the device's memory as the capacity where they ask for it, and what was taken for granted then.
-
     Raises InputError where the device's memory is not known.
     """
     if not options.limit_to_device or spec is None:

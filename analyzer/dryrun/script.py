@@ -53,10 +53,8 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
     that only data could give (``loss.item()``) are placeholders, `DataLoader` workers are not started, ``torch.save``
     writes nothing, ``torch.compile`` compiles nothing; `Profile.assumptions` lists what was taken so. What the script
     does besides torch it does. By default memory is limited to the device's: `Profile.out_of_memory` tells where it
-    would run out.
-
-    An error of the script's own is in the result, not raised. Raises InputError for a script that is not there or steps
-    below 1, UnknownDeviceError.
+    would run out. An error of the script's own is in the result, not raised. Raises InputError for a script that is not
+    there or steps below 1, UnknownDeviceError.
     """
     path = Path(script)
     if not path.is_file():

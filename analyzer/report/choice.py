@@ -47,9 +47,8 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_report_options(arguments: argparse.Namespace, own: Collection[str] = ()) -> dict[str, Any]:
-    """The options of the chosen report; ``own`` are those that the command follows without one.
-
-    Raises InputError for an option that nothing follows; to be called before any work is done.
+    """The options of the chosen report; ``own`` are those that the command follows without one. Raises InputError for
+    an option that nothing follows; to be called before any work is done.
     """
     kind = arguments.report
     given = {"depth": arguments.depth, "sort": arguments.sort, "module_depth": arguments.module_depth,

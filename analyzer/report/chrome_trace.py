@@ -1,7 +1,6 @@
-"""The predicted step as Chrome trace events: what Perfetto and chrome://tracing open.
-
-The format is the "Trace Event Format" of the Chromium project: times and durations in microseconds, ``ph`` "X" for a
-complete event, "i" for an instant, "C" for a counter, "M" for the names of tracks.
+"""The predicted step as Chrome trace events: what Perfetto and chrome://tracing open. The format is the "Trace Event
+Format" of the Chromium project: times and durations in microseconds, ``ph`` "X" for a complete event, "i" for an
+instant, "C" for a counter, "M" for the names of tracks.
 """
 from __future__ import annotations
 

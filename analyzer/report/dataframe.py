@@ -21,9 +21,8 @@ _NOT_COLUMNS = ("own", "children")
 
 @register_exporter.shipped("dataframe")
 def to_dataframe(profile: Profile, what: str = "nodes") -> pandas.DataFrame:
-    """One row a node, or one row a module (parents first) with its ``own_`` quantities beside its totals.
-
-    Raises InputError for another ``what``, MissingExtraError without pandas.
+    """One row a node, or one row a module (parents first) with its ``own_`` quantities beside its totals. Raises
+    InputError for another ``what``, MissingExtraError without pandas.
     """
     if what not in ("nodes", "modules"):
         raise InputError(f"to_dataframe({what!r}): choose 'nodes' or 'modules'")

@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 @register_exporter.shipped("networkx")
 def to_networkx(profile: Profile) -> networkx.DiGraph[str]:
     """Nodes by name with every field as an attribute; an edge from each input, with the ``bytes`` of its outputs.
-
     ``graph.graph`` holds the ``name``, ``mode`` and ``device`` of the profile and the ``schema_version`` of the
-    attributes (docs/node_info.md).
-
-    Raises InputError where two nodes have one name or an input is no node.
+    attributes (docs/node_info.md). Raises InputError where two nodes have one name or an input is no node.
     """
     import networkx
 

@@ -26,9 +26,8 @@ Decoder = Callable[[Any, str], Any]  # (JSON value, where it stands) -> value, o
 
 @register_exporter.shipped("json")
 def write_json(profile: Profile, path: str | Path | None = None) -> str:
-    """The JSON text, also written to ``path`` if one is given.
-
-    Raises InputError where the profile holds what could not be read back: a value of the wrong type, NaN, infinity.
+    """The JSON text, also written to ``path`` if one is given. Raises InputError where the profile holds what could not
+    be read back: a value of the wrong type, NaN, infinity.
     """
     data = {"format": FORMAT, "version": Profile.format_version, **encode(profile)}
     try:
@@ -43,9 +42,8 @@ def write_json(profile: Profile, path: str | Path | None = None) -> str:
 
 @register_view.shipped("from_json")
 def read_json(source: str | Path) -> Profile:
-    """The profile in JSON text or in the file of that name.
-
-    Raises ProfileFormatError that says where the text is damaged, InputError if there is no such file.
+    """The profile in JSON text or in the file of that name. Raises ProfileFormatError that says where the text is
+    damaged, InputError if there is no such file.
     """
     origin, text = load_text(source)
     try:

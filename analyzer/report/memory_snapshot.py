@@ -1,6 +1,5 @@
-"""The memory events as a snapshot of the CUDA caching allocator, which pytorch.org/memory_viz draws.
-
-The fields are those that `torch.cuda.memory._snapshot` documents; what the viewer makes of them is in PyTorch's
+"""The memory events as a snapshot of the CUDA caching allocator, which pytorch.org/memory_viz draws. The fields are
+those that `torch.cuda.memory._snapshot` documents; what the viewer makes of them is in PyTorch's
 ``torch/utils/viz/MemoryViz.js``.
 """
 from __future__ import annotations
@@ -27,10 +26,9 @@ _PICKLE_PROTOCOL = 4  # the newest that the viewer's own unpickler reads
 
 @register_exporter.shipped("memory_snapshot")
 def to_memory_snapshot(profile: Profile, path: str | Path | None = None) -> dict[str, Any]:
-    """The snapshot as a dictionary, also pickled to ``path`` if one is given.
-
-    Where the events do not say in which segment an address lies, the span of addresses in use counts as one.
-    Raises InputError for a profile without memory events, and for events that contradict one another.
+    """The snapshot as a dictionary, also pickled to ``path`` if one is given. Where the events do not say in which
+    segment an address lies, the span of addresses in use counts as one. Raises InputError for a profile without memory
+    events, and for events that contradict one another.
     """
     if not profile.memory_events:
         raise InputError("to_memory_snapshot(): this profile has no memory events (its `memory_events` is empty); "

@@ -61,9 +61,7 @@ class ModuleRow:
 
 def list_rows(module: ModuleInfo, depth: int | None = None, key: SortKey | None = None) -> Iterator[ModuleRow]:
     """The tree below ``module``, parents first, down to ``depth``; a module that has children ends with its own row,
-    unless that is nothing.
-
-    ``key`` orders siblings, largest first and unknown last.
+    unless that is nothing. ``key`` orders siblings, largest first and unknown last.
     """
     yield ModuleRow(module, module, module.depth)
     if not module.children or (depth is not None and module.depth >= depth):
@@ -85,9 +83,7 @@ def sort_siblings(modules: Sequence[ModuleInfo], key: SortKey | None) -> list[Mo
 
 def leave_out(root: ModuleInfo, ignored: Ignored) -> ModuleInfo:
     """The tree without the modules of these classes (or class names, or paths): what they do counts as their parent's
-    own.
-
-    Raises InputError for the root and for a name that no module has.
+    own. Raises InputError for the root and for a name that no module has.
 
     >>> leaf = ModuleInfo(path="drop", type="Dropout", depth=1, fwd_flops=5, own=CostInfo(fwd_flops=5))
     >>> tree = ModuleInfo(path="", type="Net", fwd_flops=7, own=CostInfo(fwd_flops=2), children=(leaf,))

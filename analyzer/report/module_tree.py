@@ -36,12 +36,10 @@ def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | N
 
     ``sort`` (a field or a heading) orders siblings, largest first; ``columns`` are fields to print after the usual
     ones, or in their place with ``only``; every cost also has its share of the model's, e.g. ``params_share``. ``fmt``
-    is ``"text"``, ``"markdown"``, ``"csv"``,
-    ``"latex"``, ``"html"`` or a format of tabulate. Modules of the classes (names or paths) in ``ignore_modules`` count
-    as their parent's own.
-    ``as_string=False`` prints plain numbers: bytes, seconds, shares as fractions.
-    A module with children ends with an "(own)" row, what it does outside them, unless that is nothing.
-    Raises InputError for a name it does not know and for a profile without modules.
+    is ``"text"``, ``"markdown"``, ``"csv"``, ``"latex"``, ``"html"`` or a format of tabulate. Modules of the classes
+    (names or paths) in ``ignore_modules`` count as their parent's own. ``as_string=False`` prints plain numbers: bytes,
+    seconds, shares as fractions. A module with children ends with an "(own)" row, what it does outside them, unless
+    that is nothing. Raises InputError for a name it does not know and for a profile without modules.
 
     >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, params=10)
     >>> tree = ModuleInfo(path="", type="Net", params=12, own=CostInfo(params=2), children=(leaf,))

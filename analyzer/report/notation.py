@@ -21,10 +21,8 @@ _BACKWARD_FACTOR = 2
 def list_notations(profile: Profile, as_string: bool = True,
                    recompute_fwd_factor: float = 0.0) -> Iterator[tuple[str, str]]:
     """Name and figure of each line; backward and step only of a training step. Raw numbers without ``as_string``;
-    unknown is ``-``.
-
-    ``recompute_fwd_factor`` is DeepSpeed's: how much of the forward pass runs again in backward, where the backward
-    pass is not counted.
+    unknown is ``-``. ``recompute_fwd_factor`` is DeepSpeed's: how much of the forward pass runs again in backward,
+    where the backward pass is not counted.
     """
     def count(value: float | None, unit: str = "", kilo: str = "K") -> str:
         return format_figure(value, unit, kilo) if as_string else plain(value)

@@ -34,10 +34,9 @@ _PROFILE_FIELDS = {f.name for f in fields(Profile)}
 
 
 class ProfileBuilder:
-    """Builds the profile of one recorded run; where profilers give the same quantity, the last one counts.
-
-    ``paths`` says where modules stand in the user's model. ``blanks`` are records, by index in the log's nodes, that
-    are filled and put into the table of nodes.
+    """Builds the profile of one recorded run; where profilers give the same quantity, the last one counts. ``paths``
+    says where modules stand in the user's model. ``blanks`` are records, by index in the log's nodes, that are filled
+    and put into the table of nodes.
     """
 
     def __init__(self, log: Log, shape: ModuleShape, annotations: Sequence[Annotation],
@@ -49,10 +48,9 @@ class ProfileBuilder:
         self.totals = self._merge(({0: a.totals} for a in annotations), may_end=True)[0]
 
     def build(self, *, is_final: bool = False, **facts: Any) -> Profile:
-        """The profile, with ``facts`` in place of what the log says.
-
-        Sums are made at once. Where the log is final, so that nothing will change it, rows (nodes, modules, operators,
-        the timeline) are worked out when they are read first.
+        """The profile, with ``facts`` in place of what the log says. Sums are made at once. Where the log is final, so
+        that nothing will change it, rows (nodes, modules, operators, the timeline) are worked out when they are read
+        first.
         """
         sums = {**self._find_sums(), **facts}
         groups: Groups = {self._find_nodes: ("nodes",), self._find_modules: ("modules", "module_calls", "operators"),
@@ -128,9 +126,8 @@ class ProfileBuilder:
                         extra=extra, **known)
 
     def _list_operators(self) -> dict[int, list[OperatorInfo]]:
-        """By module: one record for each operator in each part of the last step, the most work first.
-
-        Of a step that memory ran out in, only those of the phases that ended.
+        """By module: one record for each operator in each part of the last step, the most work first. Of a step that
+        memory ran out in, only those of the phases that ended.
         """
         log, rows = self.log, self._merge(a.operators for a in self.annotations)
         finished = None if self.is_unfinished is None else list_finished_phases(log)

@@ -13,9 +13,7 @@ _Record = TypeVar("_Record", bound="DeferredFields")
 
 class DeferredFields:
     """A dataclass with slots some of whose fields are worked out when they are read first; afterwards it is as any
-    other.
-
-    Copies and pickles have all fields.
+    other. Copies and pickles have all fields.
     """
 
     __slots__ = ("_groups",)

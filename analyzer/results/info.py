@@ -1,6 +1,5 @@
-"""The records that a profile is made of: plain numbers and text, no tensor, that can be saved and compared.
-
-Units are in the names; None is unknown, never 0.
+"""The records that a profile is made of: plain numbers and text, no tensor, that can be saved and compared. Units are
+in the names; None is unknown, never 0.
 """
 from __future__ import annotations
 
@@ -31,7 +30,6 @@ class PhaseInfo:
 @dataclass(frozen=True, slots=True)
 class OperatorInfo:
     """The calls of one operator in one part of the step: of the whole model, or of one module outside its submodules.
-
     What was measured in Python goes by the name of the function that the module called, ``"linear"`` for
     ``torch.nn.functional.linear``; what was recorded below by that of the ATen operator, ``"aten.addmm.default"``.
     """

@@ -49,10 +49,9 @@ def describe_spec(spec: Any) -> TensorInfo:
 
 @dataclass(slots=True)
 class NodeInfo(DeferredFields):
-    """Costs of one node. None is unknown; bytes are exact; one multiply-add is 2 FLOPs and 1 MAC.
-
-    Each storage counts once, at the node that made it; views count nothing; parameters and buffers are in
-    ``param_bytes`` and ``buffer_bytes``, at the first node that uses them, and never in the activations.
+    """Costs of one node. None is unknown; bytes are exact; one multiply-add is 2 FLOPs and 1 MAC. Each storage counts
+    once, at the node that made it; views count nothing; parameters and buffers are in ``param_bytes`` and
+    ``buffer_bytes``, at the first node that uses them, and never in the activations.
 
     >>> NodeInfo("call_module", "fc", "fc", fwd_macs=8_192_000, fwd_flops=16_384_000).bwd_flops is None
     True

@@ -32,9 +32,8 @@ def describe_shortage(log: Log, paths: ModulePaths) -> OutOfMemoryInfo | None:
 
 
 def list_finished_phases(log: Log) -> tuple[str, ...]:
-    """The phases of the log's last step that were finished.
-
-    After a whole step the log's last step is that one: the interrupted one's phases are not in it.
+    """The phases of the log's last step that were finished. After a whole step the log's last step is that one: the
+    interrupted one's phases are not in it.
     """
     short = log.shortage
     if short is None or short.step:

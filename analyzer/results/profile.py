@@ -139,9 +139,8 @@ class Profile(DeferredFields):
         dense, nothing run twice, and the dense peak of the multiply-accumulate units. ``device`` is by default the
         profile's own; ``dtype`` is that of the products, by default that of autocast, else that of most parameters
         (float32 runs without TF32, PyTorch's default). None where a count or the peak is unknown. Raises InputError for
-        ``seconds`` that are not positive.
-
-        A step of 3 · 10¹² multiply-adds that takes 20 ms on a GPU of 989.4 · 10¹² FLOP/s:
+        ``seconds`` that are not positive. A step of 3 · 10¹² multiply-adds that takes 20 ms on a GPU of 989.4 · 10¹²
+        FLOP/s:
 
         >>> p = Profile(name="demo", mode="train", device="h100", autocast="bfloat16", fwd_macs=10**12,
         ...             bwd_macs=2 * 10**12, recompute_macs=10**12)
@@ -215,17 +214,15 @@ class Profile(DeferredFields):
         return register_view.look_up("notebook", "_repr_html_")(self)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The profile as JSON text, which is also written to ``path`` if one is given.
-
-        Raises InputError for a value that could not be read back.
+        """The profile as JSON text, which is also written to ``path`` if one is given. Raises InputError for a value
+        that could not be read back.
         """
         return self.export("json", path)
 
     @classmethod
     def from_json(cls, source: str | Path) -> Profile:
-        """Read what `to_json` wrote, from text or from a file.
-
-        Raises ProfileFormatError for damaged text or another format version, InputError for a file that is not there.
+        """Read what `to_json` wrote, from text or from a file. Raises ProfileFormatError for damaged text or another
+        format version, InputError for a file that is not there.
         """
         return register_view.look_up("from_json", "from_json")(source)
 

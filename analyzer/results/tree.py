@@ -17,10 +17,8 @@ Rows = Mapping[int, Mapping[str, Any]]
 
 
 class ModuleTree:
-    """Builds the tree.
-
-    The optimizer runs over all parameters at once; each module gets its share by elements, to which the work of
-    elementwise updates is in proportion.
+    """Builds the tree. The optimizer runs over all parameters at once; each module gets its share by elements, to which
+    the work of elementwise updates is in proportion.
     """
 
     def __init__(self, log: Log, root: ModuleShape, paths: ModulePaths, rows: Rows,

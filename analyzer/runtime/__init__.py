@@ -1,7 +1,5 @@
-"""The reports of a profile, measured on the device at hand.
-
-Scripts written for the profilers of DeepSpeed and flops-profiler, TIDSProfiler or torchinfo run with their import
-changed to this package.
+"""The reports of a profile, measured on the device at hand. Scripts written for the profilers of DeepSpeed and
+flops-profiler, TIDSProfiler or torchinfo run with their import changed to this package.
 """
 from .flops_profiler import FlopsProfiler, get_model_profile
 from .generate import measure_generate

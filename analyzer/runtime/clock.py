@@ -9,10 +9,8 @@ import torch
 
 
 class Clock(Protocol):
-    """Gives marks, and the seconds between two of them once they are settled.
-
-    What runs between `pause` and `go` is the profiler's own: on the host it takes no time. Such
-    parts may be nested.
+    """Gives marks, and the seconds between two of them once they are settled. What runs between `pause` and `go` is the
+    profiler's own: on the host it takes no time. Such parts may be nested.
     """
 
     name: str
@@ -68,9 +66,8 @@ class HostClock:
 
 
 class EventClock:
-    """Events on the device's current stream: the host does not wait for them before the end.
-
-    ``make_event`` gives an event with ``record()`` and ``elapsed_time(other)`` in milliseconds, as `torch.Event` has.
+    """Events on the device's current stream: the host does not wait for them before the end. ``make_event`` gives an
+    event with ``record()`` and ``elapsed_time(other)`` in milliseconds, as `torch.Event` has.
     """
 
     name = "device events"

@@ -30,9 +30,8 @@ class OperatorListener(Protocol):
 
 
 class MeasuringMode(DirectDispatchMode):
-    """Runs every operator as it is, between two marks of the clock.
-
-    Tensors that wrap others (DTensor, jagged) are let through: what they run inside is seen, in its local shapes.
+    """Runs every operator as it is, between two marks of the clock. Tensors that wrap others (DTensor, jagged) are let
+    through: what they run inside is seen, in its local shapes.
     """
 
     supports_higher_order_operators = True

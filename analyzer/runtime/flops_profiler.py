@@ -25,16 +25,13 @@ class FlopsProfiler:
     """Measures what a model does between `start_profile` and `stop_profile`: latency, FLOPs, MACs, bytes, by module.
 
     Forward, backward and optimizer steps are told apart. Counts are those of the forward pass under DeepSpeed's way of
-    counting unless
-    ``convention`` says otherwise (``own``, ``fvcore``). Without `step` all that ran is one step. With `step` called at
-    the end of each training step, latencies are the mean of the steps, and counts those of the last; with
-    ``start_step`` and ``end_step`` (the last one that is measured) recording begins and ends by itself, whenever
-    `start_profile` was called before.
-
-    ``ds_engine`` is anything with DeepSpeed's ``world_size``, ``dp_world_size``, ``mp_world_size`` and
-    ``train_micro_batch_size_per_gpu()``.
-    ``recompute_fwd_factor`` says how much of the forward pass DeepSpeed's report takes to run again in backward.
-    An exception that leaves the model ends the recording; nothing is left on the model or in torch.
+    counting unless ``convention`` says otherwise (``own``, ``fvcore``). Without `step` all that ran is one step. With
+    `step` called at the end of each training step, latencies are the mean of the steps, and counts those of the last;
+    with ``start_step`` and ``end_step`` (the last one that is measured) recording begins and ends by itself, whenever
+    `start_profile` was called before. ``ds_engine`` is anything with DeepSpeed's ``world_size``, ``dp_world_size``,
+    ``mp_world_size`` and ``train_micro_batch_size_per_gpu()``. ``recompute_fwd_factor`` says how much of the forward
+    pass DeepSpeed's report takes to run again in backward. An exception that leaves the model ends the recording;
+    nothing is left on the model or in torch.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU())
     >>> prof = FlopsProfiler(model)
@@ -70,9 +67,8 @@ class FlopsProfiler:
         self.stop_profile()
 
     def start_profile(self, ignore_list: Collection[type] | None = None) -> None:
-        """Begin to record, or with ``start_step`` to wait for it; what was recorded before is dropped.
-
-        Modules of the types in ``ignore_list`` are not told apart from those that call them.
+        """Begin to record, or with ``start_step`` to wait for it; what was recorded before is dropped. Modules of the
+        types in ``ignore_list`` are not told apart from those that call them.
         """
         check_device(self.model)
         self.stop_profile()

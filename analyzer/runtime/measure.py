@@ -33,16 +33,15 @@ def measure(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
             loss_fn: Callable[[Any], torch.Tensor] | None = None, optimizer: str | OptimizerFactory | None = None,
             autocast: torch.dtype | None = None, step: Callable[..., Any] | None = None, steps: int = 3,
             warm_up: int = 1, convention: str = "own", clock: Clock | None = None) -> Profile:
-    """Run steps of ``model`` on the device that it is on, and tell what they cost: a `Profile` as
-    `analyzer.profile` predicts it.
+    """Run steps of ``model`` on the device that it is on, and tell what they cost: a `Profile` as `analyzer.profile`
+    predicts it.
 
     The arguments are those of `analyzer.profile`, with real tensors. ``warm_up`` steps run first; the mean of the
     ``steps`` after them is told in seconds, and what the last of them ran in FLOPs and bytes. ``convention`` is a way
-    of counting FLOPs (``own``, ``deepspeed``,
-    ``fvcore``). Seconds come from the host's clock, less what the profiler itself took, or from events of the
-    accelerator. Afterwards parameters, gradients, buffers and random number generators are as they were.
-
-    Raises InputError for arguments that cannot be used, and whatever the model itself raises.
+    of counting FLOPs (``own``, ``deepspeed``, ``fvcore``). Seconds come from the host's clock, less what the profiler
+    itself took, or from events of the accelerator. Afterwards parameters, gradients, buffers and random number
+    generators are as they were. Raises InputError for arguments that cannot be used, and whatever the model itself
+    raises.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU())
@@ -85,7 +84,6 @@ def measure(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
 def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: str, *, mode: str,
                  compiled_seconds: float | None = None, **facts: Any) -> Profile:
     """What a recorder saw, as a profile; times are the mean of ``steps``, counts are those of the last of them.
-
     ``compiled_seconds`` is what a forward pass of a compiled model takes when it is not watched.
     """
     log, model = recorder.log, recorder.root

@@ -27,10 +27,8 @@ class RealStorage:
 
 
 class StorageBook:
-    """Numbers storages and tells of their births and deaths.
-
-    A storage has one Python object until it is freed: a weak reference to that tells of its
-    death.
+    """Numbers storages and tells of their births and deaths. A storage has one Python object until it is freed: a weak
+    reference to that tells of its death.
     """
 
     def __init__(self, memory: HostMemory, device: torch.device, born: Callable[[RealStorage], None],

@@ -109,10 +109,9 @@ def summary(model: torch.nn.Module, input_size: Any = None, input_data: Any = No
     dimension of 1 is put in there. ``input_data`` is a tensor, a sequence of arguments or a mapping of keyword
     arguments. Without either nothing is run and parameters alone are shown. ``col_names`` may also name
     ``output_bytes`` and ``fwd_seconds``. ``cache_forward_pass`` keeps the run for the next call with a model of that
-    class. ``kwargs`` go to the model. Mult-adds are counted as torchinfo does (see `torchinfo_table`).
-
-    A model is moved only where ``device`` says so. Training flags are as they were afterwards.
-    Raises InputError (a ValueError) for arguments that cannot be used, and whatever the model itself raises.
+    class. ``kwargs`` go to the model. Mult-adds are counted as torchinfo does (see `torchinfo_table`). A model is moved
+    only where ``device`` says so. Training flags are as they were afterwards. Raises InputError (a ValueError) for
+    arguments that cannot be used, and whatever the model itself raises.
 
     >>> stats = summary(torch.nn.Sequential(torch.nn.Linear(4, 2)), input_size=(3, 4), verbose=0)
     >>> stats.total_params, stats.total_mult_adds, stats.summary_list[1].output_size

@@ -47,14 +47,11 @@ def deepspeed_report(profile: Profile, *, module_depth: int = -1, top_modules: i
 
     The aggregated profile names, at each depth down to ``module_depth`` (-1: all), the ``top_modules`` classes that
     have most parameters, FLOPs, MACs, latency and activation bytes. ``detailed`` adds the tree of modules, each with
-    its figures, down to ``depth``.
-    ``as_string=False`` prints plain numbers (bytes, seconds). ``ignore_modules`` are classes, class names or paths that
-    count as their parent's own. ``style="flops-profiler"`` adds what each function costs within each module. Under
-    DeepSpeed's convention, which counts no backward pass, that is taken for 2 + ``recompute_fwd_factor`` forward
-    passes.
-
-    Raises InputError for a profile without modules, a depth or a number of modules that cannot be, and for unknown
-    names.
+    its figures, down to ``depth``. ``as_string=False`` prints plain numbers (bytes, seconds). ``ignore_modules`` are
+    classes, class names or paths that count as their parent's own. ``style="flops-profiler"`` adds what each function
+    costs within each module. Under DeepSpeed's convention, which counts no backward pass, that is taken for 2 +
+    ``recompute_fwd_factor`` forward passes. Raises InputError for a profile without modules, a depth or a number of
+    modules that cannot be, and for unknown names.
 
     >>> costs = {"params": 10, "fwd_macs": 80, "fwd_flops": 160}
     >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, extra_repr="in_features=4", **costs)

@@ -1,8 +1,6 @@
-"""Statistics of modules in the form that PyTorch's planner of activation checkpointing reads.
-
-The records are those of ``torch/distributed/_tools/ilp_utils.py`` (``ModuleInfo``, ``ModStats``) and
-``sac_estimator.py`` (``SACStats``); what each field is there, `aggregate_stats` and `SACEstimator` say. Times are
-milliseconds, memory bytes.
+"""Statistics of modules in the form that PyTorch's planner of activation checkpointing reads. The records are those of
+``torch/distributed/_tools/ilp_utils.py`` (``ModuleInfo``, ``ModStats``) and ``sac_estimator.py`` (``SACStats``); what
+each field is there, `aggregate_stats` and `SACEstimator` say. Times are milliseconds, memory bytes.
 """
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ def to_module_info(profile: Profile) -> dict[str, Any]:
 
     A module's trade-off curve gives the least part of its forward time that must run again when a part of its memory is
     discarded, node by node; a leaf has none. ``act_grad_per_module`` is the largest gradient that a node of the module
-    makes for its inputs.
-
-    Raises InputError for a profile without seconds, or of inference.
+    makes for its inputs. Raises InputError for a profile without seconds, or of inference.
     """
     rows = _timed(profile, "to_module_info")
     modules = _Modules(profile, rows)
@@ -40,9 +36,8 @@ def to_module_info(profile: Profile) -> dict[str, Any]:
 
 
 def to_sac_stats(profile: Profile, module_path: str = "") -> dict[str, Any]:
-    """The fields of a ``SACStats`` for the module at ``module_path``, with its nodes in place of operators.
-
-    Raises InputError for a profile without seconds, or of inference, or a path where nothing runs.
+    """The fields of a ``SACStats`` for the module at ``module_path``, with its nodes in place of operators. Raises
+    InputError for a profile without seconds, or of inference, or a path where nothing runs.
     """
     rows = [r for r in _timed(profile, "to_sac_stats")
             if _is_in(r.module_path, module_path) and r.op.startswith("call")]

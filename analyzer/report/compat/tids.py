@@ -17,10 +17,8 @@ _INDENT = " " * 8
 @register_report.shipped("tids")
 def tids_report(profile: Profile, *, depth: int | None = None) -> str:
     """One line a module: class, parameters, milliseconds and share of the forward pass, shapes of its first input and
-    its first output; down to ``depth``.
-
-    What a module does outside its submodules is a line of its own where it takes time. Raises InputError for a profile
-    without modules.
+    its first output; down to ``depth``. What a module does outside its submodules is a line of its own where it takes
+    time. Raises InputError for a profile without modules.
 
     >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, params=10, fwd_seconds=0.0005,
     ...                   outputs=(TensorInfo((2, 5), "float32", "cpu"),))

@@ -53,18 +53,14 @@ def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_siz
     """The table as text, as ``torchinfo.summary`` prints it.
 
     ``col_names`` are of ``input_size output_size num_params params_percent kernel_size mult_adds trainable``
-    (torchinfo's own) and
-    ``output_bytes fwd_seconds``; ``depth`` is that of the deepest rows shown, a module there standing for all below it;
-    ``row_settings`` are of
-    ``ascii_only depth var_names hide_recursive_layers``; ``verbose=2`` adds a row for each parameter. ``fmt`` other
-    than ``"text"`` (``"markdown"``, ``"csv"``, ``"latex"``, ``"html"``) gives the rows alone, as a table.
-
-    Mult-adds are the forward MACs of the profile, all of those of a module's runs that differ in shape in the first of
-    them.
-    ``mult_adds="torchinfo"`` counts as torchinfo does: each weight and bias once a sample (once an output position of a
-    convolution), and nothing of what has no parameters, so that of a transformer over 512 tokens it sees one.
-
-    Raises InputError for a profile without modules and for unknown names.
+    (torchinfo's own) and ``output_bytes fwd_seconds``; ``depth`` is that of the deepest rows shown, a module there
+    standing for all below it; ``row_settings`` are of ``ascii_only depth var_names hide_recursive_layers``;
+    ``verbose=2`` adds a row for each parameter. ``fmt`` other than ``"text"`` (``"markdown"``, ``"csv"``, ``"latex"``,
+    ``"html"``) gives the rows alone, as a table. Mult-adds are the forward MACs of the profile, all of those of a
+    module's runs that differ in shape in the first of them. ``mult_adds="torchinfo"`` counts as torchinfo does: each
+    weight and bias once a sample (once an output position of a convolution), and nothing of what has no parameters, so
+    that of a transformer over 512 tokens it sees one. Raises InputError for a profile without modules and for unknown
+    names.
 
     >>> call = ModuleCall("fc", 0, outputs=(TensorInfo((2, 5), "float32", "cpu"),))
     >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, params=25, trainable_params=25, fwd_macs=40, calls=1)
