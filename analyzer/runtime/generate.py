@@ -89,7 +89,7 @@ def split_generation(recorder: RuntimeRecorder, args: Sequence[Any], kwargs: Map
     """Tell the passes of a recording apart, which is of no other use afterwards."""
     observer = recorder.observer
     if not recorder.root_calls or not isinstance(observer, PassObserver):
-        raise InputError(f"measure_generate(): what ran never called {type(recorder.root).__name__} itself")
+        raise InputError(f"measure_generate(): what ran never called {type(recorder.model).__name__} itself")
     prompt = next(
         (t for t in tensors_in((kwargs.get("input_ids", kwargs.get("inputs")), args, dict(kwargs))) if t.dim()), None)
     passes = number_passes(recorder)

@@ -86,7 +86,7 @@ def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: st
     """What a recorder saw, as a profile; times are the mean of ``steps``, counts are those of the last of them.
     ``compiled_seconds`` is what a forward pass of a compiled model takes when it is not watched.
     """
-    log, model = recorder.log, recorder.root
+    log, model = recorder.log, recorder.model
     log.steps = steps[-1] + 1
     recorder.describe_wrappers()
     device = device_of(model)

@@ -68,7 +68,7 @@ class RuntimeRecorder(Recorder):
     """
 
     def __init__(self, root: torch.nn.Module, clock: Clock, *, whole: bool, ignored: Collection[type] = ()) -> None:
-        self.root, self.clock, self.whole, self.ignored = root, clock, whole, tuple(ignored)
+        self.model, self.clock, self.whole, self.ignored = root, clock, whole, tuple(ignored)
         self.laps: list[tuple[Key | None, Any]] = []            #: who had the time before each mark
         self.spans: dict[int, Span] = {}                        #: marks around each operator, by index in `Log.calls`
         #: by step: marks around each run of a module in the forward pass, in order
@@ -163,7 +163,7 @@ class RuntimeRecorder(Recorder):
             if not self._runs():
                 self.begin(self.phase)
         mark = self._lap()
-        if module is self.root and not (self.whole or self._stack):
+        if module is self.model and not (self.whole or self._stack):
             if not self.root_calls:
                 with suppress(InputError):  # where the call does not fit, the model itself will say so
                     mark_inputs(self, args, kwargs, argument_names(uncompiled(module), args, kwargs))
@@ -193,7 +193,7 @@ class RuntimeRecorder(Recorder):
             span[1] = mark
         try:
             super().leave_module(module, token, result)
-            if self.observer is not None and module is self.root and not self._stack:
+            if self.observer is not None and module is self.model and not self._stack:
                 self.observer.left(result)
         finally:
             self.clock.go()
