@@ -1,9 +1,7 @@
-"""``torch.autocast`` on tensors without data: the casts of PyTorch's own lists, and its cache of cast weights.
-
-torch keeps the switches (``is_autocast_enabled``, ``get_autocast_dtype``) and answers for them; what does not reach
-tensors on meta are the kernels behind the dispatch key that tensors on CUDA carry. Here they are, as kernels of
-`GatedKernels`: so casts happen wherever an operator is called, also from C++ code. Source:
-``aten/src/ATen/autocast_mode.{h,cpp}``.
+"""``torch.autocast`` on tensors without data: the casts of PyTorch's own lists, and its cache of cast weights. torch
+keeps the switches (``is_autocast_enabled``, ``get_autocast_dtype``) and answers for them; what does not reach tensors
+on meta are the kernels behind the dispatch key that tensors on CUDA carry. Here they are, as kernels of `GatedKernels`:
+so casts happen wherever an operator is called, also from C++ code. Source: ``aten/src/ATen/autocast_mode.{h,cpp}``.
 """
 from __future__ import annotations
 
@@ -42,14 +40,12 @@ class _Local(threading.local):
 _local = _Local()
 
 
-@cache
-def _policies() -> dict[str, dict[str, int]]:
-    return read_policies()
+_policies = cache(read_policies)
 
 
 def _is_eligible(state: MetaState, x: Any, device_type: str) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and device_type_of(
-        state, x) == device_type
+    is_floating = isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64
+    return is_floating and device_type_of(state, x) == device_type
 
 
 def cached_cast(state: MetaState, x: Tensor, dtype: torch.dtype, device_type: str) -> Tensor:
@@ -111,7 +107,6 @@ def _device_type(state: MetaState, name: str, args: Any, kwargs: dict[str, Any])
 def _make_kernel(op: torch._ops.OpOverload, name: str) -> Callable[..., Any]:
     dtype_position = next((i for i, a in enumerate(op._schema.arguments) if a.name == "dtype"), None)
     appended = overloads(APPENDED[name])[0] if name in APPENDED else None
-
     def kernel_at_key(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         state = is_simulating()
         device_type = None if state is None or _local.excluded else _device_type(state, name, args, kwargs)
@@ -130,30 +125,22 @@ def _make_kernel(op: torch._ops.OpOverload, name: str) -> Callable[..., Any]:
                     kwargs = {k: _cast_all(state, v, dtype, device_type) for k, v in reversed(kwargs.items())}
                     args = tuple([_cast_all(state, a, dtype, device_type) for a in reversed(args)][::-1])
                 elif policy == FLOAT_IF_UNSET:
-                    is_set = kwargs.get(
-                        "dtype") is not None or dtype_position is not None and dtype_position < len(args)
-                    if not is_set and _is_eligible(state, args[0], device_type):
+                    is_positional = dtype_position is not None and dtype_position < len(args)
+                    if kwargs.get("dtype") is None and not is_positional and _is_eligible(state, args[0], device_type):
                         kwargs = {**kwargs, "dtype": torch.float32}
                 elif policy == FLOAT_APPENDED:
-                    assert appended is not None
-                    target, args = appended, _fill_defaults(op, args)
+                    assert appended is not None  # before the dtype: defaults, which the dispatcher leaves out
+                    target, args = appended, (*args, *(a.default_value for a in op._schema.arguments[len(args):]))
                     kwargs = {"dtype": torch.float32 if _is_eligible(state, args[0], device_type) else args[0].dtype}
                 elif policy == BANNED:
                     raise RuntimeError(
                         "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast. Combine "
                         "the sigmoid and the loss: torch.nn.functional.binary_cross_entropy_with_logits and "
-                        "torch.nn.BCEWithLogitsLoss are safe"
-                    )
+                        "torch.nn.BCEWithLogitsLoss are safe")
                 return target(*args, **kwargs)
         finally:
             _local.excluded -= 1
-
     return kernel_at_key
-
-
-def _fill_defaults(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Positional arguments with those that the dispatcher left out because they equal the default."""
-    return (*args, *(a.default_value for a in op._schema.arguments[len(args):]))
 
 
 @cache
@@ -206,9 +193,7 @@ def replacements() -> Iterator[Undo]:
 
 
 def _around(before: Callable[[], None] | None, after: Callable[[], None]) -> Callable[[Any], Any]:
-    """In threads that are simulated, call ``before`` a switch is turned on what takes long: torch does not turn it off
-    where that is interrupted.
-    """
+    """In simulated threads, call ``before`` a switch is on what takes long: torch leaves it on after an interrupt."""
     def make(original: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             if current() is None:
@@ -218,7 +203,5 @@ def _around(before: Callable[[], None] | None, after: Callable[[], None]) -> Cal
             result = original(*args, **kwargs)
             after()
             return result
-
         return call
-
     return make

@@ -1,8 +1,6 @@
-"""Which operators ``torch.autocast`` casts, and how.
-
-CUDA: the lists AT_FORALL_* of ``aten/src/ATen/autocast_mode.h`` and the registrations at AutocastCUDA in
-``autocast_mode.cpp``; CPU: those at AutocastCPU there. Both of PyTorch 2.13; what an older version lacks is left out,
-as the dispatcher tells.
+"""Which operators ``torch.autocast`` casts, and how. CUDA: the lists AT_FORALL_* of ``aten/src/ATen/autocast_mode.h``
+and the registrations at AutocastCUDA in ``autocast_mode.cpp``; CPU: those at AutocastCPU there. Both of PyTorch 2.13;
+what an older version lacks is left out, as the dispatcher tells.
 """
 from __future__ import annotations
 
@@ -50,10 +48,8 @@ Policies = dict[str, dict[str, int]]
 
 def _registered(key: str) -> set[str]:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return {
-        n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names()
-        if n.startswith("aten::") and has(n, key)
-    }
+    return {n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")
+            and has(n, key)}
 
 
 def read_policies() -> Policies:

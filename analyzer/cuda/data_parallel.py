@@ -1,6 +1,4 @@
-"""``nn.DataParallel`` over the one device that is simulated: builds of torch without CUDA lack the function that hands
-out its inputs.
-"""
+"""``nn.DataParallel`` over the one simulated device: torch without CUDA lacks what hands out its inputs."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -30,7 +28,6 @@ def _scatter(original: Any) -> Any:
             return original(tensor, devices, chunk_sizes, dim, streams, out=out)
         # torch/csrc/cuda/comm.cpp, scatter
         chunks = tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(chunk_sizes, dim)
-        return tuple(
-            chunk.to(torch.device("cuda", d) if isinstance(d, int) else d) for chunk, d in zip(chunks, devices))
-
+        places = [torch.device("cuda", d) if isinstance(d, int) else d for d in devices]
+        return tuple(chunk.to(place) for chunk, place in zip(chunks, places))
     return scatter

@@ -18,13 +18,12 @@ from analyzer.hardware.current_spec import simulated_spec
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.meta.current_device import selected
 from analyzer.meta.intercept.replacement import Undo, replace
-from analyzer.meta.state import MetaState, current
+from analyzer.meta.state import active_state, current
 
 from .sdp_choice import CUDNN_VERSION, simulated_capability
 from .stream import SimulatedEvent, SimulatedGenerator, SimulatedStream, device_index, simulated_class
 
 _RANDOM_STATE_BYTES = 16  # seed and offset of Philox: CUDAGeneratorImpl::get_state
-_WARP = 32
 
 
 class _Local(threading.local):
@@ -47,26 +46,18 @@ class DeviceProperties:
     total_memory: int | None
     multi_processor_count: int | None
     L2_cache_size: int | None
-    warp_size: int = _WARP
+    warp_size: int = 32
     is_integrated: bool = False
     is_multi_gpu_board: bool = False
     gcnArchName: str = ""
 
 
-def _state() -> MetaState:
-    state = current()
-    assert state is not None
-    return state
-
-
 def _allocator(device: Any = None) -> CachingAllocator:
-    return _state().space.allocator(device_index(device))
+    return active_state().space.allocator(device_index(device))
 
 
 def _set_device(device: Any) -> None:
-    index = device_index(device)
-    if index >= 0:
-        selected.index = index
+    _exchange_device(device_index(device))
 
 
 def _exchange_device(device: int) -> int:
@@ -76,12 +67,8 @@ def _exchange_device(device: int) -> int:
     return before
 
 
-def _maybe_exchange_device(device: int) -> int:
-    return _exchange_device(device)
-
-
 def _total_bytes() -> int | None:
-    capacity_bytes = _state().options.capacity_bytes
+    capacity_bytes = active_state().options.capacity_bytes
     return simulated_spec().memory_bytes if capacity_bytes is None else capacity_bytes
 
 
@@ -98,16 +85,12 @@ def _properties(device: Any = None) -> DeviceProperties:
 
 def _memory_stats(device: Any = None) -> dict[str, int]:
     allocator = _allocator(device)
-    current_and_peak = {
-        "allocated_bytes": (allocator.allocated_bytes, allocator.peak_allocated_bytes),
-        "active_bytes": (allocator.allocated_bytes, allocator.peak_allocated_bytes),
-        "requested_bytes": (allocator.requested_bytes, allocator.peak_requested_bytes),
-        "reserved_bytes": (allocator.reserved_bytes, allocator.peak_reserved_bytes),
-    }
-    stats = {
-        f"{name}.all.{kind}": value for name, pair in current_and_peak.items()
-        for kind, value in zip(("current", "peak"), pair)
-    }
+    current_and_peak = {"allocated_bytes": (allocator.allocated_bytes, allocator.peak_allocated_bytes),
+                        "active_bytes": (allocator.allocated_bytes, allocator.peak_allocated_bytes),
+                        "requested_bytes": (allocator.requested_bytes, allocator.peak_requested_bytes),
+                        "reserved_bytes": (allocator.reserved_bytes, allocator.peak_reserved_bytes)}
+    stats = {f"{name}.all.{kind}": value for name, pair in current_and_peak.items()
+             for kind, value in zip(("current", "peak"), pair)}
     return {**stats, "inactive_split_bytes.all.current": allocator.fragmented_bytes,
             "num_alloc_retries": allocator.alloc_retry_count, "num_ooms": 0}
 
@@ -120,7 +103,7 @@ def _mem_get_info(device: Any = None) -> tuple[int, int]:
     total_bytes = _total_bytes()
     reserved_bytes = _allocator(device).reserved_bytes
     if total_bytes is None:
-        _state().assume(
+        active_state().assume(
             f"the memory of {simulated_spec().name!r} is not known: torch.cuda.mem_get_info() answers what is reserved")
         total_bytes = reserved_bytes
     return total_bytes - reserved_bytes, total_bytes
@@ -139,9 +122,9 @@ def _is_bf16_supported(including_emulation: bool = True) -> bool:
     return _is_there() and (simulated_capability() >= (8, 0) or including_emulation)
 
 
-def _is_acceptable(tensor: torch.Tensor) -> bool:
-    return bool(torch._C._get_cudnn_enabled()
-                ) and tensor.device.type == "cuda" and tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+def _is_acceptable(x: torch.Tensor) -> bool:
+    is_on = bool(torch._C._get_cudnn_enabled())
+    return is_on and x.device.type == "cuda" and x.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
 
 
 def _random_state(device: Any = None) -> torch.Tensor:
@@ -160,80 +143,58 @@ def _default_stream(device: Any = None) -> SimulatedStream:
 def _set_stream(stream: Any) -> None:
     if stream is not None:
         _local.streams[stream.device.index] = stream
-        _state().space.stream = stream.stream_id
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
+        active_state().space.stream = stream.stream_id
 
 
 def _constant(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
 
 
+_nothing = _constant(None)
+
+
 def _of_allocator(name: str) -> Callable[..., int]:
     def read(device: Any = None) -> int:
         return int(getattr(_allocator(device), name))
-
     return read
 
 
 _MEMORY: dict[str, Callable[..., Any]] = {
-    "memory_allocated": _of_allocator("allocated_bytes"),
-    "max_memory_allocated": _of_allocator("peak_allocated_bytes"),
-    "memory_reserved": _of_allocator("reserved_bytes"),
-    "max_memory_reserved": _of_allocator("peak_reserved_bytes"),
-    "memory_cached": _of_allocator("reserved_bytes"),
-    "max_memory_cached": _of_allocator("peak_reserved_bytes"),
-    "memory_stats": _memory_stats,
-    "memory_summary": _memory_summary,
-    "mem_get_info": _mem_get_info,
+    "memory_allocated": _of_allocator("allocated_bytes"), "memory_reserved": _of_allocator("reserved_bytes"),
+    "max_memory_allocated": _of_allocator("peak_allocated_bytes"), "memory_cached": _of_allocator("reserved_bytes"),
+    **dict.fromkeys(("max_memory_reserved", "max_memory_cached"), _of_allocator("peak_reserved_bytes")),
+    "memory_stats": _memory_stats, "memory_summary": _memory_summary, "mem_get_info": _mem_get_info,
     "memory_snapshot": lambda *args, **kwargs: _allocator().snapshot(),
     **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
                      "reset_accumulated_memory_stats"), lambda device=None: _allocator(device).reset_peaks()),
-    "empty_cache": lambda: _allocator().empty_cache(),
-    "_record_memory_history": _nothing,
-}
+    "empty_cache": lambda: _allocator().empty_cache(), "_record_memory_history": _nothing}
 _RANDOM: dict[str, Callable[..., Any]] = {
-    "get_rng_state": _random_state,
-    "get_rng_state_all": lambda: [_random_state()],
-    "initial_seed": _constant(0),
+    "get_rng_state": _random_state, "get_rng_state_all": lambda: [_random_state()], "initial_seed": _constant(0),
     **dict.fromkeys(("set_rng_state", "set_rng_state_all", "manual_seed", "manual_seed_all", "seed", "seed_all"),
-                    _nothing),
-}
+                    _nothing)}
 _DEVICE: dict[str, Callable[..., Any]] = {
     "is_available": _is_there, "is_initialized": _is_there, "device_count": _device_count,
     "current_device": lambda: selected.index, "set_device": _set_device, "_exchange_device": _exchange_device,
-    "_maybe_exchange_device": _maybe_exchange_device, "is_bf16_supported": _is_bf16_supported,
+    "_maybe_exchange_device": _exchange_device, "is_bf16_supported": _is_bf16_supported,
     "get_device_name": _name, "get_device_capability": lambda device=None: simulated_capability(),
-    "is_current_stream_capturing": _constant(False),
-    "get_device_properties": _properties, "can_device_access_peer": _constant(True), "get_arch_list": _constant([]),
+    "is_current_stream_capturing": _constant(False), "get_device_properties": _properties,
+    "can_device_access_peer": _constant(True), "get_arch_list": _constant([]),
     "current_stream": _current_stream, "default_stream": _default_stream, "set_stream": _set_stream,
     **dict.fromkeys(("init", "_lazy_init", "synchronize", "ipc_collect", "set_sync_debug_mode"), _nothing),
 }
 _ACCELERATOR: dict[str, Callable[..., Any]] = {
-    "is_available": _is_there,
-    "device_count": _device_count,
+    "is_available": _is_there, "device_count": _device_count,
     "current_accelerator": lambda check_available=False: torch.device("cuda") if _is_there() else None,
-    "current_device_index": lambda: selected.index,
-    "current_device_idx": lambda: selected.index,
-    "set_device_index": _set_device,
-    "set_device_idx": _set_device,
-    "current_stream": _current_stream,
-    "set_stream": _set_stream,
-    "synchronize": _nothing,
-    "get_memory_info": _mem_get_info,
-    **{
-        name: _MEMORY[name]
-        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
-                     "empty_cache", "memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats")
-    },
-}
+    "current_device_index": lambda: selected.index, "current_device_idx": lambda: selected.index,
+    "set_device_index": _set_device, "set_device_idx": _set_device, "get_memory_info": _mem_get_info,
+    "current_stream": _current_stream, "set_stream": _set_stream, "synchronize": _nothing,
+    **{name: _MEMORY[name]
+       for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "empty_cache",
+                    "memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats")}}
 _CUDNN: dict[str, Callable[..., Any]] = {"is_available": _is_there, "version": _constant(CUDNN_VERSION),
                                          "is_acceptable": _is_acceptable}
-_CUDNN_RNN: dict[str,
-                 Callable[...,
-                          Any]] = {"get_cudnn_mode": {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}.__getitem__}
+_CUDNN_RNN: dict[str, Callable[..., Any]] = {
+    "get_cudnn_mode": {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}.__getitem__}
 
 
 class _Quiet:
@@ -258,12 +219,11 @@ def replacements() -> Iterator[Undo]:
     """Replace what asks the driver; each result undoes one replacement."""
     def answer(simulated: Callable[..., Any]) -> Callable[[Any], Any]:
         return lambda original: lambda *args, **kwargs: (original if current() is None else simulated)(*args, **kwargs)
-
     # torch.backends.cudnn is a proxy of the module: what the module's own functions ask (flags() for settings of the
     # driver) stays torch's
-    tables = ((torch.cuda, {**_DEVICE, **_MEMORY,
-                            **_RANDOM}), (torch.cuda.memory, _MEMORY), (torch.cuda.random, _RANDOM),
-              (torch.accelerator, _ACCELERATOR), (torch.backends.cudnn, _CUDNN), (torch.backends.cudnn.rnn, _CUDNN_RNN))
+    tables = ((torch.cuda, {**_DEVICE, **_MEMORY, **_RANDOM}), (torch.cuda.memory, _MEMORY),
+              (torch.cuda.random, _RANDOM), (torch.accelerator, _ACCELERATOR), (torch.backends.cudnn, _CUDNN),
+              (torch.backends.cudnn.rnn, _CUDNN_RNN))
     for owner, table in tables:
         for name, simulated in table.items():
             if hasattr(owner, name):  # versions of torch differ

@@ -5,13 +5,12 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.state import CPU, current
+from analyzer.meta.state import CPU, active_state
 from analyzer.meta.tensor import META, device_of
 
 
 def new_on_device_of(like: torch.Tensor | None, factory: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     """``factory(*args, **kwargs)`` on the device of ``like``, or on the host without one."""
-    state = current()
-    assert state is not None
+    state = active_state()
     made: torch.Tensor = state.call_on(CPU if like is None else device_of(like), factory, *args, **kwargs, device=META)
     return made

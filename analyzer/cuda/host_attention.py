@@ -1,8 +1,6 @@
-"""Which kernel torch chooses for scaled dot product attention on the host.
-
-torch chooses by sizes, strides, dtypes and its own switches, all of which tensors on meta have, so the installed torch
-is asked for the choice of its CPU (``select_sdp_backend_cpp`` in
-``aten/src/ATen/native/transformers/sdp_utils_cpp.cpp``). Private: the redispatch.
+"""Which kernel torch chooses for scaled dot product attention on the host. torch chooses by sizes, strides, dtypes and
+its own switches, all of which tensors on meta have, so the installed torch is asked for the choice of its CPU
+(``select_sdp_backend_cpp`` in ``aten/src/ATen/native/transformers/sdp_utils_cpp.cpp``). Private: the redispatch.
 """
 from __future__ import annotations
 
@@ -21,6 +19,5 @@ def choose_host_backend(call: AttentionCall) -> int:
     [1, 0]
     """
     op = torch.ops.aten._fused_sdp_choice.default
-    return int(
-        op.redispatch(_ON_CPU, call.query, call.key, call.value, call.mask, call.dropout, call.is_causal,
-                      enable_gqa=call.enable_gqa))
+    return int(op.redispatch(_ON_CPU, call.query, call.key, call.value, call.mask, call.dropout, call.is_causal,
+                             enable_gqa=call.enable_gqa))

@@ -34,9 +34,8 @@ gate = GatedKernels("AutocastIPU")
 def overloads(name: str) -> list[torch._ops.OpOverload]:
     """The overload ``name`` ("softmax.int") of aten, or nothing where this version of torch lacks it."""
     packet, _, overload = name.partition(".")
-    found = getattr(torch.ops.aten, packet, None)
-    return [getattr(found, overload or "default")
-            ] if found is not None and (overload or "default") in found.overloads() else []
+    found, overload = getattr(torch.ops.aten, packet, None), overload or "default"
+    return [getattr(found, overload)] if found is not None and overload in found.overloads() else []
 
 
 def _register(names: tuple[str, ...], *tables: Registry[Any, Impl]) -> Callable[[Impl], Impl]:
@@ -45,7 +44,6 @@ def _register(names: tuple[str, ...], *tables: Registry[Any, Impl]) -> Callable[
             for table in tables:
                 table(op, impl)
         return impl
-
     return register
 
 
@@ -78,7 +76,6 @@ def host_shape(*names: str) -> Callable[[Impl], Impl]:
 
 def _make_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
     on_device, on_host = device_kernels.find(op), host_kernels.find(op)
-
     def kernel_at_key(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         state = is_simulating()
         if state is not None:
@@ -89,7 +86,6 @@ def _make_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
                 if result is not NotImplemented:
                     return result
         return gate.redispatch(op, keyset, args, kwargs)
-
     return kernel_at_key
 
 
@@ -104,7 +100,6 @@ def load_kernels() -> None:
 def install() -> Callable[[], None]:
     """Register everything with the dispatcher; the result undoes it. Threads see it after `set_open`."""
     load_kernels()
-
     for op in {*device_kernels, *host_kernels}:
         gate.add(op, _make_kernel(op))
     return gate.install()

@@ -1,9 +1,8 @@
-"""Which kernel PyTorch chooses for scaled dot product attention on CUDA.
-
-Source of every rule: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``; the names of its
-checks stand in the comments. Nested tensors are not covered. Two rules of the newest source are left out, since an H200
-under torch 2.11 did not follow them: grouped queries in the memory-efficient kernel (it ran plain products), and cuDNN
-only for dropout that is a multiple of 1/16 (it ran cuDNN with 0.1).
+"""Which kernel PyTorch chooses for scaled dot product attention on CUDA. Source of every rule:
+``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``; the names of its checks stand in the
+comments. Nested tensors are not covered. Two rules of the newest source are left out, since an H200 under torch 2.11
+did not follow them: grouped queries in the memory-efficient kernel (it ran plain products), and cuDNN only for dropout
+that is a multiple of 1/16 (it ran cuDNN with 0.1).
 """
 from __future__ import annotations
 
@@ -181,8 +180,6 @@ def _can_use_efficient(call: AttentionCall) -> bool:
 
 def describe(call: AttentionCall) -> dict[str, Any]:
     """The call, for messages."""
-    return {
-        "query": tuple(call.query.shape), "key": tuple(call.key.shape), "value": tuple(call.value.shape), "dtype": str(
-            call.query.dtype), "mask": None if call.mask is None else tuple(call.mask.shape), "dropout_p": call.dropout,
-        "is_causal": call.is_causal, "enable_gqa": call.enable_gqa
-    }
+    return {"query": tuple(call.query.shape), "key": tuple(call.key.shape), "value": tuple(call.value.shape),
+            "dtype": str(call.query.dtype), "mask": None if call.mask is None else tuple(call.mask.shape),
+            "dropout_p": call.dropout, "is_causal": call.is_causal, "enable_gqa": call.enable_gqa}

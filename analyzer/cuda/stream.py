@@ -120,9 +120,7 @@ class SimulatedGenerator(torch.Generator):
 
 @functools.cache  # a class is in a cycle with itself, and costs as much to make as a hundred calls
 def simulated_class(original: type[Any], simulated: type[Any], applies: Any) -> type[Any]:
-    """A class that makes ``simulated`` objects where ``applies(*args, **kwargs)``, else ``original`` ones; both are
-    instances of it.
-    """
+    """A class of ``simulated`` objects, made where ``applies(*args, **kwargs)``, and ``original`` ones, made else."""
 
     class Both(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:

@@ -38,8 +38,7 @@ class HostRegion:
     __slots__ = ("address", "bytes")
 
     def __init__(self, address: int, nbytes: int) -> None:
-        self.address = address
-        self.bytes = nbytes
+        self.address, self.bytes = address, nbytes
 
 
 class HostMemory:
@@ -127,7 +126,7 @@ class StorageListener(Protocol):
 
 
 class AddressSpace:
-    """The memory of the machine that tensors device to be on. It outlives the mode as long as a tensor does."""
+    """The memory of the machine that tensors are simulated on. It outlives the mode as long as a tensor does."""
 
     def __init__(self, options: AllocatorOptions | None = None, capacity_bytes: int | None = None) -> None:
         self.options = options or AllocatorOptions()

@@ -20,20 +20,17 @@ FakeStorages = dict[int, tuple[torch.UntypedStorage, Callable[[], torch.UntypedS
 
 
 def fake_arguments(state: MetaState, tree: Any, device: torch.device) -> Any:
-    """``tree`` with every tensor replaced by one of the same specs on ``device``; shared storages stay shared.
-
-    Small tensors with data keep their values (they are read only if the model asks for them).
+    """``tree`` with every tensor replaced by one of the same specs on ``device``; shared storages stay shared. Small
+    tensors with data keep their values (they are read only if the model asks for them).
     """
     storages: FakeStorages = {}
     made: dict[int, Tensor] = {}
-
     def replace(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         if id(value) not in made:
             made[id(value)] = _fake(state, value, device, storages)
         return made[id(value)]
-
     with without_modes():
         return pytree.tree_map(replace, tree)
 

@@ -12,9 +12,7 @@ class _Selected(threading.local):
 
 
 selected = _Selected()
-"""``selected.index`` is what ``torch.cuda.current_device()`` answers, and where ``device="cuda"`` without an index
-leads.
-"""
+"""``selected.index`` is what ``torch.cuda.current_device()`` answers and ``device="cuda"`` without an index means."""
 
 
 def indexed_device(device: Any) -> torch.device:

@@ -11,16 +11,13 @@ from analyzer.registry import Registry
 
 from .operator_info import OperatorInfo
 from .signature import Signature
-from .spec import TensorSpec
 from .state import MetaState
 
 
 class Stage(NamedTuple):
-    """A part of an operator's run: blocks of these sizes are held together, then given back.
-
-    ``before`` is the number, in the order of allocation, of the output that is allocated only after this stage, None
-    where all outputs are there by then. A stage before an output whose blocks are ``kept`` gives them back only when
-    the operator ends.
+    """A part of an operator's run: blocks of these sizes are held together, then given back. ``before`` is the number,
+    in the order of allocation, of the output that is allocated only after this stage, None where all outputs are there
+    by then. A stage before an output whose blocks are ``kept`` gives them back only when the operator ends.
     """
 
     blocks: tuple[int, ...]
@@ -52,7 +49,6 @@ _rules: dict[Any, StageRule] = {}
 
 def kernel_stages(*operators: Any) -> Callable[[StageRule], StageRule]:
     """Decorator: what CUDA kernels of ``operators`` (overload packets) hold while they run, from the specs of a call.
-
     For PyTorch's own; `register_memory_impl` says as much from outside, and goes before it.
     """
     def add(rule: StageRule) -> StageRule:
@@ -68,10 +64,8 @@ _orders: dict[Any, tuple[int, ...]] = {}
 
 def allocated_in(order: tuple[int, ...], *operators: Any) -> None:
     """Say that the CUDA kernels of ``operators`` (overload packets) allocate their outputs in this order, not in that
-    of the result.
-
-    It decides which of the allocator's free blocks each of them gets, and so how many bytes are held beyond those asked
-    for. From outside of the package, `MemoryNeed` says the same.
+    of the result. It decides which of the allocator's free blocks each of them gets, and so how many bytes are held
+    beyond those asked for. From outside of the package, `MemoryNeed` says the same.
     """
     for operator in operators:
         assert operator not in _orders, operator
@@ -89,9 +83,8 @@ def has_rule(info: OperatorInfo) -> bool:
 
 
 def kernel_memory(signature: Signature) -> tuple[tuple[Stage, ...], tuple[int, ...] | None]:
-    """What a call holds while it runs, and the order in which its outputs are allocated (None: that of the result).
-
-    By the rule registered for the operator, else by PyTorch's own kernel's.
+    """What a call holds while it runs, and the order in which its outputs are allocated (None: that of the result). By
+    the rule registered for the operator, else by PyTorch's own kernel's.
     """
     packet = getattr(signature.op, "overloadpacket", None)
     impl = register_memory_impl.find(signature.op) or register_memory_impl.find(packet)
@@ -103,7 +96,8 @@ def kernel_memory(signature: Signature) -> tuple[tuple[Stage, ...], tuple[int, .
     found: tuple[tuple[Stage, ...], tuple[int, ...] | None] | None = signature.memo.get(key)
     if found is None:
         rule = _rules.get(packet)
-        found = ((), None) if not _runs_on_cuda(signature) else (rule(signature) if rule else (), _orders.get(packet))
+        on_cuda = any(s.device.startswith("cuda") for s in (*signature.inputs, *signature.outputs))
+        found = ((), None) if not on_cuda else (rule(signature) if rule else (), _orders.get(packet))
         signature.memo[key] = found
     return found
 
@@ -111,11 +105,6 @@ def kernel_memory(signature: Signature) -> tuple[tuple[Stage, ...], tuple[int, .
 def stages_of(signature: Signature) -> tuple[Stage, ...]:
     """What the call holds while it runs."""
     return kernel_memory(signature)[0]
-
-
-def _runs_on_cuda(signature: Signature) -> bool:
-    specs: tuple[TensorSpec, ...] = (*signature.inputs, *signature.outputs)
-    return any(s.device.startswith("cuda") for s in specs)
 
 
 def hold_blocks(state: MetaState, device: torch.device, blocks: tuple[int, ...]) -> None:

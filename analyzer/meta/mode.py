@@ -39,10 +39,6 @@ class MetaTensorMode:
         self.adopted_device = adopted_device
         self._entered: list[ExitStack] = []
 
-    def make_state(self) -> MetaState:
-        """A state for one activation of the mode."""
-        return MetaState(options=self.options, space=self.space, adopted_device=self.adopted_device)
-
     def __enter__(self) -> MetaTensorMode:
         with ExitStack() as undo:
             undo.enter_context(InterruptsDeferred())  # first: from now on no signal interrupts what enters or leaves
@@ -54,7 +50,7 @@ class MetaTensorMode:
         self._entered.pop().__exit__(*exc)
 
     def _activate(self, undo: ExitStack) -> None:
-        before, state = active.state, self.make_state()
+        before, state = active.state, MetaState(self.options, self.space, self.adopted_device)
         undo.push(state.raise_failure)
         if modes.function is None:
             mode_replacements.install()

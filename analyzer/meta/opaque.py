@@ -11,7 +11,7 @@ from .memory_need import hold_blocks, kernel_memory, register_memory_impl
 from .shape_registry import register_shape_impl
 from .signature import Signature
 from .spec import TensorSpec, spec_of, to_specs
-from .state import current
+from .state import active_state, current
 from .storage import MetaStorage
 from .tensor import META, MetaTensor, attach, device_of, kernel
 
@@ -22,14 +22,11 @@ def call_opaque(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """Run a registered shape as an operator: it saves its tensor inputs and gives gradients to its floating ones."""
     if isinstance(func, torch._ops.OpOverloadPacket):
         func = getattr(func, func.overloads()[0])
-    if isinstance(func, torch._ops.OpOverload) and _has_autograd(func):
+    if isinstance(func, torch._ops.OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), "Autograd"):
         return func(*args, **kwargs)  # its own formula knows better; the dispatcher finds the shape
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
     return Opaque.apply(func, args, kwargs, *tensors)
-
-
-def _has_autograd(op: torch._ops.OpOverload) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "Autograd"))
 
 
 class Opaque(torch.autograd.Function):
@@ -69,8 +66,7 @@ def saved_besides(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | No
 
 def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) -> Any:
     """The outputs of the registered shape, placed and recorded as one call."""
-    state = current()
-    assert state is not None
+    state = active_state()
     impl = register_shape_impl.find(func) or register_shape_impl.find(getattr(func, "overloadpacket", None))
     assert impl is not None
     storages: list[MetaStorage] = []

@@ -8,20 +8,15 @@ import torch
 from .value.density import ESTIMATED
 from .value.finiteness import TESTS
 
-_FILLERS = {
-    "full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones",
-    "scalar_tensor"
-}
+_FILLERS = {"full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones",
+            "scalar_tensor"}
 _ENUMERATORS = {"arange", "eye", "linspace", "logspace", "tril_indices", "triu_indices"}
-_UNDEFINED = {
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "_efficientzerotensor"
-}
+_UNDEFINED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted",
+              "_efficientzerotensor"}
 _OVERWRITES = {"fill_", "zero_", "copy_"}
 # These change the metadata of a tensor that exists, or a storage's size: the result depends on more than specs.
-_UNCACHED = {
-    "resize_", "resize_as_", "set_", "_resize_output_", "record_stream", "_local_scalar_dense", "as_strided_",
-    "view_as_complex"
-}
+_UNCACHED = {"resize_", "resize_as_", "set_", "_resize_output_", "record_stream", "_local_scalar_dense", "as_strided_",
+             "view_as_complex"}
 
 # Outputs that CUDA kernels put on the host: seed and offset of the random numbers, outside of graph capture
 # (_efficient_attention_forward in aten/src/ATen/native/transformers/cuda/attention.cu).

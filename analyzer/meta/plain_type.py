@@ -1,6 +1,4 @@
-"""Types of values that hold no tensor and cannot change. Which of them will do depends on the question, so there are a
-few sets; all of them are here.
-"""
+"""Types of values that hold no tensor and cannot change, in sets for the questions that are asked of them."""
 from __future__ import annotations
 
 import torch

@@ -5,9 +5,8 @@ from torch import nn
 
 
 class ReservedTouch(BaseException):
-    """Code used a tensor of a block for which places in memory are reserved and no more.
-
-    Not an Exception, so that no handler in the model's code takes it.
+    """Code used a tensor of a block for which places in memory are reserved and no more. Not an Exception, so that no
+    handler in the model's code takes it.
     """
 
     def __init__(self, block: nn.Module) -> None:

@@ -20,11 +20,8 @@ class Signature:
 
     def __init__(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
                  inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-        self.op = op
-        self.args = args
-        self.kwargs = kwargs
-        self.inputs = inputs
-        self.outputs = outputs
+        self.op, self.args, self.kwargs = op, args, kwargs
+        self.inputs, self.outputs = inputs, outputs
         self.memo: dict[Any, Any] = {}
 
     def __repr__(self) -> str:

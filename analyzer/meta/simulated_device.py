@@ -19,23 +19,18 @@ class SimulatedDevice(Protocol):
 
     def replacements(self) -> Iterator[Undo]:
         """Register its kernels and replace what asks its driver; each result undoes one step."""
-        ...
 
     def enter_thread(self) -> None:
         """Let this thread's calls reach its kernels: a mode begins here."""
-        ...
 
     def leave_thread(self) -> None:
         """The mode of this thread ends."""
-        ...
 
     def library_needs(self, signature: Signature) -> tuple[str, ...]:
         """The libraries whose workspace a call asks for, in order."""
-        ...
 
     def take_library_workspaces(self, state: MetaState, signature: Signature, needs: tuple[str, ...]) -> None:
         """Allocate the workspaces in ``needs`` that are not there yet; they stay."""
-        ...
 
 
 devices: list[SimulatedDevice] = []
@@ -54,9 +49,7 @@ def gate_keys() -> tuple[torch._C.DispatchKey, ...]:
 
 
 class reopened:
-    """A context for calls made from the handler of a dispatch mode, where torch excludes all keys above its own: they
-    reach open kernels again.
-    """
+    """A context in a dispatch mode's handler, where torch excludes all keys above its own: open kernels are reached."""
 
     __slots__ = ("_excluded",)
 

@@ -10,8 +10,6 @@ import torch
 _SKIPPED = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
             os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, "<eval_with_key>", "<string>", "<frozen")
 _OWN_MODELS = os.path.join(_SKIPPED[0], "zoo")
-
-
 _is_users: dict[str, bool] = {}  # by file name
 
 

@@ -76,9 +76,7 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
 
 
 def padded_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Of a nested tensor with data, in the strided layout: in each dimension the largest size of its parts, which
-    kernels pad the others to.
-    """
+    """The largest size in each dimension of a strided nested tensor's parts, to which kernels pad the others."""
     with without_modes():
         sizes: torch.Tensor = tensor._nested_tensor_size()
         return len(sizes), *map(int, sizes.max(0).values.tolist())

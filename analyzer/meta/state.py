@@ -63,7 +63,7 @@ class MetaState:
 
     options: MetaOptions
     space: AddressSpace
-    adopted_device: torch.device = CPU          #: what tensors with data, met on the way, are taken to device
+    adopted_device: torch.device = CPU          #: what tensors with data, met on the way, are taken to be on
     pending_device: torch.device | None = None  #: set by the function mode for the factory that it is about to call
     recorder: CallListener | None = None
     tape: FunctionListener | None = None
@@ -128,3 +128,10 @@ active = _Active()
 def current() -> MetaState | None:
     """The state of the mode that is active in this thread."""
     return active.state
+
+
+def active_state() -> MetaState:
+    """As `current`, where a mode is known to be active."""
+    state = active.state
+    assert state is not None
+    return state

@@ -18,10 +18,9 @@ def take_numbers() -> int:
 
 
 class MetaStorage(torch.UntypedStorage):
-    """The storage of one or more `MetaTensor`s.
-
-    Real storages are turned into this class in place (``__class__`` is assigned), so views made by C++,
-    and tensors that autograd unpacks as plain ``torch.Tensor``, still lead to what is known here.
+    """The storage of one or more `MetaTensor`s. Real storages are turned into this class in place (``__class__`` is
+    assigned), so views made by C++, and tensors that autograd unpacks as plain ``torch.Tensor``, still lead to what is
+    known here.
     """
 
     device: torch.device = torch.device("meta")  #: the simulated device or the host; shadows torch's property

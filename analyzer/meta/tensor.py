@@ -42,7 +42,7 @@ def device_of(tensor: torch.Tensor) -> torch.device:
 
 
 class MetaTensor(torch.Tensor):
-    """A tensor with shape, strides, dtype, autograd and a device device, but no data.
+    """A tensor with shape, strides, dtype, autograd and a simulated device, but no data.
 
     Made by any PyTorch code under `MetaTensorMode`. It keeps its device after the mode ends:
 
@@ -55,10 +55,8 @@ class MetaTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Outside of every mode: what asks for shapes or takes a view may, what computes is refused.
-
-        While a mode is active it is disabled, so that torch treats fake tensors as plain ones: a live one would switch
-        fast paths off.
+        """Outside of every mode: what asks for shapes or takes a view may, what computes is refused. While a mode is
+        active it is disabled, so that torch treats fake tensors as plain ones: a live one would switch fast paths off.
         """
         try:
             with torch._C.DisableTorchFunction():
@@ -107,8 +105,7 @@ class MetaTensor(torch.Tensor):
         if state is not None:
             state.assume(
                 "record_stream: the memory of a tensor that dies is taken to be free at once, as if the other stream "
-                "had caught up"
-            )
+                "had caught up")
 
     @property
     def data(self) -> Any:
@@ -180,11 +177,9 @@ def keep_class(result: Any) -> Any:
 
 def _keeping(name: str) -> Any:
     original = getattr(torch.Tensor, name)
-
     @functools.wraps(original, assigned=("__name__", "__qualname__"))
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return keep_class(original(self, *args, **kwargs))
-
     return method
 
 

@@ -19,15 +19,13 @@ def silu_backward(grad_output: Tensor, self: Tensor) -> Any:
 
 
 @device_kernel("mish_backward", on_any_device=True)
-def mish_backward(grad_output: Tensor, self: Tensor) -> Any:
-    """``mish_backward`` as a GPU or the CPU runs it."""
+def _mish_backward(grad_output: Tensor, self: Tensor) -> Any:
     return NotImplemented if torch.is_grad_enabled() else call_whole(aten.mish_backward.default, grad_output, self)
 
 
 @device_shape("silu_backward", "mish_backward")
 @host_shape("silu_backward", "mish_backward")
-def activation_backward_shape(grad_output: Tensor, self: Tensor) -> Tensor:
-    """What ``silu_backward``, ``mish_backward`` gives on a GPU or the CPU."""
+def _activation_backward_shape(grad_output: Tensor, self: Tensor) -> Tensor:
     return torch.empty_like(grad_output)  # TensorIterator takes the layout of the first operand
 
 

@@ -1,7 +1,6 @@
 """Scaled dot product attention on the simulated device: the kernel that would run, with the same preparation of its
-arguments.
-
-Source: ``scaled_dot_product_attention`` and its helpers in ``aten/src/ATen/native/transformers/attention.cpp``.
+arguments. Source: ``scaled_dot_product_attention`` and its helpers in
+``aten/src/ATen/native/transformers/attention.cpp``.
 """
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from analyzer.cuda.kernel_registry import device_kernel, device_shape
 from analyzer.cuda.sdp_choice import CUDNN, EFFICIENT, FLASH, MATH, AttentionCall, choose_backend, describe
 from analyzer.errors import InputError
 from analyzer.meta.intercept.gated_kernel import any_on
-from analyzer.meta.state import current
+from analyzer.meta.state import active_state
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -36,20 +35,17 @@ def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None =
             f"scaled_dot_product_attention(enable_gqa=True): a key of shape {tuple(key.shape)} and a value of shape "
             f"{tuple(value.shape)} need at least one head each")
     call = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    state = current()
-    assert state is not None
+    state = active_state()
     if not any_on(state, "cuda", call[:3]):
         if choose_host_backend(call) != FLASH:
             return NotImplemented  # torch's own way to the plain products
-        return aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, dropout_p,
-                                                                        is_causal, attn_mask=_to_additive(
-                                                                            attn_mask, query.dtype), scale=scale)[0]
+        return aten._scaled_dot_product_flash_attention_for_cpu.default(
+            query, key, value, dropout_p, is_causal, attn_mask=_to_additive(attn_mask, query.dtype), scale=scale)[0]
     backend = choose_backend(call)
     if backend == CUDNN:
         mask = _to_additive(attn_mask, query.dtype, -65504.0)  # the least half: convert_boolean_attn_mask_cudnn
-        outputs = aten._scaled_dot_product_cudnn_attention.default(query, key, value, mask, call.needs_grad, dropout_p,
-                                                                   is_causal, False, scale=scale)
-        return outputs[0]
+        return aten._scaled_dot_product_cudnn_attention.default(query, key, value, mask, call.needs_grad, dropout_p,
+                                                                is_causal, False, scale=scale)[0]
     if backend == FLASH:
         size = query.shape[-1]
         padded = [_pad_last(t, -size % _FLASH_ALIGNMENT) for t in (query, key, value)]
@@ -67,8 +63,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None =
                                                                scale=scale, enable_gqa=enable_gqa)[0]
     raise RuntimeError(
         f"No available kernel. Aborting execution. scaled_dot_product_attention({describe(call)}): "
-        "every backend that could "
-        "run it is switched off; see torch.nn.attention.sdpa_kernel and torch.backends.cuda.enable_math_sdp")
+        "every backend that could run it is switched off; see torch.nn.attention.sdpa_kernel and "
+        "torch.backends.cuda.enable_math_sdp")
 
 
 # validate_sdpa_input

@@ -7,7 +7,7 @@ import torch
 
 from analyzer.cuda.kernel_registry import device_kernel
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.state import current
+from analyzer.meta.state import active_state
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.density import balanced_counts
 from analyzer.meta.value.known_value import Deferred
@@ -16,12 +16,10 @@ aten = torch.ops.aten
 
 
 @device_kernel("bincount", on_any_device=True)
-def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
-    """``bincount`` as a GPU or the CPU runs it."""
+def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
     if minlength <= 0 or read_known(self) is not None:
         return NotImplemented
-    state = current()
-    assert state is not None
+    state = active_state()
     state.assume(f"bincount: all values are taken to be below minlength={minlength}")
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     out = aten.new_empty.default(self, [minlength], dtype=dtype)

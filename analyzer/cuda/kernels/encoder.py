@@ -1,7 +1,5 @@
 """The fused inference path of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` on CUDA, as the operators it
-is made of.
-
-Sources: ``native_multi_head_attention_cuda`` in ``aten/src/ATen/native/transformers/cuda/attention.cu`` and
+is made of. Sources: ``native_multi_head_attention_cuda`` in ``aten/src/ATen/native/transformers/cuda/attention.cu`` and
 ``aten/src/ATen/native/transformers/{attention,transformer}.cpp``. Neither has a gradient; nested tensors are not
 covered.
 """
@@ -13,18 +11,17 @@ import torch
 
 from analyzer.cuda.kernel_registry import device_kernel, device_shape
 from analyzer.cuda.sdp_choice import MATH, AttentionCall, choose_backend
-from analyzer.meta.state import current
+from analyzer.meta.state import active_state
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
 @device_kernel("_native_multi_head_attention")
-def attend_with_heads(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
-                      qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None,
-                      need_weights: bool = True, average_attn_weights: bool = True,
-                      mask_type: int | None = None) -> Any:
-    """``_native_multi_head_attention`` as a GPU runs it."""
+def _attend_with_heads(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
+                       qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None,
+                       need_weights: bool = True, average_attn_weights: bool = True,
+                       mask_type: int | None = None) -> Any:
     if query.is_nested or query.dim() != 3 or not query.numel():
         return NotImplemented
     if query is key is value and embed_dim // num_head % 8 == 0 and not need_weights and mask is None:
@@ -67,30 +64,25 @@ def _project(query: Tensor, key: Tensor, value: Tensor, size: int, weight: Tenso
 
 
 @device_shape("_transform_bias_rescale_qkv")
-def transform_shape(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
-    """What ``_transform_bias_rescale_qkv`` gives on a GPU."""
+def _transform_shape(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
     batch, length, size = qkv.shape
     return tuple(qkv.new_empty(3, batch, num_heads, length, size // 3 // num_heads).unbind(0))
 
 
 @device_shape("_masked_softmax")
-def masked_softmax_shape(self: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None) -> Tensor:
-    """What ``_masked_softmax`` gives on a GPU."""
+def _masked_softmax_shape(self: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None) -> Tensor:
     return torch.empty_like(self, memory_format=torch.contiguous_format)
 
 
 @device_kernel("_transformer_encoder_layer_fwd")
-def encode(src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor,
-           proj_bias: Tensor, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor,
-           norm_weight_2: Tensor, norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor,
-           ffn_bias_2: Tensor, mask: Tensor | None = None, mask_type: int | None = None) -> Any:
-    """``_transformer_encoder_layer_fwd`` as a GPU runs it."""
+def _encode(src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor,
+            proj_bias: Tensor, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor,
+            norm_weight_2: Tensor, norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor,
+            ffn_bias_2: Tensor, mask: Tensor | None = None, mask_type: int | None = None) -> Any:
     if src.is_nested or not src.numel():
         return NotImplemented
-
     def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return aten.layer_norm.default(x, [embed_dim], weight, bias, eps, True)  # type: ignore[no-any-return]
-
     x = norm(src, norm_weight_1, norm_bias_1) if norm_first else src
     x = aten._native_multi_head_attention.default(x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight,
                                                   proj_bias, mask, False, True, mask_type)[0]
@@ -108,12 +100,8 @@ def encode(src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_
 
 
 @device_kernel("_nested_tensor_from_mask_left_aligned", on_any_device=True)
-def is_left_aligned(t: Tensor, mask: Tensor) -> bool:
-    """``_nested_tensor_from_mask_left_aligned`` as a GPU or the CPU runs it."""
-    state = current()
-    assert state is not None
-    state.assume(
-        "padding masks are taken not to be left-aligned, so that "
-        "TransformerEncoder makes no nested tensors of its input"
-    )
+def _is_left_aligned(t: Tensor, mask: Tensor) -> bool:
+    state = active_state()
+    state.assume("padding masks are taken not to be left-aligned, so that "
+                 "TransformerEncoder makes no nested tensors of its input")
     return False

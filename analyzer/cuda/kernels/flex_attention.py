@@ -1,7 +1,5 @@
 """``flex_attention`` under the mode: the products that it runs where it is not compiled into one kernel, forward and
-backward.
-
-Source of both passes: ``sdpa_dense``, ``sdpa_dense_backward`` and ``FlexAttentionAutogradOp`` in
+backward. Source of both passes: ``sdpa_dense``, ``sdpa_dense_backward`` and ``FlexAttentionAutogradOp`` in
 ``torch/_higher_order_ops/flex_attention.py``. What differs is how the gradient of the score function is found: torch
 traces it with tensors of its own, which know no mode.
 """
@@ -19,7 +17,7 @@ from analyzer.meta.dispatch.mode import MetaDispatchMode
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo
 from analyzer.meta.simulated_device import reopened
-from analyzer.meta.state import current
+from analyzer.meta.state import active_state, current
 
 Tensor = torch.Tensor
 # its package has the operator under this name
@@ -38,14 +36,12 @@ def _set(table: dict[Any, Any], key: Any, value: Any, operator: Any) -> Undo:
     before = table.get(key)
     table[key] = value
     operator._dispatch_cache.clear()
-
     def put_back() -> None:
         if before is None:
             del table[key]
         else:
             table[key] = before
         operator._dispatch_cache.clear()
-
     return put_back
 
 
@@ -65,8 +61,7 @@ def _attend_below_autograd(mode: MetaDispatchMode, *args: Any) -> Any:
 
 
 def _attend(*args: Any) -> Any:
-    state = current()
-    assert state is not None
+    state = active_state()
     state.assume("flex_attention is profiled as it runs without torch.compile: it makes the whole matrix of scores")
     with without_modes():
         import torch._inductor.ir  # noqa: F401  # which torch asks for the order of strides, and which makes tensors of its own
@@ -104,10 +99,8 @@ class FlexAttention(torch.autograd.Function):
 
 def _gradient_of(score_mod: Any) -> Any:
     """Gradients of a score function with respect to its arguments, as ``sdpa_dense_backward`` asks for them."""
-
     def joint(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor, grad: Tensor, *buffers: Any) -> Any:
         pull_back = torch.func.vjp(lambda score, *buffers: score_mod(score, b, h, m, n, *buffers), score, *buffers)[1]
         for_score, *for_buffers = pull_back(grad)
         return [for_score, None, None, None, None, *for_buffers]
-
     return joint

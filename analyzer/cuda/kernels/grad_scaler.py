@@ -12,8 +12,7 @@ aten = torch.ops.aten
 
 
 @device_kernel("_amp_foreach_non_finite_check_and_unscale_", on_any_device=True)
-def check_and_unscale(self: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
-    """``_amp_foreach_non_finite_check_and_unscale_`` as a GPU or the CPU runs it."""
+def _check_and_unscale(self: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
     storage, state = found_inf.untyped_storage(), current()
     assert isinstance(storage, MetaStorage) and state is not None
     before = storage.known  # what GradScaler filled it with: zero

@@ -1,5 +1,4 @@
 """Products of groups of rows: torch's meta kernel takes bfloat16 only, the kernels take float32 and float16 as well.
-
 Sources: ``_grouped_mm_validate_inputs`` and ``create_grouped_gemm_output_tensor`` in
 aten/src/ATen/native/GroupedMMUtils.h, which CPU and CUDA share.
 """

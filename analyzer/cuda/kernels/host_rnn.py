@@ -1,7 +1,6 @@
-"""Recurrent layers on the host: oneDNN's LSTM, else cells step by step.
-
-Sources: ``aten/src/ATen/native/RNN.cpp`` and ``mkldnn/RNN.cpp``. On meta torch takes the steps of a GPU without cuDNN,
-which multiplies each step's input by itself; the CPU multiplies that of all steps at once.
+"""Recurrent layers on the host: oneDNN's LSTM, else cells step by step. Sources: ``aten/src/ATen/native/RNN.cpp`` and
+``mkldnn/RNN.cpp``. On meta torch takes the steps of a GPU without cuDNN, which multiplies each step's input by itself;
+the CPU multiplies that of all steps at once.
 """
 from __future__ import annotations
 
@@ -60,7 +59,6 @@ def step_lstm(gates: Tensor, state: State, params: CellParameters) -> State:
 def _make_simple_step(activation: Callable[[Tensor], Tensor]) -> Cell:
     def step(gates: Tensor, state: State, params: CellParameters) -> State:
         return (activation(aten.linear.default(state[0], params.w_hh, params.b_hh).add_(gates)),)
-
     return step
 
 
@@ -150,10 +148,8 @@ def _gather(params: list[Tensor], has_biases: bool, has_projections: bool) -> li
     """gather_params: the tensors of each layer and direction."""
     count = 2 + 2 * has_biases + has_projections
     groups = [params[i:i + count] for i in range(0, len(params), count)]
-    return [
-        CellParameters(g[0], g[1], g[2] if has_biases else None, g[3] if has_biases else None,
-                       g[-1] if has_projections else None) for g in groups
-    ]
+    return [CellParameters(g[0], g[1], g[2] if has_biases else None, g[3] if has_biases else None,
+                           g[-1] if has_projections else None) for g in groups]
 
 
 def run_cells(cell: Cell, x: Tensor, sizes: list[int] | None, hx: list[Tensor], params: list[Tensor],
@@ -236,15 +232,10 @@ def onednn_workspace_bytes(steps: int, batch: int, features: int, hidden_size: i
     rows, states = steps * batch, 2 * (steps + 1) * batch
     wide = max(features, hidden_size)
     gradients = states * _leading_dimension(wide, 4) * 4
-    arrays = (
-        rows * _leading_dimension(4 * hidden_size, itemsize) * itemsize,
-        rows * _leading_dimension(hidden_size, itemsize) * itemsize,
-        states * _leading_dimension(wide, itemsize) * itemsize,
-        states * hidden_size * itemsize,
-        states * hidden_size * 4,
-        gradients,
-        gradients,
-    )
+    arrays = (rows * _leading_dimension(4 * hidden_size, itemsize) * itemsize,
+              rows * _leading_dimension(hidden_size, itemsize) * itemsize,
+              states * _leading_dimension(wide, itemsize) * itemsize,
+              states * hidden_size * itemsize, states * hidden_size * 4, gradients, gradients)
     return sum(-(-n // _PAGE) * _PAGE for n in arrays)
 
 
@@ -272,9 +263,8 @@ def shape_onednn_layer_backward(input: Tensor, weight1: Tensor, weight2: Tensor,
 
 
 @host_kernel("lstm.input")
-def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
-         train: bool, bidirectional: bool, batch_first: bool) -> Any:
-    """``lstm.input`` as the CPU runs it."""
+def _lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
+          train: bool, bidirectional: bool, batch_first: bool) -> Any:
     layers = Layers(num_layers, dropout, train, bidirectional)
     if uses_onednn(input, hx):
         return run_onednn(input, hx, params, has_biases, layers, batch_first)
@@ -282,9 +272,8 @@ def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool
 
 
 @host_kernel("lstm.data")
-def packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool,
-                num_layers: int, dropout: float, train: bool, bidirectional: bool) -> Any:
-    """``lstm.data`` as the CPU runs it."""
+def _packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool,
+                 num_layers: int, dropout: float, train: bool, bidirectional: bool) -> Any:
     sizes = read_lengths("a recurrent layer on a packed sequence", batch_sizes)
     return run_cells(step_lstm, data, sizes, hx, params, has_biases, Layers(num_layers, dropout, train, bidirectional))
 
@@ -295,13 +284,11 @@ def _register(name: str, cell: Cell) -> None:
               train: bool, bidirectional: bool, batch_first: bool) -> Any:
         return run_cells(cell, input, None, [hx], params, has_biases,
                          Layers(num_layers, dropout, train, bidirectional), batch_first)
-
     @host_kernel(f"{name}.data")
     def packed(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int,
                dropout: float, train: bool, bidirectional: bool) -> Any:
         sizes = read_lengths("a recurrent layer on a packed sequence", batch_sizes)
-        return run_cells(cell, data, sizes, [hx], params, has_biases,
-                         Layers(num_layers, dropout, train, bidirectional))
+        return run_cells(cell, data, sizes, [hx], params, has_biases, Layers(num_layers, dropout, train, bidirectional))
 
 
 for _name, _cell in (("gru", step_gru), ("rnn_tanh", _make_simple_step(torch.tanh)),

@@ -1,7 +1,5 @@
-"""Losses whose kernels return other storages than meta's, or cannot run there.
-
-Connectionist temporal classification cannot where its lengths are tensors; source: ``ctc_loss_gpu_template`` in
-``aten/src/ATen/native/cuda/LossCTC.cu``.
+"""Losses whose kernels return other storages than meta's, or cannot run there. Connectionist temporal classification
+cannot where its lengths are tensors; source: ``ctc_loss_gpu_template`` in ``aten/src/ATen/native/cuda/LossCTC.cu``.
 """
 from __future__ import annotations
 
@@ -24,8 +22,7 @@ def ctc_loss_shape(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, ta
 
 
 @device_shape("_ctc_loss_backward.Tensor")
-def ctc_loss_backward_shape(grad: Tensor, log_probs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """What ``_ctc_loss_backward.Tensor`` gives on a GPU."""
+def _ctc_loss_backward_shape(grad: Tensor, log_probs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
 
@@ -33,7 +30,6 @@ def ctc_loss_backward_shape(grad: Tensor, log_probs: Tensor, *args: Any, **kwarg
 @host_shape("mse_loss", "smooth_l1_loss", "soft_margin_loss")
 def elementwise_loss_shape(self: Tensor, target: Tensor, reduction: int = 1, *_: Any, **__: Any) -> Tensor:
     """The loss of each element; a mean or sum is written into the first of them, and the storage keeps its size.
-
     BinaryOps.cpp (TORCH_META_FUNC of mse_loss and smooth_l1_loss) and Loss.cpp (soft_margin_loss_out).
     """
     shape = torch.broadcast_shapes(self.shape, target.shape)
@@ -48,3 +44,22 @@ def binary_cross_entropy_shape(self: Tensor, target: Tensor, weight: Tensor | No
     """The same: Loss.cpp, binary_cross_entropy_out_cpu, and cuda/Loss.cu."""
     out = torch.empty_like(self)
     return out.resize_(()) if reduction else out
+
+
+@device_shape("multi_margin_loss_backward", "multilabel_margin_loss_backward")
+def margin_loss_backward_shape(grad_output: Tensor, self: Tensor, *_: Any, **__: Any) -> Tensor:
+    """aten/src/ATen/native/cuda/MultiMarginLoss.cu, MultiLabelMarginCriterion.cu: the layout of the input."""
+    return torch.empty_like(self, memory_format=torch.contiguous_format)
+
+
+@device_shape("multi_margin_loss")
+def shape_multi_margin(self: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Tensor | None = None,
+                       reduction: int = 1) -> Tensor:
+    """aten/src/ATen/native/cuda/MultiMarginLoss.cu: one loss per row (0 is no reduction), else a scalar."""
+    return self.new_empty(target.shape if reduction == 0 and target.dim() > 0 else ())
+
+
+@device_shape("multilabel_margin_loss_forward")
+def shape_multilabel_margin(self: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    """aten/src/ATen/native/cuda/MultiLabelMarginCriterion.cu: the loss, and which classes are targets."""
+    return self.new_empty(self.shape[:1] if reduction == 0 and self.dim() == 2 else ()), self.new_empty(target.shape)

@@ -11,7 +11,7 @@ import torch.utils.flop_counter  # noqa: F401  # torch/nested/_internal/sdpa.py 
 from analyzer.cuda.kernel_registry import device_kernel, device_shape, kernel_replacements
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.intercept.replacement import Undo, replace
-from analyzer.meta.state import current
+from analyzer.meta.state import active_state, current
 from analyzer.meta.tensor import device_of
 
 Tensor = torch.Tensor
@@ -24,18 +24,14 @@ def choose_attention() -> Iterator[Undo]:
     sdpa = torch.nested._internal.sdpa
     yield replace(sdpa, "can_use_flash_attention",
                   _choose(lambda dtype: torch._C._get_flash_sdp_enabled() and dtype in _HALVES))
-    yield replace(
-        sdpa, "can_use_efficient_attention",
-        _choose(lambda dtype: torch._C._get_mem_efficient_sdp_enabled() and dtype in (*_HALVES, torch.float32)))
+    yield replace(sdpa, "can_use_efficient_attention", _choose(
+        lambda dtype: torch._C._get_mem_efficient_sdp_enabled() and dtype in (*_HALVES, torch.float32)))
     # the last one asked; flash takes what it could
     yield replace(sdpa, "can_use_cudnn_attention", _choose(lambda dtype: False))
 
 
 def _choose(can_use: Callable[[torch.dtype], bool]) -> Callable[[Any], Any]:
-    """check_tensor_dtype of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; what it checks of shapes is checked
-    in Python besides.
-    """
-
+    """check_tensor_dtype of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; Python checks shapes besides."""
     def make(original: Any) -> Any:
         def ask(params: Any, debug: bool = False) -> bool:
             state = current()
@@ -44,22 +40,18 @@ def _choose(can_use: Callable[[torch.dtype], bool]) -> Callable[[Any], Any]:
             # The host's products take the strided layout, which cannot be without data; a trace asks for the shape
             # alone.
             return (state.tape is not None or device_of(params.query).type == "cuda") and can_use(params.query.dtype)
-
         return ask
-
     return make
 
 
 @device_kernel("_nested_tensor_from_tensor_list", "_nested_view_from_buffer", on_any_device=True)
 def refuse_strided_layout(*args: Any, **kwargs: Any) -> Any:
     """Raise UnsupportedOperatorError: C++ asserts that such a tensor has data (NestedTensorImpl.cpp)."""
-    state = current()
-    assert state is not None
+    state = active_state()
     raise UnsupportedOperatorError(
         f"a nested tensor in the strided layout cannot be without data. {state.where()}\n"
         "Way out: make it with layout=torch.jagged. (Attention over jagged tensors takes the strided layout on a host; "
-        "profile it on an accelerator.)"
-    )
+        "profile it on an accelerator.)")
 
 
 @device_shape("_padded_dense_to_jagged_forward")

@@ -1,9 +1,7 @@
-"""Batch and root-mean-square normalisation on CUDA.
-
-Source: ``aten/src/ATen/native/Normalization.cpp`` (_select_batch_norm_backend, _batch_norm_impl_index),
-``aten/src/ATen/native/cudnn/BatchNorm.cpp`` and ``aten/src/ATen/native/layer_norm.cpp`` (rms_norm_symint). An H200
-under torch 2.11 ran ``cudnn_batch_norm`` for float32 and ``native_batch_norm`` for bfloat16, also with float32 weights
-(autocast).
+"""Batch and root-mean-square normalisation on CUDA. Source: ``aten/src/ATen/native/Normalization.cpp``
+(_select_batch_norm_backend, _batch_norm_impl_index), ``aten/src/ATen/native/cudnn/BatchNorm.cpp`` and
+``aten/src/ATen/native/layer_norm.cpp`` (rms_norm_symint). An H200 under torch 2.11 ran ``cudnn_batch_norm`` for float32
+and ``native_batch_norm`` for bfloat16, also with float32 weights (autocast).
 """
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from torch._prims_common import get_computation_dtype, suggest_memory_format
 
 from analyzer.cuda.function import call_whole
 from analyzer.cuda.kernel_registry import device_kernel, device_shape
-from analyzer.meta.state import current
+from analyzer.meta.state import active_state
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -24,18 +22,16 @@ _INT32_MAX = 2**31 - 1
 
 
 @device_kernel("_batch_norm_impl_index")
-def normalize_batch(input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
-                    running_var: Tensor | None, training: bool, momentum: float, eps: float,
-                    cudnn_enabled: bool) -> Any:
-    """``_batch_norm_impl_index`` as a GPU runs it."""
+def _normalize_batch(input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+                     running_var: Tensor | None, training: bool, momentum: float, eps: float,
+                     cudnn_enabled: bool) -> Any:
     if not input.numel() or not _uses_cudnn(input, weight, bias, running_mean, running_var, training):
         return NotImplemented  # native_batch_norm, on CUDA as on meta
     assert weight is not None and bias is not None
     layout = suggest_memory_format(input)
     if training and layout is not torch.contiguous_format:
         # CUDNN_BATCHNORM_SPATIAL_PERSISTENT, whose reserve cuDNN alone knows; in the other modes it is none (measured)
-        state = current()
-        assert state is not None
+        state = active_state()
         state.assume(
             "cuDNN batch normalisation of channels-last tensors is taken to keep no reserve for its backward pass")
     outputs = aten.cudnn_batch_norm.default(input.contiguous(memory_format=layout), weight.contiguous(),
@@ -84,30 +80,26 @@ class FusedRmsNorm(torch.autograd.Function):
 
 
 @device_kernel("rms_norm")
-def normalize_root_mean_square(input: Tensor, normalized_shape: list[int], weight: Tensor | None = None,
-                               eps: float | None = None) -> Any:
-    """``rms_norm`` as a GPU runs it."""
+def _normalize_root_mean_square(input: Tensor, normalized_shape: list[int], weight: Tensor | None = None,
+                                eps: float | None = None) -> Any:
     fits = tuple(input.shape[input.dim() - len(normalized_shape):]) == tuple(normalized_shape)
-    if (not hasattr(aten, "_fused_rms_norm") or not fits or input.is_complex()
-            or weight is not None and weight.dtype != input.dtype
-            or suggest_memory_format(input) is not torch.contiguous_format):
+    if (not hasattr(aten, "_fused_rms_norm") or not fits or input.is_complex() or weight is not None
+            and weight.dtype != input.dtype or suggest_memory_format(input) is not torch.contiguous_format):
         return NotImplemented  # rms_norm_composite, or an error that torch words
     return FusedRmsNorm.apply(input, list(normalized_shape), weight, eps)
 
 
 @device_shape("_fused_rms_norm")
-def fused_rms_norm_shape(input: Tensor, normalized_shape: list[int], weight: Tensor | None,
-                         eps: float | None) -> tuple[Tensor, Tensor]:
-    """What ``_fused_rms_norm`` gives on a GPU."""
+def _fused_rms_norm_shape(input: Tensor, normalized_shape: list[int], weight: Tensor | None,
+                          eps: float | None) -> tuple[Tensor, Tensor]:
     outer = input.shape[:input.dim() - len(normalized_shape)]
     rstd = input.new_empty((*outer, *(1 for _ in normalized_shape)), dtype=get_computation_dtype(input.dtype))
     return torch.empty_like(input, memory_format=torch.contiguous_format), rstd
 
 
 @device_shape("_fused_rms_norm_backward")
-def fused_rms_norm_backward_shape(grad_out: Tensor, input: Tensor, normalized_shape: list[int], rstd: Tensor,
-                                  weight: Tensor | None,
-                                  output_mask: list[bool]) -> tuple[Tensor | None, Tensor | None]:
-    """What ``_fused_rms_norm_backward`` gives on a GPU."""
+def _fused_rms_norm_backward_shape(grad_out: Tensor, input: Tensor, normalized_shape: list[int], rstd: Tensor,
+                                   weight: Tensor | None,
+                                   output_mask: list[bool]) -> tuple[Tensor | None, Tensor | None]:
     grad_input = torch.empty_like(input, memory_format=torch.contiguous_format) if output_mask[0] else None
     return grad_input, torch.empty_like(weight) if output_mask[1] and weight is not None else None

@@ -1,6 +1,5 @@
-"""``one_hot`` on CUDA: zeros with ones scattered in, where meta compares with an enumeration.
-
-Source: ``aten/src/ATen/native/Onehot.cpp``. On CUDA nothing is checked on the host when ``num_classes`` is given.
+"""``one_hot`` on CUDA: zeros with ones scattered in, where meta compares with an enumeration. Source:
+``aten/src/ATen/native/Onehot.cpp``. On CUDA nothing is checked on the host when ``num_classes`` is given.
 """
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ aten = torch.ops.aten
 
 
 @device_kernel("one_hot")
-def one_hot(self: torch.Tensor, num_classes: int = -1) -> Any:
-    """``one_hot`` as a GPU runs it."""
+def _one_hot(self: torch.Tensor, num_classes: int = -1) -> Any:
     if num_classes <= 0 or self.dtype is not torch.int64 or not self.numel() or read_known(self) is not None:
         return NotImplemented  # classes that are known stay so by comparison
     zeros = new_on_device_of(self, aten.zeros.default, [*self.shape, num_classes], dtype=torch.int64)

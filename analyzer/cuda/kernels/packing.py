@@ -1,6 +1,5 @@
-"""Packed sequences: torch's code reads lengths through raw pointers, which tensors without data do not have.
-
-Source: ``aten/src/ATen/native/PackedSequence.cpp``. Lengths must be known: a tensor made from Python numbers is.
+"""Packed sequences: torch's code reads lengths through raw pointers, which tensors without data do not have. Source:
+``aten/src/ATen/native/PackedSequence.cpp``. Lengths must be known: a tensor made from Python numbers is.
 """
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from analyzer.cuda.kernel_registry import device_kernel
 from analyzer.errors import DataDependentError
 from analyzer.meta.function.creation import constant
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.state import CPU, current
+from analyzer.meta.state import CPU, active_state
 from analyzer.meta.value.contents import read_known
 
 Tensor = torch.Tensor
@@ -23,8 +22,7 @@ def read_lengths(operator: str, lengths: Tensor) -> list[int]:
     """The values of ``lengths``. Raises DataDependentError where they are not known."""
     value = read_known(lengths)
     if value is None:
-        state = current()
-        assert state is not None
+        state = active_state()
         raise DataDependentError(
             f"{operator} needs the lengths of the sequences, which are not known. {state.where()}\n"
             "Way out: pass lengths made from Python numbers, torch.tensor([...]).")
@@ -32,8 +30,7 @@ def read_lengths(operator: str, lengths: Tensor) -> list[int]:
 
 
 def _on_host(values: list[int]) -> Tensor:
-    state = current()
-    assert state is not None
+    state = active_state()
     with without_modes():
         value = torch.tensor(values, dtype=torch.int64)
     return constant(state, value, CPU)
@@ -62,22 +59,18 @@ class PackPadded(torch.autograd.Function):
 
 
 @device_kernel("_pack_padded_sequence", on_any_device=True)
-def pack_padded_sequence(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """``_pack_padded_sequence`` as a GPU or the CPU runs it."""
+def _pack_padded_sequence(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     wanted = read_lengths("pack_padded_sequence", lengths)
     if not wanted or min(wanted) <= 0 or sorted(wanted, reverse=True) != wanted:
-        raise RuntimeError(
-            f"pack_padded_sequence: lengths {wanted} must be positive and in decreasing order; "
-            "pass enforce_sorted=False "
-            "to have them sorted")
+        raise RuntimeError(f"pack_padded_sequence: lengths {wanted} must be positive and in decreasing order; "
+                           "pass enforce_sorted=False to have them sorted")
     batch_sizes = [sum(n > step for n in wanted) for step in range(wanted[0])]
     return PackPadded.apply(input, batch_sizes, batch_first), _on_host(batch_sizes)
 
 
 @device_kernel("_pad_packed_sequence", on_any_device=True)
-def pad_packed_sequence(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float,
-                        total_length: int) -> tuple[Tensor, Tensor]:
-    """``_pad_packed_sequence`` as a GPU or the CPU runs it."""
+def _pad_packed_sequence(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float,
+                         total_length: int) -> tuple[Tensor, Tensor]:
     sizes = read_lengths("pad_packed_sequence", batch_sizes)
     length = max(len(sizes), total_length)
     out = data.new_full((length, sizes[0], *data.shape[1:]), padding_value)

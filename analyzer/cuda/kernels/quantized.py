@@ -8,7 +8,7 @@ import torch
 from analyzer.cuda.kernel_registry import device_shape, host_shape
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.shape_registry import device_shapes
-from analyzer.meta.state import current
+from analyzer.meta.state import active_state
 
 Tensor = torch.Tensor
 
@@ -42,8 +42,7 @@ def shape_quantize(self: Tensor, *args: Any, dtype: torch.dtype | None = None) -
 
 
 @device_shape("dequantize.self")
-def shape_dequantize(self: Tensor) -> Tensor:
-    """What ``dequantize.self`` gives on a GPU."""
+def _shape_dequantize(self: Tensor) -> Tensor:
     return torch.empty(self.shape, dtype=torch.float32, device=self.device)
 
 
@@ -55,17 +54,12 @@ def shape_int_repr(self: Tensor) -> Tensor:
 
 
 def shape_linear_with_packed_weight(x: Tensor, packed: Any, *_: Any, **__: Any) -> Tensor:
-    """aten/src/ATen/native/quantized/cpu/qlinear_dynamic.cpp: the weight is an object of C++, with data that no tensor
-    shows.
-    """
-    state = current()
-    assert state is not None
+    """aten/src/ATen/native/quantized/cpu/qlinear_dynamic.cpp: the weight is an object of C++, which hides its data."""
+    state = active_state()
     with without_modes():
         weight = packed.unpack()[0]
-    state.assume(
-        f"a weight of {weight.numel() * weight.itemsize:,} bytes, packed by torch.ao.quantization, "
-            f"is in no count of memory {state.where()}"
-    )
+    state.assume(f"a weight of {weight.numel() * weight.itemsize:,} bytes, packed by torch.ao.quantization, "
+                 f"is in no count of memory {state.where()}")
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 

@@ -1,6 +1,5 @@
-"""Recurrent layers on CUDA: one cuDNN call for all time steps, on weights that share one buffer.
-
-Sources: ``aten/src/ATen/native/RNN.cpp``, ``aten/src/ATen/native/cudnn/RNN.cpp`` and, under autocast,
+"""Recurrent layers on CUDA: one cuDNN call for all time steps, on weights that share one buffer. Sources:
+``aten/src/ATen/native/RNN.cpp``, ``aten/src/ATen/native/cudnn/RNN.cpp`` and, under autocast,
 ``aten/src/ATen/cudnn/AutocastRNN.cpp``. Where cuDNN does not take the dtype (bfloat16), torch runs its own cells step
 by step.
 """
@@ -14,7 +13,7 @@ from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 from analyzer.cuda.autocast import lower_precision
 from analyzer.cuda.function import call_whole
 from analyzer.cuda.kernel_registry import device_kernel, device_shape
-from analyzer.meta.state import current
+from analyzer.meta.state import active_state
 from analyzer.meta.storage import MetaStorage
 
 from .packing import read_lengths
@@ -102,11 +101,10 @@ def _shared_buffer(weights: tuple[Tensor, ...]) -> Tensor | None:
 
 
 @device_shape("_cudnn_rnn")
-def cudnn_rnn_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor | None, hx: Tensor,
-                    cx: Tensor | None, mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool,
-                    dropout: float, train: bool, bidirectional: bool, batch_sizes: list[int],
-                    dropout_state: Tensor | None) -> tuple[Tensor, ...]:
-    """What ``_cudnn_rnn`` gives on a GPU."""
+def _cudnn_rnn_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor | None, hx: Tensor,
+                     cx: Tensor | None, mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool,
+                     dropout: float, train: bool, bidirectional: bool, batch_sizes: list[int],
+                     dropout_state: Tensor | None) -> tuple[Tensor, ...]:
     directions = 2 if bidirectional else 1
     size = directions * (proj_size or hidden_size)
     if batch_sizes:
@@ -144,14 +142,11 @@ def cudnn_rnn_backward_shape(input: Tensor, weight: list[Tensor], weight_stride0
 
 
 def _run(spec: RnnSpec, input: Tensor, hx: Tensor, cx: Tensor | None, params: list[Tensor]) -> Any:
-    state = current()
-    assert state is not None
+    state = active_state()
     # cudnn_is_acceptable
     if not torch._C._get_cudnn_enabled() or input.dtype not in CUDNN_TENSOR_DTYPES or not input.numel():
-        state.assume(
-            f"a recurrent layer that cuDNN does not run ({input.dtype}) is counted with the CPU's cells, "
-            "not CUDA's fused ones"
-        )
+        state.assume(f"a recurrent layer that cuDNN does not run ({input.dtype}) is counted with the CPU's cells, "
+                     "not CUDA's fused ones")
         return NotImplemented
     lower = lower_precision(state)
     if lower is not None:  # _cudnn_rnn_cast_reflatten
@@ -171,17 +166,15 @@ def _read_sizes(batch_sizes: Tensor) -> tuple[int, ...]:
 
 
 @device_kernel("lstm.input")
-def lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
-         train: bool, bidirectional: bool, batch_first: bool) -> Any:
-    """``lstm.input`` as a GPU runs it."""
+def _lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
+          train: bool, bidirectional: bool, batch_first: bool) -> Any:
     return _run(RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx[0], hx[1],
                 params)
 
 
 @device_kernel("lstm.data")
-def packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool,
-                num_layers: int, dropout: float, train: bool, bidirectional: bool) -> Any:
-    """``lstm.data`` as a GPU runs it."""
+def _packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool,
+                 num_layers: int, dropout: float, train: bool, bidirectional: bool) -> Any:
     spec = RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))
     return _run(spec, data, hx[0], hx[1], params)
 
@@ -192,7 +185,6 @@ def _register(name: str, mode: int) -> None:
               train: bool, bidirectional: bool, batch_first: bool) -> Any:
         return _run(RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx, None,
                     params)
-
     @device_kernel(f"{name}.data")
     def packed(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int,
                dropout: float, train: bool, bidirectional: bool) -> Any:
@@ -205,8 +197,7 @@ for _name, _mode in (("gru", GRU), ("rnn_tanh", TANH), ("rnn_relu", RELU)):
 
 
 @device_kernel("_use_cudnn_rnn_flatten_weight", on_any_device=True)
-def uses_flat_weights() -> bool:
-    """``_use_cudnn_rnn_flatten_weight`` as a GPU or the CPU runs it."""
+def _uses_flat_weights() -> bool:
     return True
 
 
@@ -228,32 +219,28 @@ def flatten_weights(weight_arr: list[Tensor], weight_stride0: int, input_size: i
 
 
 @device_kernel("lstm_cell")
-def lstm_cell(input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
-              b_hh: Tensor | None = None) -> Any:
-    """``lstm_cell`` as a GPU runs it."""
+def _lstm_cell(input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
+               b_hh: Tensor | None = None) -> Any:
     gates = aten.linear.default(input, w_ih), aten.linear.default(hx[0], w_hh)
     return aten._thnn_fused_lstm_cell.default(*gates, hx[1], b_ih, b_hh)[:2]
 
 
 @device_kernel("gru_cell")
-def gru_cell(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
-             b_hh: Tensor | None = None) -> Any:
-    """``gru_cell`` as a GPU runs it."""
+def _gru_cell(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
+              b_hh: Tensor | None = None) -> Any:
     gates = aten.linear.default(input, w_ih), aten.linear.default(hx, w_hh)
     return aten._thnn_fused_gru_cell.default(*gates, hx, b_ih, b_hh)[0]
 
 
 @device_shape("_thnn_fused_gru_cell")
-def fused_gru_cell_shape(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases:
-                         Tensor | None) -> tuple[Tensor, Tensor]:
-    """What ``_thnn_fused_gru_cell`` gives on a GPU."""
+def _fused_gru_cell_shape(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases:
+                          Tensor | None) -> tuple[Tensor, Tensor]:
     # aten/src/ATen/native/cuda/RNN.cu, GRU_WORKSPACE_MULTIPLIER
     return torch.empty_like(hx, memory_format=torch.contiguous_format), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
 
 
 @device_shape("_thnn_fused_gru_cell_backward")
-def fused_gru_cell_backward_shape(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    """What ``_thnn_fused_gru_cell_backward`` gives on a GPU."""
+def _fused_gru_cell_backward_shape(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
     batch, size = workspace.shape[0], workspace.shape[1] // 5
     gates = [workspace.new_empty(batch, 3 * size) for _ in range(2)]
     biases = [workspace.new_empty(3 * size) if has_bias else None for _ in range(2)]

@@ -1,6 +1,5 @@
-"""Softmax of halves into float32 on CUDA: one kernel, where elsewhere the input is converted first.
-
-Source: ``softmax`` and ``log_softmax`` in ``aten/src/ATen/native/SoftMax.cpp``; bfloat16 has no such path.
+"""Softmax of halves into float32 on CUDA: one kernel, where elsewhere the input is converted first. Source: ``softmax``
+and ``log_softmax`` in ``aten/src/ATen/native/SoftMax.cpp``; bfloat16 has no such path.
 """
 from __future__ import annotations
 
@@ -14,16 +13,14 @@ aten = torch.ops.aten
 
 
 @device_kernel("softmax.int")
-def softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
-    """``softmax.int`` as a GPU runs it."""
+def _softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
     if self.dtype is torch.float16 and dtype is torch.float32:
         return aten._softmax.default(self, dim, True)
     return NotImplemented
 
 
 @device_kernel("log_softmax.int")
-def log_softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
-    """``log_softmax.int`` as a GPU runs it."""
+def _log_softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
     if self.dtype is torch.float16 and dtype is torch.float32:
         return aten._log_softmax.default(self, dim, True)
     return NotImplemented

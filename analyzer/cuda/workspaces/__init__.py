@@ -1,3 +1,1 @@
-"""What kernels hold of the device's memory while they run, one family a file. Every file here is imported when a mode
-is first entered.
-"""
+"""What kernels hold while they run, one family a file; each file is imported when a mode is first entered."""

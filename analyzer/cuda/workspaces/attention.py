@@ -1,6 +1,4 @@
-"""What attention kernels hold while they run: those that PyTorch brings, and of cuDNN's what its open frontend asks
-for.
-"""
+"""What attention kernels hold while they run: PyTorch's own, and of cuDNN's what its open frontend asks for."""
 from __future__ import annotations
 
 from math import ceil
@@ -18,12 +16,10 @@ _BLOCK = 64  # rows and columns that one block of the float32 kernel handles
 @kernel_stages(_aten._scaled_dot_product_efficient_attention_backward)
 def efficient_backward_stages(signature: Signature) -> tuple[Stage, ...]:
     """``_efficient_attention_backward`` in ``aten/src/ATen/native/transformers/cuda/attention_backward.cu``, for
-    float32.
-
-    First (grad · out) summed over each head, then what the splits of the keys add their gradient of the query into:
-    GradQTempStorage of ``mem_eff_attention/kernel_backward.h``, 16 bytes and a block of floats each. On an H200 it took
-    6,297,600 bytes for queries of (4, 12, 512, 64). The kernels for halves are not covered: PyTorch prefers others
-    there.
+    float32. First (grad · out) summed over each head, then what the splits of the keys add their gradient of the query
+    into: GradQTempStorage of ``mem_eff_attention/kernel_backward.h``, 16 bytes and a block of floats each. On an H200
+    it took 6,297,600 bytes for queries of (4, 12, 512, 64). The kernels for halves are not covered: PyTorch prefers
+    others there.
     """
     grad_out, query, key = signature.inputs[:3]
     if query.dtype is not torch.float32:
@@ -38,9 +34,7 @@ def efficient_backward_stages(signature: Signature) -> tuple[Stage, ...]:
 @kernel_stages(_aten._scaled_dot_product_cudnn_attention_backward)
 def cudnn_backward_stages(signature: Signature) -> tuple[Stage, ...]:
     """``run_cudnn_SDP_bprop`` in ``aten/src/ATen/native/cudnn/MHA.cpp``: a copy of a gradient whose rows have gaps,
-    then one workspace.
-
-    In it, by ``get_fe_workspace_size_node`` of CompositeSDPABackwardNode (cudnn-frontend,
+    then one workspace. In it, by ``get_fe_workspace_size_node`` of CompositeSDPABackwardNode (cudnn-frontend,
     node/scaled_dot_product_flash_attention.h, cuDNN 9): the query's gradient and the row sums in float32. The forward
     pass asks for none. What cuDNN's engine adds, as for the full heads of grouped queries, is not known.
     """
@@ -60,9 +54,8 @@ def flash_backward_stages(signature: Signature) -> tuple[Stage, ...]:
     batch, heads, length, size = query
     rounded_length = ceil(length / 128) * 128
     rounded_size = ceil(size / 32) * 32 if size <= 192 else 256
-    blocks = [
-        batch * heads * rounded_length * _FLOAT_BYTES, batch * rounded_length * heads * rounded_size * _FLOAT_BYTES
-    ]
+    blocks = [batch * heads * rounded_length * _FLOAT_BYTES,
+              batch * rounded_length * heads * rounded_size * _FLOAT_BYTES]
     if key[1] != heads:
         blocks += 2 * [batch * key[2] * heads * size * query.dtype.itemsize]
     return (Stage(tuple(blocks)),)

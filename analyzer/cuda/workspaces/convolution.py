@@ -1,11 +1,10 @@
-"""What CUDA convolutions hold while they run: copies that PyTorch makes, and cuDNN's workspace.
-
-PyTorch's part is read from ``aten/src/ATen/native/Convolution.cpp`` and ``cudnn/ConvShared.cpp``. cuDNN is closed: its
-part is derived from what its kernels need. Tensor cores want channels last, so for tensors that are channels first it
-writes copies of input, output and weight in that order into its workspace, where the product is worth them: copying
-costs time by the byte, a kernel that does without costs time by the FLOP. The forms of these rules and the constants in
-`BRACKETED` come from the peaks that an H200 measured with cuDNN 9.19 (``benchmarks/truth``); other versions and
-devices may choose otherwise.
+"""What CUDA convolutions hold while they run: copies that PyTorch makes, and cuDNN's workspace. PyTorch's part is read
+from ``aten/src/ATen/native/Convolution.cpp`` and ``cudnn/ConvShared.cpp``. cuDNN is closed: its part is derived from
+what its kernels need. Tensor cores want channels last, so for tensors that are channels first it writes copies of
+input, output and weight in that order into its workspace, where the product is worth them: copying costs time by the
+byte, a kernel that does without costs time by the FLOP. The forms of these rules and the constants in `BRACKETED` come
+from the peaks that an H200 measured with cuDNN 9.19 (``benchmarks/truth``); other versions and devices may choose
+otherwise.
 """
 from __future__ import annotations
 
@@ -20,6 +19,7 @@ from analyzer.meta.memory_need import Stage, kernel_stages
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec, spec_of
 
+from .kernel_temporary import is_contiguous
 from .reduction import accumulate_bytes, reduction_blocks
 
 _aten = torch.ops.aten
@@ -67,9 +67,7 @@ def _has_tensor_cores(dtype: torch.dtype) -> bool:
 
 
 def _is_channels_last(t: TensorSpec) -> bool:
-    """``suggest_memory_format``: whether the strides of images or volumes read as channels last
-    (c10/core/MemoryFormat.h).
-    """
+    """c10/core/MemoryFormat.h, suggest_memory_format: whether strides of images or volumes are channels last."""
     if len(t) not in (4, 5) or t.stride[1] == 0:
         return False
     least = 0
@@ -86,24 +84,12 @@ def _suggests_channels_last(x: TensorSpec, w: TensorSpec) -> bool:
 
 
 def _is_contiguous(t: TensorSpec, channels_last: bool) -> bool:
-    if channels_last:
-        return _is_channels_last(t) or math.prod(t[2:]) == 1 and _is_contiguous(t, False)
-    expected = 1
-    for n, stride in zip(reversed(t), reversed(t.stride)):
-        if n != 1 and stride != expected:
-            return False
-        expected *= n
-    return True
-
-
-def _is_product(w: TensorSpec, stride: tuple[int, ...], groups: int) -> bool:
-    return groups == 1 and math.prod(w[2:]) == 1 and set(stride) == {1}
+    return channels_last and _is_channels_last(t) or (
+        not channels_last or math.prod(t[2:]) == 1) and is_contiguous(t)
 
 
 def _copy_bytes(t: TensorSpec) -> int:
-    """Bytes of a channels-last copy. Of 16-bit types it has whole vectors of channels: 3 become 8 (two vision
-    transformers measured).
-    """
+    """Bytes of a channels-last copy: in 16 bits, whole vectors of channels (measured: 3 become 8 in two models)."""
     if t.dtype.itemsize != 2:
         return t.nbytes
     channels = t[1]
@@ -111,18 +97,16 @@ def _copy_bytes(t: TensorSpec) -> int:
 
 
 class _Convolution:
-    """One convolution of images ``x`` with weights ``w`` to ``y``; what it holds does not depend on the direction of
-    the pass.
-    """
+    """One convolution of images ``x`` with weights ``w`` to ``y``, which holds the same in either direction."""
 
     def __init__(self, x: TensorSpec, y: TensorSpec, w: TensorSpec, stride: tuple[int, ...], groups: int,
                  transposed: bool) -> None:
         self.x, self.y, self.w = x, y, w
         self.groups = groups
         self.channels_last = _suggests_channels_last(x, w)
-        self.is_depthwise = groups > 1 and groups == x[
-            1] and w[0] % x[1] == 0 and not transposed and not self.channels_last
-        self.is_product = _is_product(w, stride, groups)
+        is_one_each = groups > 1 and groups == x[1] and w[0] % x[1] == 0
+        self.is_depthwise = is_one_each and not transposed and not self.channels_last
+        self.is_product = groups == 1 and math.prod(w[2:]) == 1 and set(stride) == {1}
         self.uses_copies = self._are_copies_worth()
 
     def contiguous_copies(self, *tensors: TensorSpec) -> tuple[int, ...]:
@@ -130,8 +114,8 @@ class _Convolution:
         return tuple(t.nbytes for t in tensors if t.numel and not _is_contiguous(t, self.channels_last))
 
     def _are_copies_worth(self) -> bool:
-        if self.is_depthwise or self.channels_last or not _has_tensor_cores(
-                self.x.dtype) or not torch.backends.cudnn.enabled:
+        uses_tensor_cores = torch.backends.cudnn.enabled and _has_tensor_cores(self.x.dtype)
+        if self.is_depthwise or self.channels_last or not uses_tensor_cores:
             return False
         if self.groups > 1:
             return True  # without tensor cores there is no other kernel for groups that is not far slower
@@ -144,9 +128,7 @@ class _Convolution:
 
     @property
     def layout_bytes(self) -> int:
-        """Copies in channels-last order. 1x1 weights are the same in both orders; those of groups are not copied
-        (measured).
-        """
+        """Copies in channels-last order, in which 1x1 weights are the same; those of groups are not (measured)."""
         if not self.uses_copies:
             return 0
         weight_bytes = _copy_bytes(self.w) if math.prod(self.w[2:]) > 1 and self.groups == 1 else 0
@@ -173,9 +155,7 @@ class _Convolution:
 
 @device_shape("convolution")
 def convolve(input: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
-    """The output of a CUDA convolution: channels last where cuDNN runs in that order, which torch's meta kernel cannot
-    know.
-    """
+    """The output of a CUDA convolution: channels last where cuDNN runs so, which torch's meta kernel cannot know."""
     out: torch.Tensor = _aten.convolution.default(input, weight, *args)
     if torch.backends.cudnn.enabled and _suggests_channels_last(spec_of(input), spec_of(weight)):
         return out.contiguous(memory_format=torch.channels_last if out.dim() == 4 else torch.channels_last_3d)

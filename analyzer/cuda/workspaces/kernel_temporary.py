@@ -1,7 +1,6 @@
-"""What CUDA kernels of PyTorch allocate inside one operator: contiguous copies, sorted indices, partial sums.
-
-Source: the files of ``aten/src/ATen/native/cuda`` named at each rule, as of PyTorch 2.11. Operators that are several
-ATen calls need no rule: the log holds each call.
+"""What CUDA kernels of PyTorch allocate inside one operator: contiguous copies, sorted indices, partial sums. Source:
+the files of ``aten/src/ATen/native/cuda`` named at each rule, as of PyTorch 2.11. Operators that are several ATen calls
+need no rule: the log holds each call.
 """
 from __future__ import annotations
 
@@ -46,11 +45,8 @@ def _stages(*blocks: int) -> tuple[Stage, ...]:
 # Positions of the arguments that a kernel makes contiguous before it runs: SoftMax.cu (host_softmax,
 # host_softmax_backward).
 _MADE_CONTIGUOUS: dict[Any, tuple[int, ...]] = {
-    _aten._softmax: (0, ),
-    _aten._log_softmax: (0, ),
-    _aten._softmax_backward_data: (0, 1),
-    _aten._log_softmax_backward_data: (0, 1),
-}
+    **dict.fromkeys((_aten._softmax, _aten._log_softmax), (0,)),
+    **dict.fromkeys((_aten._softmax_backward_data, _aten._log_softmax_backward_data), (0, 1))}
 
 
 @kernel_stages(*_MADE_CONTIGUOUS)
@@ -60,9 +56,7 @@ def _contiguous_copies(signature: Signature) -> tuple[Stage, ...]:
 
 @kernel_stages(_aten.native_layer_norm, _aten._fused_rms_norm)
 def _layer_norm(signature: Signature) -> tuple[Stage, ...]:
-    """layer_norm_kernel.cu, layer_norm_cuda: the input is made contiguous (expect_contiguous) before the outputs are
-    allocated.
-    """
+    """layer_norm_kernel.cu, layer_norm_cuda: the input is made contiguous before the outputs are allocated."""
     return _kept(*_copies(signature, (0,)))
 
 
@@ -78,7 +72,7 @@ def copy_bytes(t: TensorSpec) -> int:
 
 def _copies(signature: Signature, positions: tuple[int, ...]) -> list[int]:
     given = [signature.args[i] for i in positions if i < len(signature.args)]
-    return [t.nbytes for t in given if isinstance(t, TensorSpec) and not is_contiguous(t)]
+    return [copy_bytes(t) for t in given if isinstance(t, TensorSpec)]
 
 
 @kernel_stages(_aten._safe_softmax)
@@ -110,9 +104,7 @@ def _layer_norm_backward(signature: Signature) -> tuple[Stage, ...]:
 @kernel_stages(_aten.embedding_dense_backward)
 def _embedding_backward(signature: Signature) -> tuple[Stage, ...]:
     """Embedding.cu and EmbeddingBackwardKernel.cu: beyond 3072 indices they are sorted, and rows are summed in pieces
-    of ten.
-
-    The gradient is made contiguous, and indices are sorted, before the output is allocated.
+    of ten. The gradient is made contiguous, and indices are sorted, before the output is allocated.
     """
     grad, indices, num_weights = signature.args[:3]
     scale_by_frequency = bool(signature.args[4])
@@ -152,9 +144,7 @@ def _index_put(signature: Signature) -> tuple[Stage, ...]:
 
 @kernel_stages(_aten.mm, _aten.addmm, _aten.addmm_, _aten._addmm_activation, _aten.bmm, _aten.baddbmm, _aten.baddbmm_)
 def _product(signature: Signature) -> tuple[Stage, ...]:
-    """Blas.cpp, prepare_matrix_for_cublas and prepare_batch_matrix_for_cublas: neither rows nor columns dense, hence a
-    copy.
-    """
+    """Blas.cpp, prepare_(batch_)matrix_for_cublas: a matrix with neither rows nor columns dense is copied."""
     return _stages(*[m.nbytes for m in signature.inputs[-2:] if m.numel and not _is_matrix(m)])
 
 

@@ -1,8 +1,7 @@
-"""Workspaces that cuBLAS and cuBLASLt take from the caching allocator at their first product and keep for good.
-
-Rules of PyTorch 2.8 to 2.11, ``aten/src/ATen/cuda/CublasHandlePool.cpp``: one workspace per library, handle and stream;
-each thread has a handle of its own, so the products of the backward pass, which autograd runs in a thread per device,
-take another.
+"""Workspaces that cuBLAS and cuBLASLt take from the caching allocator at their first product and keep for good. Rules
+of PyTorch 2.8 to 2.11, ``aten/src/ATen/cuda/CublasHandlePool.cpp``: one workspace per library, handle and stream; each
+thread has a handle of its own, so the products of the backward pass, which autograd runs in a thread per device, take
+another.
 """
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ import torch
 
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
 from analyzer.meta.state import MetaState
 
 _aten = torch.ops.aten
@@ -50,29 +48,19 @@ def cublaslt_workspace_bytes() -> int:
     return int(given) << 10 if given.isdigit() else _MIB
 
 
-def _is_unified() -> bool:
-    return os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1"
-
-
 def runs_through_cublaslt(signature: Signature) -> bool:
-    """Whether a product takes the cuBLASLt path: those with a fused bias, and the scaled and integer ones.
-
-    Source: isInputCompliesAddmmCudaLt in ``aten/src/ATen/native/cuda/Blas.cpp``.
+    """Whether a product takes the cuBLASLt path: those with a fused bias, and the scaled and integer ones. Source:
+    isInputCompliesAddmmCudaLt in ``aten/src/ATen/native/cuda/Blas.cpp``.
     """
     packet = signature.op.overloadpacket
     if packet in _ALWAYS_LT:
         return True
-    if packet is not _aten.addmm and packet is not _aten._addmm_activation or os.environ.get(
-            "DISABLE_ADDMM_CUDA_LT") == "1":
+    if packet not in (_aten.addmm, _aten._addmm_activation) or os.environ.get("DISABLE_ADDMM_CUDA_LT") == "1":
         return False
     bias, left, right = signature.args[:3]
     beta = signature.kwargs.get("beta", 1)
     is_bias = len(bias) == 1 and bias[0] == right[1] and bias.stride == (1,)
     return bool(beta == 1 and is_bias and left.dtype in _FLOATING and min(*left, *right) > 1)
-
-
-def _always(signature: Signature) -> bool:
-    return True
 
 
 def _not_empty(signature: Signature) -> bool:
@@ -86,30 +74,23 @@ _PRODUCTS: dict[Any, Callable[[Signature], bool]] = {
     **dict.fromkeys((_aten.mm, _aten.addmm, _aten._addmm_activation, _aten.bmm, _aten.baddbmm, _aten.addmv, _aten.mv,
                      _aten.dot, _aten.vdot, _aten.addbmm), _not_empty),
     **dict.fromkeys((_aten.addmm_, _aten.baddbmm_, _aten.addmv_, _aten.addbmm_), _not_empty),
-    **dict.fromkeys(_ALWAYS_LT, _always),
-    _aten.linalg_solve_triangular: _always,
-    _aten.triangular_solve: _always,
-}
+    **dict.fromkeys((*_ALWAYS_LT, _aten.linalg_solve_triangular, _aten.triangular_solve), lambda signature: True)}
 
 
 def library_needs(signature: Signature) -> tuple[str, ...]:
     """The libraries whose workspace the kernel of ``signature`` asks for, in order: of "cublaslt" and "cublas"."""
     found = signature.memo.get("library_needs")
     if found is None:
-        rule = _PRODUCTS.get(signature.op.overloadpacket)
-        if rule is None or not _is_on_cuda(signature.inputs) or not rule(signature):
+        rule, inputs = _PRODUCTS.get(signature.op.overloadpacket), signature.inputs
+        if rule is None or not inputs or not inputs[-1].device.startswith("cuda") or not rule(signature):
             found = ()
-        elif runs_through_cublaslt(signature) and not _is_unified():
+        elif runs_through_cublaslt(signature) and os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") != "1":
             # the handle of cuBLASLt is cuBLAS's, which gets its workspace when asked for
             found = ("cublaslt", "cublas")
         else:
             found = ("cublas",)
         signature.memo["library_needs"] = found
     return found
-
-
-def _is_on_cuda(inputs: tuple[TensorSpec, ...]) -> bool:
-    return bool(inputs) and inputs[-1].device.startswith("cuda")
 
 
 def take_library_workspaces(state: MetaState, signature: Signature, needs: tuple[str, ...]) -> None:

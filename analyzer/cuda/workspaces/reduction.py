@@ -1,7 +1,6 @@
-"""Buffers through which the blocks of one CUDA reduction hand partial results to each other.
-
-Source: ``setReduceConfig`` and ``gpu_reduce_kernel`` in ``aten/src/ATen/native/cuda/Reduce.cuh`` (PyTorch 2.11 to
-2.13); comments name the steps. The buffers can be larger than the input: every thread of a block has a place in them.
+"""Buffers through which the blocks of one CUDA reduction hand partial results to each other. Source:
+``setReduceConfig`` and ``gpu_reduce_kernel`` in ``aten/src/ATen/native/cuda/Reduce.cuh`` (PyTorch 2.11 to 2.13);
+comments name the steps. The buffers can be larger than the input: every thread of a block has a place in them.
 """
 from __future__ import annotations
 
@@ -99,7 +98,6 @@ def _iteration_order(x: TensorSpec, dims: tuple[int, ...]) -> list[_Dim]:
         found.append(_Dim(x[i], x.stride[i], i in reduced, 0 if i in reduced else out_stride))
         if i not in reduced:
             out_stride *= max(1, x[i])
-
     def compare(a: _Dim, b: _Dim) -> int:  # reorder_dimensions, should_swap
         if a.is_reduced != b.is_reduced:
             return -1 if a.is_reduced else 1
@@ -107,7 +105,6 @@ def _iteration_order(x: TensorSpec, dims: tuple[int, ...]) -> list[_Dim]:
             if s and t and s != t:
                 return -1 if s < t else 1
         return 0
-
     found = sorted((d for d in found if d.size != 1), key=cmp_to_key(compare))
     merged: list[_Dim] = []
     for d in found:  # coalesce_dimensions

@@ -1,9 +1,7 @@
-"""What CUDA kernels that sort, select and scan hold while they run.
-
-Source: the files of ``aten/src/ATen/native/cuda`` named at each rule (PyTorch 2.11). Radix sort is CUB's with separate
-input and output, which its documentation says needs as much again as keys and values are (DeviceRadixSort: "O(N+P)
-temporary storage"; only its DoubleBuffer variant needs O(P)). Scans and selections of CUB need a few bytes for every
-two thousand elements, which is left out.
+"""What CUDA kernels that sort, select and scan hold while they run. Source: the files of ``aten/src/ATen/native/cuda``
+named at each rule (PyTorch 2.11). Radix sort is CUB's with separate input and output, which its documentation says
+needs as much again as keys and values are (DeviceRadixSort: "O(N+P) temporary storage"; only its DoubleBuffer variant
+needs O(P)). Scans and selections of CUB need a few bytes for every two thousand elements, which is left out.
 """
 from __future__ import annotations
 
@@ -65,9 +63,7 @@ def _sort(signature: Signature) -> tuple[Stage, ...]:
 
 @kernel_stages(_aten.topk)
 def _topk(signature: Signature) -> tuple[Stage, ...]:
-    """TensorTopK.cpp and .cu: a histogram of 16-bit counts for each block where several share a row; more than 4096
-    results are sorted.
-    """
+    """TensorTopK.cpp and .cu: where blocks share a row, 16-bit counts for each; more than 4096 results are sorted."""
     x, values = signature.inputs[0], signature.outputs[0]
     if not len(x) or not x.numel:
         return ()

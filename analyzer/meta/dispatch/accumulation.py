@@ -1,8 +1,7 @@
-"""Where autograd adds gradients in place on a real device.
-
-A tensor that several operators used gets the sum of their gradients. The engine writes it into the one that it holds
-alone, unless that is ``isTensorSubclassLike``, which meta tensors are: then it makes a new tensor, one more than a real
-device has in memory. Source: ``torch/csrc/autograd/input_buffer.cpp``, can_accumulate_inplace.
+"""Where autograd adds gradients in place on a real device. A tensor that several operators used gets the sum of their
+gradients. The engine writes it into the one that it holds alone, unless that is ``isTensorSubclassLike``, which meta
+tensors are: then it makes a new tensor, one more than a real device has in memory. Source:
+``torch/csrc/autograd/input_buffer.cpp``, can_accumulate_inplace.
 """
 from __future__ import annotations
 

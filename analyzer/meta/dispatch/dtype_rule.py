@@ -6,11 +6,9 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-# The TORCH_CHECKs of aten/src/ATen/native/{LinearAlgebra,Blas,Convolution}.cpp and their CUDA twins: which arguments
-# must agree.
-_SAME_DTYPE = {
-    aten.mm: (0, 1), aten.addmm: (0, 1, 2), aten.mv: (0, 1), aten.addmv: (0, 1, 2), aten.convolution: (0, 1, 2)
-}
+# Which arguments must agree: the TORCH_CHECKs of aten/src/ATen/native/{,cuda/}{LinearAlgebra,Blas,Convolution}.cpp.
+_SAME_DTYPE = {aten.mm: (0, 1), aten.addmm: (0, 1, 2), aten.mv: (0, 1), aten.addmv: (0, 1, 2),
+               aten.convolution: (0, 1, 2)}
 
 
 def check_dtypes(op: torch._ops.OpOverload, args: Any) -> None:

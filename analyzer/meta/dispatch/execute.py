@@ -104,7 +104,6 @@ def _run(state: MetaState, call: OperatorCall, key: Any) -> None:
     result = _call_kernel(state, info, args, kwargs, device)
     structure = type(result) if isinstance(result, (list, tuple)) else None
     call.outputs = list(result) if structure is not None else [result]
-
     early: tuple[Stage, ...] = ()
     order: tuple[int, ...] | None = None
     if has_rule(info):  # what the kernel holds must be known before its outputs are allocated
@@ -113,7 +112,6 @@ def _run(state: MetaState, call: OperatorCall, key: Any) -> None:
         early, order = kernel_memory(Signature(info.op, spec_args, spec_kwargs, inputs, specs))
     _place_outputs(state, call, device, early, order)
     _grow_written(call)
-
     call.result = structure(call.outputs) if structure is not None else call.outputs[0]
     call.signature = Signature(info.op, spec_args, spec_kwargs, inputs,
                                tuple(spec_of(o) for o in call.outputs if isinstance(o, Tensor)))

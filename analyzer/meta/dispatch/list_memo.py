@@ -25,17 +25,13 @@ _kinds: dict[tuple[Any, ...], ListKind] = {}
 
 
 class ListMemo:
-    """Lists that were looked at, as long as their tensors live. For a stretch in which no tensor changes its shape,
-    storage or device.
-    """
+    """Lists that were looked at, while their tensors live and none changes its shape, storage or device."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, ...], tuple[list[weakref.ref[torch.Tensor]], ListKind]] = {}
 
     def take(self, given: Any, tensors: list[torch.Tensor], storages: list[MetaStorage]) -> ListKind | None:
-        """Add the tensors of a list and their storages to these; what stands for the list, None where it is not worth
-        it or not all the mode's own.
-        """
+        """Add a list's tensors and storages to these; its kind, None where it is short or not all the mode's own."""
         if len(given) < _WORTH:
             return None
         ids = tuple(map(id, given))

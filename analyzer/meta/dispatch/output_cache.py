@@ -71,7 +71,6 @@ def make_recipes(outputs: list[Any], tensors: list[torch.Tensor], storages: list
             i = numbers.get(storage.number, -1) if isinstance(storage, MetaStorage) else -1
             if i < 0 or tensors[i].dtype != out.dtype or tensors[i].dtype.is_complex:
                 return None
-            recipes.append(
-                Recipe(VIEW, shape=shape, stride=stride, source=i,
-                       offset=int(out.storage_offset() - tensors[i].storage_offset())))
+            recipes.append(Recipe(VIEW, shape=shape, stride=stride, source=i,
+                                  offset=int(out.storage_offset() - tensors[i].storage_offset())))
     return recipes

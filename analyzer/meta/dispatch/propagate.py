@@ -12,20 +12,10 @@ from analyzer.meta.operator_info import OperatorInfo
 from analyzer.meta.plain_type import NUMBERS
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
-from analyzer.meta.value.contents import covers_storage
+from analyzer.meta.value.contents import covers_storage, worth_following
 from analyzer.meta.value.density import CHOOSING, chosen_among, drawn_contents, expected_counts, expected_density
 from analyzer.meta.value.finiteness import finite_answer
-from analyzer.meta.value.known_value import (
-    Call,
-    Deferred,
-    Known,
-    ReadArgument,
-    Result,
-    Written,
-    Zeros,
-    window_of,
-    worth_following,
-)
+from analyzer.meta.value.known_value import Call, Deferred, Known, ReadArgument, Result, Written, Zeros, window_of
 
 from .resolve import OperatorCall
 

@@ -45,9 +45,8 @@ def _tensor_split(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: di
 def _known_number(x: Tensor) -> int | float | bool | complex | None:
     if x.layout is torch.strided and x.dim() == 0:
         storage = find_storage(x)
-        if type(storage) is MetaStorage and storage.known is not None and not storage.known.assumed and storage.nbytes(
-        ) == x.itemsize:
-            return storage.known.number(x.dtype)
+        if type(storage) is MetaStorage and (known := storage.known) is not None and not known.assumed:
+            return known.number(x.dtype) if storage.nbytes() == x.itemsize else None
     return None
 
 
@@ -74,14 +73,10 @@ def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         value = None if state.repeats else read_known(x, assumed=True)
         # zeros in place of what the layers compute may lead to 0/0
         if value is None or not bool(value.isfinite().all()):
-            value = _ones_like(x)
+            with without_modes():
+                value = torch.ones(x.shape, dtype=x.dtype, device=CPU)
     with without_modes():
         return value.numpy().copy()
-
-
-def _ones_like(x: Tensor) -> Tensor:
-    with without_modes():
-        return torch.ones(x.shape, dtype=x.dtype, device=CPU)
 
 
 @handles(Tensor.device.__get__)
@@ -117,11 +112,6 @@ def _get_device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict
     return -1 if index is None else index
 
 
-@handles(Tensor.data_ptr)
-def _data_ptr(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    return data_ptr(args[0])
-
-
 @handles(Tensor.__repr__)
 def _repr(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     x = args[0]
@@ -139,10 +129,7 @@ def _deepcopy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[s
     return func(*args, **kwargs)
 
 
-@handles(Tensor.pin_memory, Tensor.share_memory_)
-def _unchanged(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[0]
-
-
+handles(Tensor.data_ptr)(lambda state, func, args, kwargs: data_ptr(args[0]))
+handles(Tensor.pin_memory, Tensor.share_memory_)(lambda state, func, args, kwargs: args[0])
 handles(Tensor.record_stream)(lambda *args: None)
 handles(Tensor.is_pinned)(lambda *args: False)

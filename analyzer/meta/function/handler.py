@@ -13,9 +13,7 @@ handlers: dict[Any, Handler] = {}
 
 def handles(*functions: Any) -> Callable[[Handler], Handler]:
     """Decorator: a handler of torch's ``functions``."""
-
     def add(handler: Handler) -> Handler:
         handlers.update(dict.fromkeys(functions, handler))
         return handler
-
     return add

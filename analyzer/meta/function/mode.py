@@ -13,7 +13,7 @@ from analyzer.meta.current_device import indexed_device
 from analyzer.meta.opaque import call_opaque
 from analyzer.meta.reserved_touch import ReservedTouch
 from analyzer.meta.shape_registry import register_shape_impl
-from analyzer.meta.state import MetaState, current
+from analyzer.meta.state import MetaState, active_state
 from analyzer.meta.tensor import META, MetaTensor
 
 from . import answer, creation, move  # noqa: F401  # which fill the table
@@ -48,11 +48,9 @@ class MetaFunctionMode(TorchFunctionMode):
 
     def _calling(self, kind: Any, types: Any) -> Callable[..., Any]:
         """What calls a function of a tensor class that overrides functions (nested tensors) with the mode in force."""
-
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             with self:
                 return kind.__torch_function__(func, types, args, kwargs)
-
         return call
 
 _PLAIN_KINDS = frozenset({Tensor, torch.nn.Parameter, MetaTensor})  # override no function
@@ -65,14 +63,13 @@ def _overrides(kind: type) -> bool:
 
 def call_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a torch function as the simulated device would."""
-    state = current()
-    assert state is not None
+    state = active_state()
     handler = handlers.get(func)
     if handler is not None:
         return handler(state, func, args, kwargs)
     if kwargs.get("device") is not None:
         return _call_on(state, func, args, kwargs, kwargs["device"])
-    if func in _factories():
+    if func in _device_constructors():
         default = torch.get_default_device()
         if default.type != "cpu":
             return _call_on(state, func, args, kwargs, default)
@@ -81,40 +78,16 @@ def call_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return call_opaque(func, args, kwargs)
     return func(*args, **kwargs)
 
-_constructors: set[Any] = set()
 
 
 def _call_on(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: Any) -> Any:
     return state.call_on(indexed_device(device), func, *args, **{**kwargs, "device": META})
 
 
-def _factories() -> set[Any]:
-    if not _constructors:
-        _constructors.update(_device_constructors())
-    return _constructors
-
 # What a tensor that is not materialized answers as its fake tensor would.
 _SAME_FOR_RESERVED = frozenset({
-    Tensor.shape.__get__,  # type: ignore[attr-defined]
-    Tensor.dtype.__get__,  # type: ignore[attr-defined]
-    Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
-    Tensor.ndim.__get__,  # type: ignore[attr-defined]
-    Tensor.layout.__get__,  # type: ignore[attr-defined]
-    Tensor.is_leaf.__get__,  # type: ignore[attr-defined]
-    Tensor.itemsize.__get__,  # type: ignore[attr-defined]
-    Tensor.nbytes.__get__,  # type: ignore[attr-defined]
-    Tensor.device.__get__,
-    Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
-    Tensor.is_cpu.__get__,  # type: ignore[attr-defined]
-    Tensor.is_meta.__get__,  # type: ignore[attr-defined]
-    Tensor.get_device,
-    Tensor.size,
-    Tensor.dim,
-    Tensor.numel,
-    Tensor.nelement,
-    Tensor.stride,
-    Tensor.element_size,
-    Tensor.is_contiguous,
-    Tensor.is_floating_point,
-    Tensor.is_complex
-})
+    Tensor.get_device, Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.element_size,
+    Tensor.is_contiguous, Tensor.is_floating_point, Tensor.is_complex,
+    *(getattr(Tensor, name).__get__
+      for name in ("shape", "dtype", "requires_grad", "ndim", "layout", "is_leaf", "itemsize", "nbytes", "device",
+                   "is_cuda", "is_cpu", "is_meta"))})

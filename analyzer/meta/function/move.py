@@ -7,7 +7,7 @@ import torch
 
 from analyzer.meta.argument import own
 from analyzer.meta.current_device import indexed_device
-from analyzer.meta.state import CPU, MetaState, current
+from analyzer.meta.state import CPU, MetaState, active_state, current
 from analyzer.meta.tensor import META, device_of
 
 from .handler import handles
@@ -65,8 +65,7 @@ class MoveDevice(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, device: torch.device, dtype: torch.dtype | None, memory_format: Any) -> Tensor:
         """Copy to the other device."""
         ctx.back = (device_of(x), x.dtype)
-        state = current()
-        assert state is not None
+        state = active_state()
         return _copy_to(state, x, device, dtype, memory_format)
 
     @staticmethod
@@ -109,5 +108,4 @@ def _type(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 _LEGACY_TYPES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
     "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
-    "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool
-}
+    "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool}

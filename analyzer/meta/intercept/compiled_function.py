@@ -38,5 +38,4 @@ def _compile(original: Any) -> Any:
         if current() is not None:
             _run_eagerly()
         return result
-
     return compile

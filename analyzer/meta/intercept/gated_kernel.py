@@ -1,10 +1,9 @@
-"""Kernels that the dispatcher calls ahead of autograd, in threads that ask for them and in no other.
-
-What a simulated device does differently from meta must also be seen where C++ code calls an operator (dropout inside
-attention, a softmax inside a loss, every operator of the backward pass). So such kernels are registered with the
-dispatcher, at the autocast keys of two backends that are in no build of PyTorch but their own: these keys come before
-autograd, no tensor carries them, and they are excluded in every thread until it says otherwise. All names used are
-private to torch: ``torch._C._dispatch_*``.
+"""Kernels that the dispatcher calls ahead of autograd, in threads that ask for them and in no other. What a simulated
+device does differently from meta must also be seen where C++ code calls an operator (dropout inside attention, a
+softmax inside a loss, every operator of the backward pass). So such kernels are registered with the dispatcher, at the
+autocast keys of two backends that are in no build of PyTorch but their own: these keys come before autograd, no tensor
+carries them, and they are excluded in every thread until it says otherwise. All names used are private to torch:
+``torch._C._dispatch_*``.
 """
 from __future__ import annotations
 
@@ -23,10 +22,8 @@ Tensor = torch.Tensor
 
 
 class GatedKernels:
-    """The kernels at one dispatch key.
-
-    ``install`` registers them for the process and returns what undoes that; they do nothing until a thread calls
-    ``set_open(True)``, and in other threads nothing at all.
+    """The kernels at one dispatch key. ``install`` registers them for the process and returns what undoes that; they do
+    nothing until a thread calls ``set_open(True)``, and in other threads nothing at all.
     """
 
     def __init__(self, key_name: str) -> None:

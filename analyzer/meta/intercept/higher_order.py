@@ -1,6 +1,4 @@
-"""Higher-order operators find their kernel in Python, by the highest key that is set: the keys of the mode's own
-kernels are not for them.
-"""
+"""Higher-order operators find their kernel in Python, by the highest key set: those of the mode are not for them."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -15,11 +13,9 @@ def replacements(keys: tuple[torch._C.DispatchKey, ...]) -> Iterator[Undo]:
     defaults = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
     added = [key for key in keys if key not in defaults]
     defaults.extend(added)  # for those that are defined while the mode is active
-
     def put_back() -> None:
         for key in added:
             defaults.remove(key)
-
     yield put_back
     for operator in list(torch._ops._higher_order_ops.values()):
         yield _fall_through(operator, keys)
@@ -29,8 +25,6 @@ def _fall_through(operator: torch._ops.HigherOrderOperator, keys: tuple[torch._C
     before = operator.non_fallthrough_keys
     for key in keys:
         operator.fallthrough(key)
-
     def put_back() -> None:
         operator.non_fallthrough_keys = before
-
     return put_back

@@ -1,8 +1,7 @@
-"""Signals that wait where something must be changed as a whole.
-
-Python calls a signal's handler between any two steps of the main thread, and what the handler raises leaves the code
-there: at the first step of an ``__exit__``, which then never runs, or in a finaliser, which swallows it. So handlers
-are replaced for the length of a run by some that look where the code is.
+"""Signals that wait where something must be changed as a whole. Python calls a signal's handler between any two steps
+of the main thread, and what the handler raises leaves the code there: at the first step of an ``__exit__``, which then
+never runs, or in a finaliser, which swallows it. So handlers are replaced for the length of a run by some that look
+where the code is.
 """
 from __future__ import annotations
 
@@ -123,9 +122,7 @@ def _call_from(frame: FrameType | None) -> None:
 
 
 class InterruptsDeferred:
-    """While it is entered, a signal that comes where code must not be left halfway waits: for the next operator under a
-    mode, or for the end of the block.
-    """
+    """In it, a signal that must not leave code halfway waits for the next operator under a mode or the block's end."""
 
     __slots__ = ("_is_watching",)
     _holds = 0

@@ -41,9 +41,7 @@ class without_modes:
 
 
 def is_active(mode: TorchDispatchMode) -> bool:
-    """Whether ``mode`` sees what this thread runs, as one does that was active where a backward pass was asked for in
-    the engine's threads.
-    """
+    """Whether ``mode`` sees what this thread runs; the engine's threads have the modes of who asked for backward."""
     return any(one is mode for one in _get_current_dispatch_mode_stack())
 
 

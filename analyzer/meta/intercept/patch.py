@@ -1,6 +1,5 @@
-"""What must be replaced in torch while a mode is active anywhere, put back in reverse when the last one ends.
-
-The replacements act only in threads whose mode is active; other threads get torch's own behaviour.
+"""What must be replaced in torch while a mode is active anywhere, put back in reverse when the last one ends. The
+replacements act only in threads whose mode is active; other threads get torch's own behaviour.
 """
 from __future__ import annotations
 
@@ -76,41 +75,33 @@ def _in_place_of(original: Any, function: Any) -> Any:
 
 def _fill_normal(original: Any) -> Any:
     """Torch redraws values until none is outside the bounds, which needs data; without any, it draws once."""
-
     def trunc_normal(tensor: torch.Tensor, mean: float, std: float, a: float, b: float,
                      generator: Any = None) -> torch.Tensor:
         if current() is None:
             return original(tensor, mean, std, a, b, generator)  # type: ignore[no-any-return]
         with torch.no_grad():
             return tensor.normal_(mean, std)
-
     return trunc_normal
 
 
 def _with_mode(original: Any) -> Any:
-    """The engine gives a backward pass the modes that it is started under, and torch takes the function mode off for
-    ``Tensor.backward``.
-    """
-
+    """A backward pass runs under the modes it starts under; torch takes the function mode off in ``backward``."""
     def run(*args: Any, **kwargs: Any) -> Any:
         if current() is None:
             return original(*args, **kwargs)
         with mode_in_force():
             return original(*args, **kwargs)
-
     return run
 
 
 def _note_failure(original: Any) -> Any:
     """Python prints what a finaliser raises, and goes on."""
-
     def hook(unraisable: Any) -> None:
         state = current()
         if state is None or unraisable.object is not MetaStorage.__del__:
             original(unraisable)
         elif state.failure is None:
             state.failure = (unraisable.exc_value or unraisable.exc_type()).with_traceback(None)
-
     return hook
 
 
@@ -119,17 +110,13 @@ def _real_device(device: torch.device) -> torch.device:
 
 
 def _on_meta(original: Any) -> Any:
-    """A tensor around tensors is where they are: autograd ends the process for one that says it is on an accelerator
-    that is not there.
-    """
-
+    """A tensor around tensors is where they are: autograd ends the process for an accelerator that is not there."""
     def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if current() is not None:
             args = tuple(_real_device(a) if isinstance(a, torch.device) else a for a in args)
             if kwargs.get("device") is not None:
                 kwargs["device"] = _real_device(torch.device(kwargs["device"]))
         return original(cls, *args, **kwargs)
-
     return staticmethod(make)
 
 
@@ -142,11 +129,8 @@ def _group_by_device(original: Any) -> Any:
             # as torch/csrc/utils/tensor_list... : the first list decides, the others follow its order
             for i, first in enumerate(tensorlistlist[0]):
                 members.setdefault((device_of(first), first.dtype), []).append(i)
-        return {
-            key: ([[source[i] for i in indices] if source else []
-                   for source in tensorlistlist], indices if with_indices else []) for key, indices in members.items()
-        }
-
+        return {key: ([[source[i] for i in indices] if source else [] for source in tensorlistlist],
+                      indices if with_indices else []) for key, indices in members.items()}
     return group
 
 

@@ -6,7 +6,12 @@ import torch
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage
 
-from .known_value import window_of
+from .known_value import LARGEST_INTEGER, window_of
+
+
+def worth_following(numel: int) -> bool:
+    """Whether contents of this size that a factory or known arguments give are worth an expression."""
+    return numel <= LARGEST_INTEGER
 
 
 def covers_storage(tensor: torch.Tensor, storage: MetaStorage) -> bool:
@@ -16,7 +21,6 @@ def covers_storage(tensor: torch.Tensor, storage: MetaStorage) -> bool:
 
 def read_known(tensor: torch.Tensor, assumed: bool = False) -> torch.Tensor | None:
     """The value of ``tensor`` as a tensor on CPU (not to be written), or None where it does not follow from a factory.
-
     With ``assumed``, also where something unknown was taken as zero on the way.
     """
     storage = tensor.untyped_storage()

@@ -83,8 +83,7 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = _VALUE[0], remedy:
         number = value.item()
         state.assume(
             f"an unknown scalar ({tensor.dtype}) was taken as {number:.4g}, its value where what the layers compute is "
-            f"zero {state.where()}"
-        )
+            f"zero {state.where()}")
         state.unknown_sizes += 1
         return number
     if (expected := expected_scalar(state, tensor)) is not None:
@@ -106,12 +105,9 @@ def _compare(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, 
             return True
         if args[0].shape != args[1].shape:
             return False
-        return bool(
-            _scalar(
-                state, _CONDITION, f"aten.{info.name}",
-                "compare shapes instead, keep the comparison out of the model, or choose "
-                "ProfileOptions(unknown_condition='false')"
-            ))
+        return bool(_scalar(state, _CONDITION, f"aten.{info.name}",
+                            "compare shapes instead, keep the comparison out of the model, or choose "
+                            "ProfileOptions(unknown_condition='false')"))
     return bool(info.op(*values, *args[2:], **kwargs))
 
 
@@ -182,14 +178,12 @@ def _first(state: MetaState, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _exact(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
     reads: list[ReadArgument] = []
-
     def defer(tree: Any) -> Any:
         if isinstance(tree, Tensor):
             known = tree.untyped_storage().known  # type: ignore[attr-defined]
             reads.append(ReadArgument(known, window_of(tree)))
             return reads[-1]
         return [defer(x) for x in tree] if isinstance(tree, (list, tuple)) else tree
-
     call = Call(info.op, defer(args), {k: defer(v) for k, v in kwargs.items()}, reads)
     with without_modes():
         call.results = call.run()

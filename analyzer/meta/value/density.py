@@ -1,7 +1,6 @@
-"""Expected means of masks, so that routing and ``nonzero`` get balanced sizes.
-
-Every element of a one-hot row over n classes is 1 with probability 1/n when classes are equally likely; sums of
-such masks count, comparisons of counts decide. Nothing here looks at data: it is what "balanced" means.
+"""Expected means of masks, so that routing and ``nonzero`` get balanced sizes. Every element of a one-hot row over n
+classes is 1 with probability 1/n when classes are equally likely; sums of such masks count, comparisons of counts
+decide. Nothing here looks at data: it is what "balanced" means.
 """
 from __future__ import annotations
 
@@ -41,9 +40,7 @@ def expected_counts(name: str, args: Any, kwargs: Any, only: int | None = None) 
 
 
 def drawn_contents(name: str, storages: list[MetaStorage]) -> Known | None:
-    """Known integers among which every element of the first output is: what is picked from them by unknown indices, and
-    copies of that.
-    """
+    """Known integers that hold every element of the first output: picked by unknown indices, or copies of that."""
     if not storages or name not in _KEEPING or name == "cat" and len({id(origin_of(s)) for s in storages}) > 1:
         return None
     return origin_of(storages[0])
@@ -62,8 +59,7 @@ class Positions(Known):
         super().__init__()
         self.count = count
 
-    def compute(self) -> torch.Tensor:
-        """See `Known.compute`."""
+    def _compute(self) -> torch.Tensor:
         return torch.arange(self.count)
 
 
@@ -103,9 +99,7 @@ def expected_density(name: str, args: Any, storages: list[MetaStorage]) -> float
 
 
 def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
-    """Unknown classes compared with one another, with one of them or with an enumeration of n of them: one in n is
-    equal (``one_hot`` is computed so).
-    """
+    """Of n unknown classes, one in n equals another, a given one or (as in ``one_hot``) that of an enumeration."""
     drawn = storages[0].drawn_from
     if drawn is not None and (drawn is storages[1].drawn_from if len(storages) == 2 else isinstance(
             args[1], (int, float))):
@@ -142,10 +136,6 @@ def _scatter(args: Any, storages: list[MetaStorage], first: float | None) -> flo
     return None
 
 
-def _any(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
-    return None if first is None else float(first > 0)
-
-
 def _not_equal(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
     return None if first is None or isinstance(args[1], torch.Tensor) or args[1] != 0 else min(1.0, first)
 
@@ -162,14 +152,10 @@ def _clamped(args: Any, storages: list[MetaStorage], first: float | None) -> flo
     return first if low is None else max(first, float(low))
 
 
-def _largest(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
-    return first
-
-
 _RULES: dict[str, Rule] = {
-    "eq": _equal, "sum": _sum, "gt": _greater, "ge": _greater, "scatter": _scatter, "any": _any, "ne": _not_equal,
-    "ceil": _rounded, "round": _rounded, "floor": _rounded, "clamp": _clamped, "clamp_min": _clamped, "max": _largest,
-    "amax": _largest, "select": _largest, "squeeze": _largest, "masked_fill": _largest
-}
+    "eq": _equal, "sum": _sum, "gt": _greater, "ge": _greater, "scatter": _scatter, "ne": _not_equal,
+    "any": lambda args, storages, first: None if first is None else float(first > 0),
+    **dict.fromkeys(("ceil", "round", "floor"), _rounded), "clamp": _clamped, "clamp_min": _clamped,
+    **dict.fromkeys(("max", "amax", "select", "squeeze", "masked_fill"), lambda args, storages, first: first)}
 ESTIMATED = frozenset({*_RULES, *_KEEPING, *CHOOSING, "histc"})
 """Operators of whose unknown results something is expected."""

@@ -1,6 +1,5 @@
-"""Tests whether unknown floating data is finite: it is taken to be.
-
-Models clamp activations that overflowed and losses skip steps that did; what a step costs is asked for steps that work.
+"""Tests whether unknown floating data is finite: it is taken to be. Models clamp activations that overflowed and losses
+skip steps that did; what a step costs is asked for steps that work.
 """
 from __future__ import annotations
 
@@ -18,7 +17,6 @@ _FALSE = frozenset({"isnan", "isinf", "isposinf", "isneginf"})
 
 def finite_answer(name: str, args: Any) -> bool | None:
     """What an operator gives for every element if its floating argument is finite; None where that does not follow.
-
     `torch.isfinite` arrives here as ``x == x`` and ``x.abs() != inf`` (aten/src/ATen/native/TensorCompare.cpp).
     """
     x = args[0]

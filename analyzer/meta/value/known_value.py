@@ -1,8 +1,7 @@
-"""Contents of small tensors that follow from their factory, kept as expressions and computed only when asked for.
-
-A storage knows its contents as an immutable expression; an in-place operator gives the storage a new one. So views
-need no care of their own: a view's value is a window on the storage's. Nothing is computed until the code calls
-``.item()``, ``.tolist()``, ``bool()`` or asks for a data-dependent size.
+"""Contents of small tensors that follow from their factory, kept as expressions and computed only when asked for. A
+storage knows its contents as an immutable expression; an in-place operator gives the storage a new one. So views need
+no care of their own: a view's value is a window on the storage's. Nothing is computed until the code calls ``.item()``,
+``.tolist()``, ``bool()`` or asks for a data-dependent size.
 """
 from __future__ import annotations
 
@@ -28,11 +27,6 @@ def small_enough(numel: int, dtype: torch.dtype) -> bool:
     return numel <= (LARGEST_FLOATING if dtype.is_floating_point or dtype.is_complex else LARGEST_INTEGER)
 
 
-def worth_following(numel: int) -> bool:
-    """Whether contents of this size that a factory or known arguments give are worth an expression."""
-    return numel <= LARGEST_INTEGER
-
-
 class _Reads(threading.local):
     """How often this thread asked for contents: what ran in between without asking did not depend on them."""
 
@@ -53,11 +47,11 @@ class Known:
         #: whether something unknown was taken as zero: good for an answer, not for what is said to be exact
         self.assumed = assumed
 
-    def parents(self) -> Sequence[Known]:
+    def _parents(self) -> Sequence[Known]:
         """What must be computed first."""
         return ()
 
-    def compute(self) -> torch.Tensor:
+    def _compute(self) -> torch.Tensor:
         """The elements in storage order, worked out."""
         raise NotImplementedError
 
@@ -76,12 +70,12 @@ class Known:
             pending: list[Known] = [self]
             while pending:
                 top = pending[-1]
-                missing = [p for p in top.parents() if p._flat is None]
+                missing = [p for p in top._parents() if p._flat is None]
                 if missing:
                     pending.extend(missing)
                     continue
                 if top._flat is None:
-                    top._flat = top.compute()
+                    top._flat = top._compute()
                 pending.pop()
         assert self._flat is not None
         return self._flat
@@ -107,8 +101,7 @@ class Deferred(Known):
         super().__init__(assumed)
         self.source = source
 
-    def compute(self) -> torch.Tensor:
-        """See `Known.compute`."""
+    def _compute(self) -> torch.Tensor:
         whole = self.source.untyped_storage()
         count = whole.nbytes() // self.source.itemsize
         window = torch.empty(0, dtype=self.source.dtype, device=self.source.device).set_(whole, 0, (count,), (1,))
@@ -124,12 +117,10 @@ class Watched(Known):
         super().__init__(source.assumed)
         self.source = source
 
-    def parents(self) -> Sequence[Known]:
-        """See `Known.parents`."""
+    def _parents(self) -> Sequence[Known]:
         return (self.source,)
 
-    def compute(self) -> torch.Tensor:
-        """See `Known.compute`."""
+    def _compute(self) -> torch.Tensor:
         return self.source.flat()
 
     @property
@@ -147,8 +138,7 @@ class Zeros(Known):
         super().__init__(assumed=True)
         self.numel, self.dtype = numel, dtype
 
-    def compute(self) -> torch.Tensor:
-        """See `Known.compute`."""
+    def _compute(self) -> torch.Tensor:
         return torch.zeros(self.numel, dtype=self.dtype)
 
 
@@ -158,8 +148,7 @@ class ReadArgument:
     __slots__ = ("known", "window")
 
     def __init__(self, known: Known, window: Window) -> None:
-        self.known = known
-        self.window = window
+        self.known, self.window = known, window
 
     def value(self) -> torch.Tensor:
         """The elements of the window."""
@@ -200,12 +189,10 @@ class Result(Known):
         super().__init__(any([r.known.assumed for r in call.reads]))
         self.call, self.index, self.window, self.numel, self.dtype = call, index, window, numel, dtype
 
-    def parents(self) -> Sequence[Known]:
-        """See `Known.parents`."""
+    def _parents(self) -> Sequence[Known]:
         return [r.known for r in self.call.reads] if self.call.results is None else ()
 
-    def compute(self) -> torch.Tensor:
-        """See `Known.compute`."""
+    def _compute(self) -> torch.Tensor:
         if self.call.results is None:
             self.call.results = self.call.run()
         value: torch.Tensor = self.call.results if self.index is None else self.call.results[self.index]
@@ -227,13 +214,11 @@ class Written(Known):
         self.before, self.call, self.position = before, call, position
         self.window, self.numel, self.dtype = window, numel, dtype
 
-    def parents(self) -> Sequence[Known]:
-        """See `Known.parents`."""
+    def _parents(self) -> Sequence[Known]:
         reads = [r.known for r in self.call.reads]
         return reads if self.before is None else [self.before, *reads]
 
-    def compute(self) -> torch.Tensor:
-        """See `Known.compute`."""
+    def _compute(self) -> torch.Tensor:
         flat = torch.zeros(self.numel, dtype=self.dtype) if self.before is None else self.before.flat().clone()
         target = flat.as_strided(*self.window)
         self.call.run(_replace(self.call.args, self.position, target))

@@ -1,5 +1,4 @@
 """Scalars that only data could give, where a stated rule answers for them: counts, and conditions that end loops.
-
 Nothing here is guessed in silence: every answer is listed in the assumptions with its line.
 """
 from __future__ import annotations
@@ -85,9 +84,7 @@ def _condition(state: MetaState, tensor: torch.Tensor) -> bool | None:
 
 def value_that_stays(filename: str, line: int) -> bool | None:
     """The truth value of the condition on a line that does not leave the loop around it; None where it decides no such
-    thing.
-
-    ``if finished.all(): break`` gives False, ``while unfinished.any() and step < most`` gives True.
+    thing. ``if finished.all(): break`` gives False, ``while unfinished.any() and step < most`` gives True.
     """
     return _conditions(filename).get(line)
 
@@ -99,7 +96,6 @@ def _conditions(filename: str) -> dict[int, bool | None]:
     except SyntaxError:
         return {}
     found: dict[int, bool | None] = {}
-
     def visit(node: ast.AST, in_loop: bool) -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
             in_loop = False
@@ -109,7 +105,6 @@ def _conditions(filename: str) -> dict[int, bool | None]:
             _note(found, node.test, stays=not _leaves(node.body))
         for child in ast.iter_child_nodes(node):
             visit(child, in_loop or isinstance(node, _Loop))
-
     visit(tree, False)
     return found
 

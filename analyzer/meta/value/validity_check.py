@@ -1,8 +1,6 @@
 """Conditions on unknown data that only decide whether the code raises: ``assert x.isfinite().all()``, ``if (i >=
-n).any(): raise``.
-
-Which branch raises is read from the bytecode of the function that asks. No model is meant to fail its own checks, so
-the other branch is taken.
+n).any(): raise``. Which branch raises is read from the bytecode of the function that asks. No model is meant to fail
+its own checks, so the other branch is taken.
 """
 from __future__ import annotations
 
