@@ -13,7 +13,7 @@ from analyzer.fx.trace.leaf_module import is_leaf
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
-from analyzer.meta.reserved_touch import ReservedTouch
+from analyzer.meta.lazy_touch import LazyTouch
 from analyzer.record.eager import EagerStep, OptimizerFactory
 from analyzer.record.options import ProfileOptions
 from analyzer.replay.block_reuse import BlockReuse, pays
@@ -174,7 +174,7 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
             with run.recording():
                 try:
                     run_step(run, options, replay)
-                except ReservedTouch as touch:
+                except LazyTouch as touch:
                     if replay.blocks is not None and replay.blocks.has_played(touch.block):
                         raise Restart("its parameters are used outside of it", touch.block) from None
                     raise
@@ -187,7 +187,7 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
                 return expect_values(run_once, session.options)
             except Restart as restart:
                 replay.forbid(restart)
-            except ReservedTouch:
+            except LazyTouch:
                 replay.reserves = False
             except DeviceOutOfMemoryError as error:
                 return session.build_unplaced(module, error)

@@ -8,8 +8,7 @@ import torch
 
 LOWER, FLOAT, FLOAT_IF_UNSET, FLOAT_APPENDED, WIDEST, BANNED = range(6)
 """What happens to an operator: its arguments cast to the region's dtype, or to float32; its ``dtype`` set to float32
-where the caller gave none, or appended; its arguments cast to the widest among them; or it is refused.
-"""
+where the caller gave none, or appended; its arguments cast to the widest among them; or it is refused."""
 
 _CUDA = {
     LOWER: """_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d
@@ -26,8 +25,7 @@ _CUDA = {
         _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
         _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa""",
     FLOAT_IF_UNSET: """prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
-        linalg_matrix_norm
-        linalg_matrix_norm.str_ord sum sum.dim_IntList""",
+        linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList""",
     FLOAT_APPENDED: "norm.Scalar norm.ScalarOpt_dim",
     WIDEST: "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add",
     BANNED: "binary_cross_entropy",

@@ -11,6 +11,5 @@ from analyzer.meta.tensor import META, device_of
 
 def new_on_device_of(like: torch.Tensor | None, factory: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     """``factory(*args, **kwargs)`` on the device of ``like``, or on the host without one."""
-    state = active_state()
-    made: torch.Tensor = state.call_on(CPU if like is None else device_of(like), factory, *args, **kwargs, device=META)
-    return made
+    device = CPU if like is None else device_of(like)
+    return active_state().call_on(device, factory, *args, **kwargs, device=META)  # type: ignore[no-any-return]

@@ -18,8 +18,7 @@ Impl = Callable[..., Any]
 
 device_kernels: Registry[Any, Impl] = Registry("device_kernels")
 """What CUDA does ahead of autograd. A function of the operator's arguments, written in terms of other operators, which
-may return NotImplemented to leave the call as it is. It is asked where a tensor argument is on a simulated GPU.
-"""
+may return NotImplemented to leave the call as it is. It is asked where a tensor argument is on a simulated GPU."""
 
 host_kernels: Registry[Any, Impl] = Registry("host_kernels")
 """The same for the CPU, asked where no tensor argument is on a simulated GPU."""

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from analyzer.meta.reserved_touch import ReservedTouch
+from analyzer.meta.lazy_touch import LazyTouch
 from analyzer.meta.state import CPU, MetaState
 from analyzer.meta.storage import MetaStorage
-from analyzer.meta.tensor import META, MetaTensor, attach, bytes_on_meta, device_of, settle, tensor_on
+from analyzer.meta.tensor import META, MetaTensor, attach, attach_at, bytes_on_meta, device_of, tensor_on
 from analyzer.meta.value.known_value import Deferred, small_enough
 
 Tensor = torch.Tensor
@@ -108,9 +108,9 @@ class FakeTensors:
             else:
                 base = bytes_on_meta(nbytes)
             if real._cdata in self.places:
-                storage = settle(base, self._claim(original, real), *self.places.pop(real._cdata), self.state.space)
-            elif real._cdata in self.state.reserved:
-                raise ReservedTouch(self.state.reserved[real._cdata])
+                storage = attach_at(base, self._claim(original, real), *self.places.pop(real._cdata), self.state.space)
+            elif real._cdata in self.state.lazy:
+                raise LazyTouch(self.state.lazy[real._cdata])
             else:
                 storage = attach(base, self._claim(original, real), self.state.space)
             if type(real) is MetaStorage:

@@ -16,7 +16,7 @@ from torch import nn
 from analyzer.meta.current_device import indexed_device
 from analyzer.meta.intercept.interrupt import InterruptsHeld
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.reserved_touch import ReservedTouch
+from analyzer.meta.lazy_touch import LazyTouch
 from analyzer.meta.state import MetaState, current
 from analyzer.meta.tensor import MetaTensor
 from analyzer.record.module_walk import REGISTRIES, walk_modules
@@ -46,7 +46,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Ite
     then buffers. Tied tensors stay tied and shared storages shared; those of a ``ScriptModule`` are swapped in C++. Put
     back: attributes and their containers, registered tensors and modules, hooks, training flags, classes of lazy
     modules, the random number generators, torch's grad mode and default dtype. For the tensors of ``twins`` only places
-    are reserved; code that looks at them all the same raises ReservedTouch.
+    are reserved; code that looks at them all the same raises LazyTouch.
 
     >>> from analyzer.meta.mode import MetaTensorMode
     >>> layer = nn.Linear(2, 3)
@@ -132,14 +132,14 @@ class _Borrowing:
     def _reserve(self, twin: Twin) -> None:
         assert self.claim is not None
         self.borrowed.reserved[id(twin.block)] = Reserved(twin, self.claim, self.state.space)
-        self.state.reserved.update(dict.fromkeys(twin.tensors_and_storages(), twin.block))
+        self.state.lazy.update(dict.fromkeys(twin.tensors_and_storages(), twin.block))
 
     def materialize(self, reserved: Reserved) -> None:
         """Make the fake tensors of a block for which there are places."""
         twin = reserved.twin
         del self.borrowed.reserved[id(twin.block)]
         for identity in twin.tensors_and_storages():
-            del self.state.reserved[identity]
+            del self.state.lazy[identity]
         for module in twin.modules:
             del self.inside[id(module)]
         self.fakes.places = reserved.places()
@@ -154,7 +154,7 @@ class _Borrowing:
         if twin is not None:
             if id(twin.block) not in self.borrowed.reserved:
                 if module is not twin.block:
-                    raise ReservedTouch(module)  # held from outside of its block
+                    raise LazyTouch(module)  # held from outside of its block
                 self._reserve(twin)
             return
         self.seen.add(id(module))

@@ -8,7 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .intercept.mode_stack import without_modes
-from .reserved_touch import ReservedTouch
+from .lazy_touch import LazyTouch
 from .state import MetaState
 from .storage import MetaStorage, find_storage
 from .tensor import META, MetaTensor, device_of, new_storage, tensor_on
@@ -29,19 +29,16 @@ def fake_arguments(state: MetaState, tree: Any, device: torch.device) -> Any:
         if not isinstance(value, Tensor):
             return value
         if id(value) not in made:
-            made[id(value)] = _fake(state, value, device, storages)
+            if value.layout is torch.strided:
+                out = _on_fake_storage(state, value, device, storages).requires_grad_(value.requires_grad)
+            else:
+                out = torch.empty_like(value, device=META)
+                out.__dict__["_device"] = device
+                out.__class__ = MetaTensor
+            made[id(value)] = out
         return made[id(value)]
     with without_modes():
         return pytree.tree_map(replace, tree)
-
-
-def _fake(state: MetaState, value: Tensor, device: torch.device, storages: FakeStorages) -> Tensor:
-    if value.layout is not torch.strided:
-        out = torch.empty_like(value, device=META)
-        out.__dict__["_device"] = device
-        out.__class__ = MetaTensor
-        return out
-    return _on_fake_storage(state, value, device, storages).requires_grad_(value.requires_grad)
 
 
 def _on_fake_storage(state: MetaState, tensor: Tensor, device: torch.device, storages: FakeStorages) -> Tensor:
@@ -61,8 +58,8 @@ def _on_fake_storage(state: MetaState, tensor: Tensor, device: torch.device, sto
 def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None) -> Tensor:
     """A fake tensor for one with data; tensors that share a storage get some that do. Its data is not read."""
     real = tensor.untyped_storage()
-    if real._cdata in state.reserved:
-        raise ReservedTouch(state.reserved[real._cdata])
+    if real._cdata in state.lazy:
+        raise LazyTouch(state.lazy[real._cdata])
     if device is None:
         device = device_of(tensor)
         device = state.adopted_device if device.type in ("cpu", "meta") else device

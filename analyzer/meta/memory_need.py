@@ -39,8 +39,7 @@ class MemoryNeed(NamedTuple):
 register_memory_impl: Registry[Any, Callable[..., MemoryNeed]] = Registry("register_memory_impl")
 """Register what an operator needs while it runs and saves: a function of its arguments' specs and ``out`` (the spec of
 the output, or a tuple of them) that returns a `MemoryNeed`. The key is a ``torch.ops`` operator, one overload or all.
-A rule that depends on the device's generation reads `analyzer.hardware.current_spec.simulated_spec`.
-"""
+A rule that depends on the device's generation reads `analyzer.hardware.current_spec.simulated_spec`."""
 
 
 StageRule = Callable[[Signature], "tuple[Stage, ...]"]

@@ -11,13 +11,10 @@ register_shape_impl: Registry[Any, Callable[..., Any]] = Registry("register_shap
 
 The key is a ``torch.ops`` operator (one overload or all) or a Python function of the user's. The tensors that the
 function gets are on meta; make the result with ``x.new_empty(...)``. An operator with a registered shape and no
-autograd formula is one autograd node that saves its tensor inputs and gives gradients to its floating inputs.
-"""
+autograd formula is one autograd node that saves its tensor inputs and gives gradients to its floating inputs."""
 
 device_shapes: Registry[Any, Callable[..., Any]] = Registry("device_shapes")
-"""What an operator's CUDA kernel returns, where torch has no meta kernel or one that differs: a function of tensors on
-meta.
-"""
+"""What an operator's CUDA kernel returns, where torch's meta kernel differs or lacks: a function of meta tensors."""
 
 host_shapes: Registry[Any, Callable[..., Any]] = Registry("host_shapes")
 """The same for what the CPU kernel returns."""

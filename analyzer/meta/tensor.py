@@ -204,7 +204,8 @@ def attach(tensor: torch.Tensor, device: torch.device, space: AddressSpace) -> M
     return storage
 
 
-def settle(tensor: torch.Tensor, device: torch.device, number: int, region: Region, space: AddressSpace) -> MetaStorage:
+def attach_at(tensor: torch.Tensor, device: torch.device, number: int, region: Region,
+              space: AddressSpace) -> MetaStorage:
     """As `attach`, for a storage that has its number and its place already."""
     storage = tensor.untyped_storage()
     storage.__class__ = MetaStorage
@@ -267,7 +268,7 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
 def revive(like: torch.Tensor, device: torch.device, number: int, region: Region, space: AddressSpace) -> torch.Tensor:
     """A tensor like ``like`` on a storage that has its number and its place already. To be called without modes."""
     out = _like(like)
-    settle(out, device, number, region, space)
+    attach_at(out, device, number, region, space)
     out.__class__ = MetaTensor
     return out
 

@@ -61,10 +61,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None =
     if backend == MATH:
         return aten._scaled_dot_product_attention_math.default(query, key, value, mask, dropout_p, is_causal, None,
                                                                scale=scale, enable_gqa=enable_gqa)[0]
-    raise RuntimeError(
-        f"No available kernel. Aborting execution. scaled_dot_product_attention({describe(call)}): "
-        "every backend that could run it is switched off; see torch.nn.attention.sdpa_kernel and "
-        "torch.backends.cuda.enable_math_sdp")
+    raise RuntimeError(f"No available kernel. Aborting execution. scaled_dot_product_attention({describe(call)}): "
+                       "every backend that could run it is switched off; see torch.nn.attention.sdpa_kernel and "
+                       "torch.backends.cuda.enable_math_sdp")
 
 
 # validate_sdpa_input

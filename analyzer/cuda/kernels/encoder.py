@@ -101,7 +101,6 @@ def _encode(src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv
 
 @device_kernel("_nested_tensor_from_mask_left_aligned", on_any_device=True)
 def _is_left_aligned(t: Tensor, mask: Tensor) -> bool:
-    state = active_state()
-    state.assume("padding masks are taken not to be left-aligned, so that "
-                 "TransformerEncoder makes no nested tensors of its input")
+    active_state().assume("padding masks are taken not to be left-aligned, so that "
+                          "TransformerEncoder makes no nested tensors of its input")
     return False

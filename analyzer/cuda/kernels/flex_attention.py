@@ -61,8 +61,8 @@ def _attend_below_autograd(mode: MetaDispatchMode, *args: Any) -> Any:
 
 
 def _attend(*args: Any) -> Any:
-    state = active_state()
-    state.assume("flex_attention is profiled as it runs without torch.compile: it makes the whole matrix of scores")
+    active_state().assume(
+        "flex_attention is profiled as it runs without torch.compile: it makes the whole matrix of scores")
     with without_modes():
         import torch._inductor.ir  # noqa: F401  # which torch asks for the order of strides, and which makes tensors of its own
     return flex.sdpa_dense(*args)

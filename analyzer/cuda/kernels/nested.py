@@ -47,9 +47,8 @@ def _choose(can_use: Callable[[torch.dtype], bool]) -> Callable[[Any], Any]:
 @device_kernel("_nested_tensor_from_tensor_list", "_nested_view_from_buffer", on_any_device=True)
 def refuse_strided_layout(*args: Any, **kwargs: Any) -> Any:
     """Raise UnsupportedOperatorError: C++ asserts that such a tensor has data (NestedTensorImpl.cpp)."""
-    state = active_state()
     raise UnsupportedOperatorError(
-        f"a nested tensor in the strided layout cannot be without data. {state.where()}\n"
+        f"a nested tensor in the strided layout cannot be without data. {active_state().where()}\n"
         "Way out: make it with layout=torch.jagged. (Attention over jagged tensors takes the strided layout on a host; "
         "profile it on an accelerator.)")
 

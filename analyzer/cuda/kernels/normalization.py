@@ -31,8 +31,7 @@ def _normalize_batch(input: Tensor, weight: Tensor | None, bias: Tensor | None, 
     layout = suggest_memory_format(input)
     if training and layout is not torch.contiguous_format:
         # CUDNN_BATCHNORM_SPATIAL_PERSISTENT, whose reserve cuDNN alone knows; in the other modes it is none (measured)
-        state = active_state()
-        state.assume(
+        active_state().assume(
             "cuDNN batch normalisation of channels-last tensors is taken to keep no reserve for its backward pass")
     outputs = aten.cudnn_batch_norm.default(input.contiguous(memory_format=layout), weight.contiguous(),
                                             bias.contiguous(), _contiguous(running_mean), _contiguous(running_var),
@@ -48,12 +47,12 @@ def _uses_cudnn(input: Tensor, weight: Tensor | None, bias: Tensor | None, mean:
                 training: bool) -> bool:
     if weight is None or bias is None or (mean is None) != (var is None) or mean is None and not training:
         return False
-    if torch.bfloat16 in (input.dtype,
-                          weight.dtype) or input.dtype is torch.float16 and weight.dtype is not torch.float32:
+    dtypes = input.dtype, weight.dtype
+    if torch.bfloat16 in dtypes or dtypes[0] is torch.float16 and dtypes[1] is not torch.float32:
         return False
     largest = _LARGEST_TRAINING_BATCH if training else _LARGEST_EVALUATION_BATCH
-    return bool(
-        torch._C._get_cudnn_enabled()) and input.dim() >= 3 and input.shape[0] <= largest and input.numel() < _INT32_MAX
+    fits = input.dim() >= 3 and input.shape[0] <= largest and input.numel() < _INT32_MAX
+    return fits and bool(torch._C._get_cudnn_enabled())
 
 
 class FusedRmsNorm(torch.autograd.Function):

@@ -22,18 +22,16 @@ def read_lengths(operator: str, lengths: Tensor) -> list[int]:
     """The values of ``lengths``. Raises DataDependentError where they are not known."""
     value = read_known(lengths)
     if value is None:
-        state = active_state()
         raise DataDependentError(
-            f"{operator} needs the lengths of the sequences, which are not known. {state.where()}\n"
+            f"{operator} needs the lengths of the sequences, which are not known. {active_state().where()}\n"
             "Way out: pass lengths made from Python numbers, torch.tensor([...]).")
     return [int(n) for n in value.tolist()]
 
 
 def _on_host(values: list[int]) -> Tensor:
-    state = active_state()
     with without_modes():
         value = torch.tensor(values, dtype=torch.int64)
-    return constant(state, value, CPU)
+    return constant(active_state(), value, CPU)
 
 
 class PackPadded(torch.autograd.Function):

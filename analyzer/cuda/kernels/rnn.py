@@ -141,7 +141,9 @@ def cudnn_rnn_backward_shape(input: Tensor, weight: list[Tensor], weight_stride0
     return grad_input.transpose(0, 1) if batch_first else grad_input, *states, *grads
 
 
-def _run(spec: RnnSpec, input: Tensor, hx: Tensor, cx: Tensor | None, params: list[Tensor]) -> Any:
+def _run(spec: RnnSpec, input: Tensor, states: Any, params: list[Tensor]) -> Any:
+    """``states`` is the hidden one, of an LSTM the list of that and the cell's."""
+    hx, cx = states if spec.mode == LSTM else (states, None)
     state = active_state()
     # cudnn_is_acceptable
     if not torch._C._get_cudnn_enabled() or input.dtype not in CUDNN_TENSOR_DTYPES or not input.numel():
@@ -161,38 +163,21 @@ def _run(spec: RnnSpec, input: Tensor, hx: Tensor, cx: Tensor | None, params: li
     return (out, hy, cy) if spec.mode == LSTM else (out, hy)
 
 
-def _read_sizes(batch_sizes: Tensor) -> tuple[int, ...]:
-    return tuple(read_lengths("a recurrent layer on a packed sequence", batch_sizes))
-
-
-@device_kernel("lstm.input")
-def _lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
-          train: bool, bidirectional: bool, batch_first: bool) -> Any:
-    return _run(RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx[0], hx[1],
-                params)
-
-
-@device_kernel("lstm.data")
-def _packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool,
-                 num_layers: int, dropout: float, train: bool, bidirectional: bool) -> Any:
-    spec = RnnSpec(LSTM, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))
-    return _run(spec, data, hx[0], hx[1], params)
-
-
 def _register(name: str, mode: int) -> None:
     @device_kernel(f"{name}.input")
-    def layer(input: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
+    def layer(input: Tensor, hx: Any, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
               train: bool, bidirectional: bool, batch_first: bool) -> Any:
-        return _run(RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, batch_first), input, hx, None,
-                    params)
+        spec = RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+        return _run(spec, input, hx, params)
     @device_kernel(f"{name}.data")
-    def packed(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int,
+    def packed(data: Tensor, batch_sizes: Tensor, hx: Any, params: list[Tensor], has_biases: bool, num_layers: int,
                dropout: float, train: bool, bidirectional: bool) -> Any:
-        spec = RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, False, _read_sizes(batch_sizes))
-        return _run(spec, data, hx, None, params)
+        sizes = tuple(read_lengths("a recurrent layer on a packed sequence", batch_sizes))
+        spec = RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, False, sizes)
+        return _run(spec, data, hx, params)
 
 
-for _name, _mode in (("gru", GRU), ("rnn_tanh", TANH), ("rnn_relu", RELU)):
+for _name, _mode in (("lstm", LSTM), ("gru", GRU), ("rnn_tanh", TANH), ("rnn_relu", RELU)):
     _register(_name, _mode)
 
 

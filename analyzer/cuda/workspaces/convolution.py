@@ -84,8 +84,7 @@ def _suggests_channels_last(x: TensorSpec, w: TensorSpec) -> bool:
 
 
 def _is_contiguous(t: TensorSpec, channels_last: bool) -> bool:
-    return channels_last and _is_channels_last(t) or (
-        not channels_last or math.prod(t[2:]) == 1) and is_contiguous(t)
+    return channels_last and _is_channels_last(t) or (not channels_last or math.prod(t[2:]) == 1) and is_contiguous(t)
 
 
 def _copy_bytes(t: TensorSpec) -> int:

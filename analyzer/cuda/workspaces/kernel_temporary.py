@@ -14,7 +14,7 @@ from analyzer.meta.memory_need import Stage, allocated_in, kernel_stages
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 
-from .reduction import accumulate_bytes, reduction_blocks
+from .reduction import accumulate_bytes, one_stage, reduction_blocks
 
 _aten = torch.ops.aten
 _INDEX_BYTES = 8  # int64
@@ -37,11 +37,6 @@ def is_contiguous(t: TensorSpec) -> bool:
     return True
 
 
-def _stages(*blocks: int) -> tuple[Stage, ...]:
-    kept = tuple(b for b in blocks if b)
-    return (Stage(kept),) if kept else ()
-
-
 # Positions of the arguments that a kernel makes contiguous before it runs: SoftMax.cu (host_softmax,
 # host_softmax_backward).
 _MADE_CONTIGUOUS: dict[Any, tuple[int, ...]] = {
@@ -51,7 +46,7 @@ _MADE_CONTIGUOUS: dict[Any, tuple[int, ...]] = {
 
 @kernel_stages(*_MADE_CONTIGUOUS)
 def _contiguous_copies(signature: Signature) -> tuple[Stage, ...]:
-    return _stages(*_copies(signature, _MADE_CONTIGUOUS[signature.op.overloadpacket]))
+    return one_stage(*_copies(signature, _MADE_CONTIGUOUS[signature.op.overloadpacket]))
 
 
 @kernel_stages(_aten.native_layer_norm, _aten._fused_rms_norm)
@@ -62,7 +57,7 @@ def _layer_norm(signature: Signature) -> tuple[Stage, ...]:
 
 def _kept(*blocks: int) -> tuple[Stage, ...]:
     """Blocks that are there before all outputs and as long as the operator runs."""
-    return tuple(stage._replace(before=0, kept=True) for stage in _stages(*blocks))
+    return tuple(stage._replace(before=0, kept=True) for stage in one_stage(*blocks))
 
 
 def copy_bytes(t: TensorSpec) -> int:
@@ -79,7 +74,7 @@ def _copies(signature: Signature, positions: tuple[int, ...]) -> list[int]:
 def _safe_softmax(signature: Signature) -> tuple[Stage, ...]:
     """transformers/attention.cpp: which elements and which rows are masked, a zero; the result reuses the output."""
     x, dim = signature.args[:2]
-    return _stages(x.numel, x.numel // max(1, x[dim]), signature.outputs[0].dtype.itemsize)
+    return one_stage(x.numel, x.numel // max(1, x[dim]), signature.outputs[0].dtype.itemsize)
 
 
 @kernel_stages(_aten.native_layer_norm_backward, _aten._fused_rms_norm_backward)
@@ -94,11 +89,11 @@ def _layer_norm_backward(signature: Signature) -> tuple[Stage, ...]:
     grads = [o for o in signature.outputs[1:] if o.numel == columns]
     multiprocessors = simulated_spec().multiprocessors
     if multiprocessors is None or not grads or rows <= 64 * 1024 or columns // 32 >= multiprocessors // 2:
-        return inputs + _stages(*copies)
+        return inputs + one_stage(*copies)
     blocks = min(64 * 1024 // 2 // -(-columns // 32), -(-rows // 32))
     partial = TensorSpec.of((blocks, columns), (columns, 1), grads[0].dtype, x.device)
-    return inputs + _stages(*copies, *[partial.nbytes] * len(grads),
-                            *reduction_blocks(partial, (0, ), accumulate_bytes(partial.dtype)))
+    return inputs + one_stage(*copies, *[partial.nbytes] * len(grads),
+                              *reduction_blocks(partial, (0,), accumulate_bytes(partial.dtype)))
 
 
 @kernel_stages(_aten.embedding_dense_backward)
@@ -117,7 +112,7 @@ def _embedding_backward(signature: Signature) -> tuple[Stage, ...]:
     pieces = count // 10 + segments
     width = grad[-1]
     # sorted, where from, frequencies
-    return _kept(*copies, count * index, count * index, *[count * index] * scale_by_frequency) + _stages(
+    return _kept(*copies, count * index, count * index, *[count * index] * scale_by_frequency) + one_stage(
         count * index, 8, segments * index, segments * index, 8, pieces * index,
         pieces * width * accumulate_bytes(grad.dtype))
 
@@ -138,14 +133,14 @@ def _index_put(signature: Signature) -> tuple[Stage, ...]:
     full = count * slice_size * value.dtype.itemsize
     copy = full if value.numel * value.dtype.itemsize != full or not is_contiguous(value) else 0
     # linear index, sorted, where from, range, and what cub's radix sort of pairs holds: both once more
-    return _stages(0 if is_contiguous(target) else target.nbytes, copy, *[count * _INDEX_BYTES] * 4,
-                   2 * count * _INDEX_BYTES)
+    return one_stage(0 if is_contiguous(target) else target.nbytes, copy, *[count * _INDEX_BYTES] * 4,
+                     2 * count * _INDEX_BYTES)
 
 
 @kernel_stages(_aten.mm, _aten.addmm, _aten.addmm_, _aten._addmm_activation, _aten.bmm, _aten.baddbmm, _aten.baddbmm_)
 def _product(signature: Signature) -> tuple[Stage, ...]:
     """Blas.cpp, prepare_(batch_)matrix_for_cublas: a matrix with neither rows nor columns dense is copied."""
-    return _stages(*[m.nbytes for m in signature.inputs[-2:] if m.numel and not _is_matrix(m)])
+    return one_stage(*[m.nbytes for m in signature.inputs[-2:] if m.numel and not _is_matrix(m)])
 
 
 def _is_matrix(m: TensorSpec) -> bool:
@@ -161,4 +156,4 @@ def _foreach_norm(signature: Signature) -> tuple[Stage, ...]:
     """ForeachReduceOp.cu: a partial result for each chunk of the longest tensor, for every tensor."""
     tensors = signature.args[0]
     chunks = max((-(-t.numel // 65536) for t in tensors), default=0)  # kChunkSize of MultiTensorApply.cuh
-    return _stages(len(tensors) * chunks * max((accumulate_bytes(t.dtype) for t in tensors), default=0))
+    return one_stage(len(tensors) * chunks * max((accumulate_bytes(t.dtype) for t in tensors), default=0))

@@ -4,6 +4,7 @@ comments name the steps. The buffers can be larger than the input: every thread 
 """
 from __future__ import annotations
 
+import math
 from functools import cmp_to_key
 from typing import NamedTuple
 
@@ -46,9 +47,7 @@ def reduction_blocks(x: TensorSpec, dims: tuple[int, ...], accumulator_bytes: in
     order = _iteration_order(x, dims)
     reduced = [d for d in order if d.is_reduced]
     kept = [d for d in order if not d.is_reduced]
-    inputs = 1
-    for d in reduced:
-        inputs *= d.size
+    inputs = math.prod(d.size for d in reduced)
     outputs = x.numel // inputs
     # block.x goes along the fastest dimension
     if not reduced:
@@ -145,8 +144,10 @@ def accumulate_bytes(dtype: torch.dtype) -> int:
     return max(4, dtype.itemsize) if dtype.is_floating_point else dtype.itemsize
 
 
-def _stage(blocks: tuple[int, ...]) -> tuple[Stage, ...]:
-    return (Stage(blocks),) if blocks else ()
+def one_stage(*blocks: int) -> tuple[Stage, ...]:
+    """The stage that holds the blocks of some size among these; none without any."""
+    kept = tuple(b for b in blocks if b)
+    return (Stage(kept),) if kept else ()
 
 
 @kernel_stages(_aten.sum, _aten.mean, _aten.nansum, _aten.prod, _aten.amax, _aten.amin, _aten.any, _aten.all,
@@ -156,15 +157,14 @@ def _reduce(signature: Signature) -> tuple[Stage, ...]:
     dims = _dims(signature, 2 if signature.op.overloadpacket is _aten.linalg_vector_norm else 1)
     if signature.op.overloadpacket in (_aten.sum, _aten.mean) and out.dtype != x.dtype and x.dtype.itemsize > 2:
         return ()  # a cast comes first
-    return _stage(reduction_blocks(x, dims, accumulate_bytes(out.dtype)))
+    return one_stage(*reduction_blocks(x, dims, accumulate_bytes(out.dtype)))
 
 
 @kernel_stages(_aten.var, _aten.std, _aten.var_mean, _aten.std_mean)
 def _welford(signature: Signature) -> tuple[Stage, ...]:
     x = signature.inputs[0]
-    dims = _dims(signature)
     # WelfordData in SharedReduceOps.h: mean, second moment, two counts
-    return _stage(reduction_blocks(x, dims, 4 * accumulate_bytes(x.dtype), 2))
+    return one_stage(*reduction_blocks(x, _dims(signature), 4 * accumulate_bytes(x.dtype), 2))
 
 
 @kernel_stages(_aten.argmax, _aten.argmin, _aten.max, _aten.min)
@@ -175,4 +175,4 @@ def _with_index(signature: Signature) -> tuple[Stage, ...]:
     dims = _dims(signature)
     is_value = signature.op.overloadpacket in (_aten.max, _aten.min) and not dims
     # value and int64 index, aligned
-    return _stage(reduction_blocks(x, dims, accumulate_bytes(x.dtype) if is_value else 16))
+    return one_stage(*reduction_blocks(x, dims, accumulate_bytes(x.dtype) if is_value else 16))

@@ -15,6 +15,7 @@ from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 
 from .kernel_temporary import copy_bytes
+from .reduction import one_stage
 
 _aten = torch.ops.aten
 _INDEX_BYTES = 8          # int64, and a pair of int32
@@ -30,11 +31,6 @@ _MULTIBLOCK = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (
 
 def _argument(signature: Signature, position: int, name: str, default: Any) -> Any:
     return signature.args[position] if len(signature.args) > position else signature.kwargs.get(name, default)
-
-
-def _stage(*blocks: int) -> tuple[Stage, ...]:
-    kept = tuple(b for b in blocks if b)
-    return (Stage(kept),) if kept else ()
 
 
 def _sort_blocks(x: TensorSpec, dim: int) -> tuple[int, ...]:
@@ -58,7 +54,7 @@ def _sort_blocks(x: TensorSpec, dim: int) -> tuple[int, ...]:
 def _sort(signature: Signature) -> tuple[Stage, ...]:
     x = signature.inputs[0]
     is_stable = signature.op._overloadname == "stable"
-    return _stage(*_sort_blocks(x, _argument(signature, 2 if is_stable else 1, "dim", -1)))
+    return one_stage(*_sort_blocks(x, _argument(signature, 2 if is_stable else 1, "dim", -1)))
 
 
 @kernel_stages(_aten.topk)
@@ -81,13 +77,13 @@ def _topk(signature: Signature) -> tuple[Stage, ...]:
         blocks += [rows * x.dtype.itemsize, rows * 4, rows * 4, rows * 4, parts * 256 * 2, parts * 4, parts * 4]
     if _argument(signature, 4, "sorted", True) and values[dim] > _SMALL_SORT:
         blocks += [values.numel * _INDEX_BYTES, values.nbytes, *_sort_blocks(values, dim)]
-    return _stage(*blocks)
+    return one_stage(*blocks)
 
 
 @kernel_stages(_aten.cumsum, _aten.cumprod, _aten.logcumsumexp)
 def _scan(signature: Signature) -> tuple[Stage, ...]:
     """ScanUtils.cuh, scan_dim: the input is made contiguous."""
-    return _stage(copy_bytes(signature.inputs[0]))
+    return one_stage(copy_bytes(signature.inputs[0]))
 
 
 @kernel_stages(_aten._unique2, _aten._unique, _aten.unique_consecutive)
@@ -97,13 +93,13 @@ def _unique(signature: Signature) -> tuple[Stage, ...]:
     index = x.numel * _INDEX_BYTES
     if signature.op.overloadpacket is _aten.unique_consecutive:
         inverse = bool(_argument(signature, 1, "return_inverse", False))
-        return _stage(copy_bytes(x), *[index, index] * inverse)
+        return one_stage(copy_bytes(x), *[index, index] * inverse)
     inverse = bool(_argument(signature, 2, "return_inverse", False))
     held = (copy_bytes(x), x.nbytes, *[index, index] * inverse)
-    return _stage(*held, x.nbytes + index * inverse) + (_stage(*held, index, index) if inverse else ())
+    return one_stage(*held, x.nbytes + index * inverse) + (one_stage(*held, index, index) if inverse else ())
 
 
 @kernel_stages(_aten.nonzero)
 def _nonzero(signature: Signature) -> tuple[Stage, ...]:
     """Nonzero.cu: the input is made contiguous."""
-    return _stage(copy_bytes(signature.inputs[0]))
+    return one_stage(copy_bytes(signature.inputs[0]))

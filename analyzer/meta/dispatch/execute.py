@@ -132,7 +132,11 @@ def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, s
         if not isinstance(out, Tensor):
             continue
         if out.layout is not torch.strided:
-            _place_sparse(state, out, device)
+            out.__dict__["_device"] = device
+            out.__class__ = MetaTensor
+            for part in parts_of(out):
+                if not isinstance(part.untyped_storage(), MetaStorage):
+                    attach(part, device, state.space)
             continue
         if type(out.untyped_storage()) is MetaStorage:
             if any(out is t for t in call.tensors):
@@ -146,14 +150,6 @@ def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, s
             call.born[i] = attach(out, CPU if i in call.info.host_outputs else device, state.space)
         if type(out) is Tensor:
             out.__class__ = MetaTensor
-
-
-def _place_sparse(state: MetaState, out: Tensor, device: torch.device) -> None:
-    out.__dict__["_device"] = device
-    out.__class__ = MetaTensor
-    for part in parts_of(out):
-        if not isinstance(part.untyped_storage(), MetaStorage):
-            attach(part, device, state.space)
 
 
 def _grow_written(call: OperatorCall) -> None:

@@ -33,7 +33,8 @@ class MetaDispatchMode(DirectDispatchMode):
         if waiting:
             call_handlers()
         for kind in types:
-            if _dispatches(kind):  # a tensor around tensors (nested, quantised): what it does with them comes here
+            # a tensor around tensors (nested, quantised): what it does with them comes here
+            if getattr(kind, "__torch_dispatch__", None) is not torch._C._disabled_torch_dispatch_impl:
                 with self, reopened(), mode_in_force():
                     return kind.__torch_dispatch__(func, types, args, kwargs or {})
         if is_engines_sum(func, args):
@@ -75,7 +76,3 @@ class MetaDispatchMode(DirectDispatchMode):
         propagate(state, call)
         account(state, call)
         return call.result
-
-
-def _dispatches(kind: type) -> bool:
-    return getattr(kind, "__torch_dispatch__", None) is not torch._C._disabled_torch_dispatch_impl

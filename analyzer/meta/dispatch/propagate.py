@@ -60,8 +60,9 @@ def _propagate_known(state: MetaState, call: OperatorCall) -> None:
         _write(state, call)
     if not info.runs_on_host or all([b is None for b in call.born]):
         return
-    if info.is_random:
-        _draw(state, call)
+    if info.is_random:  # scalars decide control flow (layer drop, stochastic depth): they get a value from a seed
+        if call.born[0] is not None and call.outputs[0].numel() == 1 and not call.storages and info.name != "randperm":
+            _compute(state, call, _next_seed(state))
     elif call.storages or info.enumerator:
         _compute(state, call, None)
 
@@ -94,12 +95,6 @@ def _fill_value(info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Any:
 def _full(out: Tensor, numel: int, value: Any) -> Known:
     window = window_of(out)
     return Result(Call(_FULL, [window[0], value], {"dtype": out.dtype}, []), None, window, numel, out.dtype)
-
-
-def _draw(state: MetaState, call: OperatorCall) -> None:
-    """Random scalars decide control flow (layer drop, stochastic depth): they get a value from a seed of their own."""
-    if call.born[0] is not None and call.outputs[0].numel() == 1 and not call.storages and call.info.name != "randperm":
-        _compute(state, call, _next_seed(state))
 
 
 def _next_seed(state: MetaState) -> int:

@@ -82,8 +82,8 @@ def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 @handles(Tensor.device.__get__)
 def _device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     device = device_of(args[0])
-    return state.adopted_device if id(args[0]) in state.reserved or device.type == "cpu" and not isinstance(
-        _storage_of(args[0]), MetaStorage) else device
+    has_data = device.type == "cpu" and not isinstance(_storage_of(args[0]), MetaStorage)
+    return state.adopted_device if has_data or id(args[0]) in state.lazy else device
 
 
 @handles(Tensor.data.__get__)  # type: ignore[attr-defined]

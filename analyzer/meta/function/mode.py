@@ -10,8 +10,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from analyzer.meta.current_device import indexed_device
+from analyzer.meta.lazy_touch import LazyTouch
 from analyzer.meta.opaque import call_opaque
-from analyzer.meta.reserved_touch import ReservedTouch
 from analyzer.meta.shape_registry import register_shape_impl
 from analyzer.meta.state import MetaState, active_state
 from analyzer.meta.tensor import META, MetaTensor
@@ -33,8 +33,8 @@ class MetaFunctionMode(TorchFunctionMode):
                            kwargs: dict[str, Any] | None = None) -> Any:
         state = self.state
         assert state is not None
-        if state.reserved and args and id(args[0]) in state.reserved and func not in _SAME_FOR_RESERVED:
-            raise ReservedTouch(state.reserved[id(args[0])])
+        if state.lazy and args and id(args[0]) in state.lazy and func not in _ANSWERED_LAZILY:
+            raise LazyTouch(state.lazy[id(args[0])])
         if type(func) is MethodWrapperType and state.tape is None and _PLAIN_KINDS.issuperset(
                 types) and func not in handlers:
             return func(*args, **(kwargs or {}))  # an attribute is read or written
@@ -85,7 +85,7 @@ def _call_on(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 # What a tensor that is not materialized answers as its fake tensor would.
-_SAME_FOR_RESERVED = frozenset({
+_ANSWERED_LAZILY = frozenset({
     Tensor.get_device, Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.element_size,
     Tensor.is_contiguous, Tensor.is_floating_point, Tensor.is_complex,
     *(getattr(Tensor, name).__get__

@@ -65,8 +65,7 @@ class MoveDevice(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, device: torch.device, dtype: torch.dtype | None, memory_format: Any) -> Tensor:
         """Copy to the other device."""
         ctx.back = (device_of(x), x.dtype)
-        state = active_state()
-        return _copy_to(state, x, device, dtype, memory_format)
+        return _copy_to(active_state(), x, device, dtype, memory_format)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -59,11 +59,10 @@ def _unknown(state: MetaState, operator: str, remedy: str) -> DataDependentError
         f"{operator} needs the contents of a tensor that has no data. {state.where()}\nWay out: {remedy}.")
 
 
-_VALUE = (
-    "aten.item (also bool(), int(), float(), if tensor:)",
-    "compute the value from shapes or Python numbers, pass the tensor with its values (a small integer or boolean "
-    "tensor keeps them), or choose "
-    "ProfileOptions(unknown_value='placeholder') or, for a condition, unknown_condition='false'")
+_VALUE = ("aten.item (also bool(), int(), float(), if tensor:)",
+          "compute the value from shapes or Python numbers, pass the tensor with its values (a small integer or "
+          "boolean tensor keeps them), or choose ProfileOptions(unknown_value='placeholder') or, for a condition, "
+          "unknown_condition='false'")
 
 
 def _scalar(state: MetaState, tensor: Tensor, operator: str = _VALUE[0], remedy: str = _VALUE[1]) -> Any:

@@ -13,7 +13,6 @@ import torch
 from analyzer.errors import DataDependentError
 from analyzer.meta.source_line import user_frame
 from analyzer.meta.state import MetaState
-from analyzer.meta.storage import MetaStorage
 
 MOST_STEPS = 10_000  #: of a loop that data would end and nothing else does
 
@@ -46,14 +45,9 @@ def expected_scalar(state: MetaState, tensor: torch.Tensor) -> Any:
     return _condition(state, tensor) if tensor.dtype is torch.bool else _count(state, tensor)
 
 
-def _density(tensor: torch.Tensor) -> float | None:
-    storage = tensor.untyped_storage()
-    return storage.density if isinstance(storage, MetaStorage) else None
-
-
 def _count(state: MetaState, tensor: torch.Tensor) -> Any:
     """Lengths that a model computes from data, such as the sum of durations: see `density.expected_density`."""
-    density, policy = _density(tensor), state.options.unknown_size
+    density, policy = getattr(tensor.untyped_storage(), "density", None), state.options.unknown_size
     if density is None or policy in ("worst", "error"):  # nothing bounds such a number
         return None
     if isinstance(policy, int):
@@ -66,7 +60,7 @@ def _count(state: MetaState, tensor: torch.Tensor) -> Any:
 
 
 def _condition(state: MetaState, tensor: torch.Tensor) -> bool | None:
-    density = _density(tensor)
+    density = getattr(tensor.untyped_storage(), "density", None)
     if density in (0.0, 1.0):  # a comparison of expected counts
         state.assume(
             f"a condition that depends on data is {bool(density)} for the expected counts (balanced) {state.where()}")

@@ -4,10 +4,8 @@ from __future__ import annotations
 from torch import nn
 
 
-class ReservedTouch(BaseException):
-    """Code used a tensor of a block for which places in memory are reserved and no more. Not an Exception, so that no
-    handler in the model's code takes it.
-    """
+class LazyTouch(BaseException):
+    """Code used a tensor of a lazily materialized block. No Exception: no handler in the model's code takes it."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__(type(block).__name__)
