@@ -27,8 +27,7 @@ COLUMNS = (
     Column("seconds", "Time", "seconds"),
     Column("allocated_bytes", "Allocated at end", "bytes"),
     Column("peak_allocated_bytes", "Peak allocated", "bytes"),
-    Column("peak_reserved_bytes", "Peak reserved", "bytes"),
-)
+    Column("peak_reserved_bytes", "Peak reserved", "bytes"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,19 +31,10 @@ _AMOUNTS = ("flops", "macs", "read_bytes", "written_bytes", "seconds", "allocate
             "peak_reserved_bytes")
 
 
-def profile_generate(
-    model: nn.Module | Callable[[], nn.Module],
-    prompt_tokens: int = 512,
-    new_tokens: int = 128,
-    *,
-    batch_size: int = 1,
-    cache: str = "dynamic",
-    prompt: Tensor | None = None,
-    autocast: torch.dtype | None = None,
-    device: str | DeviceSpec = "h200",
-    options: ProfileOptions | None = None,
-    samples: int | None = 16,
-) -> GenerationProfile:
+def profile_generate(model: nn.Module | Callable[[], nn.Module], prompt_tokens: int = 512, new_tokens: int = 128,
+                     *, batch_size: int = 1, cache: str = "dynamic", prompt: Tensor | None = None,
+                     autocast: torch.dtype | None = None, device: str | DeviceSpec = "h200",
+                     options: ProfileOptions | None = None, samples: int | None = 16) -> GenerationProfile:
     """Predict what it costs to read a prompt and to generate ``new_tokens`` after it, greedily, without running it on
     data.
 
@@ -130,10 +121,9 @@ class _Generation:
     def _result(self, steps: Sequence[GenerationStep], finished: list[int], prefill: Profile, decode: Profile | None,
                 cache: str, assumptions: tuple[str, ...], short: OutOfMemoryInfo | None) -> GenerationProfile:
         filled = tuple(fill_in(steps, finished[-1] + 1)) if finished else ()
-        return GenerationProfile(name=prefill.name, device=prefill.device, cache=cache,
-                                 batch_size=self.prompt.shape[0], prompt_tokens=self.prompt_tokens,
-                                 new_tokens=self.new_tokens, steps=filled, prefill=prefill, decode=decode,
-                                 out_of_memory=short, assumptions=assumptions)
+        return GenerationProfile(name=prefill.name, device=prefill.device, cache=cache, batch_size=self.prompt.shape[0],
+                                 prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens, steps=filled,
+                                 prefill=prefill, decode=decode, out_of_memory=short, assumptions=assumptions)
 
     def _choose_passes(self, samples: int | None, bends: list[int]) -> list[int]:
         """The passes to run: evenly spread, and those beside which a straight line ends."""
@@ -169,7 +159,6 @@ class _Generation:
         steps = []
         for step, index in enumerate(self.finished):
             amounts: dict[str, Any] = {name: rows.get(step, {}).get(name) for name in _AMOUNTS}
-            steps.append(
-                GenerationStep(index, self.read_tokens[step], self.prompt_tokens + index, self.cache_bytes[step],
-                               **amounts))
+            steps.append(GenerationStep(index, self.read_tokens[step], self.prompt_tokens + index,
+                                        self.cache_bytes[step], **amounts))
         return steps

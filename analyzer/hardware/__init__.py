@@ -4,15 +4,5 @@ from .device_spec import DeviceSpec, Figure, PeakRates
 from .listing import format_catalogue, format_device
 from .roofline import collective_seconds, find_peak, roofline_seconds
 
-__all__ = [
-    "DeviceSpec",
-    "Figure",
-    "PeakRates",
-    "collective_seconds",
-    "find_device",
-    "find_peak",
-    "format_catalogue",
-    "format_device",
-    "register_device",
-    "roofline_seconds",
-]
+__all__ = ["DeviceSpec", "Figure", "PeakRates", "collective_seconds", "find_device", "find_peak", "format_catalogue",
+           "format_device", "register_device", "roofline_seconds"]

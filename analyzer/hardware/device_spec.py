@@ -48,8 +48,7 @@ _UNITS = {
     "l2_bytes": "B",
     "nvlink_bandwidth": "B/s",
     "pcie_bandwidth": "B/s",
-    "launch_seconds": "s",
-}
+    "launch_seconds": "s"}
 _COUNTS = ("memory_bytes", "multiprocessors", "l2_bytes")
 _RATES = ("memory_bandwidth", "nvlink_bandwidth", "pcie_bandwidth", "launch_seconds")
 _KINDS = ("cuda", "cpu")

@@ -18,15 +18,9 @@ def format_catalogue() -> str:
     >>> print(format_catalogue().splitlines()[2][:81])
     h200       139.80 GiB  4.80 TB/s    67.00 T  494.50 T  989.50 T  989.50 T  1.98 P
     """
-    rows = [
-        (
-            spec.name,
-            format_bytes(spec.memory_bytes),
-            format_rate(spec.memory_bandwidth),
-            *(format_count(getattr(spec.flops_per_second, name)) for name in _RATES),
-            _format_links(spec),
-        )
-        for spec in register_device]
+    rows = [(spec.name, format_bytes(spec.memory_bytes), format_rate(spec.memory_bandwidth),
+             *(format_count(getattr(spec.flops_per_second, name)) for name in _RATES), _format_links(spec))
+            for spec in register_device]
     table = _lay_out(rows, ("name", "memory", "bandwidth", *_RATES, "links"))
     return f"{table}\n\nRates are dense peaks in FLOP/s, of the tensor cores but for fp32. Links count one direction."
 

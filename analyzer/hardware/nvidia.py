@@ -15,10 +15,9 @@ _PCIE_3, _PCIE_4, _PCIE_5 = 32e9, 64e9, 128e9
 
 _H200_SHEET = ("NVIDIA H200 Tensor Core GPU datasheet, Technical Specifications, H200 SXM "
                "(nvidia.com/en-us/data-center/h200)")
-_H200_DRIVER = (
-    "torch.cuda.get_device_properties on an H200: total_memory=143156MB (MiB, rounded down), "
-    "multi_processor_count=132, L2_cache_size=60MB "
-    "(quoted in github.com/ai-bot-pro/achatbot, deploy/modal/src/llm/vllm/vlm/skywork_r1v.py)")
+_H200_DRIVER = ("torch.cuda.get_device_properties on an H200: total_memory=143156MB (MiB, rounded down), "
+                "multi_processor_count=132, L2_cache_size=60MB "
+                "(quoted in github.com/ai-bot-pro/achatbot, deploy/modal/src/llm/vllm/vlm/skywork_r1v.py)")
 _H100_PAPER = (
     "NVIDIA H100 Tensor Core GPU Architecture whitepaper v1.04, Table 3 (comparison of A100 and H100), column H100 "
     "SXM5, first figure of each pair (resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper)")
@@ -31,16 +30,14 @@ _A100_PAPER = (
 _A100_SHEET = (
     "NVIDIA A100 Tensor Core GPU datasheet, specifications, A100 80GB SXM "
     "(nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-nvidia-us-2188504-web.pdf)")
-_ADA_PAPER = (
-    "NVIDIA Ada GPU Architecture whitepaper v2.1 "
-    "(images.nvidia.com/aem-dam/Solutions/Data-Center/l4/nvidia-ada-gpu-architecture-whitepaper-v2.1.pdf)")
+_ADA_PAPER = ("NVIDIA Ada GPU Architecture whitepaper v2.1 "
+              "(images.nvidia.com/aem-dam/Solutions/Data-Center/l4/nvidia-ada-gpu-architecture-whitepaper-v2.1.pdf)")
 _ADA_FP64 = f"1/64 of fp32: {_ADA_PAPER}, Ada AD102 GPU, note on FP64 cores"
 _RTX_4090_PAPER = f"{_ADA_PAPER}, Appendix A, Table 2 (GeForce RTX 4090), FP32 accumulation, first figure of each pair"
 _L4_SHEET = ("NVIDIA L4 Tensor Core GPU datasheet, specifications "
              "(resources.nvidia.com/en-us-gpu-resources/l4-tensor-datasheet)")
-_T4_SHEET = (
-    "NVIDIA T4 Tensor Core GPU datasheet, Performance "
-    "(nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf)")
+_T4_SHEET = ("NVIDIA T4 Tensor Core GPU datasheet, Performance "
+             "(nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf)")
 _TURING_PAPER = "NVIDIA Turing GPU Architecture whitepaper WP-09183-001"
 _NO_NVLINK = "the card has no NVLink"
 
@@ -68,9 +65,7 @@ H200 = DeviceSpec(
         "multiprocessors": _H200_DRIVER,
         "l2_bytes": _H200_DRIVER,
         "nvlink_bandwidth": f"half of 900 GB/s both ways: {_H200_SHEET}",
-        "pcie_bandwidth": f"half of 128 GB/s both ways (Gen5 x16): {_H200_SHEET}",
-    },
-)
+        "pcie_bandwidth": f"half of 128 GB/s both ways (Gen5 x16): {_H200_SHEET}"})
 
 H100_SXM = DeviceSpec(
     "h100_sxm", vendor="NVIDIA", architecture="Hopper", compute_capability=(9, 0),
@@ -86,9 +81,7 @@ H100_SXM = DeviceSpec(
         "multiprocessors": _H100_PAPER,
         "l2_bytes": _H100_PAPER,
         "nvlink_bandwidth": f"half of 900 GB/s both ways: {_H100_SHEET}",
-        "pcie_bandwidth": f"half of 128 GB/s both ways (Gen5 x16): {_H100_SHEET}",
-    },
-)
+        "pcie_bandwidth": f"half of 128 GB/s both ways (Gen5 x16): {_H100_SHEET}"})
 
 _A100_RATES = PeakRates(fp64=9.7e12, fp64_tensor=19.5e12, fp32=19.5e12, tf32=156e12, bf16=312e12, fp16=312e12,
                         int8=624e12)
@@ -98,8 +91,7 @@ _A100_SOURCES = {
     "multiprocessors": _A100_PAPER,
     "l2_bytes": _A100_PAPER,
     "nvlink_bandwidth": f"half of 600 GB/s both ways: {_A100_SHEET}",
-    "pcie_bandwidth": f"half of 64 GB/s both ways (Gen4 x16): {_A100_SHEET}",
-}
+    "pcie_bandwidth": f"half of 64 GB/s both ways (Gen4 x16): {_A100_SHEET}"}
 
 A100_40GB = DeviceSpec(
     "a100_40gb", vendor="NVIDIA", architecture="Ampere", compute_capability=(8, 0),
@@ -111,9 +103,7 @@ A100_40GB = DeviceSpec(
         **_A100_SOURCES,
         "memory_bytes": _device_query(
             "an A100-SXM4-40GB, CUDA 12.2 driver (github.com/bottlerocket-os/bottlerocket/pull/3873)"),
-        "memory_bandwidth": _A100_PAPER,
-    },
-)
+        "memory_bandwidth": _A100_PAPER})
 
 A100_80GB = DeviceSpec(
     "a100_80gb", vendor="NVIDIA", architecture="Ampere", compute_capability=(8, 0),
@@ -124,9 +114,7 @@ A100_80GB = DeviceSpec(
     sources={
         **_A100_SOURCES,
         "memory_bytes": _device_query("an A100-SXM4-80GB, CUDA 12.2 driver: 81051 MBytes"),
-        "memory_bandwidth": _A100_SHEET,
-    },
-)
+        "memory_bandwidth": _A100_SHEET})
 
 L4 = DeviceSpec(
     "l4", vendor="NVIDIA", architecture="Ada Lovelace", compute_capability=(8, 9),
@@ -146,9 +134,7 @@ L4 = DeviceSpec(
         "multiprocessors": _device_query("an L4: 58 multiprocessors, 7424 CUDA cores"),
         "l2_bytes": _device_query("an L4: 50331648 bytes"),
         "nvlink_bandwidth": _NO_NVLINK,
-        "pcie_bandwidth": f"half of 64 GB/s both ways (Gen4 x16): {_L4_SHEET}",
-    },
-)
+        "pcie_bandwidth": f"half of 64 GB/s both ways (Gen4 x16): {_L4_SHEET}"})
 
 T4 = DeviceSpec(
     "t4", vendor="NVIDIA", architecture="Turing", compute_capability=(7, 5),
@@ -168,9 +154,7 @@ T4 = DeviceSpec(
         "multiprocessors": _device_query("a Tesla T4: 40 multiprocessors, 2560 CUDA cores"),
         "l2_bytes": _device_query("a Tesla T4: 4194304 bytes"),
         "nvlink_bandwidth": _NO_NVLINK,
-        "pcie_bandwidth": f"half of 32 GB/s both ways (Gen3 x16): {_T4_SHEET}",
-    },
-)
+        "pcie_bandwidth": f"half of 32 GB/s both ways (Gen3 x16): {_T4_SHEET}"})
 
 RTX_4090 = DeviceSpec(
     "rtx_4090", vendor="NVIDIA", architecture="Ada Lovelace", compute_capability=(8, 9),
@@ -189,8 +173,6 @@ RTX_4090 = DeviceSpec(
         "multiprocessors": _RTX_4090_PAPER,
         "l2_bytes": f"73728 KB: {_RTX_4090_PAPER}",
         "nvlink_bandwidth": _NO_NVLINK,
-        "pcie_bandwidth": "half of 64 GB/s both ways (Gen4 x16): NVIDIA GeForce RTX 4090 specifications",
-    },
-)
+        "pcie_bandwidth": "half of 64 GB/s both ways (Gen4 x16): NVIDIA GeForce RTX 4090 specifications"})
 
 NVIDIA_DEVICES = (H200, H100_SXM, A100_40GB, A100_80GB, L4, T4, RTX_4090)

@@ -24,14 +24,9 @@ _FIRST_CAPABILITY = {"fp16": (7, 0), "bf16": (8, 0), "tf32": (8, 0)}
 # Times that each byte of the buffer crosses the slowest link, for n ranks in a ring:
 # NVIDIA nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth", Summary. Point-to-point sends cross once.
 _CROSSINGS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda n: 1.0,
-    "reduce": lambda n: 1.0,
-    "send": lambda n: 1.0,
-}
+    "all_reduce": lambda n: 2 * (n - 1) / n, "reduce_scatter": lambda n: (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n, "all_to_all": lambda n: (n - 1) / n, "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0, "send": lambda n: 1.0}
 
 
 def find_peak(dtype: object, device: DeviceSpec, uses_tensor_cores: bool, allow_tf32: bool = False) -> float | None:
@@ -77,14 +72,8 @@ def _has_tensor_cores(device: DeviceSpec, kind: str) -> bool:
     return device.compute_capability is None or device.compute_capability >= _FIRST_CAPABILITY[kind]
 
 
-def roofline_seconds(
-    flops: int | None,
-    bytes_moved: int | None,
-    dtype: object,
-    device: DeviceSpec,
-    uses_tensor_cores: bool,
-    allow_tf32: bool = False,
-) -> float | None:
+def roofline_seconds(flops: int | None, bytes_moved: int | None, dtype: object, device: DeviceSpec,
+                     uses_tensor_cores: bool, allow_tf32: bool = False) -> float | None:
     """Seconds that the slower of arithmetic and memory needs at its peak, or None if a figure that it takes is unknown.
 
     max(``flops`` / peak, ``bytes_moved`` / memory bandwidth): the roofline of Williams, Waterman and Patterson
@@ -106,10 +95,8 @@ def roofline_seconds(
             f"roofline_seconds(flops={flops}, bytes_moved={bytes_moved}): counts are not negative; pass None for "
             "unknown")
     seconds = 0.0
-    for amount, rate in (
-        (flops, find_peak(dtype, device, uses_tensor_cores, allow_tf32) if flops else None),
-        (bytes_moved, device.memory_bandwidth),
-    ):
+    for amount, rate in ((flops, find_peak(dtype, device, uses_tensor_cores, allow_tf32) if flops else None),
+                         (bytes_moved, device.memory_bandwidth)):
         if amount:
             if rate is None:
                 return None

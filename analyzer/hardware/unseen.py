@@ -35,8 +35,7 @@ _CONTEXTS: dict[str, tuple[int, str]] = {
              "- 138.14 GiB allocated - 824.86 MiB unallocated; varies with driver, libraries and kernels"),
     "rtx_4090": (_outside(23.60, 22.90, 194.87 * _MIB),
                  "pytorch/pytorch issue 16417 (2024-03-13), a card of 23.65 GiB: 23.60 GiB in use - 22.90 GiB "
-                 "allocated - 194.87 MiB unallocated; varies with driver, libraries and kernels"),
-}
+                 "allocated - 194.87 MiB unallocated; varies with driver, libraries and kernels")}
 _MULTIPROCESSORS = {device.name: device.multiprocessors for device in NVIDIA_DEVICES}
 # Where nothing tells which device is alike: each thing on its own, with what is known of it.
 _UNKNOWN = (
@@ -46,8 +45,7 @@ _UNKNOWN = (
     ),
     UnseenMemory("cuBLAS handles", None,
                  "not known; their workspaces are in the peak (PyTorch's CublasHandlePool.cpp)"),
-    UnseenMemory("cuDNN handle", None, "not known; convolution workspaces are in the peak (PyTorch's Conv_v8.cpp)"),
-)
+    UnseenMemory("cuDNN handle", None, "not known; convolution workspaces are in the peak (PyTorch's Conv_v8.cpp)"))
 
 # github.com/NVIDIA/nccl/issues/964: 4 A100 with NVLink, an all-reduce of 4 MB in each process group
 _NCCL_PAIR_BYTES, _NCCL_GROUP_BYTES = 544 * _MIB, 688 * _MIB
@@ -81,8 +79,7 @@ def list_unseen(device: DeviceSpec, world_size: int = 1) -> tuple[UnseenMemory, 
 def _list_contexts(device: DeviceSpec) -> list[UnseenMemory]:
     """What driver and libraries take: known, else as on the known device nearest in multiprocessors.
 
-    A context holds local memory and stacks for all threads that the multiprocessors can run (CUDA programming guide,
-    cudaDeviceSetLimit).
+    A context holds local memory and stacks for all threads that run (CUDA programming guide, cudaDeviceSetLimit).
     """
     what = "CUDA context, kernels, cuBLAS and cuDNN handles"
     known = _CONTEXTS.get(device.name)

@@ -28,19 +28,11 @@ _INTERVALS = 16
 _FIRST_INTERVAL_LOG2 = 20
 
 # Keys that PyTorch 2.13 knows (AllocatorConfig.cpp, CUDAAllocatorConfig.h) and that change no size on the device.
-_WITHOUT_EFFECT = frozenset({
-    "graph_capture_record_stream_reuse",
-    "pinned_free_catch_all",
-    "pinned_max_cached_size_mb",
-    "pinned_max_round_threshold_mb",
-    "pinned_num_register_threads",
-    "pinned_reserve_segment_size_mb",
-    "pinned_use_background_threads",
-    "pinned_use_cuda_host_register",
-    "pinned_use_hip_host_register",
-    "release_lock_on_cudamalloc",
-    "release_lock_on_hipmalloc",
-})
+_WITHOUT_EFFECT = frozenset(
+    {"graph_capture_record_stream_reuse", "pinned_free_catch_all", "pinned_max_cached_size_mb",
+     "pinned_max_round_threshold_mb", "pinned_num_register_threads", "pinned_reserve_segment_size_mb",
+     "pinned_use_background_threads", "pinned_use_cuda_host_register", "pinned_use_hip_host_register",
+     "release_lock_on_cudamalloc", "release_lock_on_hipmalloc"})
 
 
 def _is_power_of_two(value: int) -> bool:
@@ -68,15 +60,9 @@ def _parse_divisions(text: str) -> int | dict[int | str, int]:
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    "expandable_segments": _parse_bool,
-    "max_split_size_mb": int,
-    "roundup_power2_divisions": _parse_divisions,
-    "garbage_collection_threshold": float,
-    "max_non_split_rounding_mb": int,
-    "large_segment_size_mb": int,
-    "per_process_memory_fraction": float,
-    "throw_on_cudamalloc_oom": _parse_bool,
-}
+    "expandable_segments": _parse_bool, "max_split_size_mb": int, "roundup_power2_divisions": _parse_divisions,
+    "garbage_collection_threshold": float, "max_non_split_rounding_mb": int, "large_segment_size_mb": int,
+    "per_process_memory_fraction": float, "throw_on_cudamalloc_oom": _parse_bool}
 
 
 @dataclass(frozen=True)

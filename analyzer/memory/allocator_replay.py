@@ -14,10 +14,7 @@ from .allocator_segment import ADDRESS_BITS, Pool
 
 
 class Opcode(IntEnum):
-    """What an instruction does, and what its three operands are.
-
-    Those of other memories, ``_ELSEWHERE``, are carried out by the caller of the replay.
-    """
+    """What an instruction does, with its three operands. Those of ``_ELSEWHERE`` are left to the replay's caller."""
 
     ALLOCATE = 0            #: slot, bytes as the allocator rounds them, bytes asked for
     FREE = 1                #: slot, None, None
@@ -76,10 +73,7 @@ class Placements:
 
 def replay_one_by_one(memory: Any, instructions: Iterable[Instruction], slots: list[Any], placements: Placements,
                       elsewhere: Elsewhere | None, first: int = 0, *stream: int) -> None:
-    """Carry out the instructions, which count from ``first``, on any memory that can allocate and free.
-
-    ``slots`` then hold its blocks.
-    """
+    """Carry out the instructions, counted from ``first``, on any memory; ``slots`` then hold its blocks."""
     for at, (opcode, slot, size_bytes, requested_bytes) in enumerate(instructions, first):
         if opcode is Opcode.FREE:
             memory.free(slots[slot])
@@ -114,10 +108,7 @@ class _BestFitMemory(Protocol):
 
 def replay_best_fit(memory: _BestFitMemory, instructions: Sequence[Instruction], slots: list[Any],
                     placements: Placements, elsewhere: Elsewhere | None, stream: int) -> None:
-    """Carry out the instructions on an allocator of which best fit, split and merge are all there is to it.
-
-    ``slots`` then hold its spans.
-    """
+    """Carry out the instructions on an allocator of best fit, split and merge alone; ``slots`` then hold its spans."""
     ALLOCATE, FREE = Opcode.ALLOCATE, Opcode.FREE
     small, large = memory.pool(stream, 0), memory.pool(stream, SMALL_BYTES + 1)
     addresses = placements.addresses
@@ -177,10 +168,7 @@ def replay_best_fit(memory: _BestFitMemory, instructions: Sequence[Instruction],
 
 
 def _find_apart(small: Pool, large: Pool, sizes: Sequence[int]) -> list[tuple[int, int]] | None:
-    """Addresses and sizes of blocks that are held apart and go back to where they came from.
-
-    None where one of them takes a new segment.
-    """
+    """Addresses and sizes of blocks held apart that return where they came from; None where one takes a new segment."""
     found = []
     for size in sizes:
         pool = small if size <= SMALL_BYTES else large

@@ -1,7 +1,6 @@
 """The parts that the simulated allocator keeps its books in: segments, the spans they consist of, pools of free spans.
 
-Source: ``Block``, ``BlockPool`` and ``ExpandableSegment`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.11 to
-2.13).
+Source: ``Block``, ``BlockPool``, ``ExpandableSegment`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.11 to 2.13).
 """
 from __future__ import annotations
 

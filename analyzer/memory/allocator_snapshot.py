@@ -77,8 +77,7 @@ def _begin_entry(segment: Segment, address: int, device: int) -> SegmentSnapshot
         "segment_pool_id": (0, 0),
         "is_expandable": segment.page_bytes is not None,
         "frames": [],
-        "blocks": [],
-    }
+        "blocks": []}
 
 
 def _add_to_entry(entry: SegmentSnapshot, span: Span) -> None:
@@ -87,7 +86,6 @@ def _add_to_entry(entry: SegmentSnapshot, span: Span) -> None:
         entry["allocated_size"] += span.size_bytes
         entry["active_size"] += span.size_bytes
         entry["requested_size"] += span.requested_bytes
-    entry["blocks"].append({
-        "address": span.address, "size": span.size_bytes, "requested_size": span.requested_bytes or 0,
-        "state": "inactive" if span.requested_bytes is None else "active_allocated", "frames": [],
-    })
+    entry["blocks"].append(
+        {"address": span.address, "size": span.size_bytes, "requested_size": span.requested_bytes or 0,
+         "state": "inactive" if span.requested_bytes is None else "active_allocated", "frames": []})

@@ -14,9 +14,8 @@ class DeviceOutOfMemoryError(AnalyzerError, MemoryError, torch.OutOfMemoryError)
     and ``reserved_bytes`` at that moment; ``capacity_bytes`` that may be reserved in all.
     """
 
-    def __init__(
-        self, requested_bytes: int, short_bytes: int, allocated_bytes: int, reserved_bytes: int, capacity_bytes: int
-    ) -> None:
+    def __init__(self, requested_bytes: int, short_bytes: int, allocated_bytes: int, reserved_bytes: int,
+                 capacity_bytes: int) -> None:
         unused_bytes = reserved_bytes - allocated_bytes
         super().__init__(
             f"CUDA out of memory. Tried to allocate {requested_bytes:,} bytes, {short_bytes:,} bytes short; of "

@@ -1,7 +1,6 @@
 """What a simulated device hands out: segments within its capacity, at the addresses that the driver would choose.
 
-Source of every rule: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.11 to 2.13);
-comments name the function.
+Source of every rule: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.11 to 2.13).
 """
 from __future__ import annotations
 
@@ -161,9 +160,8 @@ class SegmentMemory:
     def _collect_garbage(self) -> None:
         assert self._allowed_bytes is not None
         excess_bytes = self._reserved_bytes - int(self.options.garbage_collection_threshold * self._allowed_bytes)
-        idle = [
-            span for pool in self._large_pools.values() if pool.page_bytes is None for span in pool.free
-            if not span.is_split]
+        idle = [span for pool in self._large_pools.values() if pool.page_bytes is None for span in pool.free
+                if not span.is_split]
         while excess_bytes > 0 and idle:
             # age: searches since the free; all of at least average age go, even beyond what is needed
             average = sum(self._large_searches - span.freed_at for span in idle) / len(idle)

@@ -61,9 +61,7 @@ class Annotation:
 
 
 def part_of(call: OpCall) -> str:
-    """The part of the step that a call belongs to: its phase, but ``"recompute"`` for what checkpointing runs again in
-    backward.
-    """
+    """The part of the step that a call belongs to: its phase, or ``"recompute"`` where checkpointing runs it again."""
     return "recompute" if call.recomputed else call.phase
 
 

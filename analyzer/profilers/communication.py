@@ -28,9 +28,7 @@ def collective_of(call: OpCall) -> str | None:
 
 
 def message_bytes(call: OpCall) -> int:
-    """The size of the whole message: of an all-gather its gathered output, of a reduce-scatter its whole input, else
-    the tensors given.
-    """
+    """The whole message: an all-gather's gathered output, a reduce-scatter's whole input, else the tensors given."""
     signature = call.signature
     return max(sum(s.nbytes for s in signature.inputs), sum(
         s.nbytes for s in signature.outputs)) if not _lists_both(call) else max(_largest_list(call), 0)

@@ -78,9 +78,7 @@ def count_under(log: Log, convention: str = "own") -> FlopCount:
 
 def from_table(name: str, table: dict[str, Formula], products: Callable[[Signature, FlopCount],
                                                                         FlopCount | None]) -> Rule:
-    """Count by the table's formula for the operator, else by ``products`` where it multiplies and accumulates; else it
-    is not seen.
-    """
+    """Count by the table's formula, else by ``products`` where the operator multiplies and accumulates; else unseen."""
     memo_key = f"flops of {name}"
 
     def count(signature: Signature) -> FlopCount | None:
@@ -132,8 +130,7 @@ def group_norm_flops(x: Spec, weight: Any = None, *_: Any, out: Any = None, **__
 
 
 def pooled_mean(*pooled: list[int]) -> Formula:
-    """A mean over such dimensions is a global average pooling and counts 1 an element, as that; any other mean is not
-    seen.
+    """A mean over such dimensions is a global average pooling and counts 1 an element; any other mean is not seen.
 
     ATen's AdaptiveAveragePooling.cpp and AdaptiveAveragePooling3d.cpp write the dimensions so, and user code does not.
     """
@@ -150,8 +147,7 @@ NORMS: dict[str, Formula] = {
     **aten("_native_batch_norm_legit_no_training _batch_norm_no_update", evaluated_batch_norm_flops),
     **aten("_batch_norm_with_update", group_norm_flops),
     **aten("native_layer_norm", layer_norm_flops),
-    **aten("native_group_norm", group_norm_flops),
-}
+    **aten("native_group_norm", group_norm_flops)}
 
 
 # ---- DeepSpeed: deepspeed/profiling/flops_profiler/profiler.py, version 0.19.8
@@ -179,9 +175,7 @@ def added_batched_flops(x: Spec, a: Spec, b: Spec, *_: Any, out: Any = None, **_
 
 
 def interpolation_flops(x: Spec, size: Any, *rest: Any, out: Spec, **_: Any) -> int:
-    """1 an output element where a scale was given; where a size was, the product of that size alone, whatever the batch
-    and the channels.
-    """
+    """1 an output element given a scale; given a size, its product alone, whatever the batch and the channels."""
     scaled = any(isinstance(value, float) for value in rest)
     return out.numel if scaled else prod(size)
 
@@ -189,9 +183,7 @@ def interpolation_flops(x: Spec, size: Any, *rest: Any, out: Spec, **_: Any) -> 
 def recurrent_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf: Any, hx: Spec, cx: Any, mode: int,
                     hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool,
                     bidirectional: bool, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """For each row of the sequence and layer: 2 a weight less the gates, the biases, and a few sums and products a
-    hidden element. No MACs.
-    """
+    """Each row and layer: 2 a weight less gates, biases, and a few sums and products a hidden element. No MACs."""
     if proj_size:
         return NO_FLOPS
     per_layer = weight_stride0 * (2 if bidirectional else 1)
@@ -233,8 +225,7 @@ DEEPSPEED: dict[str, Formula] = {
         "_upsample_nearest_exact2d "
         "_upsample_nearest_exact3d", interpolation_flops),
     **aten("_cudnn_rnn", recurrent_flops),
-    **aten("mkldnn_rnn_layer", host_recurrent_flops),
-}
+    **aten("mkldnn_rnn_layer", host_recurrent_flops)}
 
 
 # fast paths: no function of theirs is replaced
@@ -245,9 +236,7 @@ DEEPSPEED_HIDDEN = {"GELUActivation": frozenset({"aten::gelu"}), "GELUTanh": fro
 
 
 def two_to_a_product(signature: Signature, own: FlopCount) -> FlopCount | None:
-    """Products of any operator, the attention kernels' among them; what else they do is not seen, nor are whole layers
-    in one call.
-    """
+    """Products of any operator, attention kernels too; what else they do, and layers in one call, is not seen."""
     return None if DEEPSPEED_UNSEEN.intersection(map(str, family(signature.op))) else FlopCount(2 * own.macs, own.macs)
 
 
@@ -267,14 +256,11 @@ FVCORE: dict[str, Formula] = {
     **aten("mean.dim", pooled_mean([-1, -2])),
     **aten("_adaptive_avg_pool2d mkldnn_adaptive_avg_pool2d", per_input(1)),
     **aten("upsample_nearest2d", per_output(1)),
-    **aten("upsample_bilinear2d grid_sampler_2d cudnn_grid_sampler", per_output(4)),
-}
+    **aten("upsample_bilinear2d grid_sampler_2d cudnn_grid_sampler", per_output(4))}
 # The kernels behind the functions that it knows: linear, matmul, einsum and convolution.
-FVCORE_PRODUCTS = {
-    f"aten::{name}"
-    for name in ("mm", "bmm", "mv", "dot", "addmm", "addmv", "_addmm_activation", "linear", "mkldnn_linear",
-                 "convolution", "_convolution", "cudnn_convolution", "convolution_overrideable")
-}
+FVCORE_PRODUCTS = {f"aten::{name}" for name in (
+    "mm", "bmm", "mv", "dot", "addmm", "addmv", "_addmm_activation", "linear", "mkldnn_linear", "convolution",
+    "_convolution", "cudnn_convolution", "convolution_overrideable")}
 
 
 def one_to_a_product(signature: Signature, own: FlopCount) -> FlopCount | None:
@@ -287,6 +273,4 @@ CONVENTIONS = {
         Convention("own", count_call),
         Convention("deepspeed", from_table("deepspeed", DEEPSPEED, two_to_a_product), forward_only=True,
                    hidden=DEEPSPEED_HIDDEN),
-        Convention("fvcore", from_table("fvcore", FVCORE, one_to_a_product), forward_only=True),
-    )
-}
+        Convention("fvcore", from_table("fvcore", FVCORE, one_to_a_product), forward_only=True))}

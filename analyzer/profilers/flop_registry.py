@@ -1,8 +1,7 @@
 """Floating-point operations of one operator call, from its signature alone.
 
 One multiply-add is 2 FLOPs and 1 MAC; only multiply-accumulate operators (matrix products, convolutions, attention,
-recurrent layers) have MACs. The convention for every other class of operator stands at the head of its file in
-`flop_formula`.
+recurrent layers) have MACs. Conventions for other classes stand at the head of their files in `flop_formula`.
 """
 from __future__ import annotations
 
@@ -18,10 +17,8 @@ from analyzer.profilers.flop_formula.registration import FlopCount, FlopRegistry
 from analyzer.profilers.flop_formula.size import is_inexact
 from analyzer.profilers.flop_formula.zero import ZERO_FLOP_NAMES, ZERO_FLOP_NAMESPACES, ZERO_FLOP_OPS
 
-__all__ = [
-    "FlopCount", "FlopRegistry", "Formula", "ZERO_FLOP_OPS", "count_call", "find_formula", "is_zero_flop_op",
-    "register_flop_impl"
-]
+__all__ = ["FlopCount", "FlopRegistry", "Formula", "ZERO_FLOP_OPS", "count_call", "find_formula", "is_zero_flop_op",
+           "register_flop_impl"]
 
 NO_FLOPS = FlopCount(0)
 MEMO_KEY = "flops"

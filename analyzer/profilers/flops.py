@@ -20,8 +20,7 @@ def profile_flops(log: Log) -> Annotation:
 
     One multiply-add is 2 FLOPs and 1 MAC. What autograd runs for a forward node counts as that node's backward;
     operators run again under activation checkpointing count in ``recompute_flops`` and in the backward phase, not in
-    ``bwd_flops``. Operators without a formula are listed in ``uncounted`` as (operator, calls, bytes), never taken as
-    zero.
+    ``bwd_flops``. Operators without a formula are in ``uncounted`` (operator, calls, bytes), never taken as zero.
     """
     return _Count(log, find_convention("own")).run()
 
@@ -94,9 +93,8 @@ class _Count:
             for (_, phase), row_of_phase in out.phases.items():
                 if phase != "forward":
                     row_of_phase.update(flops=None, macs=None)
-            totals.update(
-                dict.fromkeys(("bwd_flops", "bwd_macs", "recompute_flops", "recompute_macs", "executed_flops",
-                               "optimizer_flops")))
+            totals.update(dict.fromkeys(
+                ("bwd_flops", "bwd_macs", "recompute_flops", "recompute_macs", "executed_flops", "optimizer_flops")))
         listed = [(op, n, nbytes) for op, (n, nbytes) in sorted(uncounted.items())]
         out.totals = {**totals, "uncounted": listed, "flop_convention": self.convention.name}
         return out

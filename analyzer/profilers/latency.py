@@ -30,9 +30,8 @@ def call_seconds(call: OpCall, device: DeviceSpec, world_size: int = 1) -> float
         return 0.0
     # an index (argmax) is computed in the dtype of what is compared
     tensors = (*call.signature.outputs, *call.signature.inputs)
-    dtype = next(
-        (s.dtype
-         for s in tensors if s.dtype.is_floating_point or s.dtype.is_complex), tensors[0].dtype) if tensors else None
+    dtype = next((s.dtype for s in tensors if s.dtype.is_floating_point or s.dtype.is_complex),
+                 tensors[0].dtype) if tensors else None
     dtype = _REAL.get(dtype, dtype)
     # cuDNN may use TF32 by default, cuBLAS may not: torch.backends.cudnn.allow_tf32,
     # torch.backends.cuda.matmul.allow_tf32
@@ -42,12 +41,10 @@ def call_seconds(call: OpCall, device: DeviceSpec, world_size: int = 1) -> float
 
 # The arithmetic of complex numbers is that of their parts.
 _REAL: dict[torch.dtype | None, torch.dtype] = {
-    torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64
-}
+    torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 _RING = {
     "allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all", "gather": "all_gather",
-    "scatter": "broadcast", "recv": "send"
-}
+    "scatter": "broadcast", "recv": "send"}
 
 
 def make_latency_profiler(device: DeviceSpec, world_size: int = 1) -> Callable[[Log], Annotation]:

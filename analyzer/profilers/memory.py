@@ -14,9 +14,8 @@ _HELD_BY_THE_MODEL = ("parameter", "buffer")
 def profile_memory(log: Log) -> Annotation:
     """Bytes saved, temporary and held, of the last step; peaks of the whole run.
 
-    A storage that a forward operator made and that is still alive when backward begins is saved for backward, by
-    whatever means (autograd, a checkpoint's arguments, a tensor kept on the context); it counts once, at the node that
-    made it.
+    A storage that a forward operator made and still alive when backward begins is saved for backward, by whatever means
+    (autograd, a checkpoint's arguments, a tensor on the context); it counts once, at the node that made it.
     """
     out = Annotation(functools.partial(_fill_rows, log))
     for record in log.phases:
@@ -31,8 +30,7 @@ def profile_memory(log: Log) -> Annotation:
                                    default=None),
         "param_bytes": _held(log, "parameter"),
         "buffer_bytes": _held(log, "buffer"),
-        "optimizer_bytes": _held(log, "optimizer state"),
-    }
+        "optimizer_bytes": _held(log, "optimizer state")}
     return out
 
 

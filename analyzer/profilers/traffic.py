@@ -56,8 +56,7 @@ def touched_bytes(spec: TensorSpec) -> int:
 def call_traffic(call: OpCall, storages: Mapping[int, StorageLife] | None = None) -> Traffic:
     """Bytes that one call reads and writes; none for a view, which touches nothing.
 
-    With ``storages`` (`Log.storages`), arguments that share a storage count no more than it holds: ``x * x`` reads x
-    once.
+    With ``storages`` (`Log.storages`), arguments that share one count no more than it holds: ``x * x`` reads x once.
     """
     plan = plan_of(call.signature)
     if plan.total == NOTHING:
@@ -147,9 +146,8 @@ def make_plan(signature: Signature) -> Plan:
 def list_arguments(signature: Signature, schema: Any) -> Iterator[Argument]:
     """The tensors of a call in the order of ``signature.inputs``, with the arguments that they are."""
     by_name = {a.name: a for a in schema.arguments}
-    for argument, value in [
-            *zip(schema.arguments, signature.args), *((by_name[k], v) for k, v in signature.kwargs.items())
-    ]:
+    for argument, value in [*zip(schema.arguments, signature.args),
+                            *((by_name[k], v) for k, v in signature.kwargs.items())]:
         mutated = argument.alias_info is not None and argument.alias_info.is_write
         for spec in tensors(value):
             yield Argument(argument.name, spec, mutated, argument.is_out)
@@ -173,26 +171,19 @@ def mutated_outputs(signature: Signature, schema: Any) -> list[bool]:
 # Give memory as it is.
 UNTOUCHED = ("empty", "new_empty", "_empty", "_efficientzerotensor")
 # Look at a tensor's metadata only, or at nothing.
-METADATA = {
-    "is_same_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "size", "stride", "numel", "dim",
-    "is_contiguous", "record_stream", "is_pinned", "set", "set_data", "resize", "resize_as", "_resize_output",
-    "requires_grad", "_assert_tensor_metadata", "_has_same_storage_numel"
-}
+METADATA = {"is_same_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "size", "stride",
+            "numel", "dim", "is_contiguous", "record_stream", "is_pinned", "set", "set_data", "resize", "resize_as",
+            "_resize_output", "requires_grad", "_assert_tensor_metadata", "_has_same_storage_numel"}
 # In place these do not look at what was there.
-OVERWRITES = {
-    "copy", "fill", "zero", "normal", "uniform", "random", "exponential", "bernoulli", "log_normal", "geometric",
-    "cauchy"
-}
+OVERWRITES = {"copy", "fill", "zero", "normal", "uniform", "random", "exponential", "bernoulli", "log_normal",
+              "geometric", "cauchy"}
 # Arguments that give a shape, not values: name of the operator to names of arguments.
-SHAPE_ONLY = {
-    name: {"self", "input"}
-    for name in ("avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
-                 "_adaptive_avg_pool3d_backward", "nll_loss_backward", "nll_loss2d_backward",
-                 "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward",
-                 "adaptive_max_pool3d_backward", "reflection_pad1d_backward", "reflection_pad2d_backward",
-                 "reflection_pad3d_backward", "replication_pad1d_backward", "replication_pad2d_backward",
-                 "replication_pad3d_backward")
-}
+SHAPE_ONLY = {name: {"self", "input"} for name in (
+    "avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
+    "_adaptive_avg_pool3d_backward", "nll_loss_backward", "nll_loss2d_backward", "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward",
+    "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward", "replication_pad1d_backward",
+    "replication_pad2d_backward", "replication_pad3d_backward")}
 # Write into their running statistics, which their schemas do not say.
 BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
 RUNNING = {"running_mean", "running_var"}
@@ -281,18 +272,10 @@ def put_elements(call: Call, target: TensorSpec) -> int:
 
 # In place these change only the elements that they address.
 ROWS: dict[str, Callable[[Call, TensorSpec], int]] = {
-    "scatter": elements_of("index"),
-    "scatter_add": elements_of("index"),
-    "scatter_reduce": elements_of("index"),
-    "put": elements_of("index"),
-    "index_copy": elements_of("source"),
-    "index_add": elements_of("source"),
-    "index_reduce": elements_of("source"),
-    "index_fill": filled_elements,
-    "index_put": put_elements,
-    "_index_put_impl": put_elements,
-    "masked_scatter": elements_of("mask"),
-}
+    "scatter": elements_of("index"), "scatter_add": elements_of("index"), "scatter_reduce": elements_of("index"),
+    "put": elements_of("index"), "index_copy": elements_of("source"), "index_add": elements_of("source"),
+    "index_reduce": elements_of("source"), "index_fill": filled_elements, "index_put": put_elements,
+    "_index_put_impl": put_elements, "masked_scatter": elements_of("mask")}
 
 
 def rows_bytes(call: Call, target: TensorSpec) -> int:

@@ -38,10 +38,9 @@ def add_fit_command(commands: Any) -> None:
                         help="seek the longest sequence")
     parser.add_argument("--checkpointing", action="store_true", help="recompute each block in the backward pass")
     parser.add_argument("--device", default="h200", help="whose memory (default h200); `analyzer devices` lists them")
-    parser.add_argument(
-        "--memory", metavar="SIZE",
-        help="what the allocator may take, e.g. 20GiB (default: the device's, less what is known to be "
-        "taken outside it)")
+    parser.add_argument("--memory", metavar="SIZE",
+                        help="what the allocator may take, e.g. 20GiB (default: the device's, less what is known to be "
+                        "taken outside it)")
     parser.add_argument("--world-size", type=int, default=1, metavar="N",
                         help="processes of the job, for communication buffers (default 1)")
     parser.add_argument("--start", type=int, default=1, metavar="N",

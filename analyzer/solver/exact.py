@@ -105,11 +105,10 @@ def _solve_milp(graph: UnitGraph, limit_bytes: int, known_cost: float,
     unit_cost = known_cost / 1e3  # HiGHS's tolerances are absolute
     upper = np.ones(size + intervals)
     upper[size] = 0.0
-    result: Any = milp(np.concatenate([graph.cost / unit_cost, np.zeros(intervals)]),
-                       bounds=Bounds(np.zeros(size + intervals), upper),
-                       integrality=np.concatenate([np.ones(size), np.zeros(intervals)]),
-                       constraints=LinearConstraint(matrix, low, high),
-                       options={"time_limit": seconds, "mip_rel_gap": _GAP})
+    result: Any = milp(
+        np.concatenate([graph.cost / unit_cost, np.zeros(intervals)]), bounds=Bounds(np.zeros(size + intervals), upper),
+        integrality=np.concatenate([np.ones(size), np.zeros(intervals)]),
+        constraints=LinearConstraint(matrix, low, high), options={"time_limit": seconds, "mip_rel_gap": _GAP})
     bound = 0.0 if result.mip_dual_bound is None else max(0.0, float(result.mip_dual_bound) * unit_cost)
     if result.x is None:
         return None, bound

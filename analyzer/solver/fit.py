@@ -111,8 +111,7 @@ def max_sequence_length(model: torch.nn.Module | Callable[[], torch.nn.Module], 
                         **profile_options: Any) -> FitResult:
     """The longest sequence whose step fits on ``device``; as `max_batch_size`, with ``make_inputs(length)``.
 
-    Give ``at_most`` where the model has a longest sequence of its own (a table of positions): beyond it the model
-    raises.
+    Give ``at_most`` where the model has a longest sequence of its own (a table of positions), beyond which it raises.
     """
     return _search("sequence length", model, make_inputs, device, start, multiple_of, at_most, options, world_size,
                    profile_options)
@@ -171,8 +170,7 @@ class _Search:
     def lines(self) -> list[tuple[int, float]]:
         """Bytes at the largest size that fits, and bytes per step from the one before, of each phase that rises.
 
-        Each phase has a line of its own: at small sizes the peak is that of the optimizer, which knows nothing of the
-        batch.
+        Each phase has a line of its own: at small sizes the peak is that of the optimizer, whatever the batch.
         """
         if len(self.fitting) < 2:
             return []

@@ -17,9 +17,8 @@ def format_frontier(plan: Plan) -> str:
 
     rows = [(format_bytes(p.budget_bytes), format_bytes(p.peak_bytes), plan.format_cost(
         p.overhead), share_of_cost(plan, p.overhead)) for p in plan.frontier]
-    return print_rows(
-        ("Budget", "Peak reached", "Overhead", "Of the step" if plan.objective == "seconds" else "Of the forward pass"),
-        rows, left=())
+    return print_rows(("Budget", "Peak reached", "Overhead",
+                       "Of the step" if plan.objective == "seconds" else "Of the forward pass"), rows, left=())
 
 
 def share_of_cost(plan: Plan, overhead: float | None) -> str:
@@ -31,8 +30,7 @@ def share_of_cost(plan: Plan, overhead: float | None) -> str:
 def draw_frontier(plan: Plan, path: str | Path) -> None:
     """Draw ``plan.frontier`` and the plan itself to a file, whose ending says the format.
 
-    Raises MissingExtraError without matplotlib, InputError where the plan has no frontier or the format is none of
-    matplotlib's.
+    Raises MissingExtraError without matplotlib, InputError for a plan without a frontier or an unknown format.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

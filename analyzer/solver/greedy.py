@@ -23,9 +23,8 @@ def solve_greedy(units: Sequence[Unit], limit_bytes: int) -> list[Unit] | None:
     average = max((u.cost for u in units), default=0.0) / max(1, sum(u.held_bytes for u in units if not u.is_region))
     best: list[Unit] | None = None
     for share in _SIZES:
-        usable = {
-            first: [u for u in row if u.work_bytes <= (share if u.is_region else 1) * limit_bytes]
-            for first, row in by_first.items()}
+        usable = {first: [u for u in row if u.work_bytes <= (share if u.is_region else 1) * limit_bytes]
+                  for first, row in by_first.items()}
         for price in _PRICES:
             division = _take(usable, goal, price * average)
             if division is not None and peak_bytes(division) <= limit_bytes:

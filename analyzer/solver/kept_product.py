@@ -15,10 +15,8 @@ from analyzer.fx.graph.generator_state import GeneratorState
 from analyzer.fx.graph.storage_table import StorageTable
 from analyzer.fx.graph.version_alias import alias_with_version
 
-_PRODUCTS = frozenset(
-    "mm addmm bmm baddbmm addbmm mv addmv dot convolution convolution_overrideable cudnn_convolution "
-    "mkldnn_convolution "
-    "_scaled_mm _grouped_mm".split())
+_PRODUCTS = frozenset("mm addmm bmm baddbmm addbmm mv addmv dot convolution convolution_overrideable cudnn_convolution "
+                      "mkldnn_convolution _scaled_mm _grouped_mm".split())
 
 
 def is_product(op: Any) -> bool:
@@ -96,8 +94,7 @@ class _Kept:
         if [t._version for t in _tensors(result)] != self.versions[ordinal]:
             raise RuntimeError(
                 f"the result of product {ordinal} that a checkpoint keeps was written to in place after the "
-                f"checkpointed region ran; "
-                f"make a plan that runs it again, or write to a copy of it")
+                f"checkpointed region ran; make a plan that runs it again, or write to a copy of it")
         if (generator := self.generators[ordinal]) is not None:  # what draws after it draws the same numbers as before
             generator.restore()
         return tree_map_only(torch.Tensor, torch.Tensor.detach, result)

@@ -92,9 +92,8 @@ class _Reader:
         self.counts_gradients = counts_gradients
         self.nodes = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
         self.rows = {record.name: i for i, record in enumerate(self.log.nodes)}
-        self.values: dict[int, StorageLife] = {
-            life.number: life for life in watched(self.log)
-            if life.phase == "forward" and life.category in ("", "loss", "cast copy")}
+        self.values = {life.number: life for life in watched(self.log)
+                       if life.phase == "forward" and life.category in ("", "loss", "cast copy")}
         # row of the log -> place in the program
         self.position = {self.rows[n.name]: i for i, n in enumerate(self.nodes)}
         self.end = len(self.nodes)
@@ -215,9 +214,8 @@ class _Reader:
 
     def _readers(self, atom_of: Sequence[int]) -> dict[int, set[int]]:
         """The atoms that hold each value as an argument: a node of theirs takes a node whose result it is part of."""
-        made = {
-            n: [number for number, _ in self.log.nodes[self.rows[n.name]].outputs if number in self.maker_place]
-            for n in self.nodes}
+        made = {n: [number for number, _ in self.log.nodes[self.rows[n.name]].outputs if number in self.maker_place]
+                for n in self.nodes}
         readers: dict[int, set[int]] = {}
         for place, node in enumerate(self.nodes):
             for source in node.all_input_nodes:
@@ -245,9 +243,8 @@ class _Reader:
         for i, call in enumerate(self.log.calls):
             if call.phase == "forward":
                 calls_of[self.place_of_call[i]].append(call)
-        made = {
-            n: [number for number, _ in self.log.nodes[self.rows[n.name]].outputs if number in self.maker_place]
-            for n in self.nodes}
+        made = {n: [number for number, _ in self.log.nodes[self.rows[n.name]].outputs if number in self.maker_place]
+                for n in self.nodes}
         found: dict[int, int] = {}
         for place, node in enumerate(self.nodes):
             taken = {number for source in node.all_input_nodes for number in made.get(source, ())}
@@ -292,9 +289,8 @@ class _Reader:
             into = [v for v in written(call) if v in index and call.inputs and v == call.inputs[0]]
             sizes = {v: self.values[v].block_bytes for v in fresh}
             found[atom_of[self.place_of_call[i]]].append(CallInfo(
-                (costs[i] or 0) + tie * traffic[i], saves=bool(reads.get(i)),
-                saves_own=bool(own & reads.get(i, set())), is_product=product,
-                keep_bytes=sum(sizes.values()) if keepable else -1,
+                (costs[i] or 0) + tie * traffic[i], saves=bool(reads.get(i)), saves_own=bool(own & reads.get(i, set())),
+                is_product=product, keep_bytes=sum(sizes.values()) if keepable else -1,
                 keep_value=index[max(fresh, key=sizes.__getitem__)] if keepable else -1,
                 first_use=first_uses.get(fresh[0], -1) if product and len(own) == len(fresh) == 1 else -1,
                 written_value=index[into[0]] if into else -1))

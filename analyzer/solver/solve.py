@@ -69,8 +69,7 @@ class Planner:
             if self.device is None or self.device.pcie_bandwidth is None or granularity == "module":
                 raise InputError(
                     f"offload=True with device={device!r}, granularity={granularity!r}: needs a device whose PCIe "
-                    f"bandwidth is known, "
-                    f"and plans of operators")
+                    f"bandwidth is known, and plans of operators")
             self.offload_cost = 2 / self.device.pcie_bandwidth  # there and back
         self.run: dict[str, Any] = {"loss_fn": loss_fn, "autocast": autocast, "device": self.device}
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = (args or (), kwargs or {})
@@ -122,8 +121,7 @@ class Planner:
     def _close_in(self, units: list[Unit], budget: int, before: int, method: str, whole: bool, of: str) -> Plan | int:
         """The best plan whose measured peak is within ``budget``; or the smallest peak met, where there is none.
 
-        Where a replay takes other than the solver's account says, the limit moves by the difference and the solver is
-        asked again.
+        The limit moves by what a replay takes beyond the solver's account, and the solver is asked again.
         """
         least = least_limit(units)
         limit = max(budget - before, least)
@@ -171,9 +169,8 @@ class Planner:
             except InfeasibleBudgetError:
                 continue
             assert plan.planned is not None
-            points.append(
-                FrontierPoint(nbytes, self._peak(plan.planned, of == "step"), plan.overhead,
-                              plan.planned.recompute_flops))
+            points.append(FrontierPoint(nbytes, self._peak(plan.planned, of == "step"), plan.overhead,
+                                        plan.planned.recompute_flops))
         return tuple(sorted(points, key=lambda p: -p.budget_bytes))
 
     # ---- parts
@@ -287,8 +284,7 @@ def find_program(profile_or_gm: Any) -> fx.GraphModule:
     if not isinstance(profile_or_gm, Profile):
         raise InputError(
             f"solve({type(profile_or_gm).__name__}): takes a GraphModule of symbolic_trace, or the Profile that "
-            f"symbolic_profile left in "
-            f"its meta['profile']")
+            f"symbolic_profile left in its meta['profile']")
     for gm in list(last_runs):
         if gm.meta.get("profile") is profile_or_gm:
             return gm
@@ -311,9 +307,8 @@ def last_arguments(gm: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any],
         raise InputError(
             f"solve({type(gm).__name__}): give what it is called with: args=(...,), kwargs={{...}}; or call "
             f"symbolic_profile first")
-    made = {
-        name: torch.empty(inputs[name].shape, dtype=getattr(torch, inputs[name].dtype), device="meta") for name in names
-    }
+    made = {name: torch.empty(inputs[name].shape, dtype=getattr(torch, inputs[name].dtype), device="meta")
+            for name in names}
     by_name = {name for name, p in forward_signature(gm).parameters.items() if p.kind is p.KEYWORD_ONLY}
     return tuple(t for name, t in made.items()
                  if name not in by_name), {name: t for name, t in made.items() if name in by_name}, None

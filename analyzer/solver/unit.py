@@ -1,5 +1,4 @@
-"""The pieces that a plan is made of: intervals of the program that run plainly, or under a checkpoint, with what each
-costs and holds.
+"""The pieces of a plan: intervals of the program that run plainly or under a checkpoint, what each costs and holds.
 
 A plan divides the program into consecutive units. What a unit adds to memory does not depend on how the rest is
 divided, so that the memory of a plan is a sum, and the best plan a shortest path with a limit: see `chain` and `exact`.
@@ -137,9 +136,8 @@ class UnitMaker:
         nbytes = int(sum(p.nbytes[v] for v in moved))
         if not nbytes:
             return []
-        return [
-            replace(unit, cost=nbytes * p.offload_cost_per_byte, held_bytes=unit.held_bytes - nbytes,
-                    offloads=tuple(p.node_of[v] for v in moved))]
+        return [replace(unit, cost=nbytes * p.offload_cost_per_byte, held_bytes=unit.held_bytes - nbytes,
+                        offloads=tuple(p.node_of[v] for v in moved))]
 
     def _values(self, first: int, last: int) -> slice:
         """The values that these atoms make."""

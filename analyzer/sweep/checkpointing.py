@@ -11,8 +11,7 @@ from analyzer.errors import InputError
 
 
 def checkpoint_blocks(model: nn.Module) -> None:
-    """Let ``model`` recompute each of its blocks in the backward pass: by its own switch (transformers, timm), else its
-    repeated blocks.
+    """Let ``model`` recompute its blocks in backward: by its own switch (transformers, timm), else its repeated ones.
 
     Raises InputError where there is neither.
     """
@@ -32,8 +31,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
     if not blocks:
         raise InputError(
             f"checkpointing: {name} has no repeated blocks (two or more modules of one class in a ModuleList or "
-            f"Sequential, "
-            f"with modules of their own)")
+            f"Sequential, with modules of their own)")
     for block in blocks:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 

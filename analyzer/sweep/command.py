@@ -64,8 +64,7 @@ _AXIS_HELP = {
     "autocast": "of none, bf16, fp16 (default none)",
     "checkpointing": "no, yes or both: recompute each block in the backward pass (default no)",
     "device": "names of `analyzer devices` (default h200)",
-    "mode": "train, infer or both (default train)",
-}
+    "mode": "train, infer or both (default train)"}
 
 
 def add_sweep_command(commands: Any) -> None:
@@ -167,8 +166,7 @@ def format_rows(result: SweepResult) -> str:
     lines = [[
         *(_word(row.get(axis), "none") for axis in varying),
         *(_word(row.get(name), None) if unit == "text" else format_quantity(row.get(name), unit)
-          for name, _, unit in _SHOWN)
-    ] for row in rows]
+          for name, _, unit in _SHOWN)] for row in rows]
     if result.failed:
         headers.append("Error")
         for line, row in zip(lines, rows):

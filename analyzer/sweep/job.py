@@ -120,12 +120,10 @@ def _build(job: Job) -> nn.Module:
 def measure(found: Profile) -> Row:
     """The figures of a row."""
     fit = found.fits()
-    same = {
-        name: getattr(found, name) for name in COLUMNS
-        if name in Profile.__dataclass_fields__ and name not in (*IDENTITY, "assumptions")}
-    peaks = {
-        f"{phase}_peak_allocated_bytes": found.phases[phase].peak_allocated_bytes if phase in found.phases else None
-        for phase in ("forward", "backward", "optimizer")}
+    same = {name: getattr(found, name) for name in COLUMNS if name in Profile.__dataclass_fields__
+            and name not in (*IDENTITY, "assumptions")}
+    peaks = {f"{phase}_peak_allocated_bytes": found.phases[phase].peak_allocated_bytes
+             if phase in found.phases else None for phase in ("forward", "backward", "optimizer")}
     return {
         **same, **peaks, "fits": fit.fits, "free_bytes": fit.free_bytes,
         "uncounted_calls": sum(u.calls for u in found.uncounted), "assumptions": "; ".join(found.assumptions) or None}

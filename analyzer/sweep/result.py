@@ -59,8 +59,7 @@ COLUMNS: dict[str, type] = {
     "assumptions": str,  # joined by "; "
     "profile_seconds": float,  # what this row itself took
     "torch_version": str,
-    "analyzer_version": str,
-}
+    "analyzer_version": str}
 #: The columns that tell two rows apart; versions among them, so that another torch does not go on with an old file.
 IDENTITY = ("target", *AXES, "inputs", "torch_version", "analyzer_version")
 FORMATS = (".csv", ".jsonl", ".parquet")

@@ -60,9 +60,8 @@ def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] 
     with contextlib.ExitStack() as stack:
         journal = None if resume is None else stack.enter_context(Journal(resume))
         known = {} if journal is None else journal.rows
-        rows = {
-            job: known[job.key] for job in jobs
-            if job.key in known and not (retry_failed and known[job.key].get("error") is not None)}
+        rows = {job: known[job.key] for job in jobs if job.key in known
+                and not (retry_failed and known[job.key].get("error") is not None)}
         left = sorted((job for job in jobs if job not in rows), key=lambda job: str(job.model_key[1:]))
         done = stack.enter_context(contextlib.closing(_run(left, executor, workers)))
         try:
@@ -87,9 +86,8 @@ def list_jobs(target: TargetLike, grid: Mapping[str, Any], inputs: Sequence[str]
     else:
         raise InputError(
             f"sweep(target={target!r}): must be a TARGET text, or a callable of no arguments that builds a model")
-    return [
-        Job(target, found.name, configuration, resolve_inputs(found, inputs, configuration))
-        for configuration in expand_grid(grid)]
+    return [Job(target, found.name, configuration, resolve_inputs(found, inputs, configuration))
+            for configuration in expand_grid(grid)]
 
 
 def _run(jobs: Sequence[Job], executor: Executor | None, workers: int | None) -> Generator[Done, None, None]:

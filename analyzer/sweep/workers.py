@@ -57,8 +57,7 @@ def run_in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
     except Exception as error:  # pickle raises many kinds
         raise InputError(
             f"sweep: {jobs[0].name} cannot be sent to another process ({error}); give a TARGET text or a function at "
-            f"the top level "
-            f"of a module, or pass an executor, or workers=0 to stay in this process") from error
+            f"the top level of a module, or pass an executor, or workers=0 to stay in this process") from error
     queue = deque(jobs)
     while queue:
         suspects = yield from _run_until_death(queue, workers)

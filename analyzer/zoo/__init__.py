@@ -26,5 +26,4 @@ MODELS: dict[str, ShippedModel] = {
     "resnet50": ShippedModel(resnet50, "8x3x224x224"),
     "gpt2": ShippedModel(gpt2, "input_ids=int64:8x1024", labelled=True),
     "llama_1b": ShippedModel(llama_1b, "input_ids=int64:1x4096", labelled=True),
-    "llama_405b": ShippedModel(llama_405b, "input_ids=int64:1x4096", labelled=True),
-}
+    "llama_405b": ShippedModel(llama_405b, "input_ids=int64:1x4096", labelled=True)}

@@ -93,15 +93,8 @@ class GPT2(nn.Module):
     (torch.Size([2, 8, 11]), torch.Size([]))
     """
 
-    def __init__(
-        self,
-        vocabulary: int = 50257,
-        positions: int = 1024,
-        hidden: int = 768,
-        layers: int = 12,
-        heads: int = 12,
-        dropout: float = 0.1,
-    ) -> None:
+    def __init__(self, vocabulary: int = 50257, positions: int = 1024, hidden: int = 768, layers: int = 12,
+                 heads: int = 12, dropout: float = 0.1) -> None:
         super().__init__()
         self.transformer = Transformer(vocabulary, positions, hidden, layers, heads, dropout)
         self.lm_head = nn.Linear(hidden, vocabulary, bias=False)

@@ -1,8 +1,7 @@
 """The `--input` of the command line: which tensors a model is called with.
 
-A text is `[NAME=][DTYPE:]SIZES`, sizes joined by `x`: `8x3x224x224`, `int64:8x512`, `input_ids=int64:8x512`.
-Without a name the tensor is a positional argument, without a dtype it is float32, and `scalar` is a tensor of no
-dimensions.
+A text is `[NAME=][DTYPE:]SIZES`, sizes joined by `x`: `8x3x224x224`, `int64:8x512`, `input_ids=int64:8x512`. Without a
+name the tensor is a positional argument, without a dtype it is float32; `scalar` is a tensor of no dimensions.
 """
 from __future__ import annotations
 
@@ -19,15 +18,12 @@ GRAMMAR = "[NAME=][DTYPE:]SIZES, like 8x3x224x224 or input_ids=int64:8x512"
 
 _TORCH_NAMES = (
     "bool uint8 int8 int16 short uint16 int32 int uint32 int64 long uint64 bfloat16 float16 half float32 float float64 "
-    "double "
-    "complex64 complex128 float8_e4m3fn float8_e5m2")
+    "double complex64 complex128 float8_e4m3fn float8_e5m2")
 _SHORT_NAMES = {
     "bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32", "f32": "float32", "fp64": "float64",
     "f64": "float64", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8"}
-DTYPES: dict[str, torch.dtype] = {
-    **{name: getattr(torch, name) for name in _TORCH_NAMES.split()},
-    **{short: getattr(torch, name) for short, name in _SHORT_NAMES.items()},
-}
+DTYPES: dict[str, torch.dtype] = {**{name: getattr(torch, name) for name in _TORCH_NAMES.split()},
+                                  **{short: getattr(torch, name) for short, name in _SHORT_NAMES.items()}}
 
 
 @dataclass(frozen=True)

@@ -154,12 +154,5 @@ def llama_1b() -> Llama:
 
 def llama_405b() -> Llama:
     """Llama-3.1-405B (table 3 of the paper): 405,853,388,800 parameters. Build it where tensors hold no data."""
-    return Llama(
-        LlamaConfig(
-            hidden_size=16384,
-            intermediate_size=53248,
-            num_hidden_layers=126,
-            num_attention_heads=128,
-            num_key_value_heads=8,
-            tie_word_embeddings=False,
-        ))
+    return Llama(LlamaConfig(hidden_size=16384, intermediate_size=53248, num_hidden_layers=126, num_attention_heads=128,
+                             num_key_value_heads=8, tie_word_embeddings=False))

@@ -61,9 +61,8 @@ class Target:
         if not chosen:
             return None
         names = {spec.name for spec in chosen if spec.name is not None}
-        main = next(
-            (spec for spec in given if self.inputs and spec.name is not None and spec.name == self.inputs[0].name),
-            None)
+        main = next((spec for spec in given if self.inputs and spec.name is not None
+                     and spec.name == self.inputs[0].name), None)
         if main is not None and main.shape:
             for spec in (self.inputs or ())[1:]:
                 if spec.name not in names:

@@ -1,7 +1,4 @@
-"""ResNet (https://arxiv.org/abs/1512.03385) with torchvision's module names, so its checkpoints load.
-
-As there, a bottleneck strides in its 3x3 convolution ("v1.5").
-"""
+"""ResNet (https://arxiv.org/abs/1512.03385) with torchvision's module names, a bottleneck's stride in its 3x3."""
 from __future__ import annotations
 
 import torch

@@ -62,9 +62,8 @@ def load_target(text: str) -> Target:
 
 def _find_shipped_model(name: str) -> Target:
     if name not in MODELS:
-        raise TargetError(
-            f"{name}: no model of that name ships with analyzer; TARGET is one of {', '.join(MODELS)}, "
-            f"{FORMS}{find_close(name, MODELS)}")
+        raise TargetError(f"{name}: no model of that name ships with analyzer; TARGET is one of {', '.join(MODELS)}, "
+                          f"{FORMS}{find_close(name, MODELS)}")
     factory, input, labelled = MODELS[name]
     spec = parse_input(input)
     labels = (LabelRule("labels", spec.name),) if labelled and spec.name else ()

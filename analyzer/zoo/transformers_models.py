@@ -18,17 +18,8 @@ from .model_target import DEFAULT_BATCH, LabelRule, Target, find_close, import_e
 # The task heads tried for a config that names no architecture, in this order: a model that fills in masked words is
 # taken as that (BERT, though it has a causal head too), one that only continues text as that (GPT-2, Llama).
 ENCODER_DECODER_HEADS = ("SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM")
-HEADS = (
-    "MASKED_LM",
-    "CAUSAL_LM",
-    "CTC",
-    "IMAGE_CLASSIFICATION",
-    "VIDEO_CLASSIFICATION",
-    "SEMANTIC_SEGMENTATION",
-    "OBJECT_DETECTION",
-    "IMAGE_TEXT_TO_TEXT",
-    "AUDIO_CLASSIFICATION",
-)
+HEADS = ("MASKED_LM", "CAUSAL_LM", "CTC", "IMAGE_CLASSIFICATION", "VIDEO_CLASSIFICATION", "SEMANTIC_SEGMENTATION",
+         "OBJECT_DETECTION", "IMAGE_TEXT_TO_TEXT", "AUDIO_CLASSIFICATION")
 
 DEFAULT_TOKENS = 128  # the length at which BERT's published costs are given; fewer where a model has fewer positions
 DEFAULT_IMAGE_SIZE = 224  # of convolutional models, whose configs need not name one: ImageNet's usual crop

@@ -11,13 +11,8 @@ __all__ = ["VisionTransformer", "vit_b_16"]
 
 class MLPBlock(nn.Sequential):
     def __init__(self, hidden_dim: int, mlp_dim: int, dropout: float) -> None:
-        super().__init__(
-            nn.Linear(hidden_dim, mlp_dim),
-            nn.GELU(),
-            nn.Dropout(dropout),
-            nn.Linear(mlp_dim, hidden_dim),
-            nn.Dropout(dropout),
-        )
+        super().__init__(nn.Linear(hidden_dim, mlp_dim), nn.GELU(), nn.Dropout(dropout), nn.Linear(mlp_dim, hidden_dim),
+                         nn.Dropout(dropout))
 
 
 class EncoderBlock(nn.Module):
@@ -42,9 +37,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.pos_embedding = nn.Parameter(torch.empty(1, seq_length, hidden_dim).normal_(std=0.02))
         self.dropout = nn.Dropout(dropout)
-        self.layers = nn.Sequential(
-            OrderedDict((f"encoder_layer_{i}", EncoderBlock(num_heads, hidden_dim, mlp_dim, dropout))
-                        for i in range(num_layers)))
+        self.layers = nn.Sequential(OrderedDict(
+            (f"encoder_layer_{i}", EncoderBlock(num_heads, hidden_dim, mlp_dim, dropout)) for i in range(num_layers)))
         self.ln = nn.LayerNorm(hidden_dim, eps=1e-6)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -55,17 +49,8 @@ class Encoder(nn.Module):
 class VisionTransformer(nn.Module):
     """Images (batch, 3, image_size, image_size) to logits (batch, num_classes)."""
 
-    def __init__(
-        self,
-        image_size: int = 224,
-        patch_size: int = 16,
-        num_layers: int = 12,
-        num_heads: int = 12,
-        hidden_dim: int = 768,
-        mlp_dim: int = 3072,
-        dropout: float = 0.0,
-        num_classes: int = 1000,
-    ) -> None:
+    def __init__(self, image_size: int = 224, patch_size: int = 16, num_layers: int = 12, num_heads: int = 12,
+                 hidden_dim: int = 768, mlp_dim: int = 3072, dropout: float = 0.0, num_classes: int = 1000) -> None:
         super().__init__()
         self.hidden_dim = hidden_dim
         self.conv_proj = nn.Conv2d(3, hidden_dim, kernel_size=patch_size, stride=patch_size)

@@ -16,9 +16,7 @@ Spec = TensorSpec
 
 
 def convolution_macs(x: Spec, weight: Spec, out: Spec, transposed: bool) -> int:
-    """Multiply-adds of a convolution: x [n, c_in, ...], weight [c_out, c_in/groups, ...] (transposed: [c_in,
-    c_out/groups, ...]).
-    """
+    """Multiply-adds of x [n, c_in, ...], weight [c_out, c_in/groups, ...] (transposed: [c_in, c_out/groups, ...])."""
     return (x.numel if transposed else out.numel) * prod(weight[1:])
 
 

@@ -11,9 +11,7 @@ from .size import multiply_adds
 Spec = TensorSpec
 
 def pair_flops(p: float) -> int:
-    """An element of one pair: difference, |·| or square, + (or maximum); pow besides for other exponents; a count for
-    0.
-    """
+    """An element of a pair: difference, |·| or square, + (or maximum); pow too for other exponents; a count for 0."""
     return 3 if p in (1, 2, float("inf")) else 1 if p == 0 else 4
 
 

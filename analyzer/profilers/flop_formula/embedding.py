@@ -23,9 +23,7 @@ def embedding_bag_backward_flops(grad: Spec, indices: Spec, offsets: Spec, offse
                                  maximum_indices: Spec, num_weights: int, scale_grad_by_freq: bool, mode: int,
                                  sparse: bool = False, per_sample_weights: Any = None, *_: Any, out: Any = None,
                                  **__: Any) -> FlopCount:
-    """Each index adds its bag's gradient, ÷ the bag's size in mode 1, × its weight where there is one; mode 2 adds once
-    a bag.
-    """
+    """Each index adds its bag's gradient, ÷ the bag's size in mode 1, × a weight if given; mode 2 adds once a bag."""
     if mode == 2:
         return FlopCount(grad.numel)
     elements = indices.numel * grad[-1]

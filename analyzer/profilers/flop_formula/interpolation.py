@@ -17,9 +17,8 @@ LERP_FLOPS = 3  # w₀ a + w₁ b
 CUBIC_FLOPS = 7  # four products, three sums
 
 # A d-linear value is 2ᵈ - 1 such pairs; a bicubic one is a cubic of each of four rows and one of those.
-UPSAMPLE_FLOPS = {
-    "linear1d": LERP_FLOPS, "bilinear2d": 3 * LERP_FLOPS, "trilinear3d": 7 * LERP_FLOPS, "bicubic2d": 5 * CUBIC_FLOPS
-}
+UPSAMPLE_FLOPS = {"linear1d": LERP_FLOPS, "bilinear2d": 3 * LERP_FLOPS, "trilinear3d": 7 * LERP_FLOPS,
+                  "bicubic2d": 5 * CUBIC_FLOPS}
 
 # Each tap of the gradient: the product of its weights (dims factors), × grad, and the sum into place.
 UPSAMPLE_BACKWARD_FLOPS = {"linear1d": 2 * 2, "bilinear2d": 4 * 3, "trilinear3d": 8 * 4, "bicubic2d": 16 * 3}
@@ -63,9 +62,7 @@ def antialiased_backward(support: int) -> Formula:
 
 
 def grid_point_flops(dims: int) -> int:
-    """Per grid point: each coordinate scaled to pixels (3), its two weights (2), and the 2ᵈ products of weights (d - 1
-    each).
-    """
+    """Each coordinate scaled to pixels (3), its two weights (2), and the 2ᵈ products of weights (d - 1 each)."""
     return int(5 * dims + 2 ** dims * (dims - 1))
 
 

@@ -1,7 +1,6 @@
 """Dense linear algebra: the leading terms of LAPACK Working Note 41 (Blackford and Dongarra, appendix C) for
 factorizations and solves, and of Golub and Van Loan, Matrix Computations (4th ed.), for eigenvalues and singular
-values, whose iterations depend on data and are given there on average. Rounded down; a complex matrix counts four times
-a real one.
+values, whose data-dependent iterations are averages. Rounded down; a complex matrix counts four times a real one.
 """
 from __future__ import annotations
 
@@ -38,9 +37,7 @@ def form_q(m: int, n: int, k: int) -> int:
 
 
 def svd(m: int, n: int, vectors: bool) -> int:
-    """Golub and Van Loan, figure 8.6.1 (Golub–Reinsch): 4 m n² - 4/3 n³ for the values, 14 m n² + 8 n³ with thin
-    vectors.
-    """
+    """Golub and Van Loan, figure 8.6.1: 4 m n² - 4/3 n³ for the values, 14 m n² + 8 n³ with thin vectors."""
     m, n = max(m, n), min(m, n)
     return 14 * m * n * n + 8 * n ** 3 if vectors else 4 * m * n * n - 4 * n ** 3 // 3
 

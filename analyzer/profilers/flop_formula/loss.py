@@ -114,9 +114,7 @@ def ctc_flops(log_probs: Spec, *_: Any, out: Any, **__: Any) -> int:
 
 def ctc_backward_flops(grad: Spec, log_probs: Spec, targets: Spec, input_lengths: Any, target_lengths: Any, loss: Spec,
                        log_alpha: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """Beta as alpha; alpha + beta joined by label (1 and a two-state logsumexp, 8); (exp(x) - exp(joined + loss - x)) g
-    a class.
-    """
+    """Beta as alpha; both joined by label (1 + logsumexp of two, 8); (exp(x) - exp(joined + loss - x)) g a class."""
     return (CTC_STEP_FLOPS + CTC_JOIN_FLOPS) * log_alpha.numel + CTC_CLASS_FLOPS * log_probs.numel
 
 

@@ -73,11 +73,10 @@ def matmul_backward_flops(_grad: Spec, a: Spec, b: Spec, mask: list[bool], *, ou
 
 
 def grouped_mm_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """Products over groups that split one of the dimensions (rows, columns or k), or one product per group (3-D by
-    3-D).
+    """Products over groups that split one dimension (rows, columns or k), or one per group (3-D by 3-D).
 
-    Where the offsets split a dimension its groups add up to the whole, so only the 3-D by 3-D case multiplies by
-    groups; offsets are data: rows past the last one count.
+    Groups that split a dimension add up to the whole, so only the 3-D by 3-D case multiplies by groups; offsets are
+    data: rows past the last one count.
     """
     groups = a[0] if len(a) == 3 and len(b) == 3 else 1
     return multiply_adds(groups * a[-2] * a[-1] * b[-1], a)

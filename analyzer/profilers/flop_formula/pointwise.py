@@ -100,8 +100,7 @@ COMPLEX_FLOPS = {
     "abs": 4,                                 # √(a² + b²)
     "sgn": 6,                                 # abs, two quotients
     "exp": 5,                                 # exp a, cos b, sin b, two products
-    "angle": 1, "conj_physical": 1, "_conj_physical": 1,
-}
+    "angle": 1, "conj_physical": 1, "_conj_physical": 1}
 COMPLEX_PAIRS = {"mul", "div"}  # these counts hold where both operands are complex
 
 
@@ -147,8 +146,7 @@ def gelu_flops(x: Spec, *_: Any, out: Any = None, approximate: str = "none", **_
 def gelu_backward_flops(_grad: Spec, x: Spec, *, out: Any = None, approximate: str = "none", **_: Any) -> int:
     """Exact: cdf (4) and density c exp(-x·x / 2) (4), then g (cdf + x density) (3).
 
-    Tanh: its argument (5), tanh, halves of x and of 1 + tanh (3), 1 - tanh² (2), derivative of the argument (3), joined
-    (4).
+    Tanh: its argument (5), tanh, halves of x and 1 + tanh (3), 1 - tanh² (2), derivative of argument (3), joined (4).
     """
     return x.numel * (11 if approximate == "none" else 18)
 

@@ -30,8 +30,7 @@ REDUCTION_FLOPS = {
     # - lowest, × bins / range, count
     "histc": 3, "histogram": 3, "_histogramdd_from_bin_cts": 3, "_histogramdd_from_bin_tensors": 3,
     "_histogramdd_bin_edges": 2,                        # lowest and highest
-    "segment_reduce": 1, "bincount": 1,
-}
+    "segment_reduce": 1, "bincount": 1}
 
 
 def reduction(name: str, flops: int) -> Formula:
@@ -90,9 +89,7 @@ def unique_flops(x: Spec, *_: Any, out: Any = None, **__: Any) -> int:
 
 def multinomial_flops(probabilities: Spec, num_samples: int, replacement: bool = False, *_: Any, out: Spec,
                       **__: Any) -> int:
-    """Without replacement: p ÷ an exponential number (3) and the largest of each row; with: cumulative sums (2), binary
-    search.
-    """
+    """Without replacement: p ÷ exponential (3), largest of each row; with: cumulative sums (2), binary search."""
     if not replacement or num_samples == 1:
         return 5 * probabilities.numel
     return 2 * probabilities.numel + out.numel * ceil(log2(probabilities[-1] + 1))

@@ -1,5 +1,4 @@
-"""Recurrent layers. Each weight matrix meets every row of the sequence once: (sum of matrix elements) × rows
-multiply-adds.
+"""Recurrent layers. Each weight matrix meets each row of the sequence once: matrix elements × rows multiply-adds.
 
 The cell's own arithmetic is counted per hidden element and step: biases add nothing in the fused layers, as in a matrix
 product; in the fused cells they are sums like any other.
@@ -29,9 +28,7 @@ CELL_BACKWARD_FLOPS = {
 
 
 def layer_flops(rows: int, weights: list[Spec], mode: int, hidden_size: int, like: Spec) -> FlopCount:
-    """Forward of a stack of layers and directions, given all their weights: matrices [gates · hidden, inputs] and
-    biases.
-    """
+    """Forward of all layers and directions, given their weights: matrices [gates · hidden, inputs] and biases."""
     matrices = [w for w in weights if len(w) == 2]
     recurrent = sum(w[0] == GATES[mode] * hidden_size for w in matrices) // 2  # layers × directions (projections aside)
     cells = rows * hidden_size * recurrent

@@ -27,9 +27,7 @@ def nms_flops(boxes: Spec, *_: Any, out: Any = None, **__: Any) -> int:
 
 def roi_align_flops(x: Spec, rois: Spec, scale: float, height: int, width: int, sampling_ratio: int, *_: Any, out: Any,
                     **__: Any) -> int | None:
-    """sampling_ratio² samples an output element, their sum, ÷ their number; a ratio ≤ 0 takes it from each box:
-    unknown.
-    """
+    """sampling_ratio² samples an output element, sum, ÷ number; a ratio ≤ 0 takes it from each box: unknown."""
     if sampling_ratio <= 0:
         return None
     samples = sampling_ratio ** 2
@@ -63,9 +61,7 @@ def deform_conv2d_flops(x: Spec, weight: Spec, offset: Spec, mask: Spec, bias: S
 
 
 def deform_conv2d_backward_flops(grad: Spec, x: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
-    """The two products, the samples again for the weight's, and the gradients of input, offset and mask (2) from the
-    columns'.
-    """
+    """Both products, the samples again for the weight's, and gradients of input, offset and mask (2) from columns'."""
     columns = sampled_columns(x, weight, grad[2] * grad[3])
     masked = 3 * bool(rest[-1])
     return multiply_adds(2 * grad.numel * prod(weight[1:]), x) + FlopCount(

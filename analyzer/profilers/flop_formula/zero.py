@@ -91,9 +91,7 @@ ZERO_FLOP_OPS: dict[str, frozenset[str]] = {
         "compares into booleans": COMPARE,
         "chooses between values: the convention counts no comparison that only selects": CHOOSE,
         "reads or asserts a value, or asks for metadata": READ,
-        "builds or reorders a sparse tensor": SPARSE_LAYOUT,
-    }.items()
-}
+        "builds or reorders a sparse tensor": SPARSE_LAYOUT}.items()}
 
 #: Namespaces none of whose operators is counted here. Collectives move data between devices: the communication profiler
 #: counts their bytes, and the sums of a reducing one belong to it. `profiler` marks the regions of torch.profiler.
