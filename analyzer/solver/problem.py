@@ -14,7 +14,6 @@ from analyzer.fx.graph.statement import region_of
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.traffic import traffic_bytes
 from analyzer.record.op_call import OpCall
-from analyzer.record.storage_life import StorageLife
 
 from .kept_product import is_product
 from .recorded_step import RecordedStep, alive_bytes, watched

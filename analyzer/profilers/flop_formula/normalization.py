@@ -44,7 +44,7 @@ def rms_norm_flops(x: Spec, _shape: Any, weight: Any = None, *_: Any, out: Any =
 
 
 def batch_norm(training_at: int | None, training: bool = False) -> Formula:
-    """Batch norm (input, weight, ...) whose flag is argument ``training_at``, or that always or never is ``training``."""
+    """Batch norm (input, ...) whose flag is argument ``training_at``, or that is always or never ``training``."""
     def batch_norm_flops(x: Spec, weight: Any = None, bias: Any = None, *rest: Any, out: Any = None, **_: Any) -> int:
         trains = rest[training_at - 3] if training_at is not None else training
         return x.numel * ((MOMENTS_FLOPS + 1 if trains else NORMALIZE_FLOPS) + affine(weight, bias))

@@ -36,7 +36,7 @@ def adam(decay_flops: int) -> Formula:
 def sgd_flops(params: list[Spec], *_: Any, weight_decay: float = 0.0, momentum: float = 0.0, dampening: float = 0.0,
               nesterov: bool = False, maximize: bool = False, is_first_step: bool = False, grad_scale: Any = None,
               out: Any = None, **__: Any) -> int:
-    """p - lr g (2); g + λ p (2); μ b + (1 - d) g (2, 3 with dampening d, 0 at first: a copy); Nesterov's g + μ b (2)."""
+    """Counts p - lr g (2); g + λ p (2); μ b + (1 - d) g (2; 3 with dampening; first a copy); Nesterov's g + μ b (2)."""
     of_momentum = 0
     if momentum:
         of_momentum = (0 if is_first_step else 3 if dampening else 2) + (2 if nesterov else 0)
