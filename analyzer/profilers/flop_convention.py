@@ -23,7 +23,7 @@ from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 from analyzer.profilers.flop_formula.registration import FlopCount, Formula
 from analyzer.profilers.flop_formula.size import GATES, first, per_input
 from analyzer.record.log import Log
@@ -31,7 +31,6 @@ from analyzer.record.op_call import OpCall
 
 from .flop_registry import apply_formula, count_call, family
 
-Spec = TensorSpec
 NO_FLOPS = FlopCount(0)
 Rule = Callable[[Signature], FlopCount | None]
 

@@ -13,12 +13,10 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import FlopCount, register_each, register_flop_impl
 from .size import multiply_adds
-
-Spec = TensorSpec
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def flash_flops(query: Spec, key: Spec, value: Spec, dropout_p: float = 0.0, is_
     """[batch, heads, sequence, dim] tensors; also the CPU kernel.
 
     >>> import torch
-    >>> q = TensorSpec.of((1, 2, 4, 8), (64, 32, 8, 1), torch.float16, "cuda:0")
+    >>> q = Spec.of((1, 2, 4, 8), (64, 32, 8, 1), torch.float16, "cuda:0")
     >>> flash_flops(q, q, q, 0.0, True)
     FlopCount(flops=1024, macs=512, executed_flops=640)
     """
@@ -179,11 +177,6 @@ def raw_flash_flops(query: Spec, key: Spec, value: Spec, cum_seq_q: Spec | None,
     """FLOPs of ``_flash_attention_forward``."""
     problem = flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k)
     return problem.forward(query, flash_window(is_causal, window_size_left, window_size_right))
-
-
-def raw_flash_out_flops(_out: Spec, *args: Any, out: Any = None, **kwargs: Any) -> FlopCount:
-    """FLOPs of ``_flash_attention_forward_no_dropout_inplace``."""
-    return raw_flash_flops(*args, **kwargs)
 
 
 def raw_flash_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, _out: Spec, _logsumexp: Spec,
@@ -253,16 +246,6 @@ def cudnn_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, _o
     return problem.backward(query, masked(is_causal))
 
 
-def flex_flops(query: Spec, key: Spec, value: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """flex_attention, dense: its block mask is data."""
-    return Attention.of(query, key, value).forward(query)
-
-
-def flex_backward_flops(query: Spec, key: Spec, value: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """FLOPs of flex backward."""
-    return Attention.of(query, key, value).backward(query)
-
-
 register_each(
     "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu _triton_scaled_dot_attention",
     flash_flops)
@@ -278,9 +261,12 @@ register_each("_scaled_dot_product_fused_attention_overrideable_backward", backw
 register_each("_scaled_dot_product_cudnn_attention_backward _cudnn_attention_backward", cudnn_backward_flops)
 register_each("_cudnn_attention_forward", cudnn_flops)
 register_each("_flash_attention_forward", raw_flash_flops)
-register_each("_flash_attention_forward_no_dropout_inplace", raw_flash_out_flops)
+register_each("_flash_attention_forward_no_dropout_inplace", lambda *args, **kwargs: raw_flash_flops(*args, **kwargs))
 register_each("_flash_attention_backward", raw_flash_backward_flops)
 register_each("_efficient_attention_forward", raw_efficient_flops)
 register_each("_efficient_attention_backward", raw_efficient_backward_flops)
-register_flop_impl(torch.ops.higher_order.flex_attention, flex_flops)
-register_flop_impl(torch.ops.higher_order.flex_attention_backward, flex_backward_flops)
+# flex_attention, dense: its block mask is data
+register_flop_impl(torch.ops.higher_order.flex_attention,
+    lambda query, key, value, *_, **__: Attention.of(query, key, value).forward(query))
+register_flop_impl(torch.ops.higher_order.flex_attention_backward,
+    lambda query, key, value, *_, **__: Attention.of(query, key, value).backward(query))

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import FlopCount, register_each
 from .size import multiply_adds
-
-Spec = TensorSpec
 
 
 def convolution_macs(x: Spec, weight: Spec, out: Spec, transposed: bool) -> int:
@@ -33,21 +31,11 @@ def forward_convolution_flops(x: Spec, weight: Spec, *_: Any, out: Spec, **__: A
 
 def transposed_convolution_flops(x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
     """>>> import torch
-    >>> spec = lambda *s: TensorSpec.of(s, (1,) * len(s), torch.float32, "cpu")
+    >>> spec = lambda *s: Spec.of(s, (1,) * len(s), torch.float32, "cpu")
     >>> transposed_convolution_flops(spec(1, 8, 5, 5), spec(8, 1, 3, 3)).macs  # depthwise: 200 inputs, 9 taps each
     1800
     """
     return multiply_adds(convolution_macs(x, weight, x, True), x)
-
-
-def add_relu_convolution_flops(x: Spec, weight: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
-    """relu(conv + alpha * z): the scale, the sum and the ReLU are 3 FLOPs an output element."""
-    return forward_convolution_flops(x, weight, out=out) + FlopCount(3 * out.numel)
-
-
-def relu_convolution_flops(x: Spec, weight: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
-    """FLOPs of ``cudnn_convolution_relu``, ``miopen_convolution_relu``."""
-    return forward_convolution_flops(x, weight, out=out) + FlopCount(out.numel)
 
 
 def backward(grad: Spec, x: Spec, weight: Spec, transposed: bool, output_mask: Sequence[bool]) -> FlopCount:
@@ -70,31 +58,10 @@ def overrideable_backward_flops(grad: Spec, x: Spec, weight: Spec, _stride: Any,
     return backward(grad, x, weight, transposed, output_mask)
 
 
-def mps_backward_flops(x: Spec, grad: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
-    """FLOPs of ``mps_convolution_backward``."""
-    return backward(grad, x, weight, False, rest[-1])
-
-
-def mps_transposed_backward_flops(x: Spec, grad: Spec, weight: Spec, *rest: Any, out: Any = None,
-                                  **_: Any) -> FlopCount:
-    """FLOPs of ``mps_convolution_transpose_backward``."""
-    return backward(grad, x, weight, True, rest[-1])
-
-
 def slow_backward_flops(grad: Spec, x: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
     """FLOPs of ``_slow_conv2d_backward``."""
     mask = rest[3] if len(rest) > 3 else (True, True, True)  # the .grad_input overload fills all three
     return backward(grad, x, weight, False, mask)
-
-
-def conv_tbc_flops(x: Spec, weight: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
-    """Takes x [time, n, c_in], weight [taps, c_in, c_out], out [time, n, c_out]."""
-    return multiply_adds(out.numel * weight[0] * weight[1], x)
-
-
-def conv_tbc_backward_flops(grad: Spec, x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """FLOPs of ``conv_tbc_backward``."""
-    return multiply_adds(2 * grad.numel * weight[0] * weight[1], x)
 
 
 register_each("convolution _convolution convolution_overrideable", convolution_flops)
@@ -105,12 +72,19 @@ register_each(
 register_each(
     "conv_transpose1d conv_transpose2d conv_transpose3d cudnn_convolution_transpose miopen_convolution_transpose "
     "_mps_convolution_transpose slow_conv_transpose2d slow_conv_transpose3d", transposed_convolution_flops)
-register_each("cudnn_convolution_relu miopen_convolution_relu", relu_convolution_flops)
-register_each("cudnn_convolution_add_relu miopen_convolution_add_relu", add_relu_convolution_flops)
+register_each("cudnn_convolution_relu miopen_convolution_relu",
+    lambda x, weight, *_, out, **__: forward_convolution_flops(x, weight, out=out) + FlopCount(out.numel))
+# relu(conv + alpha * z): the scale, the sum and the ReLU are 3 FLOPs an output element
+register_each("cudnn_convolution_add_relu miopen_convolution_add_relu",
+    lambda x, weight, *_, out, **__: forward_convolution_flops(x, weight, out=out) + FlopCount(3 * out.numel))
 register_each("convolution_backward", convolution_backward_flops)
 register_each("convolution_backward_overrideable", overrideable_backward_flops)
-register_each("mps_convolution_backward", mps_backward_flops)
-register_each("mps_convolution_transpose_backward", mps_transposed_backward_flops)
+register_each("mps_convolution_backward",
+    lambda x, grad, weight, *rest, **__: backward(grad, x, weight, False, rest[-1]))
+register_each("mps_convolution_transpose_backward",
+    lambda x, grad, weight, *rest, **__: backward(grad, x, weight, True, rest[-1]))
 register_each("_slow_conv2d_backward", slow_backward_flops)
-register_each("conv_tbc", conv_tbc_flops)
-register_each("conv_tbc_backward", conv_tbc_backward_flops)
+# x [time, n, c_in], weight [taps, c_in, c_out], out [time, n, c_out]
+register_each("conv_tbc", lambda x, weight, *_, out, **__: multiply_adds(out.numel * weight[0] * weight[1], x))
+register_each("conv_tbc_backward",
+    lambda grad, x, weight, *_, **__: multiply_adds(2 * grad.numel * weight[0] * weight[1], x))

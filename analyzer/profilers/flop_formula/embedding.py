@@ -3,12 +3,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import FlopCount, register_each
 from .size import multiply_adds
-
-Spec = TensorSpec
 
 
 def embedding_bag_flops(weight: Spec, indices: Spec, offsets: Spec, scale_grad_by_freq: bool = False, mode: int = 0,
@@ -39,19 +37,11 @@ def embedding_bag_dense_backward_flops(grad: Spec, indices: Spec, offset2bag: Sp
                                         scale_grad_by_freq, mode, False, per_sample_weights)
 
 
-def sample_weights_backward_flops(grad: Spec, weight: Spec, indices: Spec, *_: Any, out: Any = None,
-                                  **__: Any) -> FlopCount:
-    """The dot product of a row and its bag's gradient, for each index."""
-    return multiply_adds(indices.numel * weight[-1])
-
-
-def embedding_renorm_flops(weight: Spec, indices: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """Norm (2) and scale (1) of each row addressed, taken as distinct and all over the limit."""
-    return 3 * indices.numel * weight[-1]
-
-
 register_each("_embedding_bag _embedding_bag_forward_only embedding_bag", embedding_bag_flops)
 register_each("_embedding_bag_backward", embedding_bag_backward_flops)
 register_each("_embedding_bag_dense_backward", embedding_bag_dense_backward_flops)
-register_each("_embedding_bag_per_sample_weights_backward", sample_weights_backward_flops)
-register_each("embedding_renorm", embedding_renorm_flops)
+# The dot product of a row and its bag's gradient, for each index
+register_each("_embedding_bag_per_sample_weights_backward",
+    lambda grad, weight, indices, *_, **__: multiply_adds(indices.numel * weight[-1]))
+# Norm (2) and scale (1) of each row addressed, taken as distinct and all over the limit
+register_each("embedding_renorm", lambda weight, indices, *_, **__: 3 * indices.numel * weight[-1])

@@ -6,12 +6,10 @@ from __future__ import annotations
 from math import ceil, prod
 from typing import Any
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import Formula, register_each
 from .size import multiply_adds, per_input
-
-Spec = TensorSpec
 
 LERP_FLOPS = 3  # w₀ a + w₁ b
 CUBIC_FLOPS = 7  # four products, three sums
@@ -103,16 +101,6 @@ def grid_sampler_backward(dims: int) -> Formula:
     return grid_sampler_backward_flops
 
 
-def affine_grid_flops(theta: Spec, *_: Any, out: Spec, **__: Any) -> Any:
-    """Each point's homogeneous coordinates by theta [n, d, d + 1]."""
-    return multiply_adds(out.numel * theta[-1])
-
-
-def affine_grid_backward_flops(grad: Spec, *_: Any, out: Any = None, **__: Any) -> Any:
-    """FLOPs of ``affine_grid_generator_backward``, ``cudnn_affine_grid_generator_backward``."""
-    return multiply_adds(grad.numel * (grad[-1] + 1))
-
-
 for _name, _flops in UPSAMPLE_FLOPS.items():
     register_each(f"upsample_{_name}", per_output(_flops))
 for _name, _flops in UPSAMPLE_BACKWARD_FLOPS.items():
@@ -128,18 +116,11 @@ del _dims
 register_each("cudnn_grid_sampler _grid_sampler_2d_cpu_fallback", grid_sampler(2))
 
 
-def cudnn_grid_sampler_backward_flops(x: Spec, grid: Spec, grad: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """FLOPs of ``cudnn_grid_sampler_backward``."""
-    return sampler_backward_flops(2, grad, x, grid)
-
-
-def fallback_grid_sampler_backward_flops(grad: Spec, x: Spec, grid: Spec, interpolation_mode: int = 0, *_: Any,
-                                         out: Any = None, **__: Any) -> int:
-    """FLOPs of ``_grid_sampler_2d_cpu_fallback_backward``."""
-    return sampler_backward_flops(2, grad, x, grid, interpolation_mode)
-
-
-register_each("cudnn_grid_sampler_backward", cudnn_grid_sampler_backward_flops)
-register_each("_grid_sampler_2d_cpu_fallback_backward", fallback_grid_sampler_backward_flops)
-register_each("affine_grid_generator cudnn_affine_grid_generator", affine_grid_flops)
-register_each("affine_grid_generator_backward cudnn_affine_grid_generator_backward", affine_grid_backward_flops)
+register_each("cudnn_grid_sampler_backward", lambda x, grid, grad, *_, **__: sampler_backward_flops(2, grad, x, grid))
+register_each("_grid_sampler_2d_cpu_fallback_backward",
+    lambda grad, x, grid, interpolation_mode=0, *_, **__: sampler_backward_flops(2, grad, x, grid, interpolation_mode))
+# Each point's homogeneous coordinates by theta [n, d, d + 1]
+register_each("affine_grid_generator cudnn_affine_grid_generator",
+    lambda theta, *_, out, **__: multiply_adds(out.numel * theta[-1]))
+register_each("affine_grid_generator_backward cudnn_affine_grid_generator_backward",
+    lambda grad, *_, **__: multiply_adds(grad.numel * (grad[-1] + 1)))

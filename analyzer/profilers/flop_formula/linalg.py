@@ -7,11 +7,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import Formula, register_each, register_flop_impl
-
-Spec = TensorSpec
 
 
 def matrices(a: Spec) -> int:
@@ -66,41 +64,11 @@ def triangular_flops(a: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> int:
     return out.numel * a[-1] * (4 if a.dtype.is_complex else 1)
 
 
-def reversed_triangular_flops(b: Spec, a: Spec, *_: Any, out: Any, **__: Any) -> int:
-    """triangular_solve and cholesky_solve take the right-hand side first."""
-    return triangular_flops(a, b, out=b)
-
-
-def cholesky_solve_flops(b: Spec, a: Spec, *_: Any, out: Any, **__: Any) -> int:
-    """POTRS: two triangular solves."""
-    return 2 * triangular_flops(a, b, out=b)
-
-
-def lu_solve_flops(a: Spec, pivots: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> int:
-    """FLOPs of ``linalg_lu_solve``."""
-    return 2 * triangular_flops(a, b, out=out)
-
-
-def lu_flops(a: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """FLOPs of ``linalg_lu``, ``linalg_lu_factor_ex``."""
-    return matrices(a) * lu(a[-2], a[-1])
-
-
 def qr_flops(a: Spec, mode: str = "reduced", *_: Any, out: Any = None, **__: Any) -> int:
     """The factorization, and the forming of Q: min(m, n) columns reduced, m complete, none for mode "r"."""
     m, n = a[-2:]
     columns = {"reduced": min(m, n), "complete": m, "r": 0}[mode]
     return matrices(a) * (qr(m, n) + (form_q(m, columns, min(m, n)) if columns else 0))
-
-
-def geqrf_flops(a: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """FLOPs of ``geqrf``."""
-    return matrices(a) * qr(a[-2], a[-1])
-
-
-def householder_flops(a: Spec, tau: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """FLOPs of ``linalg_householder_product``."""
-    return matrices(a) * form_q(a[-2], a[-1], tau[-1])
 
 
 def ormqr_flops(a: Spec, tau: Spec, other: Spec, left: bool = True, *_: Any, out: Any = None, **__: Any) -> int:
@@ -140,26 +108,24 @@ def lstsq_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> int:
 MATRIX_EXP_PRODUCTS = 5
 
 
-def symmetric_indefinite_solve_flops(a: Spec, pivots: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> int:
-    """SYTRS: 2 n² a right-hand side."""
-    return 2 * triangular_flops(a, b, out=out)
-
-
 # POTRF, SYTRF: n³/3
 register_each("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", of_square(lambda n: n ** 3 // 3))
-register_each("linalg_lu linalg_lu_factor_ex", lu_flops)
+register_each("linalg_lu linalg_lu_factor_ex", lambda a, *_, **__: matrices(a) * lu(a[-2], a[-1]))
 register_each("_linalg_det _linalg_slogdet", of_square(lambda n: lu(n, n) + n))  # and the product of the diagonal
 register_each("linalg_inv_ex", of_square(lambda n: 2 * n ** 3))  # GETRF + GETRI: 2/3 n³ + 4/3 n³
 register_each("cholesky_inverse", of_square(lambda n: 2 * n ** 3 // 3))  # POTRI
 register_each("_linalg_solve_ex", solve_flops)
-register_each("linalg_lu_solve", lu_solve_flops)
-register_each("linalg_ldl_solve", symmetric_indefinite_solve_flops)
+register_each("linalg_lu_solve", lambda a, pivots, b, *_, out, **__: 2 * triangular_flops(a, b, out=out))
+# SYTRS: 2 n² a right-hand side
+register_each("linalg_ldl_solve", lambda a, pivots, b, *_, out, **__: 2 * triangular_flops(a, b, out=out))
 register_each("linalg_solve_triangular", triangular_flops)
-register_each("triangular_solve", reversed_triangular_flops)
-register_each("cholesky_solve _cholesky_solve_helper", cholesky_solve_flops)
+# triangular_solve and cholesky_solve take the right-hand side first
+register_each("triangular_solve", lambda b, a, *_, **__: triangular_flops(a, b, out=b))
+# POTRS: two triangular solves
+register_each("cholesky_solve _cholesky_solve_helper", lambda b, a, *_, **__: 2 * triangular_flops(a, b, out=b))
 register_each("linalg_qr", qr_flops)
-register_each("geqrf", geqrf_flops)
-register_each("linalg_householder_product", householder_flops)
+register_each("geqrf", lambda a, *_, **__: matrices(a) * qr(a[-2], a[-1]))
+register_each("linalg_householder_product", lambda a, tau, *_, **__: matrices(a) * form_q(a[-2], a[-1], tau[-1]))
 register_each("ormqr", ormqr_flops)
 register_each("_linalg_eigh", eigh_flops)
 register_each("linalg_eig", of_square(lambda n: 25 * n ** 3))  # Golub and Van Loan 7.5.6: 25 n³ with vectors,

@@ -3,12 +3,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import FlopCount, Formula, register_each, register_flop_impl
 from .size import multiply_adds, tensors
-
-Spec = TensorSpec
 
 NONE = 0  # of torch.nn._reduction.get_enum; 1 is mean, 2 is sum
 
@@ -48,17 +46,6 @@ def elementwise_loss_backward(flops: int) -> Formula:
     return loss_backward_flops
 
 
-def bce_flops(x: Spec, target: Spec, weight: Any = None, reduction: int = 1, *, out: Any = None, **_: Any) -> int:
-    """(t - 1) max(log(1 - x), -100) - t max(log x, -100): 9 with the negation inside log1p, and a weight's product."""
-    return x.numel * (9 + (weight is not None) + (reduction != NONE))
-
-
-def bce_backward_flops(grad: Spec, x: Spec, target: Spec, weight: Any = None, reduction: int = 1, *, out: Any = None,
-                       **_: Any) -> int:
-    """Counts g (x - t) / max((1 - x) x, ε), × weight, ÷ n for a mean."""
-    return x.numel * (6 + (weight is not None) + (reduction == 1))
-
-
 def bce_logits_flops(x: Spec, target: Spec, weight: Any = None, pos_weight: Any = None, reduction: int = 1, *,
                      out: Any = None, **_: Any) -> int:
     """(1 - t) x - logsigmoid(x) (6): 9; a positive weight makes it × ((p - 1) t + 1): 4 more."""
@@ -75,28 +62,6 @@ def nll_backward_flops(grad: Spec, x: Spec, target: Spec, weight: Any = None, re
                        out: Any = None, **__: Any) -> int:
     """Per target: -g, ÷ the total weight for a mean, × weight."""
     return target.numel * (1 + (reduction == 1) + (weight is not None))
-
-
-def multi_margin_flops(x: Spec, target: Spec, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1, *_:
-                       Any, out: Any = None, **__: Any) -> int:
-    """Per class: margin - x_t + x_j, maximum, sum (4); × itself for p = 2; × weight."""
-    return x.numel * (4 + int(p == 2) + int(weight is not None))
-
-
-def multi_margin_backward_flops(grad: Spec, x: Spec, target: Spec, p: Any, margin: Any, weight: Any = None, *_: Any,
-                                out: Any = None, **__: Any) -> int:
-    """The margin again (3), × g, its sum into the target's; × 2 z for p = 2 (2); × weight."""
-    return x.numel * (5 + 2 * int(p == 2) + int(weight is not None))
-
-
-def multilabel_margin_flops(x: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """1 - x_t + x_j, maximum, sum for each target and class; the number of targets is data, taken at its most."""
-    return 4 * x.numel * (x[-1] if x else 1)
-
-
-def multilabel_margin_backward_flops(grad: Spec, x: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """FLOPs of ``multilabel_margin_loss_backward``."""
-    return 4 * x.numel * (x[-1] if x else 1)
 
 
 # Joining three states: two maxima, three differences, three exponentials, two sums, log, + maximum; and + the log
@@ -141,15 +106,24 @@ for _name, _flops in LOSS_FLOPS.items():
 for _name, _flops in BACKWARD_FLOPS.items():
     register_each(f"{_name}_backward", elementwise_loss_backward(_flops))
 del _name, _flops
-register_each("binary_cross_entropy", bce_flops)
-register_each("binary_cross_entropy_backward", bce_backward_flops)
+# (t - 1) max(log(1 - x), -100) - t max(log x, -100): 9 with the negation inside log1p, and a weight's product
+register_each("binary_cross_entropy",
+    lambda x, target, weight=None, reduction=1, *_, **__: x.numel * (9 + (weight is not None) + (reduction != NONE)))
+# g (x - t) / max((1 - x) x, ε), × weight, ÷ n for a mean
+register_each("binary_cross_entropy_backward",
+    lambda grad, x, target, weight=None, reduction=1, *_, **__: x.numel * (6 + (weight is not None) + (reduction == 1)))
 register_each("binary_cross_entropy_with_logits", bce_logits_flops)
 register_each("nll_loss_forward nll_loss2d_forward", nll_flops)
 register_each("nll_loss_backward nll_loss2d_backward", nll_backward_flops)
-register_each("multi_margin_loss", multi_margin_flops)
-register_each("multi_margin_loss_backward", multi_margin_backward_flops)
-register_each("multilabel_margin_loss_forward", multilabel_margin_flops)
-register_each("multilabel_margin_loss_backward", multilabel_margin_backward_flops)
+# Per class: margin - x_t + x_j, maximum, sum (4); × itself for p = 2; × weight
+register_each("multi_margin_loss",
+    lambda x, target, p=1, margin=1, weight=None, *_, **__: x.numel * (4 + int(p == 2) + int(weight is not None)))
+# The margin again (3), × g, its sum into the target's; × 2 z for p = 2 (2); × weight
+register_each("multi_margin_loss_backward",
+    lambda grad, x, target, p, margin, weight=None, *_, **__: x.numel * (5 + 2 * int(p == 2) + int(weight is not None)))
+# 1 - x_t + x_j, maximum, sum for each target and class; the number of targets is data, taken at its most
+register_each("multilabel_margin_loss_forward", lambda x, *_, **__: 4 * x.numel * (x[-1] if x else 1))
+register_each("multilabel_margin_loss_backward", lambda grad, x, *_, **__: 4 * x.numel * (x[-1] if x else 1))
 register_flop_impl("torch_nn::_linear_cross_entropy_batch_chunked", linear_cross_entropy_flops)
 register_flop_impl("torch_nn::_linear_cross_entropy_batch_chunked_no_reduction", linear_cross_entropy_flops)
 register_each("_ctc_loss", ctc_flops)

@@ -6,19 +6,17 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import FlopCount, register_each, register_flop_impl
 from .size import broadcast, multiply_adds
-
-Spec = TensorSpec
 
 
 def matmul_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
     """``a @ b`` with broadcast batches: [..., m, k] by [..., k, n], vectors as torch.matmul takes them.
 
     >>> import torch
-    >>> f32 = lambda *s: TensorSpec.of(s, (1,) * len(s), torch.float32, "cpu")
+    >>> f32 = lambda *s: Spec.of(s, (1,) * len(s), torch.float32, "cpu")
     >>> pairs = (f32(2, 3), f32(3, 4)), (f32(5), f32(5)), (f32(7, 1, 2, 3), f32(6, 3, 4))
     >>> tuple(matmul_flops(*pair).macs for pair in pairs)
     (24, 5, 1008)
@@ -29,19 +27,9 @@ def matmul_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopC
     return multiply_adds(prod(broadcast(a[:-2], b[:-2])) * rows * k * columns, a)
 
 
-def added_matmul_flops(_self: Spec, a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """``self + a @ b``: addmm, addmv, baddbmm, addbmm (whose batch is summed over, so each product still counts)."""
-    return matmul_flops(a, b)
-
-
 def activated_matmul_flops(self: Spec, a: Spec, b: Spec, *, out: Spec, use_gelu: bool = False, **_: Any) -> FlopCount:
     """An addmm with its activation fused: 1 FLOP an element for ReLU, 9 for GELU (tanh form): see pointwise.py."""
     return matmul_flops(a, b) + FlopCount((9 if use_gelu else 1) * out.numel)
-
-
-def outer_flops(_self: Spec, a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """addr: a rank-1 update is an m×1 by 1×n product."""
-    return multiply_adds(a.numel * b.numel, a)
 
 
 def linear_flops(x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
@@ -53,16 +41,6 @@ def linear_backward_flops(x: Spec, _grad: Spec, weight: Spec, output_mask: list[
                           **_: Any) -> FlopCount:
     """Input and weight gradient are each a product of the forward's size; a bias gradient adds nothing."""
     return multiply_adds(x.numel * prod(weight[:-1]) * (bool(output_mask[0]) + bool(output_mask[1])), x)
-
-
-def linear_input_backward_flops(_size: list[int], grad: Spec, weight: Spec, *, out: Any = None, **_: Any) -> FlopCount:
-    """FLOPs of ``mkldnn_linear_backward_input``."""
-    return multiply_adds(grad.numel * weight[-1], grad)
-
-
-def linear_weight_backward_flops(grad: Spec, x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """FLOPs of ``mkldnn_linear_backward_weights``."""
-    return linear_flops(x, weight)
 
 
 def matmul_backward_flops(_grad: Spec, a: Spec, b: Spec, mask: list[bool], *, out: Any = None, **_: Any) -> FlopCount:
@@ -93,20 +71,10 @@ def semi_structured_flops(_a: Spec, _meta: Spec, b: Spec, *_: Any, out: Spec, **
     return FlopCount(dense.flops, dense.macs, executed_flops=dense.flops // 2)
 
 
-def semi_structured_addmm_flops(_self: Spec, a: Spec, meta: Spec, b: Spec, *, out: Spec, **_: Any) -> FlopCount:
-    """FLOPs of ``_sparse_semi_structured_addmm``."""
-    return semi_structured_flops(a, meta, b, out=out)
-
-
 def semi_structured_linear_flops(x: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
     """FLOPs of ``_sparse_semi_structured_linear``."""
     dense = multiply_adds(out.numel * x[-1], x)
     return FlopCount(dense.flops, dense.macs, executed_flops=dense.flops // 2)
-
-
-def cslt_sparse_flops(_compressed: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
-    """FLOPs of ``_cslt_sparse_mm``."""
-    return semi_structured_flops(_compressed, _compressed, b, out=out)
 
 
 def trilinear_flops(i1: Spec, i2: Spec, i3: Spec, expand1: list[int], expand2: list[int], expand3: list[int],
@@ -140,20 +108,18 @@ def packed_linear_flops(x: Spec, packed: Any, *_: Any, out: Spec, **__: Any) -> 
     return multiply_adds(out.numel * x[-1], x)
 
 
-def linear_combination_flops(x: Spec, coefficients: Spec, *, out: Any = None, **_: Any) -> FlopCount:
-    """out[i] = sum over j of coefficients[i, j] * x[j]."""
-    return multiply_adds(x.numel * coefficients[0], x)
-
-
 register_each("mm bmm mv dot vdot matmul linalg_matmul _scaled_mm _scaled_mm_v2 _int_mm _mixed_dtypes_linear",
               matmul_flops)
-register_each("addmm baddbmm addbmm addmv", added_matmul_flops)
+# ``self + a @ b``: addmm, addmv, baddbmm, addbmm (whose batch is summed over, so each product still counts)
+register_each("addmm baddbmm addbmm addmv", lambda _self, a, b, *_, **__: matmul_flops(a, b))
 register_each("_addmm_activation", activated_matmul_flops)
-register_each("addr", outer_flops)
+# addr: a rank-1 update is an m×1 by 1×n product
+register_each("addr", lambda _self, a, b, *_, **__: multiply_adds(a.numel * b.numel, a))
 register_each("linear mkldnn_linear inner", linear_flops)
 register_each("linear_backward mkldnn_linear_backward", linear_backward_flops)
-register_each("mkldnn_linear_backward_input", linear_input_backward_flops)
-register_each("mkldnn_linear_backward_weights", linear_weight_backward_flops)
+register_each("mkldnn_linear_backward_input",
+    lambda _size, grad, weight, *_, **__: multiply_adds(grad.numel * weight[-1], grad))
+register_each("mkldnn_linear_backward_weights", lambda grad, x, weight, *_, **__: linear_flops(x, weight))
 register_each("matmul_backward", matmul_backward_flops)
 register_each("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", grouped_mm_flops)
 register_each(
@@ -162,9 +128,13 @@ register_each(
 for _name in ("linear_dynamic", "linear_relu_dynamic", "linear_dynamic_fp16", "linear_relu_dynamic_fp16"):
     register_flop_impl(f"quantized::{_name}", packed_linear_flops)
 register_each("_sparse_semi_structured_mm", semi_structured_flops)
-register_each("_sparse_semi_structured_addmm", semi_structured_addmm_flops)
+register_each("_sparse_semi_structured_addmm",
+    lambda _self, a, meta, b, *_, out, **__: semi_structured_flops(a, meta, b, out=out))
 register_each("_sparse_semi_structured_linear", semi_structured_linear_flops)
-register_each("_cslt_sparse_mm", cslt_sparse_flops)
+register_each("_cslt_sparse_mm",
+    lambda _compressed, b, *_, out, **__: semi_structured_flops(_compressed, _compressed, b, out=out))
 register_each("_trilinear", trilinear_flops)
 register_each("bilinear", bilinear_flops)
-register_each("_compute_linear_combination", linear_combination_flops)
+# out[i] = sum over j of coefficients[i, j] * x[j]
+register_each("_compute_linear_combination",
+    lambda x, coefficients, *_, **__: multiply_adds(x.numel * coefficients[0], x))

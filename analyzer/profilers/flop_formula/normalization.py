@@ -6,12 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import Formula, register_each
 from .size import per_input
-
-Spec = TensorSpec
 
 MOMENTS_FLOPS = 4    # sum; x - mean, square, sum
 NORMALIZE_FLOPS = 2  # x - mean, × 1/σ
@@ -26,21 +24,11 @@ def affine(weight: Any, bias: Any) -> int:
 def layer_norm_flops(x: Spec, _shape: Any, weight: Any = None, bias: Any = None, *_: Any, out: Any = None,
                      **__: Any) -> int:
     """>>> import torch
-    >>> x, w = (TensorSpec.of(s, (1,) * len(s), torch.float32, "cpu") for s in ((8, 16), (16,)))
+    >>> x, w = (Spec.of(s, (1,) * len(s), torch.float32, "cpu") for s in ((8, 16), (16,)))
     >>> layer_norm_flops(x, [16], w, w, 1e-5), layer_norm_flops(x, [16], None, None, 1e-5)
     (896, 640)
     """
     return x.numel * (MOMENTS_FLOPS + 1 + affine(weight, bias))
-
-
-def group_norm_flops(x: Spec, weight: Any = None, bias: Any = None, *_: Any, out: Any = None, **__: Any) -> int:
-    """FLOPs of ``native_group_norm``."""
-    return x.numel * (MOMENTS_FLOPS + 1 + affine(weight, bias))
-
-
-def rms_norm_flops(x: Spec, _shape: Any, weight: Any = None, *_: Any, out: Any = None, **__: Any) -> int:
-    """Square, sum, × 1/rms, × weight."""
-    return x.numel * (3 + (weight is not None))
 
 
 def batch_norm(training_at: int | None, training: bool = False) -> Formula:
@@ -94,11 +82,6 @@ def batch_norm_backward_flops(grad: Spec, x: Spec, weight: Any, _mean: Any, _var
     return norm_backward_flops(x.numel, output_mask, weight, through_moments=bool(train))
 
 
-def vendor_batch_norm_backward_flops(x: Spec, grad: Spec, weight: Any, *_: Any, out: Any = None, **__: Any) -> int:
-    """In cuDNN and MIOpen: they give all three gradients."""
-    return norm_backward_flops(x.numel, (True, True, True), weight)
-
-
 def batch_norm_update_backward_flops(grad: Spec, x: Spec, weight: Any, _mean: Any, _var: Any, _save_mean: Any,
                                      _save_var: Any, update: bool, eps: float, output_mask: Any, *_: Any,
                                      out: Any = None, **__: Any) -> int:
@@ -106,21 +89,13 @@ def batch_norm_update_backward_flops(grad: Spec, x: Spec, weight: Any, _mean: An
     return norm_backward_flops(x.numel, output_mask, weight, through_moments=bool(update))
 
 
-def batch_norm_elementwise_flops(x: Spec, weight: Any, bias: Any, *_: Any, out: Any = None, **__: Any) -> int:
-    """FLOPs of ``batch_norm_elemt``."""
-    return x.numel * (NORMALIZE_FLOPS + affine(weight, bias))
-
-
-def gather_statistics_flops(_x: Spec, mean: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """Merging the moments of each process, a channel: delta (1), mean (3), second moment (5)."""
-    return 9 * mean.numel
-
-
 register_each("native_layer_norm layer_norm", layer_norm_flops)
 register_each("native_layer_norm_backward", layer_norm_backward_flops)
-register_each("native_group_norm", group_norm_flops)
+register_each("native_group_norm",
+    lambda x, weight=None, bias=None, *_, **__: x.numel * (MOMENTS_FLOPS + 1 + affine(weight, bias)))
 register_each("native_group_norm_backward", group_norm_backward_flops)
-register_each("_fused_rms_norm rms_norm", rms_norm_flops)
+# Square, sum, × 1/rms, × weight
+register_each("_fused_rms_norm rms_norm", lambda x, _shape, weight=None, *_, **__: x.numel * (3 + (weight is not None)))
 register_each("_fused_rms_norm_backward", rms_norm_backward_flops)
 register_each("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit",
               batch_norm(training_at=5))
@@ -128,11 +103,14 @@ register_each("_native_batch_norm_legit_no_training _batch_norm_no_update quanti
               batch_norm(None, training=False))
 register_each("_batch_norm_with_update", batch_norm(None, training=True))
 register_each("native_batch_norm_backward", batch_norm_backward_flops)
-register_each("cudnn_batch_norm_backward miopen_batch_norm_backward", vendor_batch_norm_backward_flops)
+# In cuDNN and MIOpen: they give all three gradients
+register_each("cudnn_batch_norm_backward miopen_batch_norm_backward",
+    lambda x, grad, weight, *_, **__: norm_backward_flops(x.numel, (True, True, True), weight))
 register_each("batch_norm_backward", batch_norm_update_backward_flops)
 register_each("batch_norm_stats batch_norm_update_stats", per_input(MOMENTS_FLOPS))
-register_each("batch_norm_elemt", batch_norm_elementwise_flops)
-register_each("batch_norm_gather_stats batch_norm_gather_stats_with_counts", gather_statistics_flops)
+register_each("batch_norm_elemt", lambda x, weight, bias, *_, **__: x.numel * (NORMALIZE_FLOPS + affine(weight, bias)))
+# Merging the moments of each process, a channel: delta (1), mean (3), second moment (5)
+register_each("batch_norm_gather_stats batch_norm_gather_stats_with_counts", lambda _x, mean, *_, **__: 9 * mean.numel)
 register_each("batch_norm_backward_reduce", per_input(4))  # x - mean, × grad, two sums
 # x - mean, × and - the two sums, × weight / σ: as above, x̂ apart
 register_each("batch_norm_backward_elemt", per_input(6))

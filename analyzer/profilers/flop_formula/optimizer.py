@@ -6,11 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import Formula, register_each
-
-Spec = TensorSpec
 
 
 def elements(parameters: list[Spec]) -> int:
@@ -49,19 +47,9 @@ def adagrad_flops(params: list[Spec], *_: Any, weight_decay: float = 0.0, maximi
     return elements(params) * (7 + (2 if weight_decay else 0) + gradient_flops(maximize, grad_scale))
 
 
-def unscale_flops(grads: list[Spec], *_: Any, out: Any = None, **__: Any) -> int:
-    """Counts grad × 1/scale."""
-    return elements(grads)
-
-
-def update_scale_flops(scale: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """× growth or × backoff."""
-    return scale.numel
-
-
 register_each("_fused_adam", adam(decay_flops=2))   # g + λ p
 register_each("_fused_adamw", adam(decay_flops=1))  # p × (1 - lr λ)
 register_each("_fused_sgd", sgd_flops)
 register_each("_fused_adagrad", adagrad_flops)
-register_each("_amp_foreach_non_finite_check_and_unscale", unscale_flops)
-register_each("_amp_update_scale", update_scale_flops)
+register_each("_amp_foreach_non_finite_check_and_unscale", lambda grads, *_, **__: elements(grads))  # grad × 1/scale
+register_each("_amp_update_scale", lambda scale, *_, **__: scale.numel)  # × growth or × backoff

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import Formula, register_each
 from .size import first, per_input
-
-Spec = TensorSpec
 
 # Each line gives the operations in order; a name without a line is one elementary operation.
 ELEMENTARY = """
@@ -106,7 +104,7 @@ COMPLEX_PAIRS = {"mul", "div"}  # these counts hold where both operands are comp
 
 def parts(name: str, args: tuple[Any, ...], out: Spec) -> int:
     """Real operations to one of the operator's, by dtype."""
-    operands = [a for a in args if isinstance(a, complex) or isinstance(a, TensorSpec) and a.dtype.is_complex]
+    operands = [a for a in args if isinstance(a, complex) or isinstance(a, Spec) and a.dtype.is_complex]
     if not operands and not out.dtype.is_complex:
         return 1
     if name in COMPLEX_PAIRS and len(operands) < 2:
@@ -123,11 +121,6 @@ def pointwise(name: str, flops: int) -> Formula:
     return pointwise_flops
 
 
-def added_flops(self: Any, other: Any, alpha: Any = 1, *_: Any, out: Spec, **__: Any) -> int:
-    """Counts self + alpha * other: 1 FLOP an element, 2 where alpha is not 1."""
-    return out.numel * parts("add", (self, other), out) * (1 if alpha == 1 else 2)
-
-
 def clamp_flops(_self: Spec, lower: Any = None, upper: Any = None, *, out: Spec, min: Any = None, max: Any = None,
                 **_: Any) -> int:
     """One FLOP an element for each bound."""
@@ -138,11 +131,6 @@ GELU_FLOPS = 5
 GELU_TANH_FLOPS = 9
 
 
-def gelu_flops(x: Spec, *_: Any, out: Any = None, approximate: str = "none", **__: Any) -> int:
-    """Exact: 0.5 x (1 + erf(x / √2)). Tanh: 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x·x·x)))."""
-    return x.numel * (GELU_FLOPS if approximate == "none" else GELU_TANH_FLOPS)
-
-
 def gelu_backward_flops(_grad: Spec, x: Spec, *, out: Any = None, approximate: str = "none", **_: Any) -> int:
     """Exact: cdf (4) and density c exp(-x·x / 2) (4), then g (cdf + x density) (3).
 
@@ -151,36 +139,23 @@ def gelu_backward_flops(_grad: Spec, x: Spec, *, out: Any = None, approximate: s
     return x.numel * (11 if approximate == "none" else 18)
 
 
-def glu_backward_flops(grad: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """For each of grad's elements: s = sigmoid b; g s; g a s (1 - s)."""
-    return 6 * grad.numel
-
-
-def glu_backward_jvp_flops(_grad_x: Spec, grad: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """Derivative of the two products of glu_backward: each of their factors in turn, 14 products and sums."""
-    return 14 * grad.numel
-
-
-def dropout_flops(x: Spec, p: float, train: bool | None = None, *, out: Any = None, **_: Any) -> int:
-    """× mask, × 1 / (1 - p); a copy outside training."""
-    return 0 if train is False else 2 * x.numel
-
-
-def multivariate_lgamma_flops(x: Spec, p: int, *_: Any, out: Any = None, **__: Any) -> int:
-    """Sum over j < p of lgamma(x - j / 2): 3 FLOPs each."""
-    return 3 * p * x.numel
-
-
 for _name, _flops in POINTWISE_FLOPS.items():
     register_each(_name, pointwise(_name, _flops))
-register_each("add sub rsub subtract", added_flops)
+# self + alpha * other: 1 FLOP an element, 2 where alpha is not 1
+register_each("add sub rsub subtract",
+    lambda self, other, alpha=1, *_, out, **__: out.numel * parts("add", (self, other), out) * (1 if alpha == 1 else 2))
 register_each("clamp clip", clamp_flops)
-register_each("gelu", gelu_flops)
+# Exact: 0.5 x (1 + erf(x / √2)). Tanh: 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x·x·x)))
+register_each("gelu",
+    lambda x, *_, approximate="none", **__: x.numel * (GELU_FLOPS if approximate == "none" else GELU_TANH_FLOPS))
 register_each("gelu_backward", gelu_backward_flops)
-register_each("glu_backward", glu_backward_flops)
-register_each("glu_backward_jvp", glu_backward_jvp_flops)
-register_each("native_dropout", dropout_flops)
-register_each("mvlgamma", multivariate_lgamma_flops)
+# For each of grad's elements: s = sigmoid b; g s; g a s (1 - s)
+register_each("glu_backward", lambda grad, *_, **__: 6 * grad.numel)
+# Derivative of the two products of glu_backward: each of their factors in turn, 14 products and sums
+register_each("glu_backward_jvp", lambda _grad_x, grad, *_, **__: 14 * grad.numel)
+# × mask, × 1 / (1 - p); a copy outside training
+register_each("native_dropout", lambda x, p, train=None, *_, **__: 0 if train is False else 2 * x.numel)
+register_each("mvlgamma", lambda x, p, *_, **__: 3 * p * x.numel)  # Sum over j < p of lgamma(x - j / 2): 3 FLOPs each
 register_each("allclose", per_input(5))  # as isclose; its result is a Python bool
 for _name in ("max.other", "max.out", "min.other", "min.out"):  # of two tensors; the other overloads reduce one
     register_each(_name, pointwise("maximum", 1))

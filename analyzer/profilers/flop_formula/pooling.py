@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import Formula, register_each
 from .size import first, spread
-
-Spec = TensorSpec
 
 
 def pool(dims: int) -> Formula:

@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 
 from .pointwise import COMPLEX_FLOPS
 from .registration import Formula, register_each
 from .size import broadcast, per_input, tensors
-
-Spec = TensorSpec
 
 # FLOPs to one input element.
 REDUCTION_FLOPS = {
@@ -47,20 +45,10 @@ def norm_flops(x: Spec, order: Any = 2, *_: Any, out: Any = None, **__: Any) -> 
     return x.numel * (2 if simple else 3) * (2 if x.dtype.is_complex else 1)
 
 
-def dist_flops(x: Spec, other: Spec, p: Any = 2, *_: Any, out: Any = None, **__: Any) -> int:
-    """The norm of a difference."""
-    return x.numel + norm_flops(x, p)
-
-
-def trace_flops(x: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """FLOPs of ``trace``."""
-    return min(x)
-
-
 def sorted_flops(x: Spec, *args: Any, out: Any = None, **kwargs: Any) -> int:
     """A comparison sort of each row: n ⌈log₂ n⌉ comparisons (Knuth, TAOCP 3, 5.3.1). CUDA's radix sorts do none.
 
-    >>> sorted_flops(TensorSpec.of((3, 8), (8, 1), torch.float32, "cpu"))
+    >>> sorted_flops(Spec.of((3, 8), (8, 1), torch.float32, "cpu"))
     72
     """
     dim = next((int(a) for a in (*args, kwargs.get("dim")) if isinstance(a, int) and not isinstance(a, bool)), -1)
@@ -70,21 +58,6 @@ def sorted_flops(x: Spec, *args: Any, out: Any = None, **kwargs: Any) -> int:
 def whole_rows_flops(x: Spec, row: int) -> int:
     """FLOPs of whole rows."""
     return x.numel * ceil(log2(row)) if row > 1 else 0
-
-
-def topk_flops(x: Spec, k: int, dim: int = -1, *_: Any, out: Any = None, **__: Any) -> int:
-    """FLOPs of ``topk``, ``kthvalue``."""
-    return whole_rows_flops(x, x[dim] if x else 1)
-
-
-def selected_flops(x: Spec, *args: Any, out: Any = None, **_: Any) -> int:
-    """The median over a dimension, or over all."""
-    return sorted_flops(x, *args) if args else whole_rows_flops(x, x.numel)
-
-
-def unique_flops(x: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """FLOPs of ``_unique``, ``_unique2``."""
-    return whole_rows_flops(x, x.numel)
 
 
 def multinomial_flops(probabilities: Spec, num_samples: int, replacement: bool = False, *_: Any, out: Spec,
@@ -100,26 +73,10 @@ def search_flops(sorted_sequence: Any, values: Any, *_: Any, out: Spec, **__: An
     return out.numel * ceil(log2(sorted_sequence[-1] + 1))
 
 
-def bucketize_flops(values: Any, boundaries: Spec, *_: Any, out: Spec, **__: Any) -> int:
-    """FLOPs of ``bucketize``."""
-    return search_flops(boundaries, values, out=out)
-
-
 def index_add_flops(_self: Spec, _dim: int, _index: Spec, source: Spec, alpha: Any = 1, *_: Any, out: Any = None,
                     **kwargs: Any) -> int:
     """One sum an element of the source, and a product where alpha is not 1."""
     return source.numel * (1 if kwargs.get("alpha", alpha) == 1 else 2)
-
-
-def scatter_flops(_self: Spec, _dim: int, index: Spec, *_: Any, out: Any = None, reduce: str | None = None,
-                  **__: Any) -> int:
-    """Moves elements; with ``reduce``, one operation for each index."""
-    return 0 if reduce is None else index.numel
-
-
-def scatter_add_flops(_self: Spec, _dim: int, index: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """FLOPs of ``scatter_add``, ``scatter_reduce``."""
-    return index.numel
 
 
 def index_put_flops(self: Spec, indices: Any, values: Spec, accumulate: bool = False, *_: Any, out: Any = None,
@@ -128,7 +85,7 @@ def index_put_flops(self: Spec, indices: Any, values: Spec, accumulate: bool = F
 
     A boolean index addresses a number of elements that is data: those of ``values`` stand for it.
 
-    >>> grid, i = (TensorSpec.of(s, (1,) * len(s), t, "cpu") for s, t in (((5, 7), torch.float32), ((3,), torch.int64)))
+    >>> grid, i = (Spec.of(s, (1,) * len(s), t, "cpu") for s, t in (((5, 7), torch.float32), ((3,), torch.int64)))
     >>> [index_put_flops(grid, *args) for args in (([i], grid, True), ([None, i], grid, True), ([i], grid))]
     [21, 15, 0]
     """
@@ -141,31 +98,28 @@ def index_put_flops(self: Spec, indices: Any, values: Spec, accumulate: bool = F
     return prod(broadcast(*given)) * untouched
 
 
-def put_flops(_self: Spec, index: Spec, _source: Spec, accumulate: bool = False, *_: Any, out: Any = None,
-              **__: Any) -> int:
-    """FLOPs of ``put``."""
-    return index.numel if accumulate else 0
-
-
 for _name, _flops in REDUCTION_FLOPS.items():
     register_each(_name, reduction(_name, _flops))
 del _name, _flops
 register_each("linalg_vector_norm norm native_norm linalg__powsum", norm_flops)
-register_each("dist", dist_flops)
-register_each("trace", trace_flops)
+register_each("dist", lambda x, other, p=2, *_, **__: x.numel + norm_flops(x, p))  # The norm of a difference
+register_each("trace", lambda x, *_, **__: min(x))
 register_each("sort argsort mode unique_dim", sorted_flops)
-register_each("topk kthvalue", topk_flops)
-register_each("median nanmedian", selected_flops)
-register_each("_unique _unique2", unique_flops)
+register_each("topk kthvalue", lambda x, k, dim=-1, *_, **__: whole_rows_flops(x, x[dim] if x else 1))
+# The median over a dimension, or over all
+register_each("median nanmedian",
+    lambda x, *args, **__: sorted_flops(x, *args) if args else whole_rows_flops(x, x.numel))
+register_each("_unique _unique2", lambda x, *_, **__: whole_rows_flops(x, x.numel))
 register_each("multinomial", multinomial_flops)
 register_each("searchsorted", search_flops)
-register_each("bucketize", bucketize_flops)
+register_each("bucketize", lambda values, boundaries, *_, out, **__: search_flops(boundaries, values, out=out))
 register_each("index_add", index_add_flops)
-register_each("scatter", scatter_flops)
-register_each("scatter_add scatter_reduce", scatter_add_flops)
+# Moves elements; with ``reduce``, one operation for each index
+register_each("scatter", lambda _self, _dim, index, *_, reduce=None, **__: 0 if reduce is None else index.numel)
+register_each("scatter_add scatter_reduce", lambda _self, _dim, index, *_, **__: index.numel)
 register_each("index_reduce _unsafe_masked_index_put_accumulate", per_input(1, position=3))
 register_each("index_put _index_put_impl _unsafe_index_put", index_put_flops)
-register_each("put", put_flops)
+register_each("put", lambda _self, index, _source, accumulate=False, *_, **__: index.numel if accumulate else 0)
 register_each("_segment_reduce_backward", per_input(1, position=2))
 register_each("embedding_dense_backward unfold_backward", per_input(1))  # gradients summed into place
 register_each(

@@ -8,12 +8,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import FlopCount, register_each
 from .size import GATES, multiply_adds
-
-Spec = TensorSpec
 
 CELL_FLOPS = {
     0: 2, 1: 2,  # sum of the two products, activation
@@ -79,11 +77,6 @@ def mkldnn_backward_flops(x: Spec, w_ih: Spec, w_hh: Spec, b_ih: Spec, b_hh: Spe
 LSTM = 2
 
 
-def mps_lstm_flops(x: Spec, hx: list[Spec], params: list[Spec], *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """FLOPs of ``_lstm_mps``."""
-    return layer_flops(prod(x[:-1]), params, LSTM, hx[1][-1], x)
-
-
 def mps_lstm_backward_flops(grad_y: Any, grad_hy: Any, grad_cy: Any, z_state: Spec, cell_state: Spec, x: Spec,
                             outputs: Spec, hx: list[Spec], params: list[Spec], *_: Any, out: Any = None,
                             **__: Any) -> FlopCount:
@@ -96,7 +89,7 @@ def lstm_cell_flops(input_gates: Spec, hidden_gates: Spec, cx: Spec, input_bias:
     """The gates arrive multiplied: 13 FLOPs a hidden element, and four sums more for each bias.
 
     >>> import torch
-    >>> gates, c, b = (TensorSpec.of(s, (1,) * len(s), torch.float32, "cpu") for s in ((2, 12), (2, 3), (12,)))
+    >>> gates, c, b = (Spec.of(s, (1,) * len(s), torch.float32, "cpu") for s in ((2, 12), (2, 3), (12,)))
     >>> lstm_cell_flops(gates, gates, c), lstm_cell_flops(gates, gates, c, b, b)
     (78, 126)
     """
@@ -115,19 +108,16 @@ def gru_cell_flops(input_gates: Spec, hidden_gates: Spec, hx: Spec, input_bias: 
     return hx.numel * (CELL_FLOPS[3] + 3 * ((input_bias is not None) + (hidden_bias is not None)))
 
 
-def gru_cell_backward_flops(grad_hy: Spec, workspace: Spec, has_bias: bool, *, out: Any = None, **_: Any) -> int:
-    """The two bias gradients sum three gates each."""
-    return grad_hy.numel * (CELL_BACKWARD_FLOPS[3] + 6 * bool(has_bias))
-
-
 register_each("_cudnn_rnn", cudnn_flops)
 register_each("_cudnn_rnn_backward miopen_rnn_backward", cudnn_backward_flops)
 register_each("miopen_rnn", miopen_flops)
 register_each("mkldnn_rnn_layer", mkldnn_flops)
 register_each("mkldnn_rnn_layer_backward", mkldnn_backward_flops)
-register_each("_lstm_mps", mps_lstm_flops)
+register_each("_lstm_mps", lambda x, hx, params, *_, **__: layer_flops(prod(x[:-1]), params, LSTM, hx[1][-1], x))
 register_each("lstm_mps_backward", mps_lstm_backward_flops)
 register_each("_thnn_fused_lstm_cell", lstm_cell_flops)
 register_each("_thnn_fused_lstm_cell_backward_impl _thnn_fused_lstm_cell_backward", lstm_cell_backward_flops)
 register_each("_thnn_fused_gru_cell", gru_cell_flops)
-register_each("_thnn_fused_gru_cell_backward", gru_cell_backward_flops)
+# The two bias gradients sum three gates each
+register_each("_thnn_fused_gru_cell_backward",
+    lambda grad_hy, workspace, has_bias, *_, **__: grad_hy.numel * (CELL_BACKWARD_FLOPS[3] + 6 * bool(has_bias)))

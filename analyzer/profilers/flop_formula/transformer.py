@@ -4,15 +4,13 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 
 from .attention import Attention
 from .normalization import LAYER_NORM_FLOPS
 from .pointwise import GELU_FLOPS
 from .registration import FlopCount, register_each
 from .size import multiply_adds
-
-Spec = TensorSpec
 
 
 def multi_head_attention_flops(query: Spec, key: Spec, value: Spec, embed_dim: int, num_head: int, qkv_weight: Spec, *_:
@@ -40,11 +38,7 @@ def encoder_layer_flops(src: Spec, embed_dim: int, num_heads: int, qkv_weight: S
                                       qkv_weight) + feed_forward + FlopCount(elementwise)
 
 
-def rescale_qkv_flops(qkv: Spec, _bias: Spec, num_heads: int, *, out: Any = None, **_: Any) -> FlopCount:
-    """A bias added to each of q, k, v, and q divided by the root of the head dimension."""
-    return FlopCount(qkv.numel + qkv.numel // 3)
-
-
 register_each("_native_multi_head_attention _triton_multi_head_attention", multi_head_attention_flops)
 register_each("_transformer_encoder_layer_fwd", encoder_layer_flops)
-register_each("_transform_bias_rescale_qkv", rescale_qkv_flops)
+# A bias added to each of q, k, v, and q divided by the root of the head dimension
+register_each("_transform_bias_rescale_qkv", lambda qkv, *_, **__: FlopCount(qkv.numel + qkv.numel // 3))

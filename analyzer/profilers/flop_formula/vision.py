@@ -4,12 +4,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import FlopCount, register_flop_impl
 from .size import multiply_adds
-
-Spec = TensorSpec
 
 SAMPLE_FLOPS = 7  # a bilinear sample: four products, three sums
 SAMPLE_BACKWARD_FLOPS = 2 * 4  # each tap: weight × grad, summed into place
@@ -37,7 +35,7 @@ def roi_align_flops(x: Spec, rois: Spec, scale: float, height: int, width: int, 
 def ps_roi_align_flops(x: Spec, rois: Spec, scale: float, height: int, width: int, sampling_ratio: int, *_: Any,
                        out: Any, **__: Any) -> int | None:
     """Position-sensitive: each bin has channels of its own."""
-    channels = TensorSpec.of((x[0], x[1] // (height * width), *x[2:]), x.stride, x.dtype, x.device)
+    channels = Spec.of((x[0], x[1] // (height * width), *x[2:]), x.stride, x.dtype, x.device)
     return roi_align_flops(channels, rois, scale, height, width, sampling_ratio, out=out)
 
 
