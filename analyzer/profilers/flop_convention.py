@@ -9,10 +9,9 @@ totals.
 
 Both look at Python functions where the log holds ATen operators, so where two functions run one operator the common
 reading is taken: sums and products are written ``a + b`` and ``a * b`` (which DeepSpeed does not see, unlike
-``torch.add``), softmax comes from
-``torch.nn.functional`` (but ``_safe_softmax`` from inside attention, where it is not seen), ReLU6 from its module
-(which runs hardtanh, unseen),
-``addmm`` from a linear layer, and ``baddbmm`` from ``torch.baddbmm`` rather than the method.
+``torch.add``), softmax comes from ``torch.nn.functional`` (but ``_safe_softmax`` from inside attention, where it is not
+seen), ReLU6 from its module (which runs hardtanh, unseen), ``addmm`` from a linear layer, and ``baddbmm`` from
+``torch.baddbmm`` rather than the method.
 """
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from analyzer.errors import InputError
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec as Spec
 from analyzer.profilers.flop_formula.registration import FlopCount, Formula
-from analyzer.profilers.flop_formula.size import GATES, first, per_input
+from analyzer.profilers.flop_formula.size import GATES, per_input, per_output
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 
@@ -102,51 +101,26 @@ def aten(names: str, formula: Formula) -> dict[str, Formula]:
 # ---- what both share: normalizations and pooling
 
 
-def batch_norm_flops(x: Spec, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any, out: Any = None,
-                     **__: Any) -> int:
-    """5 an element in training, 2 in evaluation, 1 less without a weight."""
-    return x.numel * ((5 if training else 2) - (weight is None))
-
-
-def no_statistics_flops(x: Spec, weight: Any, bias: Any, training: bool, *_: Any, out: Any = None, **__: Any) -> int:
-    """Batch norm, where it is counted with the statistics given."""
-    return x.numel * ((5 if training else 2) - (weight is None))
-
-
-def evaluated_batch_norm_flops(x: Spec, weight: Any = None, *_: Any, out: Any = None, **__: Any) -> int:
-    """Batch norm as evaluation counts it."""
-    return x.numel * (2 - (weight is None))
-
-
-def layer_norm_flops(x: Spec, _shape: Any, weight: Any = None, *_: Any, out: Any = None, **__: Any) -> int:
-    """Layer norm, with a weight or without."""
-    return x.numel * (5 - (weight is None))
-
-
-def group_norm_flops(x: Spec, weight: Any = None, *_: Any, out: Any = None, **__: Any) -> int:
-    """Group norm, with a weight or without."""
-    return x.numel * (5 - (weight is None))
-
-
 def pooled_mean(*pooled: list[int]) -> Formula:
     """A mean over such dimensions is a global average pooling and counts 1 an element; any other mean is not seen.
 
     ATen's AdaptiveAveragePooling.cpp and AdaptiveAveragePooling3d.cpp write the dimensions so, and user code does not.
     """
-    def pooled_mean_flops(x: Spec, dim: Any = None, keepdim: bool = False, *_: Any, out: Any = None,
-                          **__: Any) -> int | None:
-        return x.numel if keepdim and dim is not None and list(dim) in pooled else None
-
-    return pooled_mean_flops
+    return lambda x, dim=None, keepdim=False, *_, **__: (
+        x.numel if keepdim and dim is not None and list(dim) in pooled else None)
 
 
+# 5 an element in training, 2 in evaluation, 1 less without a weight; of `no_stats`, as with the statistics given.
 NORMS: dict[str, Formula] = {
-    **aten("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit", batch_norm_flops),
-    **aten("_native_batch_norm_legit.no_stats", no_statistics_flops),
-    **aten("_native_batch_norm_legit_no_training _batch_norm_no_update", evaluated_batch_norm_flops),
-    **aten("_batch_norm_with_update", group_norm_flops),
-    **aten("native_layer_norm", layer_norm_flops),
-    **aten("native_group_norm", group_norm_flops)}
+    **aten("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit",
+           lambda x, weight, bias, mean, var, training, *_, **__: x.numel * (2 + 3 * training - (weight is None))),
+    **aten("_native_batch_norm_legit.no_stats",
+           lambda x, weight, bias, training, *_, **__: x.numel * (2 + 3 * training - (weight is None))),
+    **aten("_native_batch_norm_legit_no_training _batch_norm_no_update",
+           lambda x, weight=None, *_, **__: x.numel * (2 - (weight is None))),
+    **aten("_batch_norm_with_update native_group_norm",
+           lambda x, weight=None, *_, **__: x.numel * (5 - (weight is None))),
+    **aten("native_layer_norm", lambda x, _shape, weight=None, *_, **__: x.numel * (5 - (weight is None)))}
 
 
 # ---- DeepSpeed: deepspeed/profiling/flops_profiler/profiler.py, version 0.19.8
@@ -215,22 +189,19 @@ DEEPSPEED: dict[str, Formula] = {
     **aten(
         "relu _prelu_kernel elu leaky_relu silu gelu _softmax avg_pool1d avg_pool2d avg_pool3d max_pool1d_with_indices "
         "max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d mkldnn_max_pool3d adaptive_avg_pool1d "
-        "_adaptive_avg_pool2d "
-        "mkldnn_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d", per_input(1)),
+        "_adaptive_avg_pool2d mkldnn_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d",
+        per_input(1)),
     **aten(
         "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
-        "upsample_trilinear3d "
-        "upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d "
-        "_upsample_nearest_exact2d "
-        "_upsample_nearest_exact3d", interpolation_flops),
+        "upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa "
+        "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d", interpolation_flops),
     **aten("_cudnn_rnn", recurrent_flops),
     **aten("mkldnn_rnn_layer", host_recurrent_flops)}
 
 
 # fast paths: no function of theirs is replaced
 DEEPSPEED_UNSEEN = {"aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"}
-# These took torch.nn.functional.gelu when they were built, before the profiler replaced it
-# (transformers/activations.py).
+# Took torch.nn.functional.gelu when they were built, before the profiler replaced it (transformers/activations.py).
 DEEPSPEED_HIDDEN = {"GELUActivation": frozenset({"aten::gelu"}), "GELUTanh": frozenset({"aten::gelu"})}
 
 
@@ -240,14 +211,6 @@ def two_to_a_product(signature: Signature, own: FlopCount) -> FlopCount | None:
 
 
 # ---- fvcore: fvcore/nn/flop_count.py and jit_handles.py, version 0.1.5
-
-
-def per_output(flops: int) -> Formula:
-    """The formula of ``flops`` operations for each output element."""
-    def per_output_flops(*_: Any, out: Any, **__: Any) -> int:
-        return flops * first(out).numel
-
-    return per_output_flops
 
 
 FVCORE: dict[str, Formula] = {

@@ -15,7 +15,7 @@ import torch
 
 from analyzer.meta.spec import TensorSpec as Spec
 
-from .registration import FlopCount, register_each, register_flop_impl
+from .registration import FlopCount, Formula, register_each, register_flop_impl
 from .size import multiply_adds
 
 
@@ -120,25 +120,16 @@ def flash_flops(query: Spec, key: Spec, value: Spec, dropout_p: float = 0.0, is_
     return Attention.of(query, key, value).forward(query, masked(is_causal))
 
 
-def quantized_flash_flops(query: Spec, key: Spec, value: Spec, _q: Any, _k: Any, _v: Any, dropout_p: float = 0.0,
-                          is_causal: bool = False, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """FLOPs of quantized flash."""
-    return flash_flops(query, key, value, dropout_p, is_causal)
+def forward_of(causal_at: int) -> Formula:
+    """The formula of a kernel (query, key, value, ...) whose `is_causal` is argument ``causal_at``."""
+    def sdpa_flops(query: Spec, key: Spec, value: Spec, *rest: Any, is_causal: bool = False, **_: Any) -> FlopCount:
+        hides = rest[causal_at - 3] if len(rest) > causal_at - 3 else is_causal
+        return Attention.of(query, key, value).forward(query, masked(hides))
+
+    return sdpa_flops
 
 
-def biased_flops(query: Spec, key: Spec, value: Spec, attn_bias: Any, compute_log_sumexp: bool, dropout_p: float = 0.0,
-                 is_causal: bool = False, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """The memory-efficient and the cuDNN kernel."""
-    return flash_flops(query, key, value, dropout_p, is_causal)
-
-
-def overrideable_flops(query: Spec, key: Spec, value: Spec, attn_bias: Any = None, dropout_p: float = 0.0,
-                       is_causal: bool = False, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """FLOPs of attention whose `is_causal` comes after dropout and mask."""
-    return flash_flops(query, key, value, dropout_p, is_causal)
-
-
-def backward_of(causal_at: int) -> Any:
+def backward_of(causal_at: int) -> Formula:
     """The formula of a backward kernel (grad_out, query, key, value) whose `is_causal` is argument ``causal_at``."""
     def sdpa_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, *rest: Any, out: Any = None,
                             **_: Any) -> FlopCount:
@@ -249,11 +240,11 @@ def cudnn_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, _o
 register_each(
     "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu _triton_scaled_dot_attention",
     flash_flops)
-register_flop_impl("aten::_scaled_dot_product_flash_attention.quantized", quantized_flash_flops)
-register_each("_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention", biased_flops)
+register_flop_impl("aten::_scaled_dot_product_flash_attention.quantized", forward_of(causal_at=7))
+register_each("_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention", forward_of(causal_at=6))
 register_each(
     "_scaled_dot_product_fused_attention_overrideable scaled_dot_product_attention _scaled_dot_product_attention_math "
-    "_scaled_dot_product_attention_math_for_mps", overrideable_flops)
+    "_scaled_dot_product_attention_math_for_mps", forward_of(causal_at=5))
 register_each("_scaled_dot_product_flash_attention_backward", backward_of(causal_at=11))
 register_each("_scaled_dot_product_flash_attention_for_cpu_backward", backward_of(causal_at=7))
 register_each("_scaled_dot_product_efficient_attention_backward", backward_of(causal_at=11))
@@ -261,7 +252,8 @@ register_each("_scaled_dot_product_fused_attention_overrideable_backward", backw
 register_each("_scaled_dot_product_cudnn_attention_backward _cudnn_attention_backward", cudnn_backward_flops)
 register_each("_cudnn_attention_forward", cudnn_flops)
 register_each("_flash_attention_forward", raw_flash_flops)
-register_each("_flash_attention_forward_no_dropout_inplace", lambda *args, **kwargs: raw_flash_flops(*args, **kwargs))
+register_each("_flash_attention_forward_no_dropout_inplace",
+              lambda _out, *args, **kwargs: raw_flash_flops(*args, **kwargs))
 register_each("_flash_attention_backward", raw_flash_backward_flops)
 register_each("_efficient_attention_forward", raw_efficient_flops)
 register_each("_efficient_attention_backward", raw_efficient_backward_flops)

@@ -9,7 +9,7 @@ from typing import Any
 from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import Formula, register_each
-from .size import multiply_adds, per_input
+from .size import multiply_adds, per_input, per_output
 
 LERP_FLOPS = 3  # w₀ a + w₁ b
 CUBIC_FLOPS = 7  # four products, three sums
@@ -25,14 +25,6 @@ UPSAMPLE_BACKWARD_FLOPS = {"linear1d": 2 * 2, "bilinear2d": 4 * 3, "trilinear3d"
 SUPPORT = {"bilinear2d": 1, "bicubic2d": 2, "lanczos2d": 3}
 
 
-def per_output(flops: int) -> Formula:
-    """The formula of ``flops`` operations for each output element."""
-    def per_output_flops(*_: Any, out: Spec, **__: Any) -> int:
-        return flops * out.numel
-
-    return per_output_flops
-
-
 def filtered_flops(small_or_large: tuple[int, int], other: tuple[int, int], planes: int, support: int) -> int:
     """Separable filtering of ``planes`` images from the first size to the second: rows, then columns, 2 FLOPs a tap."""
     (h_in, w_in), (h_out, w_out) = small_or_large, other
@@ -45,18 +37,13 @@ def filtered_flops(small_or_large: tuple[int, int], other: tuple[int, int], plan
 
 def antialiased(support: int) -> Formula:
     """The formula of a filter that spans ``support`` input elements at scale 1."""
-    def antialiased_flops(x: Spec, *_: Any, out: Spec, **__: Any) -> int:
-        return filtered_flops((x[-2], x[-1]), (out[-2], out[-1]), prod(x[:-2]), support)
-
-    return antialiased_flops
+    return lambda x, *_, out, **__: filtered_flops((x[-2], x[-1]), (out[-2], out[-1]), prod(x[:-2]), support)
 
 
 def antialiased_backward(support: int) -> Formula:
     """The transposed filter meets the same taps."""
-    def antialiased_backward_flops(grad: Spec, *_: Any, out: Spec, **__: Any) -> int:
-        return filtered_flops((out[-2], out[-1]), (grad[-2], grad[-1]), prod(grad[:-2]), support)
-
-    return antialiased_backward_flops
+    return lambda grad, *_, out, **__: (
+        filtered_flops((out[-2], out[-1]), (grad[-2], grad[-1]), prod(grad[:-2]), support))
 
 
 def grid_point_flops(dims: int) -> int:

@@ -42,10 +42,7 @@ def svd(m: int, n: int, vectors: bool) -> int:
 
 def of_square(per_matrix: Any) -> Formula:
     """The formula of one n×n input: ``per_matrix(n)`` each."""
-    def square_flops(a: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-        return matrices(a) * int(per_matrix(a[-1]))
-
-    return square_flops
+    return lambda a, *_, **__: matrices(a) * int(per_matrix(a[-1]))
 
 
 def solve_flops(a: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> int:

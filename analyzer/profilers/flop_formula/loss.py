@@ -32,18 +32,12 @@ def broadcast_numel(*specs: Any) -> int:
 
 def elementwise_loss(flops: int) -> Formula:
     """The formula of ``flops`` operations for each element, and the reduction."""
-    def loss_flops(x: Spec, target: Spec, reduction: int = 1, *_: Any, out: Any = None, **__: Any) -> int:
-        return broadcast_numel(x, target) * (flops + (reduction != NONE))
-
-    return loss_flops
+    return lambda x, target, reduction=1, *_, **__: broadcast_numel(x, target) * (flops + (reduction != NONE))
 
 
 def elementwise_loss_backward(flops: int) -> Formula:
     """The formula of its gradient."""
-    def loss_backward_flops(grad: Spec, x: Spec, target: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-        return broadcast_numel(x, target) * flops
-
-    return loss_backward_flops
+    return lambda grad, x, target, *_, **__: broadcast_numel(x, target) * flops
 
 
 def bce_logits_flops(x: Spec, target: Spec, weight: Any = None, pos_weight: Any = None, reduction: int = 1, *,

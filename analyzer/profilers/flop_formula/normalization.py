@@ -82,13 +82,6 @@ def batch_norm_backward_flops(grad: Spec, x: Spec, weight: Any, _mean: Any, _var
     return norm_backward_flops(x.numel, output_mask, weight, through_moments=bool(train))
 
 
-def batch_norm_update_backward_flops(grad: Spec, x: Spec, weight: Any, _mean: Any, _var: Any, _save_mean: Any,
-                                     _save_var: Any, update: bool, eps: float, output_mask: Any, *_: Any,
-                                     out: Any = None, **__: Any) -> int:
-    """FLOPs of ``batch_norm_backward``."""
-    return norm_backward_flops(x.numel, output_mask, weight, through_moments=bool(update))
-
-
 register_each("native_layer_norm layer_norm", layer_norm_flops)
 register_each("native_layer_norm_backward", layer_norm_backward_flops)
 register_each("native_group_norm",
@@ -102,11 +95,10 @@ register_each("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batc
 register_each("_native_batch_norm_legit_no_training _batch_norm_no_update quantized_batch_norm",
               batch_norm(None, training=False))
 register_each("_batch_norm_with_update", batch_norm(None, training=True))
-register_each("native_batch_norm_backward", batch_norm_backward_flops)
+register_each("native_batch_norm_backward batch_norm_backward", batch_norm_backward_flops)
 # In cuDNN and MIOpen: they give all three gradients
 register_each("cudnn_batch_norm_backward miopen_batch_norm_backward",
     lambda x, grad, weight, *_, **__: norm_backward_flops(x.numel, (True, True, True), weight))
-register_each("batch_norm_backward", batch_norm_update_backward_flops)
 register_each("batch_norm_stats batch_norm_update_stats", per_input(MOMENTS_FLOPS))
 register_each("batch_norm_elemt", lambda x, weight, bias, *_, **__: x.numel * (NORMALIZE_FLOPS + affine(weight, bias)))
 # Merging the moments of each process, a channel: delta (1), mean (3), second moment (5)

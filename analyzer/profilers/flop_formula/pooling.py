@@ -3,9 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
-
-from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import Formula, register_each
 from .size import first, spread
@@ -13,18 +10,12 @@ from .size import first, spread
 
 def pool(dims: int) -> Formula:
     """The formula of pooling in ``dims`` dimensions."""
-    def pool_flops(x: Spec, kernel_size: Any, *_: Any, out: Any, **__: Any) -> int:
-        return first(out).numel * prod(spread(kernel_size, dims))
-
-    return pool_flops
+    return lambda x, kernel_size, *_, out, **__: first(out).numel * prod(spread(kernel_size, dims))
 
 
 def average_backward(dims: int) -> Formula:
     """Counts grad ÷ k once, and a sum into each of the window's k elements."""
-    def average_backward_flops(grad: Spec, x: Spec, kernel_size: Any, *_: Any, out: Any = None, **__: Any) -> int:
-        return grad.numel * (prod(spread(kernel_size, dims)) + 1)
-
-    return average_backward_flops
+    return lambda grad, x, kernel_size, *_, **__: grad.numel * (prod(spread(kernel_size, dims)) + 1)
 
 
 def window_elements(sizes: Sequence[int], outputs: Sequence[int]) -> int:
@@ -38,18 +29,12 @@ def window_elements(sizes: Sequence[int], outputs: Sequence[int]) -> int:
 
 def adaptive(dims: int) -> Formula:
     """The formula of adaptive pooling in ``dims`` dimensions."""
-    def adaptive_flops(x: Spec, _output_size: Any, *_: Any, out: Any, **__: Any) -> int:
-        return prod(x[:-dims]) * window_elements(x[-dims:], first(out)[-dims:])
-
-    return adaptive_flops
+    return lambda x, *_, out, **__: prod(x[:-dims]) * window_elements(x[-dims:], first(out)[-dims:])
 
 
 def adaptive_average_backward(dims: int) -> Formula:
     """The formula of its gradient."""
-    def adaptive_average_backward_flops(grad: Spec, x: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-        return grad.numel + prod(x[:-dims]) * window_elements(x[-dims:], grad[-dims:])
-
-    return adaptive_average_backward_flops
+    return lambda grad, x, *_, **__: grad.numel + prod(x[:-dims]) * window_elements(x[-dims:], grad[-dims:])
 
 
 register_each("avg_pool1d max_pool1d max_pool1d_with_indices quantized_max_pool1d", pool(1))

@@ -33,10 +33,7 @@ REDUCTION_FLOPS = {
 
 def reduction(name: str, flops: int) -> Formula:
     """The formula of ``flops`` operations for each input element."""
-    def reduction_flops(x: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-        return flops * x.numel * (COMPLEX_FLOPS.get(name, 2) if x.dtype.is_complex else 1)
-
-    return reduction_flops
+    return lambda x, *_, **__: flops * x.numel * (COMPLEX_FLOPS.get(name, 2) if x.dtype.is_complex else 1)
 
 
 def norm_flops(x: Spec, order: Any = 2, *_: Any, out: Any = None, **__: Any) -> int:

@@ -55,10 +55,12 @@ def components(spec: TensorSpec) -> int:
 
 def per_input(flops: int, position: int = 0) -> Formula:
     """The formula of ``flops`` for each real number of the tensor argument at ``position``."""
-    def per_input_flops(*args: Any, out: Any = None, **_: Any) -> int:
-        return flops * components(args[position])
+    return lambda *args, **__: flops * components(args[position])
 
-    return per_input_flops
+
+def per_output(flops: int) -> Formula:
+    """The formula of ``flops`` operations for each output element."""
+    return lambda *_, out, **__: flops * first(out).numel
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
