@@ -35,8 +35,7 @@ def profile_generate(model: nn.Module | Callable[[], nn.Module], prompt_tokens: 
                      *, batch_size: int = 1, cache: str = "dynamic", prompt: Tensor | None = None,
                      autocast: torch.dtype | None = None, device: str | DeviceSpec = "h200",
                      options: ProfileOptions | None = None, samples: int | None = 16) -> GenerationProfile:
-    """Predict what it costs to read a prompt and to generate ``new_tokens`` after it, greedily, without running it on
-    data.
+    """Predict what it costs to read a prompt and to generate ``new_tokens`` after it, greedily, without any data.
 
     ``model`` is a language model of transformers (decoder-only or encoder-decoder, called as its ``generate()`` does),
     one of this package, or any that gives logits (batch, tokens, vocabulary) for token indices (batch, tokens), or a

@@ -41,14 +41,9 @@ class Figure(NamedTuple):
 
 
 _UNITS = {
-    "memory_bytes": "B",
-    "memory_bandwidth": "B/s",
+    "memory_bytes": "B", "memory_bandwidth": "B/s",
     **{f"flops_per_second.{f.name}": "FLOP/s" for f in dataclasses.fields(PeakRates)},
-    "multiprocessors": "",
-    "l2_bytes": "B",
-    "nvlink_bandwidth": "B/s",
-    "pcie_bandwidth": "B/s",
-    "launch_seconds": "s"}
+    "multiprocessors": "", "l2_bytes": "B", "nvlink_bandwidth": "B/s", "pcie_bandwidth": "B/s", "launch_seconds": "s"}
 _COUNTS = ("memory_bytes", "multiprocessors", "l2_bytes")
 _RATES = ("memory_bandwidth", "nvlink_bandwidth", "pcie_bandwidth", "launch_seconds")
 _KINDS = ("cuda", "cpu")
@@ -56,8 +51,7 @@ _KINDS = ("cuda", "cpu")
 
 @dataclass(frozen=True, repr=False)
 class DeviceSpec:
-    """A device that a model may be profiled for. Every figure but the name may be None: unknown, or the device has no
-    such part.
+    """A device that a model may be profiled for. Every figure may be None: unknown, or the device has no such part.
 
     - ``name``, ``aliases``: what ``find_device`` knows it by. ``kind``: ``"cuda"`` or ``"cpu"``.
     - ``compute_capability``: (major, minor) of a CUDA device.

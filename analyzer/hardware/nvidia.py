@@ -58,12 +58,9 @@ H200 = DeviceSpec(
                                fp16=1979e12 / 2, fp8=3958e12 / 2, int8=3958e12 / 2),
     aliases=("h200_sxm", "nvidia_h200"),
     sources={
-        "memory_bytes": _H200_DRIVER,
-        "memory_bandwidth": _H200_SHEET,
-        "flops_per_second": _half(_H200_SHEET),
+        "memory_bytes": _H200_DRIVER, "memory_bandwidth": _H200_SHEET, "flops_per_second": _half(_H200_SHEET),
         **{f"flops_per_second.{name}": _H200_SHEET for name in ("fp64", "fp64_tensor", "fp32")},
-        "multiprocessors": _H200_DRIVER,
-        "l2_bytes": _H200_DRIVER,
+        "multiprocessors": _H200_DRIVER, "l2_bytes": _H200_DRIVER,
         "nvlink_bandwidth": f"half of 900 GB/s both ways: {_H200_SHEET}",
         "pcie_bandwidth": f"half of 128 GB/s both ways (Gen5 x16): {_H200_SHEET}"})
 
@@ -76,9 +73,7 @@ H100_SXM = DeviceSpec(
     aliases=("h100", "nvidia_h100_80gb_hbm3"),
     sources={
         "memory_bytes": _device_query("an H100 80GB HBM3, CUDA 12.8 driver: 81090 MBytes"),
-        "memory_bandwidth": _H100_PAPER,
-        "flops_per_second": _H100_PAPER,
-        "multiprocessors": _H100_PAPER,
+        "memory_bandwidth": _H100_PAPER, "flops_per_second": _H100_PAPER, "multiprocessors": _H100_PAPER,
         "l2_bytes": _H100_PAPER,
         "nvlink_bandwidth": f"half of 900 GB/s both ways: {_H100_SHEET}",
         "pcie_bandwidth": f"half of 128 GB/s both ways (Gen5 x16): {_H100_SHEET}"})
@@ -86,10 +81,8 @@ H100_SXM = DeviceSpec(
 _A100_RATES = PeakRates(fp64=9.7e12, fp64_tensor=19.5e12, fp32=19.5e12, tf32=156e12, bf16=312e12, fp16=312e12,
                         int8=624e12)
 _A100_SOURCES = {
-    "flops_per_second": _A100_PAPER,
-    "flops_per_second.fp8": "Ampere tensor cores have no FP8",
-    "multiprocessors": _A100_PAPER,
-    "l2_bytes": _A100_PAPER,
+    "flops_per_second": _A100_PAPER, "flops_per_second.fp8": "Ampere tensor cores have no FP8",
+    "multiprocessors": _A100_PAPER, "l2_bytes": _A100_PAPER,
     "nvlink_bandwidth": f"half of 600 GB/s both ways: {_A100_SHEET}",
     "pcie_bandwidth": f"half of 64 GB/s both ways (Gen4 x16): {_A100_SHEET}"}
 
@@ -126,14 +119,11 @@ L4 = DeviceSpec(
     sources={
         "memory_bytes": _device_query(
             "an L4, CUDA 12.2 driver (github.com/bottlerocket-os/bottlerocket-kernel-kit/pull/139)"),
-        "memory_bandwidth": _L4_SHEET,
-        "flops_per_second": _half(_L4_SHEET),
-        "flops_per_second.fp64": _ADA_FP64,
+        "memory_bandwidth": _L4_SHEET, "flops_per_second": _half(_L4_SHEET), "flops_per_second.fp64": _ADA_FP64,
         "flops_per_second.fp64_tensor": "Ada has no FP64 tensor cores of their own",
         "flops_per_second.fp32": _L4_SHEET,
         "multiprocessors": _device_query("an L4: 58 multiprocessors, 7424 CUDA cores"),
-        "l2_bytes": _device_query("an L4: 50331648 bytes"),
-        "nvlink_bandwidth": _NO_NVLINK,
+        "l2_bytes": _device_query("an L4: 50331648 bytes"), "nvlink_bandwidth": _NO_NVLINK,
         "pcie_bandwidth": f"half of 64 GB/s both ways (Gen4 x16): {_L4_SHEET}"})
 
 T4 = DeviceSpec(
@@ -148,12 +138,9 @@ T4 = DeviceSpec(
         "memory_bandwidth": _device_query("a Tesla T4: 5001 MHz, double data rate, 256-bit bus"),
         "flops_per_second": "Turing tensor cores take FP16, INT8, INT4 and INT1 only",
         "flops_per_second.fp64": f"1/32 of fp32: {_TURING_PAPER}, note on FP64 units",
-        "flops_per_second.fp32": _T4_SHEET,
-        "flops_per_second.fp16": _T4_SHEET,
-        "flops_per_second.int8": _T4_SHEET,
+        "flops_per_second.fp32": _T4_SHEET, "flops_per_second.fp16": _T4_SHEET, "flops_per_second.int8": _T4_SHEET,
         "multiprocessors": _device_query("a Tesla T4: 40 multiprocessors, 2560 CUDA cores"),
-        "l2_bytes": _device_query("a Tesla T4: 4194304 bytes"),
-        "nvlink_bandwidth": _NO_NVLINK,
+        "l2_bytes": _device_query("a Tesla T4: 4194304 bytes"), "nvlink_bandwidth": _NO_NVLINK,
         "pcie_bandwidth": f"half of 32 GB/s both ways (Gen3 x16): {_T4_SHEET}"})
 
 RTX_4090 = DeviceSpec(
@@ -166,13 +153,9 @@ RTX_4090 = DeviceSpec(
     sources={
         "memory_bytes": "torch.cuda.get_device_properties on Linux: total_memory 25393692672 (23.65 GiB in PyTorch's "
                         "messages)",
-        "memory_bandwidth": _RTX_4090_PAPER,
-        "flops_per_second": _RTX_4090_PAPER,
-        "flops_per_second.fp64": _ADA_FP64,
+        "memory_bandwidth": _RTX_4090_PAPER, "flops_per_second": _RTX_4090_PAPER, "flops_per_second.fp64": _ADA_FP64,
         "flops_per_second.fp64_tensor": "Ada has no FP64 tensor cores of their own",
-        "multiprocessors": _RTX_4090_PAPER,
-        "l2_bytes": f"73728 KB: {_RTX_4090_PAPER}",
-        "nvlink_bandwidth": _NO_NVLINK,
+        "multiprocessors": _RTX_4090_PAPER, "l2_bytes": f"73728 KB: {_RTX_4090_PAPER}", "nvlink_bandwidth": _NO_NVLINK,
         "pcie_bandwidth": "half of 64 GB/s both ways (Gen4 x16): NVIDIA GeForce RTX 4090 specifications"})
 
 NVIDIA_DEVICES = (H200, H100_SXM, A100_40GB, A100_80GB, L4, T4, RTX_4090)

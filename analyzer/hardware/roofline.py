@@ -13,8 +13,7 @@ from .device_spec import DeviceSpec
 _FORMATS = {
     "float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16",
     "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "fp8",
-    "int8": "int8", "uint8": "int8", "complex128": "fp64", "complex64": "fp32", "complex32": "fp16",
-}  # fmt: skip
+    "int8": "int8", "uint8": "int8", "complex128": "fp64", "complex64": "fp32", "complex32": "fp16"}
 _FORMATS |= {name: name for name in ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")}
 
 # First compute capability whose tensor cores take the format: CUDA C++ Programming Guide, Compute Capabilities,
@@ -105,8 +104,7 @@ def roofline_seconds(flops: int | None, bytes_moved: int | None, dtype: object, 
 
 
 def collective_seconds(kind: str, nbytes: int | None, world_size: int, device: DeviceSpec) -> float | None:
-    """Seconds of a collective among ``world_size`` devices of one machine, or None if a figure is unknown.
-    Uncalibrated.
+    """Uncalibrated seconds of a collective among ``world_size`` devices of one machine; None if a figure is unknown.
 
     A ring over NVLink, or over PCI Express where ``device`` has no NVLink, at the full rate of one direction and
     without latency. ``kind`` is one of ``all_reduce reduce_scatter all_gather all_to_all broadcast reduce send``;

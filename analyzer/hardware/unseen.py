@@ -1,8 +1,7 @@
 """Device memory that no allocator of PyTorch sees: what the driver and the libraries take for themselves.
 
 NVIDIA documents no figures, and they change with the driver, the libraries and the kernels loaded. Where a public
-out-of-memory message tells all that its process held and what PyTorch had reserved of it, the difference is what the
-rest took.
+out-of-memory message tells all that its process held and what PyTorch had reserved, the rest took the difference.
 """
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ _NCCL_ELSEWHERE = ("not known for this device: grows with channels and communica
 
 
 def list_unseen(device: DeviceSpec, world_size: int = 1) -> tuple[UnseenMemory, ...]:
-    """What takes memory of ``device`` outside the allocator in a process of a job of ``world_size`` ranks; nothing on a
-    host.
+    """What takes a ``device``'s memory outside the allocator in a process of ``world_size`` ranks; nothing on a host.
 
     >>> from analyzer.hardware import find_device
     >>> for unseen in list_unseen(find_device("a100_80gb"), world_size=2):

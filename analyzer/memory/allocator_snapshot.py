@@ -66,18 +66,10 @@ def snapshot_segments(segments: Iterable[Segment], device: int) -> list[SegmentS
 
 def _begin_entry(segment: Segment, address: int, device: int) -> SegmentSnapshot:
     return {
-        "device": device,
-        "address": address,
-        "total_size": 0,
-        "allocated_size": 0,
-        "active_size": 0,
-        "requested_size": 0,
-        "stream": segment.pool.stream,
-        "segment_type": "small" if segment.pool.is_small else "large",
-        "segment_pool_id": (0, 0),
-        "is_expandable": segment.page_bytes is not None,
-        "frames": [],
-        "blocks": []}
+        "device": device, "address": address, "total_size": 0, "allocated_size": 0, "active_size": 0,
+        "requested_size": 0, "stream": segment.pool.stream,
+        "segment_type": "small" if segment.pool.is_small else "large", "segment_pool_id": (0, 0),
+        "is_expandable": segment.page_bytes is not None, "frames": [], "blocks": []}
 
 
 def _add_to_entry(entry: SegmentSnapshot, span: Span) -> None:

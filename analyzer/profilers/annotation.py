@@ -14,8 +14,7 @@ def _rows() -> defaultdict[Any, dict[str, Any]]:
 
 
 class Annotation:
-    """Named quantities, keyed by index in ``log.nodes``, index in ``log.modules``, (step, phase), and operators as
-    given below.
+    """Named quantities by index in ``log.nodes``, index in ``log.modules``, (step, phase), and operator as given below.
 
     Names that are fields of `NodeInfo`, `ModuleInfo`, `PhaseInfo`, `OperatorInfo` or `Profile` fill those fields;
     others are kept under ``extra`` of the node. ``fill``, where given, is called with the annotation when one of

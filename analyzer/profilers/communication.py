@@ -30,22 +30,13 @@ def collective_of(call: OpCall) -> str | None:
 def message_bytes(call: OpCall) -> int:
     """The whole message: an all-gather's gathered output, a reduce-scatter's whole input, else the tensors given."""
     signature = call.signature
-    return max(sum(s.nbytes for s in signature.inputs), sum(
-        s.nbytes for s in signature.outputs)) if not _lists_both(call) else max(_largest_list(call), 0)
-
-
-def _lists_both(call: OpCall) -> bool:
-    """Whether inputs and outputs are both arguments (the c10d form), so that summing all inputs would count both."""
-    return bool(call.signature.op._schema.name.startswith("c10d::"))
-
-
-def _largest_list(call: OpCall) -> int:
-    sizes = [_nbytes(a) for a in call.signature.args]
-    return max(sizes, default=0)
+    if signature.op._schema.name.startswith("c10d::"):  # inputs and outputs are both arguments: a sum would count both
+        return max(map(_nbytes, signature.args), default=0)
+    return max(sum(s.nbytes for s in signature.inputs), sum(s.nbytes for s in signature.outputs))
 
 
 def _nbytes(argument: object) -> int:
-    if isinstance(argument, (list,)):
+    if isinstance(argument, list):
         return sum(_nbytes(a) for a in argument)
     return int(getattr(argument, "nbytes", 0))
 

@@ -28,8 +28,7 @@ def profile_memory(log: Log) -> Annotation:
         "peak_allocated_bytes": log.peak_bytes,
         "peak_reserved_bytes": max((r.peak_reserved_bytes for r in log.phases if r.peak_reserved_bytes is not None),
                                    default=None),
-        "param_bytes": _held(log, "parameter"),
-        "buffer_bytes": _held(log, "buffer"),
+        "param_bytes": _held(log, "parameter"), "buffer_bytes": _held(log, "buffer"),
         "optimizer_bytes": _held(log, "optimizer state")}
     return out
 

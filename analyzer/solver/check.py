@@ -23,8 +23,7 @@ _CPU = DeviceSpec("cpu", kind="cpu")  # no figures: bytes and counts only
 def measure_step(program: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, *,
                  loss_fn: Callable[[Any], torch.Tensor] | None = None, autocast: torch.dtype | None = None,
                  device: str | DeviceSpec | None = None) -> StepInfo:
-    """What one forward and backward pass of ``program`` takes: a traced graph, planned or not, or a model of the user's
-    own.
+    """What a forward and backward pass of ``program`` takes: a traced graph, planned or not, or a model of the user's.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))

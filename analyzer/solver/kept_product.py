@@ -20,8 +20,7 @@ _PRODUCTS = frozenset("mm addmm bmm baddbmm addbmm mv addmv dot convolution conv
 
 
 def is_product(op: Any) -> bool:
-    """Whether an operator counts among the products of a region: matrix products, convolutions, fused attention, by any
-    backend.
+    """Whether an operator is among a region's products: matrix products, convolutions, fused attention, by any backend.
 
     >>> is_product(torch.ops.aten.addmm.default), is_product(torch.ops.aten.add.Tensor)
     (True, False)
@@ -32,8 +31,7 @@ def is_product(op: Any) -> bool:
 
 @dataclass(frozen=True)
 class KeepProducts:
-    """The ``context_fn`` of a checkpoint: keeps the results of the products with these ordinals and runs all else
-    again.
+    """The ``context_fn`` of a checkpoint: keeps the results of products with these ordinals and runs the rest again.
 
     Products at ``skips`` are not run again either, and nothing is kept of them: their results are read outside of the
     region alone, and all that a gradient needs of them are their inputs. In place of such a result there are NaNs that
@@ -41,8 +39,7 @@ class KeepProducts:
 
     Products are counted in the order in which the region calls them (`is_product`), so that the same plan holds where
     attention or convolution run another kernel. What is written into a result in place right after (a bias, a mask) is
-    kept with it. ``norms`` are normalization layers of the region whose running statistics the forward pass updates,
-    once.
+    kept with it. ``norms`` are normalization layers of the region whose running statistics the forward updates, once.
 
     Raises RuntimeError in backward where a kept result was written to after the region.
 

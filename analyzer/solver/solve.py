@@ -37,16 +37,14 @@ class _Solution:
 
 
 class Planner:
-    """A program, recorded once, for which plans are sought. `solve` makes one for each call; keep one to ask for
-    several budgets.
+    """A program, recorded once, for which plans are sought; keep one to ask for several budgets.
 
     The program is a graph, or the profile that `symbolic_profile` left in ``meta["profile"]`` of one that is still
     there. ``args`` and ``kwargs`` are what it is called with; without them it is called as by its last
-    `symbolic_profile`: with the same arguments, and unless given here the same
-    ``loss_fn``, ``autocast`` and ``device``. With a ``device`` the objective is seconds, else FLOPs. ``held_bytes`` are
-    held besides all along (optimizer states, other models), for budgets of the whole step. With ``offload``, results
-    that nodes outside of checkpoints make may wait on the host, at what PCIe takes there and back with nothing hiding
-    it.
+    `symbolic_profile`: with the same arguments, and unless given here the same ``loss_fn``, ``autocast`` and
+    ``device``. With a ``device`` the objective is seconds, else FLOPs. ``held_bytes`` are held besides all along
+    (optimizer states, other models), for budgets of the whole step. With ``offload``, results that nodes outside of
+    checkpoints make may wait on the host, at what PCIe takes there and back with nothing hiding it.
     """
 
     def __init__(self, profile_or_gm: Profile | fx.GraphModule, args: tuple[Any, ...] | None = None,
@@ -228,8 +226,7 @@ def solve(profile_or_gm: Profile | fx.GraphModule, budget: int | float | str, me
           **options: Any) -> Plan:
     """A plan for ``profile_or_gm`` that keeps its training step within ``budget``.
 
-    It is a graph of `symbolic_trace`, or the profile that `symbolic_profile` made of one; after that, the graph needs
-    no ``args``.
+    It is a graph of `symbolic_trace`, or `symbolic_profile`'s profile of one, after which it needs no ``args``.
 
     ``budget`` is bytes of the whole step at its peak (an int, or text such as ``"24GiB"``), or a share of the
     activations' memory at its peak without a plan (a float, or text such as ``"50%"``). ``method`` is ``"greedy"``,

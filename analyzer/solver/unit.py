@@ -57,8 +57,7 @@ def choose_boundaries(problem: Problem) -> np.ndarray:
     """The atoms after which a unit may end, the last atom before the loss among them.
 
     After a product: what it makes is dear to run again, and as the last of a region it need not be. And between two
-    products at the first of the places where fewest bytes pass: block ends; all that lies between is cheap to run
-    again.
+    products at the first of the places where fewest bytes pass: block ends; what lies between is cheap to run again.
     """
     count = len(problem)
     passing = passing_bytes(problem)

@@ -37,8 +37,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
 
 
 def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules that repeat: members of a list or sequence that holds another of their class, and hold
-    modules themselves.
+    """The outermost modules that repeat: they hold modules, in a list or sequence that holds another of their class.
 
     >>> block = lambda: nn.TransformerEncoderLayer(8, 2)
     >>> blocks = nn.Sequential(block(), block(), block())

@@ -57,14 +57,12 @@ def _read_name(word: str) -> str | None:
 
 _READERS: dict[str, Callable[[str], Any]] = {"batch": _read_size, "sequence": _read_size, "checkpointing": _read_switch}
 _AXIS_HELP = {
-    "batch": "batch sizes, e.g. 1,2,4",
-    "sequence": "sequence lengths, e.g. 512,1024",
+    "batch": "batch sizes, e.g. 1,2,4", "sequence": "sequence lengths, e.g. 512,1024",
     "dtype": "dtypes of the parameters and floating inputs, e.g. float32,bf16 (default: as the model is built)",
     "optimizer": "of none, sgd, momentum, adam, adamw, adamw_fused (default none)",
     "autocast": "of none, bf16, fp16 (default none)",
     "checkpointing": "no, yes or both: recompute each block in the backward pass (default no)",
-    "device": "names of `analyzer devices` (default h200)",
-    "mode": "train, infer or both (default train)"}
+    "device": "names of `analyzer devices` (default h200)", "mode": "train, infer or both (default train)"}
 
 
 def add_sweep_command(commands: Any) -> None:

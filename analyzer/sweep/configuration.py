@@ -112,8 +112,7 @@ def expand_grid(grid: Mapping[str, Any]) -> list[Configuration]:
 
 
 def resolve_inputs(target: Target, texts: Sequence[str], configuration: Configuration) -> tuple[InputSpec, ...]:
-    """What the model is called with: ``texts`` (as `--input`), or the target's own inputs, with the sizes and dtype of
-    ``configuration``.
+    """What the model is called with: ``texts`` (as `--input`) or the target's inputs, sized as ``configuration`` says.
 
     A text that holds ``{batch}`` or ``{sequence}`` says itself where that size goes; else the batch is the first
     dimension of every input, the sequence the second of every two-dimensional one that is not floating. Raises

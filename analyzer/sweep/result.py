@@ -21,45 +21,21 @@ Row = dict[str, Any]
 
 #: What a row holds, in order. All but those of the configuration are None where it failed; None is unknown.
 COLUMNS: dict[str, type] = {
-    "target": str,
-    "batch": int,
-    "sequence": int,
-    "dtype": str,
-    "optimizer": str,
-    "autocast": str,
-    "checkpointing": bool,
-    "device": str,
-    "mode": str,
-    "inputs": str,
+    "target": str, "batch": int, "sequence": int, "dtype": str, "optimizer": str, "autocast": str,
+    "checkpointing": bool, "device": str, "mode": str, "inputs": str,
     "error": str,  # why there are no figures
     "fits": bool,
     "free_bytes": int,  # as `Profile.fits` says
-    "peak_allocated_bytes": int,
-    "peak_reserved_bytes": int,
+    "peak_allocated_bytes": int, "peak_reserved_bytes": int,
     # steady state
-    "forward_peak_allocated_bytes": int,
-    "backward_peak_allocated_bytes": int,
-    "optimizer_peak_allocated_bytes": int,
-    "params": int,
-    "param_bytes": int,
-    "buffer_bytes": int,
-    "optimizer_bytes": int,
-    "fwd_flops": int,
-    "bwd_flops": int,
-    "recompute_flops": int,
-    "optimizer_flops": int,
-    "fwd_macs": int,
-    "bwd_macs": int,
-    "fwd_seconds": float,
-    "bwd_seconds": float,
-    "optimizer_seconds": float,
-    "step_seconds": float,
-    "seconds_method": str,
+    "forward_peak_allocated_bytes": int, "backward_peak_allocated_bytes": int, "optimizer_peak_allocated_bytes": int,
+    "params": int, "param_bytes": int, "buffer_bytes": int, "optimizer_bytes": int, "fwd_flops": int, "bwd_flops": int,
+    "recompute_flops": int, "optimizer_flops": int, "fwd_macs": int, "bwd_macs": int, "fwd_seconds": float,
+    "bwd_seconds": float, "optimizer_seconds": float, "step_seconds": float, "seconds_method": str,
     "uncounted_calls": int,  # of operators without a FLOP formula
     "assumptions": str,  # joined by "; "
     "profile_seconds": float,  # what this row itself took
-    "torch_version": str,
-    "analyzer_version": str}
+    "torch_version": str, "analyzer_version": str}
 #: The columns that tell two rows apart; versions among them, so that another torch does not go on with an old file.
 IDENTITY = ("target", *AXES, "inputs", "torch_version", "analyzer_version")
 FORMATS = (".csv", ".jsonl", ".parquet")

@@ -45,8 +45,7 @@ def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] 
     that can share it. A configuration that fails is a row with its ``error``, also one that kills its process. Workers
     of Dask must run with ``distributed.worker.profile.enabled: false``: its sampling profiler holds frames, and with
     them tensors that would be free, so that a step could be found to take a copy more. With ``resume``, rows are
-    appended to that JSONL file as they come, and those it holds are not run again (failed ones are with
-    ``retry_failed``).
+    appended to that JSONL file as they come, and those it holds are not run again (failed ones with ``retry_failed``).
 
     Raises InputError, TargetError, UnknownDeviceError or MissingExtraError before any work, SweepInterrupted on Ctrl-C.
 

@@ -20,9 +20,8 @@ DETECTION_SIZE = (800, 800)  # GeneralizedRCNNTransform brings the shorter side 
 def find_torchvision_model(name: str, target: str) -> Target:
     """The model `name` of torchvision.models: classification, segmentation, detection, video or optical flow.
 
-    Detection models are called with a batch of images, which they iterate over as over a list; their training targets
-    are dictionaries, which no default stands for. Raises TargetError for an unknown name, MissingExtraError without
-    torchvision.
+    Detection models take a batch of images, which they iterate over as over a list; their training targets are
+    dictionaries, which no default stands for. Raises TargetError for an unknown name, MissingExtraError without it.
     """
     models = import_extra("torchvision", target).models
     if name not in models.list_models():

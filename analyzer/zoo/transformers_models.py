@@ -27,15 +27,13 @@ SECOND_OF_SAMPLES = 16_000  # speech models are trained on 16 kHz audio (wav2vec
 
 
 def find_transformers_model(spec: str, target: str) -> Target:
-    """The model of `CONFIG.json`, of a directory that holds a config.json, or of `ConfigClass`, all optionally
-    `:ModelClass`.
+    """The model of `CONFIG.json`, a directory with a config.json, or `ConfigClass`, each optionally `:ModelClass`.
 
     The model class is the one given, else the first of the config's "architectures", else the first task head that
     transformers has for the config (see `HEADS`), else its base model. The parameters have the dtype that the config
     names, as with transformers' own `from_config`.
 
-    Raises TargetError for a file that cannot be read or is no config, and for unknown classes; MissingExtraError
-    without transformers.
+    Raises TargetError for a file that is no config and for unknown classes, MissingExtraError without transformers.
     """
     transformers = import_extra("transformers", target)
     source, model_name = (spec, "") if _is_path(spec) or ":" not in spec else spec.rsplit(":", 1)

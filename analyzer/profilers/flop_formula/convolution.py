@@ -9,7 +9,7 @@ from typing import Any
 
 from analyzer.meta.spec import TensorSpec as Spec
 
-from .registration import FlopCount, register_each
+from .registration import FlopCount, Formula, register_each
 from .size import multiply_adds
 
 
@@ -44,18 +44,10 @@ def backward(grad: Spec, x: Spec, weight: Spec, transposed: bool, output_mask: S
     return multiply_adds(wanted * convolution_macs(x, weight, grad, transposed), x)
 
 
-def convolution_backward_flops(grad: Spec, x: Spec, weight: Spec, _bias_sizes: Any, _stride: Any, _padding: Any,
-                               _dilation: Any, transposed: bool, _output_padding: Any, _groups: int,
-                               output_mask: list[bool], *, out: Any = None, **_: Any) -> FlopCount:
-    """FLOPs of ``convolution_backward``."""
-    return backward(grad, x, weight, transposed, output_mask)
-
-
-def overrideable_backward_flops(grad: Spec, x: Spec, weight: Spec, _stride: Any, _padding: Any, _dilation: Any,
-                                transposed: bool, _output_padding: Any, _groups: int, output_mask: list[bool], *,
-                                out: Any = None, **_: Any) -> FlopCount:
-    """FLOPs of ``convolution_backward_overrideable``."""
-    return backward(grad, x, weight, transposed, output_mask)
+def backward_of(transposed_at: int) -> Formula:
+    """The formula of a backward kernel: ``transposed`` is argument ``transposed_at``, the output mask three later."""
+    return lambda grad, x, weight, *rest, **__: backward(
+        grad, x, weight, rest[transposed_at - 3], rest[transposed_at])
 
 
 def slow_backward_flops(grad: Spec, x: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
@@ -77,8 +69,8 @@ register_each("cudnn_convolution_relu miopen_convolution_relu",
 # relu(conv + alpha * z): the scale, the sum and the ReLU are 3 FLOPs an output element
 register_each("cudnn_convolution_add_relu miopen_convolution_add_relu",
     lambda x, weight, *_, out, **__: forward_convolution_flops(x, weight, out=out) + FlopCount(3 * out.numel))
-register_each("convolution_backward", convolution_backward_flops)
-register_each("convolution_backward_overrideable", overrideable_backward_flops)
+register_each("convolution_backward", backward_of(transposed_at=7))
+register_each("convolution_backward_overrideable", backward_of(transposed_at=6))
 register_each("mps_convolution_backward",
     lambda x, grad, weight, *rest, **__: backward(grad, x, weight, False, rest[-1]))
 register_each("mps_convolution_transpose_backward",

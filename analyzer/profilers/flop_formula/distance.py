@@ -19,13 +19,10 @@ def cdist_backward_flops(grad: Spec, x1: Spec, x2: Spec, p: float, *_: Any, out:
     return grad.numel * x1[-1] * (0 if p == 0 else 4 if p in (1, 2, float("inf")) else 6)
 
 
-def euclidean_flops(x1: Spec, x2: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
-    """√ of [-2 x1, |x1|², 1]·[x2, 1, |x2|²]: a product of m + 2 columns, the squared norms, × -2, maximum and root."""
-    return multiply_adds(out.numel * (x1[-1] + 2), x1) + FlopCount(3 * x1.numel + 2 * x2.numel + 2 * out.numel)
-
-
 register_each("_cdist_forward", lambda x1, x2, p, *_, out, **__: out.numel * x1[-1] * pair_flops(p))
 register_each("_cdist_backward", cdist_backward_flops)
 register_each("_pdist_forward", lambda x, p=2, *_, out, **__: out.numel * x[-1] * pair_flops(p))
 register_each("_pdist_backward", lambda grad, x, p, *_, **__: cdist_backward_flops(grad, x, x, p))
-register_each("_euclidean_dist", euclidean_flops)
+# √ of [-2 x1, |x1|², 1]·[x2, 1, |x2|²]: a product of m + 2 columns, the squared norms, × -2, maximum and root
+register_each("_euclidean_dist", lambda x1, x2, *_, out, **__: (
+    multiply_adds(out.numel * (x1[-1] + 2), x1) + FlopCount(3 * x1.numel + 2 * x2.numel + 2 * out.numel)))

@@ -12,8 +12,7 @@ from .size import components
 
 
 def transform_flops(shape: Spec, dims: list[int], per_point: float, scaled: bool) -> int:
-    """``per_point`` n log₂ n for each of the batch's transforms over ``dims``, and a product for each scaled real
-    number.
+    """``per_point`` n log₂ n for each of the batch's transforms over ``dims``, a product for each scaled real number.
 
     >>> import torch
     >>> transform_flops(Spec.of((3, 8), (8, 1), torch.complex64, "cpu"), [1], 5, False)  # 3 × 5 × 8 × 3

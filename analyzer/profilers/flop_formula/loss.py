@@ -46,18 +46,6 @@ def bce_logits_flops(x: Spec, target: Spec, weight: Any = None, pos_weight: Any 
     return x.numel * (9 + 4 * (pos_weight is not None) + (weight is not None) + (reduction != NONE))
 
 
-def nll_flops(x: Spec, target: Spec, weight: Any = None, reduction: int = 1, *_: Any, out: Any = None,
-              **__: Any) -> int:
-    """Per target: a negation and a sum; with weights a product and the sum of weights."""
-    return target.numel * (1 + (weight is not None) + (reduction != NONE) * (1 + (weight is not None)))
-
-
-def nll_backward_flops(grad: Spec, x: Spec, target: Spec, weight: Any = None, reduction: int = 1, *_: Any,
-                       out: Any = None, **__: Any) -> int:
-    """Per target: -g, ÷ the total weight for a mean, × weight."""
-    return target.numel * (1 + (reduction == 1) + (weight is not None))
-
-
 # Joining three states: two maxima, three differences, three exponentials, two sums, log, + maximum; and + the log
 # probability.
 CTC_STEP_FLOPS = 13
@@ -107,8 +95,12 @@ register_each("binary_cross_entropy",
 register_each("binary_cross_entropy_backward",
     lambda grad, x, target, weight=None, reduction=1, *_, **__: x.numel * (6 + (weight is not None) + (reduction == 1)))
 register_each("binary_cross_entropy_with_logits", bce_logits_flops)
-register_each("nll_loss_forward nll_loss2d_forward", nll_flops)
-register_each("nll_loss_backward nll_loss2d_backward", nll_backward_flops)
+# Per target: a negation and a sum; with weights a product and the sum of weights
+register_each("nll_loss_forward nll_loss2d_forward", lambda x, target, weight=None, reduction=1, *_, **__: (
+    target.numel * (1 + (weight is not None) + (reduction != NONE) * (1 + (weight is not None)))))
+# Per target: -g, ÷ the total weight for a mean, × weight
+register_each("nll_loss_backward nll_loss2d_backward", lambda grad, x, target, weight=None, reduction=1, *_, **__: (
+    target.numel * (1 + (reduction == 1) + (weight is not None))))
 # Per class: margin - x_t + x_j, maximum, sum (4); × itself for p = 2; × weight
 register_each("multi_margin_loss",
     lambda x, target, p=1, margin=1, weight=None, *_, **__: x.numel * (4 + int(p == 2) + int(weight is not None)))

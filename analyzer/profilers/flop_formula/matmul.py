@@ -27,20 +27,9 @@ def matmul_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopC
     return multiply_adds(prod(broadcast(a[:-2], b[:-2])) * rows * k * columns, a)
 
 
-def activated_matmul_flops(self: Spec, a: Spec, b: Spec, *, out: Spec, use_gelu: bool = False, **_: Any) -> FlopCount:
-    """An addmm with its activation fused: 1 FLOP an element for ReLU, 9 for GELU (tanh form): see pointwise.py."""
-    return matmul_flops(a, b) + FlopCount((9 if use_gelu else 1) * out.numel)
-
-
 def linear_flops(x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
     """Takes x [..., in] by weight [out, in] (or [in])."""
     return multiply_adds(x.numel * prod(weight[:-1]), x)
-
-
-def linear_backward_flops(x: Spec, _grad: Spec, weight: Spec, output_mask: list[bool], *, out: Any = None,
-                          **_: Any) -> FlopCount:
-    """Input and weight gradient are each a product of the forward's size; a bias gradient adds nothing."""
-    return multiply_adds(x.numel * prod(weight[:-1]) * (bool(output_mask[0]) + bool(output_mask[1])), x)
 
 
 def matmul_backward_flops(_grad: Spec, a: Spec, b: Spec, mask: list[bool], *, out: Any = None, **_: Any) -> FlopCount:
@@ -112,11 +101,15 @@ register_each("mm bmm mv dot vdot matmul linalg_matmul _scaled_mm _scaled_mm_v2 
               matmul_flops)
 # ``self + a @ b``: addmm, addmv, baddbmm, addbmm (whose batch is summed over, so each product still counts)
 register_each("addmm baddbmm addbmm addmv", lambda _self, a, b, *_, **__: matmul_flops(a, b))
-register_each("_addmm_activation", activated_matmul_flops)
+# An addmm with its activation fused: 1 FLOP an element for ReLU, 9 for GELU (tanh form): see pointwise.py
+register_each("_addmm_activation", lambda self, a, b, *_, out, use_gelu=False, **__: (
+    matmul_flops(a, b) + FlopCount((9 if use_gelu else 1) * out.numel)))
 # addr: a rank-1 update is an m×1 by 1×n product
 register_each("addr", lambda _self, a, b, *_, **__: multiply_adds(a.numel * b.numel, a))
 register_each("linear mkldnn_linear inner", linear_flops)
-register_each("linear_backward mkldnn_linear_backward", linear_backward_flops)
+# Input and weight gradient are each a product of the forward's size; a bias gradient adds nothing
+register_each("linear_backward mkldnn_linear_backward", lambda x, _grad, weight, output_mask, *_, **__: (
+    multiply_adds(x.numel * prod(weight[:-1]) * (bool(output_mask[0]) + bool(output_mask[1])), x)))
 register_each("mkldnn_linear_backward_input",
     lambda _size, grad, weight, *_, **__: multiply_adds(grad.numel * weight[-1], grad))
 register_each("mkldnn_linear_backward_weights", lambda grad, x, weight, *_, **__: linear_flops(x, weight))

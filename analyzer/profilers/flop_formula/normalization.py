@@ -56,12 +56,6 @@ def norm_backward_flops(numel: int, output_mask: Any, weight: Any, through_momen
     return numel * (flops + of_bias)
 
 
-def layer_norm_backward_flops(grad: Spec, x: Spec, _shape: Any, _mean: Any, _rstd: Any, weight: Any, bias: Any,
-                              output_mask: Any, *, out: Any = None, **_: Any) -> int:
-    """FLOPs of ``native_layer_norm_backward``."""
-    return norm_backward_flops(x.numel, output_mask, weight)
-
-
 def group_norm_backward_flops(grad: Spec, x: Spec, _mean: Any, _rstd: Any, weight: Any, n: int, c: int, hxw: int,
                               group: int, output_mask: Any, *, out: Any = None, **_: Any) -> int:
     """FLOPs of ``native_group_norm_backward``."""
@@ -83,7 +77,8 @@ def batch_norm_backward_flops(grad: Spec, x: Spec, weight: Any, _mean: Any, _var
 
 
 register_each("native_layer_norm layer_norm", layer_norm_flops)
-register_each("native_layer_norm_backward", layer_norm_backward_flops)
+register_each("native_layer_norm_backward", lambda grad, x, _shape, _mean, _rstd, weight, bias, output_mask, *_, **__: (
+    norm_backward_flops(x.numel, output_mask, weight)))
 register_each("native_group_norm",
     lambda x, weight=None, bias=None, *_, **__: x.numel * (MOMENTS_FLOPS + 1 + affine(weight, bias)))
 register_each("native_group_norm_backward", group_norm_backward_flops)

@@ -41,15 +41,11 @@ def sgd_flops(params: list[Spec], *_: Any, weight_decay: float = 0.0, momentum: 
     return elements(params) * (2 + (2 if weight_decay else 0) + of_momentum + gradient_flops(maximize, grad_scale))
 
 
-def adagrad_flops(params: list[Spec], *_: Any, weight_decay: float = 0.0, maximize: bool = False,
-                  grad_scale: Any = None, out: Any = None, **__: Any) -> int:
-    """Counts sum + g g (2); p - lr × g ÷ (√sum + ε) (5); g + λ p (2)."""
-    return elements(params) * (7 + (2 if weight_decay else 0) + gradient_flops(maximize, grad_scale))
-
-
 register_each("_fused_adam", adam(decay_flops=2))   # g + λ p
 register_each("_fused_adamw", adam(decay_flops=1))  # p × (1 - lr λ)
 register_each("_fused_sgd", sgd_flops)
-register_each("_fused_adagrad", adagrad_flops)
+# sum + g g (2); p - lr × g ÷ (√sum + ε) (5); g + λ p (2)
+register_each("_fused_adagrad", lambda params, *_, weight_decay=0.0, maximize=False, grad_scale=None, **__: (
+    elements(params) * (7 + (2 if weight_decay else 0) + gradient_flops(maximize, grad_scale))))
 register_each("_amp_foreach_non_finite_check_and_unscale", lambda grads, *_, **__: elements(grads))  # grad × 1/scale
 register_each("_amp_update_scale", lambda scale, *_, **__: scale.numel)  # × growth or × backoff

@@ -121,12 +121,6 @@ def pointwise(name: str, flops: int) -> Formula:
     return pointwise_flops
 
 
-def clamp_flops(_self: Spec, lower: Any = None, upper: Any = None, *, out: Spec, min: Any = None, max: Any = None,
-                **_: Any) -> int:
-    """One FLOP an element for each bound."""
-    return out.numel * sum(bound is not None for bound in (lower, upper, min, max))
-
-
 GELU_FLOPS = 5
 GELU_TANH_FLOPS = 9
 
@@ -144,7 +138,9 @@ for _name, _flops in POINTWISE_FLOPS.items():
 # self + alpha * other: 1 FLOP an element, 2 where alpha is not 1
 register_each("add sub rsub subtract",
     lambda self, other, alpha=1, *_, out, **__: out.numel * parts("add", (self, other), out) * (1 if alpha == 1 else 2))
-register_each("clamp clip", clamp_flops)
+# One FLOP an element for each bound
+register_each("clamp clip", lambda _self, lower=None, upper=None, *_, out, min=None, max=None, **__: (
+    out.numel * sum(bound is not None for bound in (lower, upper, min, max))))
 # Exact: 0.5 x (1 + erf(x / √2)). Tanh: 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x·x·x)))
 register_each("gelu",
     lambda x, *_, approximate="none", **__: x.numel * (GELU_FLOPS if approximate == "none" else GELU_TANH_FLOPS))

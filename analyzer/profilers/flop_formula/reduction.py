@@ -70,12 +70,6 @@ def search_flops(sorted_sequence: Any, values: Any, *_: Any, out: Spec, **__: An
     return out.numel * ceil(log2(sorted_sequence[-1] + 1))
 
 
-def index_add_flops(_self: Spec, _dim: int, _index: Spec, source: Spec, alpha: Any = 1, *_: Any, out: Any = None,
-                    **kwargs: Any) -> int:
-    """One sum an element of the source, and a product where alpha is not 1."""
-    return source.numel * (1 if kwargs.get("alpha", alpha) == 1 else 2)
-
-
 def index_put_flops(self: Spec, indices: Any, values: Spec, accumulate: bool = False, *_: Any, out: Any = None,
                     **__: Any) -> int:
     """Moves elements; accumulating adds one for each element addressed.
@@ -110,7 +104,9 @@ register_each("_unique _unique2", lambda x, *_, **__: whole_rows_flops(x, x.nume
 register_each("multinomial", multinomial_flops)
 register_each("searchsorted", search_flops)
 register_each("bucketize", lambda values, boundaries, *_, out, **__: search_flops(boundaries, values, out=out))
-register_each("index_add", index_add_flops)
+# One sum an element of the source, and a product where alpha is not 1
+register_each("index_add", lambda _self, _dim, _index, source, alpha=1, *_, **kwargs: (
+    source.numel * (1 if kwargs.get("alpha", alpha) == 1 else 2)))
 # Moves elements; with ``reduce``, one operation for each index
 register_each("scatter", lambda _self, _dim, index, *_, reduce=None, **__: 0 if reduce is None else index.numel)
 register_each("scatter_add scatter_reduce", lambda _self, _dim, index, *_, **__: index.numel)

@@ -42,23 +42,11 @@ def layer_backward_flops(rows: int, weights: list[Spec], mode: int, hidden_size:
     return products + FlopCount(CELL_BACKWARD_FLOPS[mode] * rows * hidden_size * recurrent)
 
 
-def cudnn_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf: Any, hx: Spec, cx: Any, mode: int,
-                hidden_size: int, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """Takes x [time, batch, features] (or batch first), or packed [rows, features]."""
-    return layer_flops(prod(x[:-1]), weight, mode, hidden_size, x)
-
-
 def cudnn_backward_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf: Any, hx: Spec, cx: Any,
                          output: Spec, grad_output: Any, grad_hy: Any, grad_cy: Any, mode: int, hidden_size: int, *rest:
                          Any, out: Any = None, **_: Any) -> FlopCount:
     """Of cuDNN and MIOpen; the last argument says which gradients are wanted, weights the last of them."""
     return layer_backward_flops(prod(x[:-1]), weight, mode, hidden_size, x, bool(rest[-1][3]))
-
-
-def miopen_flops(x: Spec, weight: list[Spec], weight_stride0: int, hx: Spec, cx: Any, mode: int, hidden_size: int, *_:
-                 Any, out: Any = None, **__: Any) -> FlopCount:
-    """FLOPs of ``miopen_rnn``."""
-    return layer_flops(prod(x[:-1]), weight, mode, hidden_size, x)
 
 
 def mkldnn_flops(x: Spec, w_ih: Spec, w_hh: Spec, b_ih: Spec, b_hh: Spec, hx: Spec, cx: Spec, reverse: bool,
@@ -108,9 +96,12 @@ def gru_cell_flops(input_gates: Spec, hidden_gates: Spec, hx: Spec, input_bias: 
     return hx.numel * (CELL_FLOPS[3] + 3 * ((input_bias is not None) + (hidden_bias is not None)))
 
 
-register_each("_cudnn_rnn", cudnn_flops)
+# x [time, batch, features] (or batch first), or packed [rows, features]
+register_each("_cudnn_rnn", lambda x, weight, weight_stride0, weight_buf, hx, cx, mode, hidden_size, *_, **__: (
+    layer_flops(prod(x[:-1]), weight, mode, hidden_size, x)))
 register_each("_cudnn_rnn_backward miopen_rnn_backward", cudnn_backward_flops)
-register_each("miopen_rnn", miopen_flops)
+register_each("miopen_rnn", lambda x, weight, weight_stride0, hx, cx, mode, hidden_size, *_, **__: (
+    layer_flops(prod(x[:-1]), weight, mode, hidden_size, x)))
 register_each("mkldnn_rnn_layer", mkldnn_flops)
 register_each("mkldnn_rnn_layer_backward", mkldnn_backward_flops)
 register_each("_lstm_mps", lambda x, hx, params, *_, **__: layer_flops(prod(x[:-1]), params, LSTM, hx[1][-1], x))
