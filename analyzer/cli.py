@@ -5,26 +5,18 @@ import argparse
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
-from analyzer.report.choice import add_report_options, print_report, read_report_options, read_shown
+from analyzer.report import choice
 from analyzer.report.command import add_compare_command, run_compare
 from analyzer.runtime.command import add_measure_command, run_measure
 from analyzer.solver.command import add_fit_command, run_fit
 from analyzer.solver.plan_command import add_plan_command, run_plan
 from analyzer.sweep.command import add_sweep_command, run_sweep
-from analyzer.zoo.command_option import (
-    add_step_options,
-    add_target_options,
-    choose_inputs,
-    find_autocast,
-    make_inputs,
-    model_errors,
-)
+from analyzer.zoo import command_option
 
 from . import __version__
 from .errors import AnalyzerError, ModelError
@@ -67,8 +59,8 @@ def make_parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("profile", help="predict what a step of a model costs", description=_PROFILE_HELP,
                               epilog=_PROFILE_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_target_options(run)
-    add_step_options(run)
+    command_option.add_target_options(run)
+    command_option.add_step_options(run)
     run.add_argument("--device", default="h200",
                      help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
     run.add_argument(
@@ -79,10 +71,8 @@ def make_parser() -> argparse.ArgumentParser:
                      help=f"what to print, of {', '.join(_SHOWN)} (default table,summary)")
     run.add_argument("--explain-replay", action="store_true",
                      help="print which parts were run once and replayed, and why the others were run")
-    run.add_argument("--json", type=Path, metavar="FILE",
-                     help="save the whole profile (read it with Profile.from_json)")
-    run.add_argument("--html", type=Path, metavar="FILE", help="save the profile as one HTML page")
-    add_report_options(run)
+    choice.add_file_options(run)
+    choice.add_report_options(run)
 
     add_measure_command(commands)
     add_compare_command(commands)
@@ -134,10 +124,10 @@ def run_devices(arguments: argparse.Namespace) -> int:
 
 def run_profile(arguments: argparse.Namespace) -> int:
     """``analyzer profile``."""
-    shown = read_shown(arguments.show, _SHOWN)
+    shown = choice.read_shown(arguments.show, _SHOWN)
     for path in (arguments.json, arguments.html, arguments.output):
         check_output(path)
-    read_report_options(arguments, own=("depth", "sort"))
+    choice.read_report_options(arguments, own=("depth", "sort"))
 
     from analyzer.record.progress import watch_progress
     from analyzer.report.progress_bar import ProgressBar
@@ -147,23 +137,22 @@ def run_profile(arguments: argparse.Namespace) -> int:
 
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
     target = load_target(arguments.target)
-    inputs = choose_inputs(target, arguments.input, train=arguments.mode == "train")
+    inputs = command_option.choose_inputs(target, arguments.input, train=arguments.mode == "train")
 
     from analyzer.api.argument import build_model
     from analyzer.api.profile import profile
     from analyzer.profilers.flops import make_flops_profiler
 
     def build() -> torch.nn.Module:
-        model = build_model(target.build)
-        return model.train(arguments.mode == "train")
+        return build_model(target.build).train(arguments.mode == "train")
 
     bar = ProgressBar()
     with watch_progress(bar):
         try:
-            with model_errors(arguments.target):
-                args, kwargs = make_inputs(inputs)
+            with command_option.model_errors(arguments.target):
+                args, kwargs = command_option.make_inputs(inputs)
                 found = profile(build, args, kwargs, mode=arguments.mode, optimizer=arguments.optimizer,
-                                autocast=find_autocast(arguments), device=arguments.device,
+                                autocast=command_option.find_autocast(arguments), device=arguments.device,
                                 profilers={"flops": make_flops_profiler(arguments.convention)})
         finally:
             bar.clear()
@@ -171,15 +160,12 @@ def run_profile(arguments: argparse.Namespace) -> int:
         "table": lambda: found.table(sort=arguments.sort, depth=arguments.depth, columns=("fwd_macs", "bwd_macs")),
         "summary": found.summary, "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort)}
     if arguments.report is not None:
-        print_report(found, arguments)
+        choice.print_report(found, arguments)
     else:
         print("\n\n".join(texts[word]() for word in shown))
     if arguments.explain_replay:
         print("\n" + found.replay.explain())
-    if arguments.json is not None:
-        found.to_json(arguments.json)
-    if arguments.html is not None:
-        found.to_html(arguments.html)
+    choice.save_profile(found, arguments.json, arguments.html)
     return 0
 
 

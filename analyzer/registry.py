@@ -38,9 +38,7 @@ class Registry(Generic[K, V]):
         self._scoped: list[set[K]] = []  # per open scope: keys registered inside it
 
     def __call__(self, key: K, impl: V | None = None, *, override: bool = False) -> Any:
-        """Register ``impl`` for ``key``, or return a decorator that does. Raises DuplicateRegistrationError if ``key``
-        is taken, unless ``override`` is true.
-        """
+        """Register ``impl``, or return a decorator. DuplicateRegistrationError where taken, unless ``override``."""
         if impl is None:
             return lambda f: self(key, f, override=override)
         may_replace = override or (self._scoped and key not in self._scoped[-1])

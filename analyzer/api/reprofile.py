@@ -169,9 +169,7 @@ class _Window:
         return infos
 
     def _beside(self, changed: set[fx.Node]) -> set[fx.Node]:
-        """Those that read the same values and use the same parameters: gradients of these are summed where the last of
-        them is made.
-        """
+        """What reads the same values or uses the same parameters: gradients are summed where the last of them is."""
         held = {id(t) for n in changed if n.op == "call_module" for t in held_tensors(n)}
         holders = {n for n in self.nodes
                    if n.op == "call_module" and not held.isdisjoint(map(id, held_tensors(n)))} if held else set()
@@ -217,8 +215,6 @@ class _Window:
             self.record.gradients[node.name] = self.result.gradients.get(node.name, {})
             self.record.held[node.name] = self.result.held.get(node.name, [])
             self.record.differentiable[node.name] = self.result.differentiable.get(node.name, ())
-
-    # -- the run -------------------------------------------------------------------------------------------------
 
     def _run(self, window: set[fx.Node]) -> dict[fx.Node, NodeInfo]:
         """Run the nodes of ``window`` as a graph of their own; their records."""

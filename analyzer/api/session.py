@@ -187,9 +187,7 @@ def default_profilers(device: DeviceSpec | None) -> dict[str, Profiler]:
 
 
 def choose_profilers(given: Profilers, device: DeviceSpec | None) -> dict[str, Profiler]:
-    """The default profilers with those ``given`` in place: a mapping replaces by name or adds, a sequence adds. Raises
-    InputError for what is no function.
-    """
+    """The default profilers and those ``given``, which replace by name or are added. InputError for no function."""
     if isinstance(given, str) or not (given is None or isinstance(given, Iterable)):
         raise InputError(f"profilers={given!r}: must be a list of functions of a log, or a dictionary of them by name")
     named = given if isinstance(given, Mapping) else {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.output import check_output
-from analyzer.report.choice import parse_depth, read_shown
+from analyzer.report.choice import add_file_options, parse_depth, read_shown, save_profile
 
 _HELP = """\
 Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step
@@ -43,9 +43,7 @@ def add_dryrun_command(commands: Any) -> None:
                         help=f"what to print, of {', '.join(_SHOWN)} (default summary)")
     parser.add_argument("--depth", type=parse_depth, metavar="N",
                         help="show modules (and nodes by the module that holds them) down to this depth")
-    parser.add_argument("--json", type=Path, metavar="FILE",
-                        help="save the whole profile (read it with Profile.from_json)")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="save the profile as one HTML page")
+    add_file_options(parser)
 
 
 def run_dryrun(arguments: argparse.Namespace) -> int:
@@ -77,9 +75,5 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
                                            "summary": found.summary,
                                            "modules": lambda: found.module_tree(depth=arguments.depth)}
     print("\n\n".join(texts[word]() for word in shown))
-    json_path, html_path = outputs
-    if json_path is not None:
-        found.to_json(json_path)
-    if html_path is not None:
-        found.to_html(html_path)
+    save_profile(found, *outputs)
     return 3 if found.out_of_memory is not None else 1 if run.error is not None else 0

@@ -46,10 +46,23 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
                        help="write the report to this file instead of printing it")
 
 
+def add_file_options(parser: argparse.ArgumentParser) -> None:
+    """Options of a command that saves a profile."""
+    parser.add_argument("--json", type=Path, metavar="FILE",
+                        help="save the whole profile (read it with Profile.from_json)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="save the profile as one HTML page")
+
+
+def save_profile(profile: Profile, json: Path | None, html: Path | None) -> None:
+    """Write the files that a command was asked for."""
+    if json is not None:
+        profile.to_json(json)
+    if html is not None:
+        profile.to_html(html)
+
+
 def read_report_options(arguments: argparse.Namespace, own: Collection[str] = ()) -> dict[str, Any]:
-    """The options of the chosen report; ``own`` are those that the command follows without one. Raises InputError for
-    an option that nothing follows; to be called before any work is done.
-    """
+    """Options of the report, or ``own`` ones of a command. InputError, before any work, for one that none follows."""
     kind = arguments.report
     given = {"depth": arguments.depth, "sort": arguments.sort, "module_depth": arguments.module_depth,
              "top_modules": arguments.top_modules, "detailed": False if arguments.no_detail else None,

@@ -17,20 +17,15 @@ from analyzer.units import UNKNOWN, format_bytes, format_count, format_seconds
 _FORMATS: dict[str, Callable[..., str]] = {
     "bytes": format_bytes, "Mb": partial(format_bytes, style="Mb"), "count": format_count, "seconds": format_seconds}
 
-
 #: Table formats by what users call them; any other is one of tabulate's.
 FORMATS = {"text": "simple", "markdown": "github", "latex": "latex", "html": "html", "csv": "csv"}
-
-
 _STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode's categories of controls, formats, surrogates and breaks
 _PIPED = ("github", "pipe")  # formats in which a bar ends a cell
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A field of a row, its heading and its unit: "bytes", "Mb" (bytes as the node table prints them), "count",
-    "seconds" or "text".
-    """
+    """A field of a row, its heading and its unit: bytes, Mb (bytes under other labels), count, seconds, text."""
 
     field: str
     header: str

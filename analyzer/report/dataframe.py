@@ -37,8 +37,7 @@ def to_dataframe(profile: Profile, what: str = "nodes") -> pandas.DataFrame:
     else:
         own = {f"own_{name}": kind for name, kind in _list_columns(CostInfo).items()}
         columns = {**_list_columns(ModuleInfo), **own}
-        modules = [] if profile.modules is None else list(profile.modules.walk())
-        rows = [_flatten(module) for module in modules]
+        rows = [] if profile.modules is None else [_flatten(module) for module in profile.modules.walk()]
     return pandas.DataFrame({name: pandas.Series([row[name] for row in rows], dtype=_NULLABLE.get(kind, "object"))
                              for name, kind in columns.items()})
 

@@ -42,12 +42,10 @@ def write_json(profile: Profile, path: str | Path | None = None) -> str:
 
 @register_view.shipped("from_json")
 def read_json(source: str | Path) -> Profile:
-    """The profile in JSON text or in the file of that name. Raises ProfileFormatError that says where the text is
-    damaged, InputError if there is no such file.
-    """
+    """The profile in JSON text or a file. ProfileFormatError says where it is damaged, InputError that none is."""
     origin, text = load_text(source)
     try:
-        data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates)
+        return read_data(json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates))
     except json.JSONDecodeError as error:
         excerpt = text[max(0, error.pos - _EXCERPT_CHARS):error.pos + _EXCERPT_CHARS]
         raise ProfileFormatError(
@@ -59,12 +57,6 @@ def read_json(source: str | Path) -> Profile:
         raise ProfileFormatError(f"{origin}: {error}") from error
     except ValueError as error:  # a number with more digits than Python reads
         raise ProfileFormatError(f"{origin}: damaged: {error}") from error
-    try:
-        return read_data(data)
-    except ProfileFormatError as error:
-        raise ProfileFormatError(f"{origin}: {error}") from error
-    except RecursionError as error:
-        raise ProfileFormatError(f"{origin}: nested too deep to be a profile") from error
 
 
 def read_data(data: Any) -> Profile:

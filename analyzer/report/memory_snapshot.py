@@ -43,9 +43,8 @@ def to_memory_snapshot(profile: Profile, path: str | Path | None = None) -> dict
             pages = change_pages(pages, event.action, event.address, event.bytes)
         else:
             _apply(event, index, live, segments)
-        frame = frames.get(event.label) or _frame(None, event.label or event.action, event.category)
-        entry = {"addr": event.address, "size": event.bytes, "stream": 0, "pool_id": _POOL, "frames": [frame],
-                 "category": event.category or "unknown"}
+        entry = {"addr": event.address, "size": event.bytes, "stream": 0, "pool_id": _POOL,
+                 "frames": _frames(event, frames), "category": event.category or "unknown"}
         actions = ("free_requested", "free_completed") if event.action == "free" else (event.action,)
         traces += [{"action": action, **entry} for action in actions]
     segments.update(_span_segments(profile.memory_events))
@@ -112,10 +111,13 @@ def _frame(source: str | None, name: str, category: str = "") -> dict[str, Any]:
     return {"filename": source or category or "unknown", "line": 0, "name": name}
 
 
+def _frames(event: MemoryEvent, known: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [known.get(event.label) or _frame(None, event.label or event.action, event.category)]
+
+
 def _block(event: MemoryEvent, frames: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    frame = frames.get(event.label) or _frame(None, event.label or event.action, event.category)
     return {"address": event.address, "size": event.bytes, "requested_size": event.bytes, "state": "active_allocated",
-            "frames": [frame]}
+            "frames": _frames(event, frames)}
 
 
 def _segment(address: int, size: int, live_blocks: list[dict[str, Any]], is_expandable: bool) -> dict[str, Any]:

@@ -58,9 +58,7 @@ def compare_modules(predicted: Profile, measured: Profile, columns: Sequence[str
 
 
 def join_modules(predicted: Profile, measured: Profile) -> Iterator[ModulePair]:
-    """Pairs in the order of the first profile's tree, each followed by what is below it; those of the second alone come
-    after their siblings.
-    """
+    """Pairs in the order of the first profile's tree, parents first; those of the second alone after their siblings."""
     yield from _join(find_root(predicted.modules, "compare_modules()"), find_root(measured.modules,
                                                                                   "compare_modules()"), "", 0)
 

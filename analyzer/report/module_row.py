@@ -33,31 +33,6 @@ class ModuleRow:
         """The class of the module."""
         return "" if self.is_own else describe_type(self.module)
 
-    @property
-    def flops_per_second(self) -> float | None:
-        """Of the forward pass."""
-        return divide(self.costs.fwd_flops, self.costs.fwd_seconds)
-
-    @property
-    def input_shapes(self) -> str:
-        """Of the module's inputs."""
-        return "" if self.is_own else format_shapes(self.module.inputs)
-
-    @property
-    def output_shapes(self) -> str:
-        """Of the module's outputs."""
-        return "" if self.is_own else format_shapes(self.module.outputs)
-
-    @property
-    def kernel_size(self) -> str:
-        """Of a convolution or a pooling."""
-        return "" if self.is_own or self.module.kernel_size is None else str(list(self.module.kernel_size))
-
-    @property
-    def extra_repr(self) -> str:
-        """What the module's own repr says of its settings."""
-        return "" if self.is_own else self.module.extra_repr
-
 
 def list_rows(module: ModuleInfo, depth: int | None = None, key: SortKey | None = None) -> Iterator[ModuleRow]:
     """The tree below ``module``, parents first, down to ``depth``; a module that has children ends with its own row,

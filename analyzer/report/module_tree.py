@@ -1,7 +1,8 @@
 """The module tree as a table in which every parent is its children plus its own row."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.results.profile import Profile
@@ -9,7 +10,7 @@ from analyzer.results.view import register_report
 from analyzer.units import format_share
 
 from .column import Column, check_layout, find_column, find_columns, name_columns, print_rows
-from .module_row import Ignored, ModuleRow, divide, find_root, leave_out, list_rows, plain
+from .module_row import Ignored, ModuleRow, divide, find_root, format_shapes, leave_out, list_rows, plain
 
 DEFAULT_COLUMNS = (Column("params", "Params", "count"), Column("param_bytes", "Param size", "bytes"),
                    Column("fwd_macs", "Fwd MACs", "count"), Column("fwd_flops", "Fwd FLOPs", "count"),
@@ -27,6 +28,10 @@ _FACTS = (Column("flops_per_second", "Fwd FLOPS", "count"), Column("calls", "Cal
           Column("input_shapes", "Input shape", "text"), Column("output_shapes", "Output shape", "text"),
           Column("kernel_size", "Kernel size", "text"), Column("extra_repr", "Arguments", "text"))
 COLUMNS = name_columns(*_COSTS, *_SHARES, *_FACTS)
+_OF_MODULE: dict[str, Callable[[ModuleInfo], Any]] = {
+    "calls": lambda module: module.calls, "input_shapes": lambda module: format_shapes(module.inputs),
+    "output_shapes": lambda module: format_shapes(module.outputs), "extra_repr": lambda module: module.extra_repr,
+    "kernel_size": lambda module: "" if module.kernel_size is None else str(list(module.kernel_size))}
 _LEFT = ("input_shapes", "output_shapes", "kernel_size", "extra_repr")
 
 
@@ -75,10 +80,13 @@ def _format_cell(row: ModuleRow, column: Column, root: ModuleInfo, as_string: bo
         name = field.removesuffix(SHARE)
         part, whole = getattr(row.costs, name), getattr(root, name)
         return format_share(part, whole) if as_string else plain(0 if part == whole == 0 else divide(part, whole))
-    source = row.costs if field in CostInfo.__slots__ else row.module if field == "calls" else row
-    if row.is_own and field == "calls":
-        return ""
-    value = getattr(source, field)
+    value: Any
+    if field == "flops_per_second":
+        value = divide(row.costs.fwd_flops, row.costs.fwd_seconds)
+    elif field in CostInfo.__slots__:
+        value = getattr(row.costs, field)
+    else:
+        value = "" if row.is_own else _OF_MODULE[field](row.module)
     return column.format(value) if as_string else plain(value)
 
 

@@ -112,8 +112,8 @@ def list_phase_rows(phases: Mapping[str, PhaseInfo]) -> list[Sequence[str]]:
 def list_time_rows(profile: Profile) -> list[Sequence[str]]:
     """Seconds by part of the step."""
     rows = (("forward", profile.fwd_seconds), ("backward", profile.bwd_seconds),
-            ("optimizer", profile.optimizer_seconds), ("step", profile.step_seconds), ("of it in kernels",
-                                                                                       profile.kernel_seconds))
+            ("optimizer", profile.optimizer_seconds), ("step", profile.step_seconds),
+            ("of it in kernels", profile.kernel_seconds))
     return [(name, format_quantity(seconds, "seconds")) for name, seconds in rows]
 
 

@@ -12,9 +12,7 @@ _Record = TypeVar("_Record", bound="DeferredFields")
 
 
 class DeferredFields:
-    """A dataclass with slots some of whose fields are worked out when they are read first; afterwards it is as any
-    other. Copies and pickles have all fields.
-    """
+    """A dataclass with slots, some of whose fields are worked out when first read; copies and pickles have all."""
 
     __slots__ = ("_groups",)
     _lock: ClassVar[threading.RLock] = threading.RLock()

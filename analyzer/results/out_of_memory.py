@@ -32,9 +32,7 @@ def describe_shortage(log: Log, paths: ModulePaths) -> OutOfMemoryInfo | None:
 
 
 def list_finished_phases(log: Log) -> tuple[str, ...]:
-    """The phases of the log's last step that were finished. After a whole step the log's last step is that one: the
-    interrupted one's phases are not in it.
-    """
+    """The finished phases of the log's last step, which is the last whole one where there is one."""
     short = log.shortage
     if short is None or short.step:
         return PHASES

@@ -112,8 +112,7 @@ class Profile(DeferredFields):
         >>> p.model_flops, p.hardware_flops
         (30, 39)
         """
-        parts = (self.fwd_flops,) if self.mode == "infer" else (self.fwd_flops, self.bwd_flops)
-        return add_quantities(parts)
+        return add_quantities((self.fwd_flops,) if self.mode == "infer" else (self.fwd_flops, self.bwd_flops))
 
     @property
     def hardware_flops(self) -> int | None:
@@ -214,9 +213,7 @@ class Profile(DeferredFields):
         return register_view.look_up("notebook", "_repr_html_")(self)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The profile as JSON text, which is also written to ``path`` if one is given. Raises InputError for a value
-        that could not be read back.
-        """
+        """The profile as JSON text, also written to ``path``. InputError for a value that could not be read back."""
         return self.export("json", path)
 
     @classmethod

@@ -17,9 +17,7 @@ Rows = Mapping[int, Mapping[str, Any]]
 
 
 class ModuleTree:
-    """Builds the tree. The optimizer runs over all parameters at once; each module gets its share by elements, to which
-    the work of elementwise updates is in proportion.
-    """
+    """Builds the tree; a module's share of the optimizer's time is by elements, as elementwise updates work."""
 
     def __init__(self, log: Log, root: ModuleShape, paths: ModulePaths, rows: Rows,
                  operators: Mapping[int, Sequence[OperatorInfo]], optimizer_seconds: float | None) -> None:

@@ -3,19 +3,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analyzer.errors import InputError
 from analyzer.output import check_output
-from analyzer.report.choice import add_report_options, print_report, read_report_options
-from analyzer.zoo.command_option import (
-    add_step_options,
-    add_target_options,
-    choose_inputs,
-    find_autocast,
-    model_errors,
-)
+from analyzer.report import choice
+from analyzer.zoo import command_option
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +37,8 @@ def add_measure_command(commands: Any) -> None:
     """Add ``measure`` to the subparsers of the command line."""
     run = commands.add_parser("measure", help="measure a step of a model on the device at hand", description=_HELP,
                               epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_target_options(run)
-    add_step_options(run)
+    command_option.add_target_options(run)
+    command_option.add_step_options(run)
     run.add_argument("--device", default="cpu", help="where to run: cpu (default), cuda, cuda:1, ...")
     run.add_argument("--steps", type=int, default=3, metavar="N",
                      help="how many steps the times are the mean of (default 3)")
@@ -56,10 +49,8 @@ def add_measure_command(commands: Any) -> None:
                      help="print the modules beside those of a prediction instead of a report")
     run.add_argument("--predicted-device", metavar="DEVICE",
                      help="whose speed to predict (default: the device it runs on, where the catalogue has it)")
-    run.add_argument("--json", type=Path, metavar="FILE",
-                     help="save the whole profile (read it with Profile.from_json)")
-    run.add_argument("--html", type=Path, metavar="FILE", help="save the profile as one HTML page")
-    add_report_options(run)
+    choice.add_file_options(run)
+    choice.add_report_options(run)
 
 
 def run_measure(arguments: argparse.Namespace) -> int:
@@ -68,7 +59,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
         arguments.report = "summary"
     for path in (arguments.json, arguments.html, arguments.output):
         check_output(path)
-    read_report_options(arguments, own=("columns", "depth", "fmt"))  # those of --against
+    choice.read_report_options(arguments, own=("columns", "depth", "fmt"))  # those of --against
 
     import torch
 
@@ -79,9 +70,9 @@ def run_measure(arguments: argparse.Namespace) -> int:
     device = find_torch_device(arguments.device)
     train = arguments.mode == "train"
     target = load_target(arguments.target)
-    inputs = choose_inputs(target, arguments.input, train)
-    autocast = find_autocast(arguments)
-    with model_errors(arguments.target):
+    inputs = command_option.choose_inputs(target, arguments.input, train)
+    autocast = command_option.find_autocast(arguments)
+    with command_option.model_errors(arguments.target):
         with torch.device(device):
             model = target.build().train(train)
         args, kwargs = make_tensors(inputs, device)
@@ -94,11 +85,8 @@ def run_measure(arguments: argparse.Namespace) -> int:
         print(compare_modules(predicted, found, arguments.columns or COMPARED, depth=arguments.depth,
                               fmt=arguments.format or "text"))
     else:
-        print_report(found, arguments)
-    if arguments.json is not None:
-        found.to_json(arguments.json)
-    if arguments.html is not None:
-        found.to_html(arguments.html)
+        choice.print_report(found, arguments)
+    choice.save_profile(found, arguments.json, arguments.html)
     return 0
 
 
@@ -120,9 +108,7 @@ def find_torch_device(name: str) -> torch.device:
 
 def make_tensors(inputs: Sequence[InputSpec],
                  device: torch.device) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    """Positional and named tensors: random numbers; of integers and flags 1 in masks and else 0, which is a token and a
-    class of any model.
-    """
+    """Positional and named tensors: random, of integers and flags 1 in masks, else 0, a token or class of any model."""
     import torch
 
     def make(spec: InputSpec) -> torch.Tensor:

@@ -141,8 +141,6 @@ class FlopsProfiler:
         recorder.log.steps = recorder.step + 1  # it may go on
         return found
 
-    # ---- totals of the model
-
     @property
     def _root(self) -> ModuleInfo:
         root = self.profile.modules
@@ -170,13 +168,9 @@ class FlopsProfiler:
         """Parameters of the model, each once."""
         return params_to_string(self._root.params or 0) if as_string else self._root.params
 
-    # ---- reports
-
     def print_model_profile(self, profile_step: int = 1, module_depth: int = -1, top_modules: int = 1,
                             detailed: bool = True, output_file: str | Path | None = None) -> None:
-        """Print the report of `analyzer.report.compat.deepspeed`, or write it to ``output_file`` alone. Prints nothing
-        before `start_profile`.
-        """
+        """Print the report of DeepSpeed, or write it to ``output_file`` alone; nothing before `start_profile`."""
         from analyzer.report.compat.deepspeed import deepspeed_report
 
         if not self.started:

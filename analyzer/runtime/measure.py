@@ -83,9 +83,7 @@ def measure(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
 
 def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: str, *, mode: str,
                  compiled_seconds: float | None = None, **facts: Any) -> Profile:
-    """What a recorder saw, as a profile; times are the mean of ``steps``, counts are those of the last of them.
-    ``compiled_seconds`` is what a forward pass of a compiled model takes when it is not watched.
-    """
+    """Means of ``steps``, counts of the last; ``compiled_seconds``: a compiled forward pass that is not watched."""
     log, model = recorder.log, recorder.model
     log.steps = steps[-1] + 1
     recorder.describe_wrappers()

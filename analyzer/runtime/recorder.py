@@ -25,7 +25,7 @@ from analyzer.record.recorder import FAILED, Recorder
 from .as_written import run_as_written
 from .clock import Clock
 from .dispatch import MeasuringMode
-from .storage import RealStorage, StorageBook
+from .storage import StorageBook
 
 ROOT = 0
 TRANSPARENT = -2  #: token of a module whose work is its caller's
@@ -83,7 +83,7 @@ class RuntimeRecorder(Recorder):
         self._thread = -1
         device = device_of(root)
         memory = HostMemory()
-        self.book = StorageBook(memory, device, self._was_born, self._has_died)
+        self.book = StorageBook(memory, device, cast(Any, self.born), cast(Any, self.died))
         leaves = {id(module): is_leaf(module) for module in root.modules()}
         machine = SimpleNamespace(space=SimpleNamespace(memory=lambda device: memory), state=SimpleNamespace())
         super().__init__(cast(Any, machine), root, device, lambda m: leaves[id(m)] if id(m) in leaves else is_leaf(m))
@@ -98,22 +98,12 @@ class RuntimeRecorder(Recorder):
         self.register_existing([*root.parameters(), *root.buffers()])
         self.own_parameters(root)
 
-    # ---- storages
-
     def storage_of(self, tensor: torch.Tensor) -> Any:
         """What the log knows the storage of ``tensor`` by, None for a tensor that has none of its own."""
         storage, is_new = self.book.find(tensor)
         if is_new:  # it was made before the recording
             self.log.storage_table[storage.number].step = -1
         return None if storage is self.book.nowhere else storage
-
-    def _was_born(self, storage: RealStorage) -> None:
-        self.born(cast(Any, storage))
-
-    def _has_died(self, storage: RealStorage) -> None:
-        self.died(cast(Any, storage))
-
-    # ---- time
 
     def _lap(self) -> Any:
         """Give the time since the last mark to the module that runs; the clock stands still until `Clock.go`."""
@@ -142,8 +132,6 @@ class RuntimeRecorder(Recorder):
             self._lap()
             super().end()
             self.clock.go()
-
-    # ---- what runs
 
     def hears(self) -> bool:
         """Whether what this thread runs now is for this recorder."""
@@ -235,8 +223,6 @@ class RuntimeRecorder(Recorder):
         if self.phase == "backward":
             self.laps.append(((self.step, "backward", self.log.calls[index].module), end))
 
-    # ---- from start to stop
-
     def _hold_mode(self) -> None:
         self._mode_depth += 1
         if self._mode_depth == 1:
@@ -286,9 +272,8 @@ class RuntimeRecorder(Recorder):
     def describe_wrappers(self) -> None:
         """Compiled modules were called as often, and with what, as the modules that they wrap."""
         modules = self.log.modules
-        for wrapper, inner in self._wrappers:
-            modules[wrapper].calls, modules[wrapper].inputs, modules[wrapper].outputs = modules[inner].calls, modules[
-                inner].inputs, modules[inner].outputs
+        for wrapper, inner in ((modules[i], modules[j]) for i, j in self._wrappers):
+            wrapper.calls, wrapper.inputs, wrapper.outputs = inner.calls, inner.inputs, inner.outputs
 
     def finished_steps(self) -> list[int]:
         """The steps in which something ran."""

@@ -27,9 +27,7 @@ class RealStorage:
 
 
 class StorageBook:
-    """Numbers storages and tells of their births and deaths. A storage has one Python object until it is freed: a weak
-    reference to that tells of its death.
-    """
+    """Numbers storages and tells of births and deaths, by a weak reference to the one Python object that each has."""
 
     def __init__(self, memory: HostMemory, device: torch.device, born: Callable[[RealStorage], None],
                  died: Callable[[RealStorage], None]) -> None:

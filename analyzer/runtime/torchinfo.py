@@ -79,8 +79,7 @@ class ModelStatistics:
     def __init__(self, profile: Profile, input_size: Any, options: dict[str, Any]) -> None:
         assert profile.modules is not None
         self.profile, self.input_size, self._options = profile, input_size, options
-        layers = list_layers(profile, profile.modules, "torchinfo")
-        self.summary_list = [_describe(layer) for layer in layers]
+        self.summary_list = [_describe(layer) for layer in list_layers(profile, profile.modules, "torchinfo")]
         self.total_params, self.trainable_params = profile.modules.params or 0, profile.modules.trainable_params or 0
         self.total_param_bytes = profile.param_bytes or 0
         self.total_mult_adds = sum(layer.macs for layer in self.summary_list if layer.is_leaf_layer)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ def _rule(title: str) -> str:
     return f" {title} ".center(_WIDTH, "-")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Figures:
     """How figures of modules are printed, and what they are shares of."""
 
@@ -120,37 +120,24 @@ class Figures:
                  self.latency), ("bwd flops", "bwd_flops", self.flops), ("bwd latency", "bwd_seconds", self.latency),
                 ("step", "optimizer_seconds", self.latency), ("activations", "activation_bytes", self.bytes))
 
-    def params(self, value: int | None) -> str:
-        """Text of a count of parameters."""
-        return format_figure(value, kilo="k") if self.as_string else plain(value)
+    def __post_init__(self) -> None:
+        #: text of a count of parameters, FLOPs or MACs, of seconds and of bytes
+        self.params = self._write(partial(format_figure, kilo="k"))
+        self.flops = self._write(format_figure)
+        self.macs = self._write(partial(format_figure, unit="MACs"))
+        self.latency = self._write(format_latency)
+        self.bytes = self._write(format_bytes)
 
-    def flops(self, value: int | None) -> str:
-        """Text of a count of FLOPs."""
-        return format_figure(value) if self.as_string else plain(value)
-
-    def macs(self, value: int | None) -> str:
-        """Text of a count of MACs."""
-        return format_figure(value, "MACs") if self.as_string else plain(value)
-
-    def latency(self, value: float | None) -> str:
-        """Text of seconds."""
-        return format_latency(value) if self.as_string else plain(value)
+    def _write(self, form: Callable[[Any], str]) -> Callable[[Any], str]:
+        return form if self.as_string else plain
 
     def rate(self, flops: int | None, seconds: float | None) -> str:
         """Text of FLOPs a second."""
-        rate = divide(flops, seconds)
-        return format_figure(rate, "FLOPS") if self.as_string else plain(rate)
-
-    def bytes(self, value: int | None) -> str:
-        """Text of bytes."""
-        return format_bytes(value) if self.as_string else plain(value)
+        return self._write(partial(format_figure, unit="FLOPS"))(divide(flops, seconds))
 
     def share(self, costs: CostInfo | FunctionInfo, name: str, of: str | None = None) -> str:
         """The part of the whole model's quantity."""
         return format_share(getattr(costs, name), getattr(self.root, of or name))
-
-
-# ---- the aggregated profile
 
 
 def aggregate(root: ModuleInfo, module_depth: int = -1, top_modules: int = 1,
@@ -170,8 +157,7 @@ def aggregate(root: ModuleInfo, module_depth: int = -1, top_modules: int = 1,
 @register_report.shipped("largest")
 def largest_modules(profile: Profile, *, module_depth: int = -1, top_modules: int = 1, as_string: bool = True,
                     ignore_modules: Ignored | None = None, fmt: str = "text") -> str:
-    """The aggregated profile as a table: at each depth and for each quantity, the classes of modules that have most of
-    it together.
+    """The aggregated profile as a table: at each depth, the classes of modules that have most of a quantity together.
 
     >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, params=10)
     >>> tree = ModuleInfo(path="", type="Net", params=10, children=(leaf,))
@@ -215,9 +201,6 @@ def sum_by_class(root: ModuleInfo) -> list[dict[str, CostInfo]]:
         costs = CostInfo(**{name: getattr(module, name) for name in CostInfo.__slots__})
         sums[depth][module.type] = sums[depth][module.type] + costs if module.type in sums[depth] else costs
     return sums
-
-
-# ---- the detailed profile
 
 
 def _print_module(module: ModuleInfo, figures: Figures, style: str, depth: int | None) -> list[str]:

@@ -37,8 +37,7 @@ class FunctionInfo:
 
 
 def name_function(operator: str, module: ModuleInfo | None = None) -> str:
-    """The Python function behind an operator that ``module`` called; the names of functions and of other libraries'
-    operators stay.
+    """The Python function behind an operator of ``module``; names of functions and of other libraries' operators stay.
 
     >>> [name_function(name) for name in ("aten.addmm.default", "aten.relu_.default", "softmax", "mylib.scan.default")]
     ['linear', 'relu', 'softmax', 'mylib.scan']

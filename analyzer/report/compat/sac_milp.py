@@ -36,9 +36,7 @@ def to_module_info(profile: Profile) -> dict[str, Any]:
 
 
 def to_sac_stats(profile: Profile, module_path: str = "") -> dict[str, Any]:
-    """The fields of a ``SACStats`` for the module at ``module_path``, with its nodes in place of operators. Raises
-    InputError for a profile without seconds, or of inference, or a path where nothing runs.
-    """
+    """A ``SACStats``, of nodes for operators. InputError without seconds, of inference, or where nothing runs."""
     rows = [r for r in _timed(profile, "to_sac_stats")
             if _is_in(r.module_path, module_path) and r.op.startswith("call")]
     if not rows:
@@ -138,9 +136,7 @@ class _Modules:
 
 
 def _tradeoff(rows: Sequence[NodeInfo]) -> list[tuple[float, float]]:
-    """Points (part of the memory discarded, part of the forward time run again), the cheapest memory first: a convex
-    curve from (0, 0) to (1, 1).
-    """
+    """Points (part of the memory discarded, of the time run again), cheapest first: convex, from (0, 0) to (1, 1)."""
     memory, seconds = sum(_made_bytes(r) for r in rows), sum(r.fwd_seconds or 0.0 for r in rows)
     if not memory or not seconds:
         return []

@@ -100,9 +100,6 @@ def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_siz
     return escape_controls("\n".join([*lines, *_list_totals(profile, root, layers, mult_adds, rule), rule]))
 
 
-# ---- rows
-
-
 def list_layers(profile: Profile, root: ModuleInfo, mult_adds: str = "own") -> list[Layer]:
     """All rows: the runs of modules, and before the first run in a container that is not called itself, that."""
     by_path = {module.path: module for module in root.walk()}
@@ -291,9 +288,6 @@ def describe_training(module: ModuleInfo) -> str:
 
 def _shape(tensors: Sequence[TensorInfo]) -> str:
     return str(list(tensors[0].shape)) if tensors else "--"
-
-
-# ---- totals
 
 
 def _list_totals(profile: Profile, root: ModuleInfo, layers: Sequence[Layer], mult_adds: str, rule: str) -> list[str]:
