@@ -1,6 +1,4 @@
-"""The records that a profile is made of: plain numbers and text, no tensor, that can be saved and compared. Units are
-in the names; None is unknown, never 0.
-"""
+"""Records of a profile: plain numbers and text, to be saved and compared; units are in the names; None is unknown."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -179,9 +177,7 @@ class TimelinePoint(NamedTuple):
 
 
 class MemoryEvent(NamedTuple):
-    """One event of the allocator: "alloc", "free", "segment_alloc", "segment_free", and of expandable segments
-    "segment_map", "segment_unmap".
-    """
+    """An event of the allocator: alloc, free, segment_alloc, segment_free, segment_map or segment_unmap."""
 
     action: str
     address: int

@@ -39,10 +39,7 @@ class HostClock:
     name = "host clock"
 
     def __init__(self, read: Callable[[], float] = time.perf_counter) -> None:
-        self._read = read
-        self._depth = 0
-        self._paused_at = 0.0
-        self._lost = 0.0
+        self._read, self._depth, self._paused_at, self._lost = read, 0, 0.0, 0.0
 
     def pause(self) -> float:
         """A mark of now; the clock stands still from here."""

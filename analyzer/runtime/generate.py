@@ -122,9 +122,7 @@ def list_steps(recorder: RuntimeRecorder, observer: PassObserver, convention: st
 
 
 def number_passes(recorder: RuntimeRecorder) -> int:
-    """Make each call of the model a step of its own, numbered from 0; the result is how many there are. What ran before
-    the first is part of it.
-    """
+    """Make each call of the model, with what ran before the first, a step from 0; the result is their number."""
     log, starts = recorder.log, recorder.root_calls[1:]
 
     def step_of(position: int, field: int) -> int:

@@ -53,11 +53,10 @@ def make_measured_profiler(recorder: RuntimeRecorder, steps: Sequence[int]) -> C
         for phase in ran:
             out.phases[last, phase]["kernel_seconds"] = in_kernels[phase]
         steady = {phase: of_phase[last, phase] for phase in ran}
-        out.totals = {
-            "fwd_seconds": steady.get("forward"), "bwd_seconds": steady.get("backward"),
-            "optimizer_seconds": steady.get("optimizer"), "step_seconds": sum(steady.values()), "kernel_seconds": sum(
-                in_kernels.values()), "peak_reserved_bytes": None
-        }  # of an allocator, which was not watched
+        out.totals = {"fwd_seconds": steady.get("forward"), "bwd_seconds": steady.get("backward"),
+                      "optimizer_seconds": steady.get("optimizer"), "step_seconds": sum(steady.values()),
+                      "kernel_seconds": sum(in_kernels.values()),
+                      "peak_reserved_bytes": None}  # of an allocator, which was not watched
         return out
 
     return profile_measured

@@ -58,8 +58,7 @@ def measure(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
     if not isinstance(model, torch.nn.Module):
         model = build_real(model)
     device = check_device(model)
-    args = as_arguments(args)
-    kwargs = as_keywords(kwargs)
+    args, kwargs = as_arguments(args), as_keywords(kwargs)
     measured = range(warm_up, warm_up + steps)
     if autocast is None and torch.is_autocast_enabled(device.type):  # around this call
         autocast = torch.get_autocast_dtype(device.type)

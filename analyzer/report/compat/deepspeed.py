@@ -230,13 +230,11 @@ def _print_own(module: ModuleInfo, figures: Figures, style: str) -> list[str]:
     line = ", ".join(told)
     if style != "deepspeed" or not functions:
         return [f"(own): ({line})"]
-    rows = [
-        f"  ({f.name}): {f.calls} call{'s' if f.calls > 1 else ''}, {figures.flops(f.flops)} flops, "
-        f"{figures.share(f, 'flops', 'fwd_flops')} flops, "
-        f"{figures.macs(f.macs)}, {figures.share(f, 'macs', 'fwd_macs')} MACs, {figures.latency(f.seconds)}, "
-        f"{figures.share(f, 'seconds', 'fwd_seconds')} latency, {figures.rate(f.flops, f.seconds)}"
-        for f in functions.values()
-    ]
+    rows = [f"  ({f.name}): {f.calls} call{'s' if f.calls > 1 else ''}, {figures.flops(f.flops)} flops, "
+            f"{figures.share(f, 'flops', 'fwd_flops')} flops, {figures.macs(f.macs)}, "
+            f"{figures.share(f, 'macs', 'fwd_macs')} MACs, {figures.latency(f.seconds)}, "
+            f"{figures.share(f, 'seconds', 'fwd_seconds')} latency, {figures.rate(f.flops, f.seconds)}"
+            for f in functions.values()]
     return ["(own): (", f"  {line}", *rows, ")"]
 
 

@@ -32,11 +32,9 @@ def tids_report(profile: Profile, *, depth: int | None = None) -> str:
 
 
 def _list_lines(module: ModuleInfo, root: ModuleInfo, name: str, depth: int | None) -> list[str]:
-    lines = [
-        f"({name}): {module.type}, num_params {plain(module.params)}, "
-        f"{_tell_latency(module.fwd_seconds, root.fwd_seconds)}, "
-        f"input shape {_shape(module.inputs)}, output shape {_shape(module.outputs)}"
-    ]
+    latency = _tell_latency(module.fwd_seconds, root.fwd_seconds)
+    lines = [f"({name}): {module.type}, num_params {plain(module.params)}, {latency}, "
+             f"input shape {_shape(module.inputs)}, output shape {_shape(module.outputs)}"]
     if not module.children or module.depth == depth:
         return lines
     for child in module.children:

@@ -292,10 +292,9 @@ def _shape(tensors: Sequence[TensorInfo]) -> str:
 
 def _list_totals(profile: Profile, root: ModuleInfo, layers: Sequence[Layer], mult_adds: str, rule: str) -> list[str]:
     trainable = root.trainable_params
-    lines = [
-        f"Total params: {_group(root.params)}", f"Trainable params: {_group(trainable)}",
-        f"Non-trainable params: {_group(None if root.params is None or trainable is None else root.params - trainable)}"
-    ]
+    frozen = None if root.params is None or trainable is None else root.params - trainable
+    lines = [f"Total params: {_group(root.params)}", f"Trainable params: {_group(trainable)}",
+             f"Non-trainable params: {_group(frozen)}"]
     if not profile.inputs:
         return lines
     macs = root.fwd_macs if mult_adds == "own" else sum(layer.macs or 0 for layer in layers)
@@ -303,10 +302,9 @@ def _list_totals(profile: Profile, root: ModuleInfo, layers: Sequence[Layer], mu
     # an output and its gradient, of each layer that has parameters
     pass_bytes = 2 * sum(t.nbytes for layer in layers if layer.is_leaf and layer.module.params and layer.call
                          for t in layer.call.outputs[:1])
-    sizes = (("Input size", input_bytes), ("Forward/backward pass size", pass_bytes), ("Params size",
-                                                                                       profile.param_bytes),
-             ("Estimated Total Size",
-              None if profile.param_bytes is None else input_bytes + pass_bytes + profile.param_bytes))
+    sizes = (("Input size", input_bytes), ("Forward/backward pass size", pass_bytes),
+             ("Params size", profile.param_bytes),
+             ("Estimated Total Size", add_quantities((input_bytes, pass_bytes, profile.param_bytes))))
     return [*lines, f"Total mult-adds{_scale(macs)}", rule,
             *(f"{name} (MB): {'--' if n is None else f'{n / _MEGA:.2f}'}" for name, n in sizes)]
 
