@@ -19,13 +19,10 @@ class Borrowed:
     """What stands for what while a module is borrowed.
 
     ``parameters`` and ``buffers`` list (path, fake tensor, original) as ``named_parameters()`` and ``named_buffers()``:
-    a tensor that the module holds under several names is listed once, under the first. ``modules`` maps id(module) to
-    its first path, registered modules only, ``by_path`` the other way. ``root`` is the module to call: what a compiled
-    one wraps. A buffer or another attribute is listed until the forward replaces it, which frees its memory.
-
-    ``walked`` has those modules in order. Tensors of a block in ``reserved`` (by the id of the block) have places and
-    no fake tensors, and are in none of these lists; `materialize` makes them, should a call need them. ``held`` are all
-    parameters, and all buffers, in order: fake tensors and reserved blocks.
+    a tensor of several names once, under the first. ``modules`` maps id(module) to its first path, registered modules
+    only, ``by_path`` the other way; ``walked`` has them in order. ``root`` is the module to call: what a compiled one
+    wraps. A buffer or another attribute is listed until the forward replaces it, which frees its memory. Tensors of a
+    block in ``reserved`` (by its id) have places and no fake tensors, and are in no list, until `materialize`.
     """
 
     def __init__(self, root: nn.Module, fakes: FakeTensors) -> None:

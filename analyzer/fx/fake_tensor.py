@@ -24,10 +24,9 @@ class FakeTensors:
 
     A fake tensor has the shape, strides, dtype and ``requires_grad`` of its original and none of its data. The same
     original gets the same fake tensor; originals that share a storage get some that do. Contents of small integer and
-    boolean tensors, and of scalars, can be read where ``readable`` (they decide control flow; weights and statistics do
-    not), those of small constants, as arguments and plain attributes are, whatever their dtype. Fake tensors claim
-    ``claim`` where given; where ``placed``, tensors made under a mode keep their own claims. Used without modes in the
-    way (`without_modes`).
+    boolean tensors, and of scalars, can be read where ``readable`` (they decide control flow), those of small
+    constants, as arguments and plain attributes are, whatever their dtype. Fake tensors claim ``claim`` where given;
+    where ``placed``, tensors made under a mode keep their own claims. Used inside `without_modes`.
     """
 
     def __init__(self, state: MetaState, claim: torch.device | None = None, placed: bool = False) -> None:
@@ -101,8 +100,8 @@ class FakeTensors:
         storage = None if found is None else found[1]()
         if storage is None:
             nbytes = real.nbytes()
-            fills = original.storage_offset(
-            ) == 0 and original.numel() * original.itemsize == nbytes and original.is_contiguous()
+            is_whole = original.storage_offset() == 0 and original.numel() * original.itemsize == nbytes
+            fills = is_whole and original.is_contiguous()
             if fills:
                 base = torch.empty_strided(original.shape, original.stride(), dtype=original.dtype, device=META)
             else:

@@ -37,16 +37,14 @@ _OBJECT_DEPTH = 2  # plain objects of a module's (a config, a cache) and what th
 
 @contextmanager
 def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Iterable[Twin] = ()) -> Iterator[Borrowed]:
-    """Swap the tensors of ``root`` for fake tensors without data; on leaving, everything is as it was, also after an
-    exception.
+    """Swap the tensors of ``root`` for fake tensors; on leaving, everything is as it was, also after an exception.
 
     To be entered inside an active `MetaTensorMode`. Fake tensors claim ``claim``, or without one the device of the
     original (the state's ``adopted_device`` for CPU and meta); a model made under a mode, put on an accelerator, keeps
-    its claims. They are allocated in the order in which ``Module.to`` moves tensors: children first, then parameters,
-    then buffers. Tied tensors stay tied and shared storages shared; those of a ``ScriptModule`` are swapped in C++. Put
-    back: attributes and their containers, registered tensors and modules, hooks, training flags, classes of lazy
-    modules, the random number generators, torch's grad mode and default dtype. For the tensors of ``twins`` only places
-    are reserved; code that looks at them all the same raises LazyTouch.
+    its claims. They are allocated in the order of ``Module.to``: children, parameters, buffers. Tied tensors stay tied
+    and shared storages shared. Put back: attributes and their containers, registered tensors and modules, hooks,
+    training flags, classes of lazy modules, random number generators, torch's grad mode and default dtype. For the
+    tensors of ``twins`` only places are reserved; code that looks at them all the same raises LazyTouch.
 
     >>> from analyzer.meta.mode import MetaTensorMode
     >>> layer = nn.Linear(2, 3)
@@ -74,9 +72,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Ite
 
 
 def is_placed(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether tensors made under a mode were put on an accelerator; then those that claim the host are there on
-    purpose.
-    """
+    """Whether tensors made under a mode were put on an accelerator: then others are on the host on purpose."""
     return any(t is not None and type(t) is not nn.Parameter and isinstance(t, MetaTensor)
                and t.device.type not in ("cpu", "meta") for t in tensors)
 

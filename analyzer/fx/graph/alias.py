@@ -43,9 +43,7 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def may_share(node: fx.Node) -> list[fx.Node]:
-    """The inputs of ``node`` whose memory its result may be a view of, or be itself; what is not known to be new is
-    taken to be shared.
-    """
+    """The inputs of ``node`` whose memory its result may share; what is not known to be new is taken to share it."""
     if node.op == "call_module":
         return written_by(node) if _makes_new(_module(node)) else list(node.all_input_nodes)
     if node.op not in ("call_method", "call_function"):
@@ -110,9 +108,7 @@ def _is_inplace_call(node: fx.Node) -> bool:
 
 
 class _Overload(NamedTuple):
-    """What the schema of an operator says of memory: (position, name, whether it is written to) of the arguments that
-    share theirs.
-    """
+    """What the schema of an operator says of memory: (position, name, is written to) of arguments that share theirs."""
 
     arguments: int
     shared: tuple[tuple[int, str, bool], ...]

@@ -21,8 +21,7 @@ _ANNOTATIONS = ("region", "saved", "module_path", "module_stack", "source", "con
 class RegionCodeGen(CodeGen):
     """torch.fx's code generator, nested into ``with`` blocks and calls of ``torch.utils.checkpoint.checkpoint``.
 
-    Consecutive nodes that share a region share its block. ``keyword_only`` are the arguments that forward takes by name
-    only.
+    Consecutive nodes that share a region share its block. ``keyword_only`` are arguments that forward takes by name.
     """
 
     def __init__(self, keyword_only: Iterable[str] = ()) -> None:

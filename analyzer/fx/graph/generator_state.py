@@ -1,6 +1,4 @@
-"""The state of the generator that an operator drew random numbers from, for when what it returned is given out in its
-place.
-"""
+"""The state of the generator that an operator drew random numbers from, for when its result is given in its place."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple

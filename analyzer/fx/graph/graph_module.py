@@ -43,9 +43,8 @@ class GraphModule(fx.GraphModule):
     """A `torch.fx.GraphModule` that shares parameters and buffers with the module it was traced from.
 
     Nodes know ``node.meta["module_path"]``, ``["module_stack"]``, ``["source"]`` and ``["region"]`` (see
-    `analyzer.fx.graph.region`), and
-    ``["container"]`` where they return tensors in a tuple or the like; after an edit of the graph or of a region,
-    `recompile` changes the program. Its code is generated when it is first run or read, or by `recompile`.
+    `analyzer.fx.graph.region`), and ``["container"]`` where they return tensors in a tuple or the like. Code is
+    generated when it is first run or read; call `recompile` after an edit of the graph or of a region.
     ``meta["assumptions"]`` lists what was taken for granted. Copies and pickles keep the graph with its annotations.
     Inputs unlike those of the trace raise InputError; set ``checks_inputs = False`` to leave that to the operators.
     """
@@ -163,9 +162,8 @@ def forward_signature(module: nn.Module) -> inspect.Signature:
     parameters = []
     for node in module.graph.find_nodes(op="placeholder"):
         name = node.target.lstrip("*")
-        kind = (Parameter.VAR_KEYWORD
-                if node.target.startswith("**") else Parameter.VAR_POSITIONAL if node.target.startswith("*") else
-                Parameter.KEYWORD_ONLY if name in by_name else Parameter.POSITIONAL_OR_KEYWORD)
+        plain = Parameter.KEYWORD_ONLY if name in by_name else Parameter.POSITIONAL_OR_KEYWORD
+        kind = (plain, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)[node.target.count("*")]
         parameters.append(Parameter(name, kind, default=node.args[0] if node.args else Parameter.empty))
     return inspect.Signature(parameters)
 

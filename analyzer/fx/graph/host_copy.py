@@ -31,9 +31,7 @@ class HostCopy:
                           tensor.is_conj(), tensor.is_neg())
 
     def bring_back(self) -> Tensor:
-        """The contents on the device that they came from, as one flat tensor. (A new one each time: those who share it
-        need it at other times.)
-        """
+        """The contents on the device that they came from, as one flat tensor: a new one for each use."""
         if self.device.type == "cpu":
             return self._contents.clone()
         return self._contents.to(self.device, non_blocking=self._contents.is_pinned())
@@ -58,9 +56,7 @@ class HostTensor(NamedTuple):
 
 
 def _flatten(tensor: Tensor) -> Tensor:
-    """All the memory that ``tensor`` is a view of, as a tensor of one dimension, with no sign or conjugation still to
-    be applied.
-    """
+    """All the memory that ``tensor`` is a view of, in one dimension, with no sign or conjugation left to be applied."""
     tensor = tensor.detach()
     tensor = tensor.conj() if tensor.is_conj() else tensor
     tensor = tensor._neg_view() if tensor.is_neg() else tensor

@@ -33,8 +33,7 @@ from .subgraph import Subgraph
 class GraphInterpreter(fx.Interpreter):
     """Runs the nodes of a graph module; one overridable method per kind of node, as torch.fx does.
 
-    It does what the generated code would do: values die where its do, and regions and what is saved are as the
-    annotations ask.
+    It does what the generated code would do: values die where its do, in the regions that annotations ask for.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -44,10 +43,7 @@ class GraphInterpreter(fx.Interpreter):
         self._kept: dict[Statement, KeptResults] = {}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of the graph for these arguments, given as the traced forward takes them.
-
-        Raises InputError where they do not fit its signature.
-        """
+        """The output of the graph for the traced forward's arguments; raises InputError for others."""
         signature = forward_signature(self.module)
         try:
             bound = signature.bind(*args, **kwargs)

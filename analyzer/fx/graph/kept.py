@@ -26,11 +26,10 @@ class KeptResults:
     Calls inside ``with kept:`` (or ``with kept.on_host:``) in a function checkpointed with ``context_fn=kept.contexts``
     run once: when the function runs again, their operators return what they returned the first time. Each result is
     given out once, so that it is freed as early as a saved tensor; in a second backward pass through the same graph the
-    operators run. Operators that write in place to kept results are left out too, as the results are kept as they were
-    left; so are those that write to buffers. Random numbers that kept calls drew are skipped, so that later calls draw
-    the same as before, unless ``skips_draws`` is false, as it is for a checkpoint that does not preserve the
-    generator's state: it would not be put back. Buffers of the modules of ``root`` at ``paths`` are after the second
-    run what they were before it. Use one object for each call of ``checkpoint``.
+    operators run. Operators that write in place to kept results, or to buffers, are left out too. Random numbers that
+    kept calls drew are skipped, unless ``skips_draws`` is false, as for a checkpoint that does not put the generator's
+    state back. The second run leaves buffers of the modules of ``root`` at ``paths`` as they were. Use one object for
+    each call of ``checkpoint``.
 
     Raises RuntimeError in backward where a kept result was written to after the function returned.
 

@@ -16,12 +16,10 @@ Tensor = torch.Tensor
 
 
 class OffloadedTensors:
-    """Sends what autograd saves of chosen values to the host, once for each storage, and brings it back in the backward
-    pass.
+    """Sends what autograd saves of chosen values to the host, once for each storage, and brings it back in backward.
 
     What runs inside ``with offloaded:`` saves as usual, except tensors that share memory with a value given to ``add``,
-    before or in the same block: they are copied when the block ends. Other saved-tensor hooks do not see what is saved
-    inside.
+    before or in the same block: they are copied when it ends. Other saved-tensor hooks do not see what is saved inside.
 
     Raises RuntimeError at the end of a block that wrote in place to what it saved (autograd would, in backward).
 

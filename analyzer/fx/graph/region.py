@@ -39,8 +39,7 @@ class GradRegion:
 
 @dataclass(frozen=True)
 class AutocastRegion:
-    """A ``with torch.autocast(...)`` block of the forward pass; ``id`` tells blocks apart, as each has its own cache of
-    casts.
+    """A ``with torch.autocast(...)`` block of the forward pass; each ``id`` has its own cache of casts.
 
     >>> AutocastRegion(0, "cuda", torch.bfloat16).header()
     "torch.autocast('cuda', dtype=torch.bfloat16)"
@@ -79,9 +78,8 @@ class CheckpointRegion:
     """One call of ``torch.utils.checkpoint.checkpoint``; consecutive nodes with an equal region make up its function.
 
     With ``replay`` false the region is a note only: the generated code runs its nodes without checkpointing. With
-    ``restores_buffers``, buffers of modules (running statistics of a normalisation) are after the second run what they
-    were before it; torch's own checkpoint updates them twice, and so does a region that was traced. Not with
-    ``use_reentrant`` or a ``context_fn``.
+    ``restores_buffers`` (not with ``use_reentrant`` or a ``context_fn``), the second run leaves buffers of modules as
+    they were; torch's own checkpoint updates running statistics twice, and so does a region that was traced.
     """
 
     id: int

@@ -17,18 +17,15 @@ Nodes = Iterable[fx.Node | str]
 
 
 def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *, recompile: bool = True) -> Region:
-    """Put ``region`` (by default a `CheckpointRegion`) around ``nodes``, which must follow each other in the graph;
-    return it as it was set.
+    """Put ``region`` (by default a `CheckpointRegion`) around consecutive ``nodes``; return it as it was set.
 
     It becomes the innermost of the regions that all these nodes share; regions that some of them are in stay inside it.
-    An id that the graph uses already is replaced by the next free one. ``nodes`` are nodes or their names, in any
-    order; ``get_attr`` nodes (parameters, buffers) between them need not be named. With ``recompile=False``, call
-    ``gm.recompile()`` when all edits are made.
+    An id that is used already is replaced by the next free one. ``nodes`` are nodes or their names, in any order;
+    ``get_attr`` nodes between them need no mention. With ``recompile=False``, call ``gm.recompile()`` after all edits.
 
-    Raises InputError where ``nodes`` is empty, names what is no node of the graph, or an input or output; leaves out a
-    node between them; cuts another region in two; where a checkpoint writes in place to a value made outside it, which
-    running it again would change again; where one with ``use_reentrant=True`` is given a container of tensors, or gives
-    one to nodes outside; or where a choice of `set_saved` cannot be met in it.
+    Raises InputError where ``nodes`` is empty, names what is no node of the graph, or an input or output, leaves out a
+    node between them, or cuts another region in two; where a checkpoint writes in place to a value made outside it; for
+    ``use_reentrant=True`` and a container of tensors that goes in or out; where a choice of `set_saved` cannot be met.
 
     >>> import torch
     >>> from analyzer import symbolic_trace
@@ -75,11 +72,9 @@ def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *
 
 
 def clear_region(gm: fx.GraphModule, region: Region | None = None, *, recompile: bool = True) -> None:
-    """Take ``region`` away from every node that is in it; without one, every checkpoint region. What is inside it
-    stays.
+    """Take ``region``, or every checkpoint region, away from the nodes that are in it. What is inside it stays.
 
-    Raises InputError where no node is in ``region``, and where a choice of `set_saved` cannot be met in the one that
-    was around it.
+    Raises InputError where no node is in ``region``, and where a choice of `set_saved` cannot be met without it.
     """
     if region is not None and not nodes_in(gm, region):
         raise InputError(
@@ -145,9 +140,7 @@ def _contiguous(gm: fx.GraphModule, nodes: Nodes, region: Region) -> list[fx.Nod
 
 
 def _split(node: fx.Node, depth: int) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
-    """The regions of a node that are around a new one, ``depth`` of those that the code has, and those that will be
-    inside.
-    """
+    """The regions of a node around a new one, ``depth`` of those that the code has, and those that will be inside."""
     region = node.meta.get("region") or ()
     replayed = region_of(node)
     around = region.index(replayed[depth - 1]) + 1 if depth else 0
@@ -185,9 +178,7 @@ def _check_writes(run: list[fx.Node]) -> None:
 
 
 def _check_containers(run: list[fx.Node]) -> None:
-    """A reentrant checkpoint ends the history of tensors among its arguments and results, not of those in containers
-    (torch/utils/checkpoint.py).
-    """
+    """A reentrant checkpoint ends the autograd history of its arguments and results, not of tensors in containers."""
     inside = set(run)
     taken = [(value, node, value) for node in run for value in node.all_input_nodes if value not in inside]
     given = [(node, node, user) for node in run for user in node.users if user not in inside]

@@ -40,8 +40,7 @@ class Unknown:
 
 @dataclass
 class Played:
-    """Nodes, by name, that were not run: what the ``records`` of as many others say holds for them, with storages of
-    their own.
+    """Nodes, by name, that were not run: the ``records`` of as many others hold for them, with their own storages.
 
     There is a record for each kind of gradients that a backward pass was given (`BlockPlace.grad_specs`). They agree on
     values; storage n of the first is number ``place.numbers[slot_of[n]]``.
@@ -67,10 +66,7 @@ class Played:
 
 @dataclass
 class RunRecord:
-    """By name of node: its results (a tree of `Value`), the specs of their gradients, and what it was like when it ran.
-
-    `complete` before it is read.
-    """
+    """By name of node: results (a tree of `Value`), specs of their gradients, fingerprints; `complete` before reading."""
 
     values: dict[str, Any] = field(default_factory=dict)
     gradients: dict[str, dict[int, TensorSpec]] = field(default_factory=dict)
@@ -147,9 +143,7 @@ def _describe(value: Any) -> Any:
 
 
 def fingerprint_nodes(graph: fx.Graph) -> dict[str, tuple[Any, ...]]:
-    """By name, what tells whether a node still does what it did, for those who made what it reads and those who read it
-    with it.
-    """
+    """By name, what tells whether a node still does what it did, for its inputs and for the other readers of these."""
     position = {n: i for i, n in enumerate(graph.nodes)}
 
     def readers(node: fx.Node) -> tuple[str, ...]:

@@ -16,9 +16,7 @@ def checkpoint_of(node: fx.Node) -> CheckpointRegion | None:
 
 
 def check_saved(gm: fx.GraphModule) -> None:
-    """Raises InputError where a checkpoint cannot keep single results, and where a node that runs again reads one as
-    later nodes left it.
-    """
+    """Raises InputError where a checkpoint cannot keep results, or a node that runs again reads one changed later."""
     statements_of(list(gm.graph.nodes))
     changed: dict[fx.Node, fx.Node] = {}  # a node and the last that writes to its result
     for writer in gm.graph.nodes:

@@ -13,21 +13,19 @@ CHOICES = ("keep", "recompute", "offload")
 
 
 def set_saved(gm: fx.GraphModule, nodes: Nodes, choice: str, *, recompile: bool = True) -> list[fx.Node]:
-    """Choose what becomes of the results of ``nodes`` between forward and backward; return all nodes that it was set
-    for.
+    """Choose what becomes of the results of ``nodes`` between forward and backward; return all nodes it was set for.
 
     ``"keep"``: in a checkpoint region, the operators of the node are not run again, and what they return stays (outside
-        of one, autograd saves what it needs anyway). ``"recompute"``: run again with the rest of the region, which is
-        what nodes of a region do.
+        of one, autograd saves what it needs anyway). ``"recompute"``: run again with the rest, as by default.
     ``"offload"``: as keep, but the result waits on the host: copied there once in the forward pass and back where the
         backward pass needs it. The choice is kept in ``node.meta["saved"]``, absent for the default.
 
-    A result that later nodes write to in place is kept as the last of them leaves it, so all of them are chosen
-    together. What a view shows belongs to the node that computed it.
+    All nodes that write to a result in place are chosen with it: it is kept as the last leaves it. What a view shows
+    belongs to the node that computed it.
 
-    Raises InputError for another choice, for nodes that are not in the graph, to recompute a node that is in no
-    checkpoint region, to keep or offload one whose region cannot (``use_reentrant=True``, a ``context_fn`` of its own),
-    and where a result that is written to in place is read before that by a node that is recomputed.
+    Raises InputError for another choice, for nodes that are not in the graph, to recompute a node in no checkpoint
+    region, to keep or offload one whose region cannot (``use_reentrant=True``, a ``context_fn`` of its own), and where
+    a node that is recomputed reads a result before it is written to in place.
 
     >>> import torch
     >>> from analyzer import symbolic_trace

@@ -14,9 +14,7 @@ from .alias import makers
 from .region import AutocastRegion, CheckpointRegion, GradRegion, Region
 
 SAVED = ("keep", "offload")
-"""What ``node.meta["saved"]`` can ask for: see `analyzer.fx.graph.saved_edit`. Without it, nodes outside of checkpoints
-are kept and others recomputed.
-"""
+"""What ``node.meta["saved"]`` can be (see `set_saved`); by default, only nodes outside of checkpoints are kept."""
 
 
 class Keeping:
@@ -34,18 +32,14 @@ Block = AutocastRegion | GradRegion | Keeping | Offloading
 
 
 class Statement:
-    """A node, or the call of a checkpointed function with the statements ``body``.
-
-    ``keeps`` if some of its nodes are not recomputed; ``buffered`` are the paths of modules whose buffers a
-    recomputation leaves alone.
-    """
+    """A node, or the call of a checkpointed function with the statements ``body``."""
 
     def __init__(self, blocks: tuple[Block, ...], node: Node | None,
                  checkpoint: CheckpointRegion | None = None) -> None:
         self.blocks, self.node, self.checkpoint = blocks, node, checkpoint
         self.body: list[Statement] = []
-        self.keeps = False
-        self.buffered: list[str] = []
+        self.keeps = False  #: whether some of its nodes are not recomputed
+        self.buffered: list[str] = []  #: paths of modules whose buffers a recomputation leaves alone
         self.offloaded: list[Node] = []  #: of its results, those that live on the host
 
     def nodes(self) -> list[Node]:

@@ -10,8 +10,7 @@ V = TypeVar("V")
 
 
 class StorageTable(Generic[V]):
-    """A value for each storage, found through any tensor in it; it keeps no storage alive, and a new one has no value
-    of an earlier one's.
+    """A value for each storage, found through any tensor in it, while the storage lives; it keeps none alive.
 
     >>> table = StorageTable()
     >>> x = torch.zeros(4)

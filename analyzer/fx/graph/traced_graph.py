@@ -17,11 +17,7 @@ from .statement import region_of
 
 
 class TracedGraph(fx.Graph):
-    """A graph whose nodes may write in place and run in regions.
-
-    Its `eliminate_dead_code` keeps nodes that do more than give their result, and `torch.fx.Interpreter`, which runs
-    nodes one by one, is refused where they run in autocast or grad-mode regions.
-    """
+    """A graph whose nodes may write in place and run in regions."""
 
     def __init__(self, codegen: RegionCodeGen | None = None) -> None:
         super().__init__()
@@ -45,10 +41,7 @@ class TracedGraph(fx.Graph):
         return super().eliminate_dead_code(is_impure_node or (lambda node: not is_pure(node)))
 
     def process_inputs(self, *args: Any) -> Any:
-        """The arguments of `torch.fx.Interpreter.run`.
-
-        Raises InputError where a node runs in a region that changes its result, which that interpreter leaves out.
-        """
+        """The arguments of `torch.fx.Interpreter.run`; raises InputError for regions that it leaves out and may not."""
         for node in self.nodes:
             region = next((r for r in region_of(node) if not isinstance(r, CheckpointRegion)), None)
             if region is not None:

@@ -7,8 +7,6 @@ Tensor = torch.Tensor
 
 
 def alias_with_version(tensor: Tensor) -> Tensor:
-    """``tensor`` detached, with the same version counter. Below autograd, where a dispatch mode runs, views have one of
-    their own.
-    """
+    """``tensor`` detached, with the same version counter, unlike other views that are made below autograd."""
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return tensor.detach()

@@ -13,9 +13,7 @@ from analyzer.registry import Registry
 Tensor = torch.Tensor
 
 class _BiasSplits(Registry[Any, Callable[..., Any]]):
-    """Functions with the form that adds their bias in a call of its own, and module classes whose forward is traced to
-    find such functions.
-    """
+    """Functions with the form that adds their bias apart, and module classes whose forward is traced to find them."""
 
     def __call__(self, key: Any, impl: Callable[..., Any] | None = None, *, override: bool = False) -> Any:
         if impl is None and isinstance(key, type) and issubclass(key, nn.Module):
@@ -25,9 +23,8 @@ class _BiasSplits(Registry[Any, Callable[..., Any]]):
 
 
 register_bias_split = _BiasSplits("register_bias_split")
-"""Give a torch function the form that ``symbolic_trace(..., bias_addition_split=True)`` traces in its place: a function
-of the same arguments that adds the bias in a call of its own. Register a module class too, if it would be a leaf and
-its ``bias`` is to be split off: its forward is traced where it has one.
+"""Give a torch function the form that ``symbolic_trace(..., bias_addition_split=True)`` traces in its place, which adds
+the bias in a call of its own. Register a leaf module class too: its forward is traced where it has a ``bias``.
 
 >>> with register_bias_split.scope():
 ...     @register_bias_split(functional.bilinear)

@@ -34,10 +34,7 @@ class _Held(NamedTuple):
 
 
 class ContentWatch:
-    """Tells which contents of the tensors that a module holds its forward reads and changes.
-
-    Those of ``unknown``, by the ids of the user's tensors, are not known to it.
-    """
+    """Tells which contents of a module's tensors its forward reads and changes; those of ``unknown`` ids are hidden."""
 
     def __init__(self, borrowed: Borrowed, unknown: frozenset[int]) -> None:
         self._held: list[_Held] = []
@@ -55,9 +52,7 @@ class ContentWatch:
                 storage.known = None
 
     def find_changed(self, replaced: frozenset[int]) -> dict[int, ChangedContent]:
-        """What was read and changed, by the id of the user's tensor; ``replaced`` are ids of buffers that forward
-        replaced by other tensors.
-        """
+        """What was read and changed, by the id of the user's tensor; ``replaced`` are ids of replaced buffers."""
         with without_modes():
             return {id(original): ChangedContent(tensor, contents.flat().as_strided(
                         original.shape, original.stride(), original.storage_offset()))

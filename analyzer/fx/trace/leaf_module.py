@@ -33,9 +33,7 @@ class _LeafRegistry(Registry[Any, Impl]):
 
 
 register_leaf_module = _LeafRegistry("register_leaf_module")
-"""Make every module of a class one ``call_module`` node instead of tracing its forward. Modules of torch.nn are, except
-containers.
-"""
+"""Make every module of a class one ``call_module`` node, as those of torch.nn are, except containers."""
 
 register_non_leaf_module = _LeafRegistry("register_non_leaf_module")
 """Trace into the modules of a class that would be leaves."""
@@ -53,9 +51,7 @@ _leaf_classes: weakref.WeakKeyDictionary[type, tuple[int, bool]] = weakref.WeakK
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether ``module`` becomes one node. The most derived registered class decides, then torch.fx's rule: torch.nn is
-    leaf.
-    """
+    """Whether ``module`` becomes one node: its most derived registered class decides, else whether it is torch.nn's."""
     # none ever shrinks
     registered = register_non_leaf_module.version + register_leaf_module.version + register_leaf_module_impl.version
     found = _leaf_classes.get(type(module))

@@ -49,10 +49,9 @@ class _Pause:
 
 
 class NodeWriter:
-    """A graph that is being written.
+    """A graph that is being written. Each tensor is mapped to the node that made it.
 
-    Each tensor is mapped to the node that made it; a tensor without a node is a parameter or buffer of the root (a
-    ``get_attr`` node), or a constant that the graph module will hold.
+    One without a node is a parameter or buffer of the root, or a constant that the graph module will hold.
     """
 
     def __init__(self, state: MetaState, borrowed: Borrowed, replays_checkpoints: bool) -> None:
@@ -171,9 +170,7 @@ class NodeWriter:
         return self.attribute(module, "_root", held)
 
     def module_target(self, module: nn.Module) -> str:
-        """The target of a ``call_module`` node: the module's path, or a name on the graph module for one that is not
-        registered.
-        """
+        """The target of a ``call_module`` node: the module's path, or a name on the graph module without one."""
         path = self.borrowed.modules.get(id(module))
         if path is not None:
             return path
@@ -282,11 +279,7 @@ class NodeWriter:
         self._kept.append(tensor)
 
     def bind(self, value: Any, node: fx.Node, rename: bool = False) -> None:
-        """Map ``value``, the result of ``node``, and what is inside it.
-
-        With ``rename``, a tensor that had a node before is the same tensor, given back by a call that did not write to
-        it.
-        """
+        """Map ``value``, the result of ``node``, and its parts; with ``rename``, ``node`` wrote to none of them."""
         if isinstance(value, Tensor):
             frame = self.regions.frame
             if rename and frame.prefix:

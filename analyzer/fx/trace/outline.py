@@ -30,9 +30,7 @@ _FUNCTIONAL = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "nn
 
 
 class Site(NamedTuple):
-    """What can be one node: a module, or every module of a class that forward makes anew (``name`` empty), or the
-    function that ``owner``, a class or a Python module, holds under ``name``.
-    """
+    """What can be one node: a module, a class of modules made anew (no ``name``), or a function that ``owner`` has."""
 
     owner: Any
     name: str = ""
@@ -73,9 +71,7 @@ class GiveArguments(CallTarget):
 
 
 def module_site(module: nn.Module, borrowed: Borrowed) -> Site | None:
-    """What names ``module`` in the next run of the forward too; None for one that is made anew by each run, with
-    tensors.
-    """
+    """What names ``module`` in the next run of the forward too; None for one with tensors that each run makes anew."""
     if id(module) in borrowed.modules:
         return Site(module)
     tensors = [*module.parameters(), *module.buffers(), *_attributes(module)]
@@ -136,11 +132,7 @@ def _code_of(function: Any) -> CodeType | None:
 
 def outline_functions(sites: Iterable[Site], run: Callable[[Site, Any, tuple[Any, ...], dict[str, Any]],
                                                            Any]) -> Iterator[Undo]:
-    """Let calls of the functions go through ``run``, wherever a class, a Python module or a table (a dict) in one of
-    its package holds them.
-
-    Each result undoes one step.
-    """
+    """Let calls go through ``run`` wherever a class, a Python module or a dict of its package holds them; the undos."""
     for site in sites:
         if not site.name:
             continue
@@ -245,9 +237,7 @@ def held_tensors(value: Any) -> list[int]:
 
 
 def holds_made_anew(value: Any, borrowed: Borrowed) -> bool:
-    """Whether there is a module among arguments that each run of the forward makes anew, with tensors: the graph could
-    only hold those of one run.
-    """
+    """Whether a module among arguments is made anew, with tensors: the graph could only hold those of one run."""
     if isinstance(value, nn.Module):
         return module_site(value, borrowed) is None
     return any(isinstance(child, (nn.Module, tuple, list, dict)) and holds_made_anew(child, borrowed)

@@ -33,9 +33,7 @@ class Access(NamedTuple):
 
 
 def children(value: Any) -> list[tuple[Access, Any]]:
-    """What a container holds: items of tuples, lists and dicts, fields of dataclasses, attributes of other plain
-    objects.
-    """
+    """What a container holds: items of tuples, lists and dicts, fields of dataclasses, attributes of plain objects."""
     if isinstance(value, _PLAIN) or isinstance(value, Tensor):
         return []
     if dataclasses.is_dataclass(value):
@@ -51,9 +49,7 @@ def children(value: Any) -> list[tuple[Access, Any]]:
 
 
 def is_plain_object(value: Any) -> bool:
-    """An object of the user's whose state is its ``__dict__``: a cache of keys and values, a distribution, a sparse
-    batch.
-    """
+    """An object of the user's whose state is its ``__dict__``: a cache of keys and values, a distribution, a batch."""
     kind = type(value)
     return (type(getattr(value, "__dict__", None)) is dict and not isinstance(value, (nn.Module, type, enum.Enum))
             and not callable(value) and not kind.__module__.startswith(("builtins", "types", "torch._C", "torch.fx")))
@@ -84,10 +80,7 @@ def holds_tensor(value: Any) -> bool:
 
 
 def copy_objects(value: Any, memo: dict[int, tuple[Any, Any]] | None = None) -> Any:
-    """A copy of lists, dicts and plain objects, all the way down, that shares tensors, modules and the rest.
-
-    ``memo`` notes each object by its identity, with its copy.
-    """
+    """A deep copy of lists, dicts and plain objects that shares the rest; ``memo`` has each, by id, with its copy."""
     memo = {} if memo is None else memo
     kind = type(value)
     if id(value) in memo:

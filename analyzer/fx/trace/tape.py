@@ -84,9 +84,7 @@ class Tape(NodeWriter):
         return result
 
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Write down an operator that no torch function announced: from TorchScript, a C++ extension, vmap or a
-        collective.
-        """
+        """Write down an operator without a torch function: from TorchScript, a C++ extension, vmap or a collective."""
         if self.paused or func.namespace == "profiler" or describe_operator(func).composite:
             return
         if not holds_tensor(result) and not writes(func, kwargs):
@@ -138,10 +136,9 @@ class Tape(NodeWriter):
 
     def run_outlined(self, site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
                      module: nn.Module | None = None) -> Any:
-        """Run code that asks for what depends on data, as one node; where its result shows what that was, code around
-        it is wanted too.
+        """Run ``function``, of ``site`` or ``module``, which asks for what depends on data, as one node.
 
-        ``function`` is that of ``site``, or what runs ``module``.
+        Where its result shows what that was, code around it is wanted too.
         """
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return function(*args, **kwargs)
@@ -208,9 +205,7 @@ class Tape(NodeWriter):
                 if not t.is_inference()]
 
     def _give_copies(self, given: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
-        """``given``, nodes of arguments, with objects that tensors have been put into as they were before: another copy
-        of it in each run.
-        """
+        """``given`` with a copy, anew in each run, of objects as they were before tensors were put into them."""
         fresh: dict[fx.Node, fx.Node] = {}
         for name, held in list(self.constants.items()):
             if id(held) not in copies or not holds_tensor(held):
@@ -270,9 +265,7 @@ class Tape(NodeWriter):
         self.bind(result, node, rename=not writes(func, kwargs))
 
     def _want(self, leaf: nn.Module | None = None) -> bool:
-        """Ask for ``leaf``, or the innermost function or module that runs, to be one node that may depend on data;
-        False where only the root does.
-        """
+        """Ask for ``leaf``, or the innermost function or module that runs, to be one node; False for the root alone."""
         inner = None if leaf is None else module_site(leaf, self.borrowed)
         site = next((s for s in (inner, *open_sites(self.borrowed)) if s is not None and s not in self.outlined), None)
         if site is not None:

@@ -43,19 +43,16 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
                    bias_addition_split: bool = False) -> GraphModule:
     """Trace ``root`` into a graph module that shares its parameters and buffers and gives its results.
 
-    ``root``'s own code runs once, on tensors without data, and every torch function that it calls becomes a node; so
-    control flow, shapes and containers are what they are in Python, and constants of the graph. ``meta_args`` maps
-    argument names to tensors (with or without data; of any device), also nested in containers, dataclasses and objects;
-    ``concrete_args`` maps names to constants. For ``*args`` give a tuple under its name; names that forward does not
-    list go to its ``**kwargs``.
+    ``root``'s own code runs once, on fake tensors, and every torch function that it calls becomes a node; so control
+    flow, shapes and containers are what they are in Python, and constants of the graph. ``meta_args`` maps argument
+    names to tensors (with or without data, on any device), also nested in containers, dataclasses and objects;
+    ``concrete_args`` maps names to constants. For ``*args`` give a tuple by its name; other names go to ``**kwargs``.
 
-    With ``trace_act_ckpt`` the code of the graph uses ``torch.utils.checkpoint`` where ``root`` does; without, such
-    nodes are only annotated. With ``bias_addition_split``, the bias of linear and convolution layers is added by a node
-    of its own.
+    With ``trace_act_ckpt`` the graph's code uses ``torch.utils.checkpoint`` where ``root`` does, else its nodes are
+    only annotated. With ``bias_addition_split``, nodes of their own add the biases of linear and convolution layers.
 
-    Raises InputError for arguments that do not fit, and where forward fails for them (with module and line),
-    DataDependentError where forward asks for contents that only data could give, UnsupportedOperatorError for an
-    operator without a shape.
+    Raises InputError for arguments that do not fit or that forward fails for, DataDependentError where forward asks for
+    contents that only data could give, UnsupportedOperatorError for an operator without a shape.
 
     >>> model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
     >>> gm = symbolic_trace(model, meta_args={"input": torch.empty(3, 4, device="meta")})
@@ -94,9 +91,7 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
 
 
 class _Attempt:
-    """One run of a forward on tensors without data, with the code in ``outlined`` as one node each, and contents of
-    ``unknown`` tensors (by id) not known.
-    """
+    """One run of a forward: what is in ``outlined`` is one node each, contents of ``unknown`` tensors are hidden."""
 
     def __init__(self, module: nn.Module, bound: Bound, meta_args: Mapping[str, Any], outlined: Mapping[Site, str],
                  unknown: frozenset[int] | None) -> None:
@@ -216,9 +211,7 @@ def _expected(p: Parameter, bound: Bound) -> list[Any]:
 
 
 def _write_assignments(tape: Tape, borrowed: Borrowed) -> frozenset[int]:
-    """Write down that forward replaced buffers, and return their ids; other attributes that it set are not part of the
-    graph.
-    """
+    """Write down that forward replaced buffers, and return their ids; the graph sets no other attributes."""
     replaced = set()
     ids = set()
     for path, fake, _ in borrowed.buffers:

@@ -1,8 +1,4 @@
-"""What must be replaced in torch, and in the user's modules, while any thread traces; put back in reverse when the last
-one ends.
-
-The replacements act only in threads that trace; other threads get what was there before.
-"""
+"""What is replaced in torch, and in the user's modules, while any thread traces; other threads get what was there."""
 from __future__ import annotations
 
 import contextlib
@@ -40,9 +36,7 @@ _checkpoint = torch.utils.checkpoint
 
 
 def recording_tape() -> Tape | None:
-    """The tape of this thread, where it writes down what is called now (under vmap, the operators that come out of it
-    instead).
-    """
+    """The tape of this thread, if it writes down what is called now: under vmap, only what operators come out of it."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return None
     state = current()
@@ -52,9 +46,7 @@ def recording_tape() -> Tape | None:
 
 @contextmanager
 def tracing_patches(outlined: Iterable[Site] = ()) -> Iterator[None]:
-    """Count one more tracing thread; the first replaces, the last puts back. Functions of ``outlined`` are replaced for
-    this trace.
-    """
+    """Count one more tracing thread; the first replaces, the last puts back. Replaces ``outlined`` for this trace."""
     with _shared.installed(), SharedReplacements(lambda: outline_functions(outlined, _call_outlined)).installed():
         yield
 
@@ -155,9 +147,7 @@ def _apply_function(original: Any) -> Any:
 
 
 def _run_reentrant(tape: Tape, function: Any, preserve_rng_state: bool, args: tuple[Any, ...]) -> Any:
-    """A reentrant checkpoint, which gives gradients to the tensors among its arguments, and to those alone that it
-    returns by themselves or in a tuple.
-    """
+    """A reentrant checkpoint: only a tensor that it returns, by itself or in a tuple, has a gradient."""
     tracks = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
     # else the graph must do without gradients where it has no checkpoint that does
     runs_plainly = tracks or tape.regions.replays_checkpoints
@@ -252,10 +242,7 @@ _LIBRARIES = (*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib",
 
 
 def _find_names(functions: frozenset[int]) -> list[tuple[Any, str]]:
-    """Modules and the names under which they hold one of ``functions`` (ids).
-
-    A library's namespace that held none is not searched again until some library has another number of names.
-    """
+    """Modules and names that hold one of ``functions`` (ids); libraries are searched anew when their names change."""
     global _searched
     modules = list(sys.modules.values())
     known = _searched
@@ -291,9 +278,7 @@ _OVERRIDABLE = ("torch", "torch.functional", "torch._tensor", "torch.autograd")
 
 
 def _is_torch_function(func: Any) -> bool:
-    """Whether the function mode sees calls of ``func`` itself. (torch.nn.functional runs its own Python: see
-    meta/intercept/patch.py.)
-    """
+    """Whether the function mode sees calls of ``func`` itself (not of torch.nn.functional: meta/intercept/patch.py)."""
     return func.__module__ in _OVERRIDABLE
 
 

@@ -1,9 +1,8 @@
 """Which sizes of traced tensors depend on data, found by running a call again with other sizes.
 
 A size that data decides (``nonzero``, ``unique``, a mask) is taken by a policy while tracing, so it must not become a
-constant of the graph. What depends on it is found by repeating each call that such a tensor goes into with other values
-for these sizes: what comes out different depends on them. Sizes are monotonic in the sizes that they are computed from,
-so three values around the one taken (none, a little more, a lot more) do not miss a bound such as that of ``x[:100]``.
+constant of the graph. Each call that such a tensor goes into is repeated with other sizes: what comes out different
+depends on them. Three others (none, a few more, many more) do not miss a bound such as that of ``x[:100]``.
 """
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ Tensor = torch.Tensor
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
-#: (another value for a size, the bound for sizes that the call itself takes from data, also its answer for an unknown
-#: scalar)
+#: (another value for a size, the bound for sizes that the call takes from data and its answer for an unknown scalar)
 _OTHERS: list[tuple[Callable[[int], int], int]] = [(lambda n: 0, 0), (lambda n: n + 3, 2), (lambda n: 2 * n + 7, 3)]
 
 
@@ -65,11 +63,10 @@ class SizeWatch:
 
     def follow(self, run: Run, args: Any, kwargs: Any, result: Any, module: nn.Module | None = None,
                contents: bool = False) -> bool:
-        """Note what sizes of ``result``, which ``run(args, kwargs)`` gave, depend on data; whether anything else in it
-        does.
+        """Note what sizes of ``result``, which ``run(args, kwargs)`` gave, depend on data; whether anything else does.
 
-        ``module`` is the one that runs, if any: its buffers stay as they are. With ``contents``, those that are known
-        of tensors in ``result`` are not from then on, where they depend on data.
+        Buffers of ``module``, the one that runs, stay as they are. With ``contents``, known contents of ``result`` that
+        depend on data are forgotten.
         """
         others = [again for change, bound in _OTHERS
                   if (again := self._repeat(run, args, kwargs, change, bound, module)) is not None]
