@@ -66,7 +66,7 @@ class Played:
 
 @dataclass
 class RunRecord:
-    """By name of node: results (a tree of `Value`), specs of their gradients, fingerprints; `complete` before reading."""
+    """By name of node: results (a tree of `Value`), specs of their gradients, fingerprints; to read, `complete` it."""
 
     values: dict[str, Any] = field(default_factory=dict)
     gradients: dict[str, dict[int, TensorSpec]] = field(default_factory=dict)
