@@ -78,10 +78,6 @@ class Borrowed:
         held = (t for m in module.modules() for t in (*m._parameters.values(), *m._buffers.values()))
         return id(module) in self.modules and any(t is not None and self.original_of(t) is None for t in held)
 
-    def fake_of(self, original: Tensor) -> Tensor | None:
-        """The tensor that takes the place of ``original``, or None."""
-        return self.fakes.of(original)
-
     def original_of(self, fake: Tensor) -> Tensor | None:
         """The tensor whose place ``fake`` takes, or None."""
         return self.fakes.original_of(fake)

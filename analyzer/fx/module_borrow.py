@@ -260,23 +260,16 @@ class _Borrowing:
         elif isinstance(container, dict):
             self._snapshot(container)
             self._walk_items(container, frozenset(), depth)
-        elif isinstance(container, set):
-            members = set(container)
-
-            def put_back_set() -> None:
-                container.clear()
-                container.update(members)
-
-            self.undo.append(put_back_set)
         else:
             items = list(container)
+            is_set = isinstance(container, set)
 
             def put_back() -> None:
                 container.clear()
-                container.extend(items)
+                (container.update if is_set else container.extend)(items)
 
             self.undo.append(put_back)
-            for i, value in enumerate(items):
+            for i, value in () if is_set else enumerate(items):
                 if type(value) not in LEAVES:
                     new = self._replace(value, depth)
                     if new is not value:

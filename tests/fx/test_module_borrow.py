@@ -56,7 +56,7 @@ def test_lists_what_stands_for_what() -> None:
     with MetaTensorMode(), borrow_module(model, CUDA) as borrowed:
         assert (names(borrowed.parameters), names(borrowed.buffers)) == named
         for path, fake, original in borrowed.parameters:
-            assert original is originals[path] and borrowed.fake_of(original) is fake and borrowed.original_of(
+            assert original is originals[path] and borrowed.fakes.of(original) is fake and borrowed.original_of(
                 fake) is original
             assert type(fake) is MetaTensor and isinstance(fake, nn.Parameter) and fake.requires_grad
             assert (fake.shape, fake.stride(), fake.dtype) == (original.shape, original.stride(),

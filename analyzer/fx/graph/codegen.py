@@ -160,7 +160,8 @@ class _Writer:
         assert statement.checkpoint is not None
         members = set(statement.nodes())
         inputs, outputs = statement.inputs(), statement.results()
-        options = {k: self._option(k, v) for k, v in statement.checkpoint.options().items()}
+        options = {k: self._global(v, k) if callable(v) else repr(v)
+                   for k, v in statement.checkpoint.options().items()}
         out: list[str] = []
         if statement.keeps or statement.buffered:
             kept = self.kept[statement] = self.create_name(f"kept_{statement.checkpoint.id}", object())
@@ -179,9 +180,6 @@ class _Writer:
         ending = f";  {' = '.join([*map(repr, dead), name])} = None\n"
         out.append(f"{indent}{result} = {call}{ending}" if outputs else f"{indent}{call}{ending}")
         return out
-
-    def _option(self, key: str, value: Any) -> str:
-        return self._global(value, key) if callable(value) else repr(value)
 
     def _global(self, value: Any, name: str = "") -> str:
         """What generated code calls ``value``."""

@@ -1,6 +1,7 @@
 """A graph as plain data: pickling the linked nodes themselves would recurse as deep as the graph is long."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -45,28 +46,29 @@ def pack_graph(graph: fx.Graph) -> PackedGraph:
     """``graph`` as data that can be pickled."""
     positions = {n: i for i, n in enumerate(graph.nodes)}
 
-    def pack(argument: Any) -> Any:
-        return fx.node.map_arg(argument, lambda n: _Reference(positions[n]))
+    def pack(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return _Reference(positions[value])
+        return _Named(str(value)) if isinstance(value, torch.memory_format) else value
 
-    nodes = [_PackedNode(n.op, n.name, _name(n.target), _plain(pack(n.args)), _plain(pack(n.kwargs)), n.type, n.meta)
-             for n in graph.nodes]
+    nodes = [_PackedNode(n.op, n.name, _name(n.target), _rebuild(n.args, pack), _rebuild(n.kwargs, pack), n.type,
+                         n.meta) for n in graph.nodes]
     return PackedGraph(nodes, getattr(graph._codegen, "keyword_only", frozenset()))
 
 
-def _plain(value: Any) -> Any:
-    """torch.fx's immutable containers as Python's own, what torch has under a name by that."""
-    if isinstance(value, _Reference):
-        return value
-    if isinstance(value, torch.memory_format):
-        return _Named(str(value))
+def _rebuild(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """``value`` with its parts converted, in Python's own containers in place of torch.fx's immutable ones."""
+    found = convert(value)
+    if found is not value:
+        return found
     if isinstance(value, tuple):
-        items = [_plain(v) for v in value]
+        items = [_rebuild(v, convert) for v in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, list):
-        return [_plain(v) for v in value]
+        return [_rebuild(v, convert) for v in value]
     if isinstance(value, slice):
-        return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
-    return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+        return slice(*(_rebuild(v, convert) for v in (value.start, value.stop, value.step)))
+    return {k: _rebuild(v, convert) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _name(target: Any) -> Any:
@@ -82,19 +84,11 @@ def unpack_graph(packed: PackedGraph) -> fx.Graph:
     def unpack(value: Any) -> Any:
         if isinstance(value, _Reference):
             return nodes[value.position]
-        if isinstance(value, _Named):
-            return find_by_name(value.name)
-        if isinstance(value, tuple):
-            items = [unpack(v) for v in value]
-            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-        if isinstance(value, list):
-            return [unpack(v) for v in value]
-        if isinstance(value, slice):
-            return slice(unpack(value.start), unpack(value.stop), unpack(value.step))
-        return {k: unpack(v) for k, v in value.items()} if isinstance(value, dict) else value
+        return find_by_name(value.name) if isinstance(value, _Named) else value
 
     for n in packed.nodes:
-        node = graph.create_node(n.op, unpack(n.target), unpack(n.args), unpack(n.kwargs), n.name, n.type)
+        node = graph.create_node(n.op, unpack(n.target), _rebuild(n.args, unpack), _rebuild(n.kwargs, unpack), n.name,
+                                 n.type)
         node.meta = n.meta
         nodes.append(node)
     return graph

@@ -94,19 +94,11 @@ class CheckpointRegion:
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments of ``checkpoint`` that are not its defaults, and ``use_reentrant``."""
-        found: dict[str, Any] = {"use_reentrant": self.use_reentrant}
-        if not self.preserve_rng_state:
-            found["preserve_rng_state"] = False
+        names = ["preserve_rng_state"]
         if not self.use_reentrant:
-            if self.context_fn is not None:
-                found["context_fn"] = self.context_fn
-            if self.determinism_check != "default":
-                found["determinism_check"] = self.determinism_check
-            if self.debug:
-                found["debug"] = True
-            if not self.early_stop:
-                found["early_stop"] = False
-        return found
+            names += ["context_fn", "determinism_check", "debug", "early_stop"]
+        changed = {n: value for n in names if (value := getattr(self, n)) != getattr(CheckpointRegion, n)}
+        return {"use_reentrant": self.use_reentrant, **changed}
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run ``function`` as the region says."""

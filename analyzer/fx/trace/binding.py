@@ -83,9 +83,8 @@ def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any], co
 
 def _unknown(source: str, name: str, parameters: list[Parameter]) -> str:
     close = difflib.get_close_matches(name, [p.name for p in parameters], n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{source}[{name!r}]: forward takes no such argument{hint} It takes {_names(parameters)}".replace(
-        "argument It", "argument. It")
+    hint = f"; did you mean {close[0]!r}?" if close else "."
+    return f"{source}[{name!r}]: forward takes no such argument{hint} It takes {_names(parameters)}"
 
 
 def _names(parameters: list[Parameter]) -> str:

@@ -10,32 +10,21 @@ from torch import nn
 
 from analyzer.registry import Registry
 
+from .tracer_impl import LeafRegistry
+
 Impl = Callable[..., Any]
 
+register_leaf_module = LeafRegistry("register_leaf_module")
+"""Make every module of a class one ``call_module`` node, as those of torch.nn are, except containers.
 
-def _run_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return module.forward(*args, **kwargs)
+>>> @register_leaf_module
+... class Block(nn.Module):
+...     pass
+>>> Block in register_leaf_module
+True
+"""
 
-
-class _LeafRegistry(Registry[Any, Impl]):
-    """Registers module classes by plain call or as a class decorator, and their subclasses with them.
-
-    >>> @register_leaf_module
-    ... class Block(nn.Module):
-    ...     pass
-    >>> Block in register_leaf_module
-    True
-    """
-
-    def __call__(self, key: type[nn.Module], impl: Impl | None = None, *, override: bool = False) -> Any:
-        super().__call__(key, impl or _run_forward, override=override)
-        return key
-
-
-register_leaf_module = _LeafRegistry("register_leaf_module")
-"""Make every module of a class one ``call_module`` node, as those of torch.nn are, except containers."""
-
-register_non_leaf_module = _LeafRegistry("register_non_leaf_module")
+register_non_leaf_module = LeafRegistry("register_non_leaf_module")
 """Trace into the modules of a class that would be leaves."""
 
 register_leaf_module_impl: Registry[Any, Impl] = Registry("register_leaf_module_impl")

@@ -23,7 +23,7 @@ from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.source_line import is_user_code
 
 from .call_target import CallTarget
-from .structure import children, holds_tensor, is_plain_object, tensors_of, thaw
+from .structure import children, holds_tensor, is_plain_object, thaw
 
 _TRACER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tracer.py")
 _FUNCTIONAL = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "nn", "functional.py")
@@ -229,11 +229,6 @@ def keep_sizes(tensor: torch.Tensor, sizes: dict[int, int], place: str) -> torch
                              f"code at {place} was traced with {size} and is part of the traced forward itself. Put it "
                              "into a submodule or a function, which then becomes one node")
     return tensor
-
-
-def held_tensors(value: Any) -> list[int]:
-    """Identities of the tensors in nested arguments."""
-    return [id(t) for t in tensors_of(value)]
 
 
 def holds_made_anew(value: Any, borrowed: Borrowed) -> bool:

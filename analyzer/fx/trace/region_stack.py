@@ -41,14 +41,10 @@ class RegionStack:
         """The innermost function."""
         return self.frames[-1]
 
-    def open_autocasts(self) -> list[AutocastRegion]:
-        """Those of the innermost function, outermost first."""
-        return self._autocasts[self.frame.autocasts:]
-
     def current(self) -> tuple[Region, ...]:
         """The regions of a node made now, outermost first."""
         frame = self.frame
-        region = (*frame.prefix, *self.open_autocasts())
+        region = (*frame.prefix, *self._autocasts[frame.autocasts:])
         mode = _grad_mode()
         return region if mode == frame.grad_mode else (*region, GradRegion(*mode))
 

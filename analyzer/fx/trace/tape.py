@@ -19,24 +19,14 @@ from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import device_of
 
+from . import outline
 from .bias_split import register_bias_split, splits
-from .call_target import ApplyFunction, name_target
+from .call_target import name_target
 from .changed_content import ContentWatch
 from .function_call import READS, NodeCall, describe_call, reads_size, writes
 from .leaf_module import is_leaf
 from .node_writer import NodeWriter
-from .outline import (
-    CallMethod,
-    GiveArguments,
-    Site,
-    call_module,
-    held_tensors,
-    holds_made_anew,
-    keep_sizes,
-    module_site,
-    open_sites,
-    own_tensors,
-)
+from .outline import Site
 from .structure import copy_objects, holds_tensor, tensors_of
 from .tracer_impl import register_tracer_impl
 from .unknown_size import Run, SizeWatch, forget_contents, known_contents, subscript_of_shape
@@ -143,12 +133,12 @@ class Tape(NodeWriter):
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return function(*args, **kwargs)
 
-        if holds_made_anew((args, kwargs), self.borrowed) and not self._want():
+        if outline.holds_made_anew((args, kwargs), self.borrowed) and not self._want():
             raise InputError(f"{site} asks for what depends on data at {self.outlined[site]} and is given a module "
                              "with tensors that forward makes anew. Make that module inside of it, or once, as a "
                              "submodule")
         given = tuple(self.to_argument(a) for a in args), {k: self.to_argument(v) for k, v in kwargs.items()}
-        held, kept = held_tensors((args, kwargs)), own_tensors((module, args, kwargs))
+        held, kept = list(map(id, tensors_of((args, kwargs)))), outline.own_tensors((module, args, kwargs))
         copies: dict[int, tuple[Any, Any]] = {}
         again = copy_objects((args, kwargs), copies)
         versions = self._versions(args, kwargs)
@@ -172,26 +162,27 @@ class Tape(NodeWriter):
             raise
         finally:
             self.state.options, self.state.expects_contents = options, False
-        changed = held_tensors((args, kwargs)) != held
+        changed = list(map(id, tensors_of((args, kwargs)))) != held
         if changed:
             given = self._give_copies(given, copies)
-        shows = differs or own_tensors((module, args, kwargs)) != kept
+        shows = differs or outline.own_tensors((module, args, kwargs)) != kept
         if shows:
             self.asks = not self._want() or self.asks
         elif not changed and result is not None and not holds_tensor(
                 result) and self._versions(args, kwargs) == versions:
             return result
-        target = CallMethod(function) if args and isinstance(args[0], nn.Module) else name_target(function)
+        is_method = args and isinstance(args[0], nn.Module)
+        target = outline.CallMethod(function) if is_method else name_target(function)
         if changed:  # it put other tensors into its arguments
             returned = result, args, kwargs
             if module is not None:
-                target, given = CallMethod(call_module), ((self.module_node(module), *given[0]), given[1])
+                target, given = outline.CallMethod(outline.call_module), ((self.module_node(module), *given[0]), given[1])
                 returned = result, (module, *args), kwargs
-            call = NodeCall("call_function", GiveArguments(target), *given)
+            call = NodeCall("call_function", outline.GiveArguments(target), *given)
         else:
             returned = result
             call = NodeCall("call_function", target, *given) if module is None else NodeCall(
-                "call_module", self.module_target(module), *given)
+                "outline.call_module", self.module_target(module), *given)
         node = self.create(call)
         node = self.with_checks(node, returned, str(site)) if shows else self.with_structure(node, returned)
         self.bind(returned, node, rename=True)
@@ -217,11 +208,6 @@ class Tape(NodeWriter):
                 fresh[node].meta.update(node.meta)
                 node.replace_all_uses_with(fresh[node], delete_user_cb=lambda user: user not in fresh.values())
         return fx.node.map_arg(given, lambda node: fresh.get(node, node))
-
-    def run_function(self, cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any],
-                     run: Run) -> Any:
-        """Run a custom autograd function as one node."""
-        return self.run_leaf("call_function", ApplyFunction(cls), args, kwargs, run)
 
     def follow(self, values: Any, results: Any) -> None:
         """Let ``results`` be what ``values`` are in the graph."""
@@ -266,8 +252,9 @@ class Tape(NodeWriter):
 
     def _want(self, leaf: nn.Module | None = None) -> bool:
         """Ask for ``leaf``, or the innermost function or module that runs, to be one node; False for the root alone."""
-        inner = None if leaf is None else module_site(leaf, self.borrowed)
-        site = next((s for s in (inner, *open_sites(self.borrowed)) if s is not None and s not in self.outlined), None)
+        inner = None if leaf is None else outline.module_site(leaf, self.borrowed)
+        sites = (inner, *outline.open_sites(self.borrowed))
+        site = next((s for s in sites if s is not None and s not in self.outlined), None)
         if site is not None:
             self.wanted.setdefault(site, user_line() or "")
         return site is not None
@@ -285,7 +272,7 @@ class Tape(NodeWriter):
             self.asks = True
             sizes = {d: tensor.shape[d] for d in sorted(dims)}
             node = self.create_from(
-                NodeCall("call_function", keep_sizes, (self.node_of(tensor), sizes, user_line()), {}))
+                NodeCall("call_function", outline.keep_sizes, (self.node_of(tensor), sizes, user_line()), {}))
             self.map(tensor, node)
 
     def _note_read(self, func: Any, args: tuple[Any, ...], result: Any) -> None:

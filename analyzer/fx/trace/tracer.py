@@ -108,8 +108,8 @@ class _Attempt:
         module, bound = self.module, self.bound
         outer = current()
         mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
-        with InterruptsDeferred(), _torch_state(), mode, borrow_module(module) as borrowed, tracing_patches(
-                self.outlined), _eager_compiled_functions():
+        patches = tracing_patches(self.outlined)
+        with InterruptsDeferred(), mode, borrow_module(module) as borrowed, patches, _eager_compiled_functions():
             _refuse_lazy(borrowed)
             mode.state.follows_expected = bool(self.outlined)
             tape = Tape(mode.state, borrowed, trace_act_ckpt, bias_addition_split, self.outlined)
@@ -228,17 +228,6 @@ def _write_assignments(tape: Tape, borrowed: Borrowed) -> frozenset[int]:
         tape.state.assume(f"forward sets {path} to a tensor, which is not a registered buffer: "
                           f"the graph does not set it")
     return frozenset(ids)
-
-
-@contextlib.contextmanager
-def _torch_state() -> Iterator[None]:
-    """Put grad mode and default dtype back as they were, whatever a forward sets."""
-    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(grad)
-        torch.set_default_dtype(dtype)
 
 
 @contextlib.contextmanager

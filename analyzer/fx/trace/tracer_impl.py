@@ -22,13 +22,15 @@ under a name.
 """
 
 
-class _LeafFunctions(Registry[Callable[..., Any], Callable[..., Any]]):
-    def __call__(self, key: Callable[..., Any], impl: Callable[..., Any] | None = None, *,
-                 override: bool = False) -> Any:
+class LeafRegistry(Registry[Any, Callable[..., Any]]):
+    """Registers functions, or classes with their subclasses, by plain call or as a decorator."""
+
+    def __call__(self, key: Any, impl: Callable[..., Any] | None = None, *, override: bool = False) -> Any:
+        """Register ``key``, which runs ``impl`` or itself, and return it."""
         super().__call__(key, impl or key, override=override)
         return key
 
 
-register_leaf_function = _LeafFunctions("register_leaf_function")
+register_leaf_function = LeafRegistry("register_leaf_function")
 """Make calls of a Python function one ``call_function`` node: ``register_leaf_function(f)``, or as a decorator. With
 ``register_leaf_function(f, impl)``, ``impl`` is what runs while tracing, for functions that cannot run without data."""

@@ -26,7 +26,7 @@ from analyzer.meta.shape_registry import register_shape_impl
 from analyzer.meta.state import current
 
 from . import flex_leaf  # noqa: F401  # registers it
-from .call_target import CallTarget
+from .call_target import ApplyFunction, CallTarget
 from .leaf_module import find_leaf_impl
 from .outline import Site, module_site, outline_functions
 from .tape import Tape
@@ -141,7 +141,7 @@ def _apply_function(original: Any) -> Any:
             operands = (*args[:7], args[8:], args[7])
             return tape.run_leaf("call_function", CallTarget(torch.ops.higher_order.flex_attention), operands, {},
                                  lambda a, k: real(*a[:7], a[8], *a[7]))
-        return tape.run_function(cls, args, kwargs, lambda a, k: real(*a, **k))
+        return tape.run_leaf("call_function", ApplyFunction(cls), args, kwargs, lambda a, k: real(*a, **k))
 
     return apply
 
