@@ -176,7 +176,8 @@ class Tape(NodeWriter):
         if changed:  # it put other tensors into its arguments
             returned = result, args, kwargs
             if module is not None:
-                target, given = outline.CallMethod(outline.call_module), ((self.module_node(module), *given[0]), given[1])
+                target = outline.CallMethod(outline.call_module)
+                given = (self.module_node(module), *given[0]), given[1]
                 returned = result, (module, *args), kwargs
             call = NodeCall("call_function", outline.GiveArguments(target), *given)
         else:
