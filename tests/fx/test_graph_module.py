@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from analyzer import symbolic_trace
 from analyzer.errors import InputError
 from analyzer.fx.graph.graph_module import GraphModule, forward_signature
+from analyzer.fx.graph.interpreter import GraphInterpreter
 
 X = torch.ones(3, 4)
 
@@ -239,3 +240,15 @@ def test_numbers_of_numpy_are_python_s() -> None:
     graph = symbolic_trace(f, meta_args={"x": X})
     assert [type(a) for n in graph.graph.nodes for a in n.args if not isinstance(a, fx.Node)][:2] == [float, float]
     assert torch.equal(graph(X), f(X))
+
+
+def test_an_argument_named_self_is_not_the_graph_module() -> None:
+    def f(self: torch.Tensor, self_1: torch.Tensor) -> torch.Tensor:
+        return self - self_1
+
+    x, y = torch.rand(3), torch.rand(3)
+    gm = symbolic_trace(f, meta_args={"self": x, "self_1": y})
+    assert torch.equal(gm(x, y), x - y)
+    assert torch.equal(GraphInterpreter(gm).run(x, y), x - y)
+    with pytest.raises(InputError, match="self_2"):
+        gm(torch.rand(4), y)

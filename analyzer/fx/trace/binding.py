@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from inspect import Parameter
 from typing import Any, NamedTuple
@@ -17,6 +18,11 @@ class Bound(NamedTuple):
 
     parameters: list[Parameter]
     given: dict[str, Any]
+
+    def name_in_graph(self, p: Parameter) -> str:
+        """The name of a parameter in generated code, where ``self`` is the graph module."""
+        taken = {q.name for q in self.parameters}
+        return next(f"self_{i}" for i in itertools.count(1) if f"self_{i}" not in taken) if p.name == "self" else p.name
 
     def call_arguments(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``values`` (by parameter name) as positional and keyword arguments."""

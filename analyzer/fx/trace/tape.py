@@ -183,7 +183,7 @@ class Tape(NodeWriter):
         else:
             returned = result
             call = NodeCall("call_function", target, *given) if module is None else NodeCall(
-                "outline.call_module", self.module_target(module), *given)
+                "call_module", self.module_target(module), *given)
         node = self.create(call)
         node = self.with_checks(node, returned, str(site)) if shows else self.with_structure(node, returned)
         self.bind(returned, node, rename=True)

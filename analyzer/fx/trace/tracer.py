@@ -86,7 +86,8 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
             break
     gm = GraphModule(build_skeleton(module, attempt.contents), graph, _class_name(root))
     gm.meta["assumptions"] = attempt.assumptions
-    gm.expect([(p.name, p.kind) for p in bound.parameters], [e for p in bound.parameters for e in _expected(p, bound)])
+    gm.expect([(bound.name_in_graph(p), p.kind) for p in bound.parameters],
+              [e for p in bound.parameters for e in _expected(p, bound)])
     return gm
 
 
@@ -134,7 +135,8 @@ class _Attempt:
             tape.output(result)
             self.assumptions = list(mode.state.assumptions)
             self.contents = collect_contents(tape, borrowed)
-        tape.graph.set_codegen(RegionCodeGen(p.name for p in bound.parameters if p.kind is Parameter.KEYWORD_ONLY))
+        tape.graph.set_codegen(RegionCodeGen(
+            bound.name_in_graph(p) for p in bound.parameters if p.kind is Parameter.KEYWORD_ONLY))
         return tape.graph
 
 
@@ -183,11 +185,11 @@ def _write_placeholders(tape: Tape, bound: Bound, values: dict[str, Any]) -> Non
         defaults[p.name] = ()  # a constant before an argument that must be given
     for p in bound.parameters:
         if p.kind is Parameter.VAR_POSITIONAL:
-            tape.placeholder("*" + p.name, (), values.get(p.name, ()))
+            tape.placeholder("*" + bound.name_in_graph(p), (), values.get(p.name, ()))
         elif p.kind is Parameter.VAR_KEYWORD:
-            tape.placeholder("**" + p.name, (), values.get(p.name, {}))
+            tape.placeholder("**" + bound.name_in_graph(p), (), values.get(p.name, {}))
         else:
-            tape.placeholder(p.name, defaults[p.name], values.get(p.name))
+            tape.placeholder(bound.name_in_graph(p), defaults[p.name], values.get(p.name))
 
 
 def _default(p: Parameter, values: dict[str, Any]) -> tuple[Any, ...]:
@@ -207,7 +209,7 @@ def _expected(p: Parameter, bound: Bound) -> list[Any]:
         return []
     else:
         value = p.default
-    return expectations(p.name, value)
+    return expectations(bound.name_in_graph(p), value)
 
 
 def _write_assignments(tape: Tape, borrowed: Borrowed) -> frozenset[int]:
