@@ -150,8 +150,8 @@ class _Writer:
 
     def _node(self, node: Node, indent: str, dead: list[Node]) -> list[str]:
         counter, *lines = self.text[node]
-        ending = f";  {' = '.join(map(repr, dead))} = None\n" if dead and node.op not in ("placeholder",
-                                                                                          "output") else "\n"
+        frees = dead and node.op not in ("placeholder", "output")
+        ending = f";  {' = '.join(map(repr, dead))} = None\n" if frees else "\n"
         text = "".join(ending if line == "\n" or line.startswith(";  ") else line for line in lines)
         indented = "".join(indent + line for line in text.splitlines(keepends=True) if line.strip())
         return [counter, indented]

@@ -41,7 +41,7 @@ class TracedGraph(fx.Graph):
         return super().eliminate_dead_code(is_impure_node or (lambda node: not is_pure(node)))
 
     def process_inputs(self, *args: Any) -> Any:
-        """The arguments of `torch.fx.Interpreter.run`; raises InputError for regions that it leaves out and may not."""
+        """The arguments of `torch.fx.Interpreter.run`, refused where it would leave out autocast or grad mode."""
         for node in self.nodes:
             region = next((r for r in region_of(node) if not isinstance(r, CheckpointRegion)), None)
             if region is not None:

@@ -42,9 +42,7 @@ def _runs(nodes: Iterable[fx.Node], path: str) -> Iterable[list[fx.Node]]:
     """The nodes of each call of a module, as far as other nodes lie between them."""
     run: list[fx.Node] = []
     for node in nodes:
-        inside = str(node.meta.get("module_path", "")) == path or str(node.meta.get("module_path",
-                                                                                    "")).startswith(path + ".")
-        if inside:
+        if f"{node.meta.get('module_path', '')}.".startswith(f"{path}."):
             run.append(node)
         elif run and node.op != "get_attr":
             yield run

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -13,14 +12,13 @@ from .call_target import name_target
 
 Tensor = torch.Tensor
 
-_OPERATORS = ("add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split())
+_OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 _OTHERS = "eq ne lt le gt ge neg pos abs invert getitem setitem".split()
 
 #: dunder method -> operator function; reflected ones swap their operands
-OPERATOR_OF: dict[str, Callable[...,
-                                Any]] = {f"__{n}__": getattr(operator, f"__{n}__") for n in (*_OPERATORS, *_OTHERS)}
-IN_PLACE_OF: dict[str, Callable[..., Any]] = {f"__i{n}__": getattr(operator, f"__i{n}__") for n in _OPERATORS}
-REFLECTED_OF: dict[str, Callable[..., Any]] = {f"__r{n}__": getattr(operator, f"__{n}__") for n in _OPERATORS}
+OPERATOR_OF = {f"__{n}__": getattr(operator, f"__{n}__") for n in (*_OPERATORS, *_OTHERS)}
+IN_PLACE_OF = {f"__i{n}__": getattr(operator, f"__i{n}__") for n in _OPERATORS}
+REFLECTED_OF = {f"__r{n}__": getattr(operator, f"__{n}__") for n in _OPERATORS}
 for _old, _new in (("div", "truediv"), ("idiv", "itruediv"), ("rdiv", "rtruediv")):
     for _table in (OPERATOR_OF, IN_PLACE_OF, REFLECTED_OF):
         if f"__{_new}__" in _table:

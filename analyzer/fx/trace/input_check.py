@@ -64,8 +64,7 @@ def _describe(value: Any) -> str:
 def expectations(argument: str, value: Any) -> list[Expected]:
     """What an argument of the traced forward was."""
     if not holds_tensor(value):
-        return [Expected(argument, (), None, None, value if isinstance(value, _SIMPLE) else None)] if isinstance(
-            value, _SIMPLE) else []
+        return [Expected(argument, (), None, None, value)] if isinstance(value, _SIMPLE) else []
     found: list[Expected] = []
 
     def walk(value: Any, path: tuple[Access, ...]) -> None:
