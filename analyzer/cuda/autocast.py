@@ -39,7 +39,6 @@ class _Local(threading.local):
 
 _local = _Local()
 
-
 _policies = cache(read_policies)
 
 

@@ -41,7 +41,6 @@ register_memory_impl: Registry[Any, Callable[..., MemoryNeed]] = Registry("regis
 the output, or a tuple of them) that returns a `MemoryNeed`. The key is a ``torch.ops`` operator, one overload or all.
 A rule that depends on the device's generation reads `analyzer.hardware.current_spec.simulated_spec`."""
 
-
 StageRule = Callable[[Signature], "tuple[Stage, ...]"]
 _rules: dict[Any, StageRule] = {}
 

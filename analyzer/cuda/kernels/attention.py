@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.factory import new_on_device_of
+from analyzer.cuda.function import new_on_device_of
 from analyzer.cuda.host_attention import choose_host_backend
 from analyzer.cuda.kernel_registry import device_kernel, device_shape
 from analyzer.cuda.sdp_choice import CUDNN, EFFICIENT, FLASH, MATH, AttentionCall, choose_backend, describe

@@ -152,9 +152,10 @@ def _gather(params: list[Tensor], has_biases: bool, has_projections: bool) -> li
                            g[-1] if has_projections else None) for g in groups]
 
 
-def run_cells(cell: Cell, x: Tensor, sizes: list[int] | None, hx: list[Tensor], params: list[Tensor],
+def run_cells(cell: Cell, x: Tensor, sizes: list[int] | None, hx: Tensor | list[Tensor], params: list[Tensor],
               has_biases: bool, layers: Layers, batch_first: bool = False) -> tuple[Tensor, ...]:
     """apply_layer_stack, with torch's own cells; ``sizes`` are the batch sizes of a packed sequence."""
+    hx = [hx] if isinstance(hx, Tensor) else hx
     weights = _gather(params, has_biases, len(hx) == 2 and hx[0].shape[2] != hx[1].shape[2])
     finals: list[State] = []
     x = x.transpose(0, 1) if batch_first else x
@@ -262,35 +263,21 @@ def shape_onednn_layer_backward(input: Tensor, weight1: Tensor, weight2: Tensor,
     return tuple(input.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
-@host_kernel("lstm.input")
-def _lstm(input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
-          train: bool, bidirectional: bool, batch_first: bool) -> Any:
-    layers = Layers(num_layers, dropout, train, bidirectional)
-    if uses_onednn(input, hx):
-        return run_onednn(input, hx, params, has_biases, layers, batch_first)
-    return run_cells(step_lstm, input, None, hx, params, has_biases, layers, batch_first)
-
-
-@host_kernel("lstm.data")
-def _packed_lstm(data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool,
-                 num_layers: int, dropout: float, train: bool, bidirectional: bool) -> Any:
-    sizes = read_lengths("a recurrent layer on a packed sequence", batch_sizes)
-    return run_cells(step_lstm, data, sizes, hx, params, has_biases, Layers(num_layers, dropout, train, bidirectional))
-
-
 def _register(name: str, cell: Cell) -> None:
     @host_kernel(f"{name}.input")
-    def layer(input: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
+    def layer(input: Tensor, hx: Any, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
               train: bool, bidirectional: bool, batch_first: bool) -> Any:
-        return run_cells(cell, input, None, [hx], params, has_biases,
-                         Layers(num_layers, dropout, train, bidirectional), batch_first)
+        layers = Layers(num_layers, dropout, train, bidirectional)
+        if cell is step_lstm and uses_onednn(input, hx):
+            return run_onednn(input, hx, params, has_biases, layers, batch_first)
+        return run_cells(cell, input, None, hx, params, has_biases, layers, batch_first)
     @host_kernel(f"{name}.data")
-    def packed(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: list[Tensor], has_biases: bool, num_layers: int,
+    def packed(data: Tensor, batch_sizes: Tensor, hx: Any, params: list[Tensor], has_biases: bool, num_layers: int,
                dropout: float, train: bool, bidirectional: bool) -> Any:
         sizes = read_lengths("a recurrent layer on a packed sequence", batch_sizes)
-        return run_cells(cell, data, sizes, [hx], params, has_biases, Layers(num_layers, dropout, train, bidirectional))
+        return run_cells(cell, data, sizes, hx, params, has_biases, Layers(num_layers, dropout, train, bidirectional))
 
 
-for _name, _cell in (("gru", step_gru), ("rnn_tanh", _make_simple_step(torch.tanh)),
+for _name, _cell in (("lstm", step_lstm), ("gru", step_gru), ("rnn_tanh", _make_simple_step(torch.tanh)),
                      ("rnn_relu", _make_simple_step(torch.relu))):
     _register(_name, _cell)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.factory import new_on_device_of
+from analyzer.cuda.function import new_on_device_of
 from analyzer.cuda.kernel_registry import device_kernel
 
 Tensor = torch.Tensor

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.factory import new_on_device_of
+from analyzer.cuda.function import new_on_device_of
 from analyzer.cuda.kernel_registry import device_kernel
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.value.contents import read_known

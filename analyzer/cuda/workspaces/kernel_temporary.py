@@ -19,7 +19,6 @@ from .reduction import accumulate_bytes, one_stage, reduction_blocks
 _aten = torch.ops.aten
 _INDEX_BYTES = 8  # int64
 
-
 allocated_in((1, 0), _aten.native_dropout)  # Dropout.cu, dropout_cuda: the mask first
 
 

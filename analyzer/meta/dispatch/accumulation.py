@@ -19,7 +19,6 @@ ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 # tools/autograd/derivatives.yaml).
 _ADDING_NODES = ("VarMean", "StdMean", "Atan2", "Linalg", "Cumprod", "Prod", "Polar", "Svd")
 
-
 Holders = tuple[int, int, int]
 
 

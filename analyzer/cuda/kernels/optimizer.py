@@ -1,10 +1,14 @@
-"""``torch.amp.GradScaler`` without data: gradients are taken to be finite, so that no step is skipped."""
+"""Optimizers without data: fused steps, of which torch has kernels on meta for Adam and AdamW with a plain rate alone,
+and ``torch.amp.GradScaler``, whose gradients are taken to be finite, so that no step is skipped.
+"""
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from analyzer.cuda.function import call_whole
-from analyzer.cuda.kernel_registry import device_kernel
+from analyzer.cuda.kernel_registry import device_kernel, device_shape
 from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage
 
@@ -19,3 +23,9 @@ def _check_and_unscale(self: list[torch.Tensor], found_inf: torch.Tensor, inv_sc
     call_whole(aten._amp_foreach_non_finite_check_and_unscale_.default, self, found_inf, inv_scale)
     storage.known = before
     state.assume("gradients are taken to be finite: GradScaler skips no step")
+
+
+@device_shape("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adagrad_", "_fused_adagrad_.tensor_lr",
+              "_fused_adam_.tensor_lr", "_fused_adamw_.tensor_lr")
+def shape_fused_update(*_: Any, **__: Any) -> None:
+    """aten/src/ATen/native/cuda/FusedSgdKernel.cu and its like: written in place, without memory of their own."""
