@@ -24,7 +24,6 @@ from analyzer.record.recorder import Recorder
 from .block_key import ReadValues, structure_key
 from .block_place import BlockPlace
 from .block_trial import (
-    BLOCK,
     Arguments,
     Backward,
     Borrow,
@@ -39,7 +38,7 @@ from .block_trial import (
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
 from .reel import Reel, Take, play
 from .reserved import Reserved
-from .restart import Restart
+from .restart import BLOCK, Restart
 from .state_fingerprint import StateFingerprint, describe_tensor_state, tensor_attributes
 from .twin import Twin
 from .unseen_gradient import BlockGradients

@@ -73,7 +73,7 @@ class _Search:
     def add_class(self, cls: type) -> None:
         """Its methods may be called: ``forward`` and those of Python's protocols, others where they are named."""
         is_module = issubclass(cls, nn.Module)
-        has_forward = is_module and cls.forward is not nn.Module.forward
+        has_forward = is_module and any("forward" in vars(base) for base in cls.__mro__ if base is not nn.Module)
         for base in cls.__mro__:
             if base in self._seen or is_stateless(base):
                 continue

@@ -196,8 +196,8 @@ class StateFingerprint:
         elif isinstance(value, random.Random):
             self._objects.append((value.getstate, value.setstate, value.getstate()))
         elif hasattr(kind, "get_state") and kind.__module__.startswith("numpy"):
-            self._objects.append((lambda: repr(value.get_state()), lambda old, state=value.get_state(): value.set_state(
-                state), repr(value.get_state())))
+            state = value.get_state()
+            self._objects.append((lambda: repr(value.get_state()), lambda old: value.set_state(state), repr(state)))
         elif hasattr(kind, "bit_generator"):  # a generator of numpy's
             self._take_numpy_generator(value.bit_generator)
         elif hasattr(kind, "tobytes"):  # arrays of numpy and others
@@ -256,8 +256,8 @@ class StateFingerprint:
         return [x for item in items for x in (item if isinstance(found, MutableMapping) else (item, ))]
 
     def _take_numpy_generator(self, bits: Any) -> None:
-        self._objects.append((lambda: repr(bits.state), lambda old, state=bits.state: setattr(bits, "state", state),
-                              repr(bits.state)))
+        state = bits.state
+        self._objects.append((lambda: repr(bits.state), lambda old: setattr(bits, "state", state), repr(state)))
 
     # ---- comparing
 
@@ -283,8 +283,8 @@ class StateFingerprint:
             if not _are_alike((_look_up(holder, name),), (value,)):
                 return f"the variable {name or 'of a closure'}"
         for tensor, state in self._tensors:
-            found = tensor()
-            if found is not None and describe_tensor_state(found) != state:
+            alive = tensor()
+            if alive is not None and describe_tensor_state(alive) != state:
                 return "a tensor's attribute, hook, storage or requires_grad"
         for read, _, before in self._objects:
             if read() != before:
