@@ -163,7 +163,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
         choice.print_report(found, arguments)
     else:
         print("\n\n".join(texts[word]() for word in shown))
-    if arguments.explain_replay:
+    if arguments.explain_replay and found.replay is not None:
         print("\n" + found.replay.explain())
     choice.save_profile(found, arguments.json, arguments.html)
     return 0

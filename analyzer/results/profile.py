@@ -101,8 +101,8 @@ class Profile(DeferredFields):
     #: runs of modules in one forward pass, in order, callers before what they call
     module_calls: tuple[ModuleCall, ...] = ()
     assumptions: tuple[str, ...] = ()
-    #: blocks, steps and optimizer: replayed or run, and why; see docs/internals/replay.md
-    replay: ReplayReport = field(default_factory=ReplayReport)
+    #: blocks, steps and optimizer of a predicted step: replayed or run, and why; see docs/internals/replay.md
+    replay: ReplayReport | None = None
 
     @property
     def model_flops(self) -> int | None:
