@@ -12,6 +12,7 @@ from analyzer.meta.plain_type import ARGUMENTS
 from analyzer.meta.tensor import template
 from analyzer.record.eager import EagerStep, default_loss
 from analyzer.record.event import Event
+from analyzer.record.module_walk import walk_modules
 
 from .optimizer.eligibility import why_run
 from .reserved import Reserved, one_by_one
@@ -55,9 +56,13 @@ class ReplayedStep(EagerStep):
     @property
     def parameters(self) -> list[torch.Tensor]:
         """The parameters that are tensors."""
-        waiting = {id(tensor) for block in self._held or () if isinstance(block, Reserved) and block.stand_ins is None
-                   for tensor in block.twin.parameters}
-        return [p for p in self.model.parameters() if id(p) not in waiting]
+        lazy = [block.twin for block in self._held or () if isinstance(block, Reserved) and block.stand_ins is None]
+        if not lazy:
+            return list(self.model.parameters())
+        waiting = {id(tensor) for twin in lazy for tensor in twin.parameters}
+        walked = walk_modules(self.model, left_out=[twin.block for twin in lazy])
+        found = {id(p): p for _, module in walked for p in module._parameters.values() if p is not None}
+        return [p for i, p in found.items() if i not in waiting]
 
     def run(self) -> None:
         self.update_reason = self._why_run_updates()
