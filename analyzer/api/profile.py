@@ -15,6 +15,7 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.lazy_touch import LazyTouch
 from analyzer.record.eager import EagerStep, OptimizerFactory
+from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
 from analyzer.replay.block_reuse import BlockReuse, pays
 from analyzer.replay.eager_step import ReplayedStep
@@ -75,7 +76,7 @@ def profile(
     args, kwargs = as_arguments(args), as_keywords(kwargs)
     module = model if isinstance(model, torch.nn.Module) else build_model(model)
     names = argument_names(module, args, kwargs)
-    replay = Replay(why_nothing(reuse, step, session.options))
+    replay = Replay(why_nothing(module, reuse, step, session.options))
     # an optimizer of the user's own looks at every parameter
     replay.reserves = replay.refusal is None and (mode == "infer" or optimizer is None or isinstance(optimizer, str))
 
@@ -96,7 +97,8 @@ def profile(
     return run_replayed(session, module, run_step, replay)
 
 
-def why_nothing(reuse: bool, step: Callable[..., Any] | None, options: ProfileOptions) -> str | None:
+def why_nothing(module: torch.nn.Module, reuse: bool, step: Callable[..., Any] | None,
+                options: ProfileOptions) -> str | None:
     """Why no part of a step is replayed, as far as that is known before; None where some may be."""
     if not reuse:
         return "reuse=False"
@@ -106,6 +108,8 @@ def why_nothing(reuse: bool, step: Callable[..., Any] | None, options: ProfileOp
         return "memory may run out in the middle of a part"
     if not options.set_to_none:
         return "gradients are added to those of the step before"
+    if any(map(has_gradient_hooks, module.parameters())):
+        return "hooks run with a parameter's gradient"
     return why_unsupported()
 
 

@@ -14,6 +14,7 @@ from analyzer.fx.graph.graph_step import GraphStep
 from analyzer.fx.graph.run_record import RunRecord, fingerprint_nodes
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.meta.tensor import device_of
+from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import tensors_in
 from analyzer.replay.restart import Restart
@@ -71,7 +72,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
     infos: dict[fx.Node, NodeInfo] = {}
     records: list[RunRecord] = []
-    replays = reuse and why_unsupported() is None
+    replays = reuse and why_unsupported() is None and not any(map(has_gradient_hooks, gm.parameters()))
 
     def read_rows() -> dict[str, Any]:
         _ = found.nodes  # which fills the records of all nodes

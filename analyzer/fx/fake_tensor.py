@@ -15,7 +15,6 @@ from analyzer.meta.state import CPU, MetaState
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import META, MetaTensor, attach, attach_at, bytes_on_meta, device_of, tensor_on
 from analyzer.meta.value.known_value import Deferred, small_enough
-from analyzer.record.optimizer_step import has_gradient_hooks
 
 Tensor = torch.Tensor
 
@@ -93,9 +92,6 @@ class FakeTensors:
             out.__dict__.update(attributes)
         if original.requires_grad:
             out.requires_grad_()
-        if has_gradient_hooks(original):
-            self.state.assume("hooks on parameters are not run: their gradients, and an optimizer that a hook steps, "
-                              "are counted as if there were none")
         return out
 
     def _strided(self, original: Tensor, readable: bool, constant: bool) -> Tensor:

@@ -25,6 +25,7 @@ from analyzer.replay.twin import LEAVES, Twin
 
 from .borrowed import Borrowed, keep_lazy
 from .fake_tensor import FakeTensors
+from .gradient_hook import GradientHooks
 from .random_state import restore_generators, save_generators
 
 Tensor = torch.Tensor
@@ -101,6 +102,7 @@ class _Borrowing:
 
     def take(self) -> None:
         self._walk(self.borrowed.root)
+        GradientHooks(self.fakes, self.undo).take()
         self._list()
 
     def give_back(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
+from analyzer.meta.state import current
 
 from .recorder import FAILED
 
@@ -120,6 +121,10 @@ def _optimizer_steps(recorder: Recorder, mine: Any) -> Any:
             phase = interrupted.pop()
             if phase == "backward":  # a hook on a parameter steps as soon as its gradient is there
                 recorder.mark_states(optimizer)
+                state, held = current(), (p for group in optimizer.param_groups for p in group["params"])
+                if state is not None and any(recorder.storage_of(p) is None for p in held):
+                    state.assume(f"the {type(optimizer).__name__} that a hook on a parameter steps does not have the "
+                                 "parameters of the profiled model: its updates are not counted")
             recorder.resume(phase if phase == "backward" else "forward")
 
     handles = (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after))

@@ -1,6 +1,8 @@
 """Private torch API: whether an optimizer's step is torch's own code and nothing else."""
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.optim import optimizer as _module
 
@@ -20,3 +22,12 @@ def has_step_hooks(optimizer: torch.optim.Optimizer, known: int = 0) -> bool:
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:
     """Whether code is registered that runs when the gradient of a parameter is there."""
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def share_gradient_hooks(original: torch.Tensor, other: torch.Tensor) -> list[dict[int, Any]]:
+    """Let the hooks of ``original`` run with the gradient of ``other`` too; the dictionaries that both now have."""
+    names = [name for name in ("_backward_hooks", "_post_accumulate_grad_hooks") if getattr(original, name, None)]
+    with torch._C.DisableTorchFunctionSubclass():
+        for name in names:
+            setattr(other, name, getattr(original, name))
+    return [getattr(original, name) for name in names]
