@@ -13,7 +13,7 @@ from torch import nn
 
 from analyzer.meta.state import CPU
 from analyzer.record.module_walk import REGISTRIES
-from analyzer.record.optimizer_step import has_gradient_hooks, share_gradient_hooks
+from analyzer.record.optimizer_step import has_gradient_hooks, is_updated_in_backward, share_gradient_hooks
 from analyzer.replay.twin import LEAVES
 
 from .fake_tensor import FakeTensors
@@ -42,6 +42,9 @@ class GradientHooks:
         """Give them to the fake tensors."""
         hooked = [(original, fake) for original, fake in self.fakes if has_gradient_hooks(original)]
         self.undo.append(self._on_host.forget_storages)
+        if any(is_updated_in_backward(original) for original, _ in self.fakes):
+            self.fakes.state.assume("hooks on the autograd nodes of parameters are not run: gradients, and the "
+                                    "optimizers that they step in the backward pass, are counted as if there were none")
         for original, fake in hooked:
             for hooks in share_gradient_hooks(original, fake):
                 if id(hooks) not in self._replaced:

@@ -24,6 +24,11 @@ def has_gradient_hooks(parameter: torch.Tensor) -> bool:
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
+def is_updated_in_backward(parameter: torch.Tensor) -> bool:
+    """Whether `torch.distributed.optim` steps optimizers of it by a hook on its autograd node, not on itself."""
+    return "_in_backward_optimizers" in parameter.__dict__
+
+
 def share_gradient_hooks(original: torch.Tensor, other: torch.Tensor) -> list[dict[int, Any]]:
     """Let the hooks of ``original`` run with the gradient of ``other`` too; the dictionaries that both now have."""
     names = [name for name in ("_backward_hooks", "_post_accumulate_grad_hooks") if getattr(original, name, None)]

@@ -180,3 +180,12 @@ def test_an_optimizer_that_is_out_of_reach_is_told_of() -> None:
         parameter.register_post_accumulate_grad_hook(lambda p, way=way: update(way[0][0].to.to.to))
     found = profile(model, args=(torch.rand(4, 64), ), device="cpu").assumptions
     assert [a for a in found if "does not have the parameters of the profiled model" in a]
+
+
+def test_hooks_on_autograd_nodes_are_told_of() -> None:
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    model = make_layers()
+    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    found = profile(model, args=(torch.rand(4, 64), ), device="cpu").assumptions
+    assert [a for a in found if a.startswith("hooks on the autograd nodes of parameters are not run")]
