@@ -61,6 +61,7 @@ def _format_figure(figure: Figure) -> str:
 
 
 def _lay_out(rows: Sequence[Any], headers: Sequence[str]) -> str:
-    from tabulate import tabulate  # type: ignore[import-untyped,unused-ignore]  # at first use: `import analyzer` is to be quick
+    # at first use: `import analyzer` is to be quick
+    from tabulate import tabulate  # type: ignore[import-untyped,unused-ignore]
 
     return str(tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True))

@@ -18,7 +18,7 @@ class Annotation:
 
     Names that are fields of `NodeInfo`, `ModuleInfo`, `PhaseInfo`, `OperatorInfo` or `Profile` fill those fields;
     others are kept under ``extra`` of the node. ``fill``, where given, is called with the annotation when one of
-    `nodes`, `modules` and `operators` is read first, and fills them: what nobody reads need not be worked out.
+    `nodes`, `modules` and `operators` is read first, and fills them: what is never read need not be worked out.
     """
 
     def __init__(self, fill: Callable[[Annotation], None] | None = None) -> None:

@@ -33,7 +33,8 @@ def find_optimizer(optimizer: str | OptimizerFactory | None) -> OptimizerFactory
         return optimizer
     if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
         raise InputError(
-            f"optimizer={optimizer!r}: not one of {', '.join(OPTIMIZERS)}, and not a callable `params -> torch.optim.Optimizer`"
+            f"optimizer={optimizer!r}: not one of {', '.join(OPTIMIZERS)}, and not a callable "
+            "`params -> torch.optim.Optimizer`"
         )
     return OPTIMIZERS[optimizer]
 

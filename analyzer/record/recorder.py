@@ -41,7 +41,7 @@ class Recorder:
 
     ``claim`` is the device whose memory is watched; ``is_leaf`` tells which modules become one node (eager runs),
     ``find_leaf_impl`` what runs instead of a module's own forward, ``walked`` are the modules of ``root``, where
-    somebody walked them already. A driver that knows its nodes (the graph interpreter) sets `node` itself.
+    these were listed already. A driver that knows its nodes (the graph interpreter) sets `node` itself.
     """
 
     def __init__(self, mode: MetaTensorMode, root: torch.nn.Module, claim: torch.device,
@@ -71,12 +71,12 @@ class Recorder:
         self._last_sequence = -1
         self._parameter_owner: dict[int, int] = {}
         self._producer: dict[int, int] = {}  # storage number -> node that wrote it last
-        self.events: list[Event] | None = None  #: collected while somebody wants to play them again
+        self.events: list[Event] | None = None  #: collected while a step is to be replayed
         self.first_node = 0  #: of the present step
         self.watched: set[int] = set()  #: storages; `touched` is told of a forward call that reads one
         self.touched: Callable[[int, Signature], None] = _nothing
         self.restart: BaseException | None = None  #: why the run cannot go on, raised when the next phase begins
-        self.unseen_gradients: UnseenGradients | None = None  #: None where somebody may look at gradients
+        self.unseen_gradients: UnseenGradients | None = None  #: None where gradients may be looked at
         self.before_backward: Callable[[bool], None] = _keep  #: told whether one pass computes all gradients, once
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
         self.creates_graph = False  #: the running backward pass is itself differentiated
@@ -199,7 +199,7 @@ class Recorder:
         return self.log.modules[self._module_index[id(module)]].path
 
     def register_existing(self, tensors: Iterable[torch.Tensor | tuple[Reserved, str]]) -> None:
-        """Take note of storages that were made before the recording began, and of what is reserved, with its category."""
+        """Note the storages made before the recording began, and what is reserved, with its category."""
         for tensor in tensors:
             if isinstance(tensor, tuple):
                 reserved, category = tensor
@@ -267,7 +267,7 @@ class Recorder:
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
         """A module's call begins; the result is what `leave_module` needs."""
         index = own = self._module_index.get(id(module))
-        if index is None:  # made on the way, or behind a wrapper: it runs for whoever called it
+        if index is None:  # made on the way, or behind a wrapper: it runs for its caller
             index = self._stack[-1] if self._stack else self.outermost
         record = self.log.modules[index]
         record.calls += self.step == self.described_step
@@ -548,7 +548,8 @@ class Recorder:
         record, memory = self.log.phases[-1], self.memory
         record.last_call = len(self.log.call_slots)
         record.end_event, record.end_act = self.log.events, len(self.log.act_slots)
-        record.allocated_bytes, record.requested_bytes, record.reserved_bytes = memory.allocated_bytes, memory.requested_bytes, memory.reserved_bytes
+        record.allocated_bytes, record.requested_bytes = memory.allocated_bytes, memory.requested_bytes
+        record.reserved_bytes = memory.reserved_bytes
         record.peak_allocated_bytes, record.peak_requested_bytes, record.peak_reserved_bytes = memory.lap_peaks()
 
     @contextmanager
@@ -612,12 +613,13 @@ class Recorder:
         finally:
             self.end()
             state.recorder = self.space.listener = self.memory.observer = None
-            self.reuse, self.touched, self.before_backward, self._modules = None, _nothing, _keep, []  # whoever keeps the recorder keeps no model
+            # a recorder that outlives the run keeps no model
+            self.reuse, self.touched, self.before_backward, self._modules = None, _nothing, _keep, []
             self.log.assumptions = list(state.assumptions)
 
 
 def _nothing(number: int, signature: Signature) -> None:
-    """Nobody wants to know."""
+    """Reads of storages are not followed."""
 
 
 def _keep(is_plain: bool) -> None:

@@ -1,4 +1,4 @@
-"""When two blocks are the same: the same code, the same specs, and the same values of whatever their forward pass read."""
+"""When two blocks are the same: the same code and specs, and the same values of all that their forward pass read."""
 from __future__ import annotations
 
 import functools
@@ -80,7 +80,8 @@ class ReadValues:
         for path, name in sorted(reads):
             module, i = modules[path], index_of[path]
             for n in list(module.__dict__) if name == "*" else [name]:
-                if n == "__class__" or n in REGISTRIES or n in module._parameters or n in module._buffers or n in module._modules:
+                registered = n in module._parameters or n in module._buffers or n in module._modules
+                if n == "__class__" or n in REGISTRIES or registered:
                     continue  # the same by structure
                 if n in module.__dict__:
                     value = module.__dict__[n]
@@ -220,4 +221,4 @@ def _same(a: Any, b: Any, where_a: Positions, where_b: Positions) -> bool:
     if isinstance(a, functools.partial):
         return (a.func is b.func and _same(a.args, b.args, where_a, where_b)
                 and _same(a.keywords, b.keywords, where_a, where_b))
-    return False  # objects of their own: nobody knows what they would have answered
+    return False  # objects of their own: what they would have answered is not known

@@ -172,7 +172,7 @@ class BlockReuse:
         return self.recorder.path_of(module)
 
     def given_up(self, module: nn.Module) -> Collection[int]:
-        """Positions of the arguments that nobody besides the block has a use for."""
+        """Positions of the arguments that are used by the block alone."""
         return ()
 
     def read_later(self, module: nn.Module) -> Collection[int]:
@@ -308,7 +308,7 @@ class BlockReuse:
         return index_candidates(module, next(m for m in (*blocks, *inner) if m is not module))
 
     def _may_play(self, segment: Segment | None, module: nn.Module, leaves: list[Any]) -> bool:
-        """Whether the slot of a cache that the block would fill is free, and nobody after it reads what it adds
+        """Whether the slot of a cache that the block would fill is free, and no later call reads what it adds
         gradients up of.
         """
         if segment is None:
@@ -480,8 +480,8 @@ def input_key(leaves: list[Any]) -> Hashable:
     groups: dict[int, int] = {}
     for x in leaves:
         if isinstance(x, torch.Tensor):
-            storage = x.untyped_storage() if x.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(
-                x) else None
+            is_plain = x.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+            storage = x.untyped_storage() if is_plain else None
             attributes = tensor_attributes(x)
             if not isinstance(storage, MetaStorage) or attributes is None:
                 raise Refused("an argument is a sparse, wrapped or real tensor, or has objects for attributes")

@@ -148,7 +148,7 @@ class Refused(Exception):
 
 
 class _Source(torch.autograd.Function):
-    """Makes the inputs, so that autograd owns them as it owns what an earlier block returned; collects their gradients."""
+    """Makes the inputs, which autograd then owns as it owns an earlier block's outputs; collects their gradients."""
 
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, trial: Any, make: Callable[[], list[torch.Tensor]]) -> Any:
@@ -240,7 +240,7 @@ class Trial:
                         return self._run(mode.state)
 
     def _watch_contents(self, buffers: list[torch.Tensor]) -> None:
-        """Find out whether the block asks for the contents of its buffers, in which blocks of one structure can differ."""
+        """Find out whether the block reads contents of its buffers, in which blocks of one structure can differ."""
         for tensor in buffers:
             storage = find_storage(tensor)
             if type(storage) is MetaStorage and storage.known is not None:
@@ -336,7 +336,7 @@ class Trial:
                           self._find_sums(out_leaves), self.arguments, slot, assumptions)
         if not trains or not segment.differentiable:
             return segment
-        self.grad_specs = self.given_grad_specs or tuple(  # nobody differentiates what is in a cache
+        self.grad_specs = self.given_grad_specs or tuple(  # what is in a cache is not differentiated
             (tuple(o[1].shape), o[1].stride(), o[1].dtype, ALONE) if i < plain_outputs else None
             for i, o in enumerate(outputs) if isinstance(o, tuple) and o[2])
         ends = [x for x, o in zip(out_leaves, outputs) if isinstance(o, tuple) and o[2]]
@@ -494,7 +494,7 @@ class Trial:
 
 def _divide(log: Log, first_node: int, slot_of: dict[int, int], inputs: list[int], reel: Reel,
             outputs: list[Any]) -> tuple[list[int], list[tuple[int, int]], list[tuple[int, int]]]:
-    """The rows of a forward pass that are its own, those that stand for inputs, and who wrote last what others can see."""
+    """The rows of a forward pass that are its own, those that stand for inputs, and the last writers of its outputs."""
     nodes: list[LogNode] = log.nodes
     rows = [i for i in range(first_node, len(nodes)) if nodes[i].op != "placeholder"]
     placeholders = [i for i in range(first_node, len(nodes)) if nodes[i].op == "placeholder"]

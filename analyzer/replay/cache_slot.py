@@ -45,8 +45,9 @@ def _asking(name: str) -> Any:
 
 
 for _name in (
-        "eq ne lt le gt ge hash bool int float index add radd sub rsub mul rmul floordiv rfloordiv truediv rtruediv mod rmod divmod rdivmod pow rpow "
-        "neg pos abs invert and rand or ror xor rxor lshift rlshift rshift rrshift round trunc floor ceil str repr format complex"
+        "eq ne lt le gt ge hash bool int float index add radd sub rsub mul rmul floordiv rfloordiv truediv rtruediv mod rmod divmod rdivmod "
+        "pow rpow neg pos abs invert and rand or ror xor rxor lshift rlshift rshift rrshift round trunc floor ceil "
+        "str repr format complex"
 ).split():
     if hasattr(int, f"__{_name}__"):
         setattr(Index, f"__{_name}__", _asking(f"__{_name}__"))
@@ -131,7 +132,7 @@ def index_candidates(module: nn.Module, other: nn.Module) -> list[tuple[str, str
 
 @contextmanager
 def indexed(module: nn.Module, candidates: list[tuple[str, str]]) -> Iterator[dict[tuple[str, str], Index]]:
-    """Put an `Index` into each of the attributes for the length of a block; the same one where the values are the same."""
+    """Put an `Index` into each of the attributes meanwhile; the same one where the values are the same."""
     modules = dict(module.named_modules())
     before = {(path, name): modules[path].__dict__[name] for path, name in candidates}
     made = {place: Index(value) for place, value in before.items()}

@@ -19,8 +19,9 @@ _CONTAINERS = (dict, list, set, tuple)
 _STATELESS = frozenset({"torch", "numpy", *sys.stdlib_module_names} - {"__main__"})
 #: attributes that tell of a tensor's or an object's past, or by which code evades that its reads are seen
 _REVEALING = frozenset((
-    "__getattribute__ getattr_static data_ptr _version is_leaf grad_fn _base _is_view retains_grad _getframe currentframe "
-    "get_referrers memory_allocated memory_reserved max_memory_allocated mem_get_info memory_stats Stream saved_tensors_hooks "
+    "__getattribute__ getattr_static data_ptr _version is_leaf grad_fn _base _is_view retains_grad _getframe "
+    "currentframe get_referrers memory_allocated memory_reserved max_memory_allocated mem_get_info memory_stats Stream "
+    "saved_tensors_hooks "
     "save_on_cpu").split())
 
 

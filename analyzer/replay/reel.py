@@ -1,5 +1,5 @@
 """A recorded stretch of a run that can be played again: what the allocator does at once, what the log says of it when
-somebody reads it.
+it is read.
 
 Playing takes as long as the allocator needs to place the stretch's storages; `Take` keeps where they were put. Its
 calls, lives and acts are written out from the record the first time that the log is read (`Log.calls` and the like).
@@ -44,7 +44,7 @@ class Reel:
 
     ``slot_of`` gives a place to each storage by its number in the log; those born in the events are added to it, from
     ``first_slot`` on.
-    ``own`` are the numbers, besides these, that die here without anybody else holding them. Of all others the deaths
+    ``own`` are the numbers, besides these, that die here and are held nowhere else. Of all others the deaths
     are stops.
     ``elsewhere`` are the slots of which the watched memory knows nothing (other devices, empty storages); those born
     here are added.
@@ -163,7 +163,7 @@ START = Mark(0, 0, 0, 0)
 
 
 class Place:
-    """Where a reel is played: what its nodes, modules and storages are in the log that it is played into. Plain data."""
+    """Where a reel is played: its nodes, modules and storages in the log that it is played into. Plain data."""
 
     def __init__(self, numbers: Iterable[Sequence[Any]], own_rows: Sequence[int],
                  places_of_rows: Sequence[int]) -> None:

@@ -1,5 +1,5 @@
-"""Blocks whose tensors have their places in the simulated memory and in the log, but no stand-ins: most are played, and
-nobody looks at these.
+"""Blocks whose tensors have their places in the simulated memory and in the log, but no stand-ins: most are replayed, and
+these are never looked at.
 """
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Reserved:
-    """The tensors of a twin, each with a number and a place. ``stand_ins`` of its parameters are there once somebody
-    asked (`fx.module_borrow`).
+    """The tensors of a twin, each with a number and a place. ``stand_ins`` of its parameters are there once they
+    were asked for (`fx.module_borrow`).
     """
 
     def __init__(self, twin: Twin, claim: torch.device, space: AddressSpace) -> None:
@@ -86,7 +86,7 @@ def one_by_one(parameters: Iterable[torch.Tensor | Reserved]) -> Iterator[torch.
 
 
 class ReservedLives:
-    """The births of the parameters or buffers of a reserved block. A profile that nobody has read holds this: nothing
+    """The births of the parameters or buffers of a reserved block. A profile that was not read yet holds this: nothing
     of the user's is in it.
     """
 

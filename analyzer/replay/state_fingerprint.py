@@ -229,8 +229,12 @@ class StateFingerprint:
                 return _MISSING
 
         before = read()
-        self._objects.append((lambda: id(read()), lambda old: None if before is _MISSING else variable.set(before) and None,
-                              id(before)))
+
+        def put_back(old: Any) -> None:
+            if before is not _MISSING:
+                variable.set(before)
+
+        self._objects.append((lambda: id(read()), put_back, id(before)))
         return () if before is _MISSING else (before, )
 
     def _take_collection(self, found: Any) -> Iterable[Any]:

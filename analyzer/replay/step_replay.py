@@ -75,7 +75,7 @@ class StepReplay:
         self._left[storage.number] = (template(tensor), receive)
 
     def leave_unseen(self, numbers: Sequence[int], receive: Callable[[list[int], list[Any]], None]) -> None:
-        """Say that the stretch leaves storages behind at whose likes nobody will look; ``receive`` gets their numbers
+        """Say that the stretch leaves storages behind whose likes are never looked at; ``receive`` gets their numbers
         and places.
         """
         self._shared = self._shared or not self._unseen_numbers.isdisjoint(numbers)
@@ -210,7 +210,8 @@ class Repetition:
                 yield self.step, part.what.reel, part.what.start.event, part.what.stop.event
 
     def expand(self, log: Log) -> None:
-        calls, storages, step, call, event, act = log.call_slots, log.storage_table, self.step, self.call, self.event, self.act
+        calls, storages = log.call_slots, log.storage_table
+        step, call, event, act = self.step, self.call, self.event, self.act
         offset = self.node - self.nodes.start
         numbers: dict[int, int] = {}
         number = self.first_number

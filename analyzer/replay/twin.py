@@ -214,7 +214,7 @@ class Twin:
         self.storages: list[int] = []                #: addresses of what its tensors share
         #: places and names of settings that have other values than the first's
         self.differing: set[tuple[int, str]] = set()
-        self.is_settled = False                      #: nobody changes its modules any more
+        self.is_settled = False                      #: its modules change no more
         self._found: list[Any] = []                  #: what its modules hold, as `Pattern.found`
         self._contents: list[dict[str, Any]] = []    # attributes of its modules
         self._views: list[ValuesView[Any]] = []      # what is in them and in registries now

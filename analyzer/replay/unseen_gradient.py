@@ -1,4 +1,4 @@
-"""Gradients of parameters that were played and that nobody looks at before they are dropped: no tensors are made of
+"""Gradients of parameters that were played and that are dropped before they are looked at: no tensors are made of
 them.
 """
 from __future__ import annotations
@@ -149,7 +149,7 @@ class UnseenGradients:
                 numbers, places = [], []
                 parameter.grad = None
         self._free(numbers, places)
-        for gradients in self._of_blocks.values():  # it was lent its tensors meanwhile: somebody uses them
+        for gradients in self._of_blocks.values():  # it was lent its tensors meanwhile: they are in use
             assert gradients.block is not None
             raise Restart("its parameters are used outside of it", gradients.block)
 

@@ -64,7 +64,8 @@ def _attend(*args: Any) -> Any:
     active_state().assume(
         "flex_attention is profiled as it runs without torch.compile: it makes the whole matrix of scores")
     with without_modes():
-        import torch._inductor.ir  # noqa: F401  # which torch asks for the order of strides, and which makes tensors of its own
+        # torch asks it for the order of strides, and its import makes tensors
+        import torch._inductor.ir  # noqa: F401
     return flex.sdpa_dense(*args)
 
 

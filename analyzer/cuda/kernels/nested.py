@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nested._internal.sdpa
-import torch.utils.flop_counter  # noqa: F401  # torch/nested/_internal/sdpa.py asks for it under a mode, and does not import it
+import torch.utils.flop_counter  # noqa: F401  # torch/nested/_internal/sdpa.py uses it and does not import it
 
 from analyzer.cuda.kernel_registry import device_kernel, device_shape, kernel_replacements
 from analyzer.errors import UnsupportedOperatorError
