@@ -159,6 +159,10 @@ class Replay:
                                      run.borrowed.reserved, run.borrowed.materialize
                                      ) if self.refusal is None and self.block_refusal is None else None
 
+    def end(self) -> None:
+        """Let go of what ran, which holds this."""
+        self.blocks = self.step = None
+
     def lend(self, block: torch.nn.Module) -> None:
         """Make the tensors of a block."""
         if self.blocks is not None:
@@ -175,15 +179,18 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
         wrappers = list_wrappers(module, [twin.block for twin in twins])
         with session.open(module, options, twins=twins) as run:
             replay.begin(run)
-            with run.recording():
-                try:
-                    run_step(run, options, replay)
-                except LazyTouch as touch:
-                    if replay.blocks is not None and replay.blocks.has_played(touch.block):
-                        raise Restart("its parameters are used outside of it", touch.block) from None
-                    raise
-            blocks = {i: reserved.twin for i, reserved in run.borrowed.reserved.items()}
-            return run.build(is_final=True, twins=blocks, wrappers=wrappers, replay=replay.report(run.root))
+            try:
+                with run.recording():
+                    try:
+                        run_step(run, options, replay)
+                    except LazyTouch as touch:
+                        if replay.blocks is not None and replay.blocks.has_played(touch.block):
+                            raise Restart("its parameters are used outside of it", touch.block) from None
+                        raise
+                blocks = {i: reserved.twin for i, reserved in run.borrowed.reserved.items()}
+                return run.build(is_final=True, twins=blocks, wrappers=wrappers, replay=replay.report(run.root))
+            finally:
+                replay.end()
 
     with InterruptsDeferred():  # also while what a run leaves behind is freed
         while True:
