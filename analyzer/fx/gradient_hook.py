@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from analyzer.meta.plain_type import LEAVES
 from analyzer.meta.state import CPU
 from analyzer.record.module_walk import REGISTRIES
 from analyzer.record.optimizer_step import has_gradient_hooks, is_updated_in_backward, share_gradient_hooks
-from analyzer.replay.twin import LEAVES
 
 from .fake_tensor import FakeTensors
 

@@ -17,3 +17,9 @@ ARGUMENTS = (*LITERALS, complex, torch.dtype, torch.device, torch.layout, torch.
 
 VALUES = (*ARGUMENTS, bytes, torch.Size)
 """What can take the place of an equal one wherever it is found."""
+
+LEAVES = frozenset({
+    str, int, float, bool, type(None), complex, bytes, type, type(len), type(lambda: 0), torch.dtype, torch.device,
+    torch.Size,
+})
+"""Exact types of what is never looked into for tensors."""

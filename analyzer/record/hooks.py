@@ -3,22 +3,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.state import current
 
-from .recorder import FAILED
-
-if TYPE_CHECKING:
-    from .recorder import Recorder
+FAILED = object()  #: what a module's call gave that ended with an exception
 
 
 @contextmanager
-def listen(recorder: Recorder) -> Iterator[None]:
-    """Report to ``recorder`` what runs in its thread; torch is as it was afterwards."""
+def listen(recorder: Any) -> Iterator[None]:
+    """Report to ``recorder``, a `Recorder`, what runs in its thread; torch is as it was afterwards."""
     mine = recorder.hears
 
     def module_call(original: Any) -> Any:
@@ -105,7 +102,7 @@ def listen(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def _optimizer_steps(recorder: Recorder, mine: Any) -> Any:
+def _optimizer_steps(recorder: Any, mine: Any) -> Any:
     """Every optimizer's ``step`` is a method of its own class: torch's global hooks see them all."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 

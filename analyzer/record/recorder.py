@@ -13,16 +13,15 @@ from analyzer.memory.allocator import CachingAllocator, DeviceOutOfMemoryError
 from analyzer.meta.address_space import Region
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.operator_info import describe_operator
+from analyzer.meta.plain_type import LEAVES
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec, spec_of
 from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage, find_storage
-from analyzer.replay.reserved import Reserved
-from analyzer.replay.twin import LEAVES
-from analyzer.replay.unseen_gradient import UnseenGradients
 
 from .autograd_node import current_backward_node, next_sequence_number
 from .event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, Event
+from .hooks import listen
 from .log import Log, LogModule, LogModuleCall, LogNode, PhaseRecord, Shortage
 from .module_walk import walk_modules
 from .progress import report_progress
@@ -33,7 +32,6 @@ from .storage_life import StorageLife
 _ROOT = 0
 COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _DETACH = torch.ops.aten.detach.default
-FAILED = object()  #: what a module's call gave that ended with an exception
 
 
 class Recorder:
@@ -76,7 +74,7 @@ class Recorder:
         self.watched: set[int] = set()  #: storages; `touched` is told of a forward call that reads one
         self.touched: Callable[[int, Signature], None] = _nothing
         self.restart: BaseException | None = None  #: why the run cannot go on, raised when the next phase begins
-        self.unseen_gradients: UnseenGradients | None = None  #: None where gradients may be looked at
+        self.unseen_gradients: Any = None  #: `replay.unseen_gradient`; None where gradients may be looked at
         self.before_backward: Callable[[bool], None] = _keep  #: told whether one pass computes all gradients, once
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
         self.creates_graph = False  #: the running backward pass is itself differentiated
@@ -198,8 +196,8 @@ class Recorder:
         """The path of a module of the model's."""
         return self.log.modules[self._module_index[id(module)]].path
 
-    def register_existing(self, tensors: Iterable[torch.Tensor | tuple[Reserved, str]]) -> None:
-        """Note the storages made before the recording began, and what is reserved, with its category."""
+    def register_existing(self, tensors: Iterable[torch.Tensor | tuple[Any, str]]) -> None:
+        """Note the storages made before the recording began, and blocks not materialized, with their category."""
         for tensor in tensors:
             if isinstance(tensor, tuple):
                 reserved, category = tensor
@@ -600,8 +598,6 @@ class Recorder:
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
         """Listen to the mode, which must be active, for the length of a block."""
-        from .hooks import listen
-
         state = self.mode.state
         state.recorder, self.space.listener = self, self
         if getattr(self.mode.options, "keep_events", False):

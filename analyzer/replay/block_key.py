@@ -7,7 +7,7 @@ import operator
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,9 +16,6 @@ from analyzer.meta.plain_type import VALUES
 from analyzer.record.module_walk import REGISTRIES, walk_modules
 
 from .state_fingerprint import reaches_outside, tensor_attributes
-
-if TYPE_CHECKING:
-    from .twin import Pattern, Twin
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FIXED = (types.FunctionType, staticmethod, classmethod, *VALUES)  # what a class gives to all its modules
@@ -67,7 +64,7 @@ class ReadValues:
     found to be like it.
     """
 
-    def __init__(self, root: nn.Module, reads: set[tuple[str, str]], pattern: Pattern | None = None) -> None:
+    def __init__(self, root: nn.Module, reads: set[tuple[str, str]], pattern: Any = None) -> None:
         self.root = root
         self.pattern = pattern if pattern is not None and pattern.is_unchanged() else None
         self.positions = Positions(root)
@@ -110,7 +107,7 @@ class ReadValues:
                 return name
         return None
 
-    def hold_for_twin(self, twin: Twin) -> bool:
+    def hold_for_twin(self, twin: Any) -> bool:
         """As `hold_for`, for a block that was found to be like the one whose values these are."""
         return twin.pattern is self.pattern and not self.computed and self.read.isdisjoint(
             twin.differing) and twin.holds_the_same()

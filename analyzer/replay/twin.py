@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from analyzer.memory.allocator_replay import Instruction, Opcode
+from analyzer.meta.plain_type import LEAVES
 from analyzer.record.module_walk import REGISTRIES
 
 from .block_key import CONTAINERS, getter
@@ -21,13 +22,6 @@ from .state_fingerprint import tensor_attributes
 
 _MOST = 2  # kinds that look alike, with which a block is compared: each kind more costs every other block a comparison
 _DEEPEST = 16  # a module may hold itself
-# Types that hold no tensor.
-LEAVES = frozenset({
-    str, int, float, bool,
-    type(None), complex, bytes, type,
-    type(len),
-    type(lambda: 0), torch.dtype, torch.device, torch.Size
-})
 _KINDS = (nn.Parameter, torch.Tensor)
 
 

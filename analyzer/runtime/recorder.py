@@ -19,8 +19,8 @@ from analyzer.meta.intercept.mode_stack import is_active
 from analyzer.meta.signature import Signature
 from analyzer.record.autograd_node import next_sequence_number
 from analyzer.record.collector import rare_collections
-from analyzer.record.hooks import listen
-from analyzer.record.recorder import FAILED, Recorder
+from analyzer.record.hooks import FAILED, listen
+from analyzer.record.recorder import Recorder
 
 from .as_written import run_as_written
 from .clock import Clock
