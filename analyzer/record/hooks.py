@@ -18,28 +18,6 @@ def listen(recorder: Any) -> Iterator[None]:
     """Report to ``recorder``, a `Recorder`, what runs in its thread; torch is as it was afterwards."""
     mine = recorder.hears
 
-    def module_call(original: Any) -> Any:
-        def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not mine():
-                return original(module, *args, **kwargs)
-            with torch._C.DisableTorchFunction():  # what the recorder reads of tensors is no call of the user's
-                token = recorder.enter_module(module, args, kwargs)
-            result: Any = FAILED
-            try:
-                impl = recorder.find_leaf_impl(module)
-                if impl is None and recorder.reuse is not None:
-                    with torch._C.DisableTorchFunction():
-                        result = recorder.reuse(module, args, kwargs)
-                    if result is not NotImplemented:
-                        return result
-                result = original(module, *args, **kwargs) if impl is None else impl(module, *args, **kwargs)
-                return result
-            finally:
-                with torch._C.DisableTorchFunction():
-                    recorder.leave_module(module, token, result)
-
-        return __call__
-
     def in_phase(phase: str) -> Any:
         def make(original: Any) -> Any:
             def run(*args: Any, **kwargs: Any) -> Any:
@@ -90,7 +68,7 @@ def listen(recorder: Any) -> Iterator[None]:
         return make
 
     def replacements() -> Iterator[Undo]:
-        yield replace(torch.nn.Module, "__call__", module_call)
+        yield replace(torch.nn.Module, "__call__", _reporting_calls(recorder, mine))
         yield replace(torch.autograd, "backward", backward(create_graph_at=3, inputs_at=5))
         yield replace(torch.autograd, "grad", backward(create_graph_at=4, inputs_at=1))
         yield replace(torch.enable_grad, "__enter__", counting_recomputation(+1))
@@ -100,6 +78,33 @@ def listen(recorder: Any) -> Iterator[None]:
 
     with SharedReplacements(replacements).installed():
         yield
+
+
+def _reporting_calls(recorder: Any, mine: Any) -> Any:
+    """What takes the place of ``Module.__call__``: it reports each call, and replays a block where that may be done."""
+    def module_call(original: Any) -> Any:
+        def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not mine():
+                return original(module, *args, **kwargs)
+            with torch._C.DisableTorchFunction():  # what the recorder reads of tensors is no call of the user's
+                token = recorder.enter_module(module, args, kwargs)
+            result: Any = FAILED
+            try:
+                impl = recorder.find_leaf_impl(module)
+                if impl is None and recorder.reuse is not None:
+                    with torch._C.DisableTorchFunction():
+                        result = recorder.reuse(module, args, kwargs)
+                    if result is not NotImplemented:
+                        return result
+                result = original(module, *args, **kwargs) if impl is None else impl(module, *args, **kwargs)
+                return result
+            finally:
+                with torch._C.DisableTorchFunction():
+                    recorder.leave_module(module, token, result)
+
+        return __call__
+
+    return module_call
 
 
 def _optimizer_steps(recorder: Any, mine: Any) -> Any:

@@ -1,6 +1,7 @@
 """Runs one block in a memory of its own, forward and backward, to learn what it does."""
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
@@ -251,22 +252,10 @@ class Trial:
         recorder, log = self.recorder, self.recorder.log
         trains = self.arguments.trains
         held = {n: life.label for n, life in log.storages.items() if life.category in ("parameter", "buffer")}
-        storages: dict[int, MetaStorage] = {}
-
-        def make() -> list[torch.Tensor]:
-            with without_modes():
-                made = [x.make(state, storages) for x in self.arguments.tensors]
-            for i, (tensor, needs) in enumerate(zip(made, self.needs_grad)):
-                recorder.mark([tensor], "input", f"input{i}")
-                life = log.storages[number_of(tensor)]
-                life.requires_grad = life.requires_grad or needs
-            storages.clear()
-            return made
-
         token = torch.empty(0, requires_grad=True)
         with torch._C.DisableTorchFunction():
-            inputs = list(_Source.apply(token, self, make)) if self.arguments.tensors else [  # type: ignore[no-untyped-call]
-            ]
+            make = functools.partial(self._make_inputs, state)
+            inputs = list(_Source.apply(token, self, make)) if self.arguments.tensors else []  # type: ignore
         numbers = [number_of(t) for t in inputs]
         known_alive = set(log.storages)
         recorder.start_step(0)
@@ -277,10 +266,8 @@ class Trial:
         forward: list[Event] = []
         recorder.events = forward
         remaining = iter(inputs)
-        leaves = [
-            next(remaining) if isinstance(x, InputLike) else TrialCache(x) if type(x) is CacheLike else x
-            for x in self.arguments.leaves
-        ]
+        leaves = [next(remaining) if isinstance(x, InputLike) else TrialCache(x) if type(x) is CacheLike else x
+                  for x in self.arguments.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.arguments.structure)
         places = {id(t): i for i, t in enumerate(inputs)}
         given = [id(x) for x in leaves]
@@ -299,10 +286,7 @@ class Trial:
             before.put_back()
         if change:
             raise Refused(f"its forward pass changes {change}")
-        if state.random_seed != seed or state.conditions or state.unknown_sizes:
-            raise Refused("it draws random scalars, or counts how often unknown data decides")
-        if any([phase.phase != "forward" for phase in log.phases]):
-            raise Refused("a backward pass runs in its forward pass")
+        self._check_forward(state, seed)
         assumptions = list(state.assumptions)
         state.assumptions.clear()
         if any(known.was_read for known in self.contents):
@@ -343,13 +327,36 @@ class Trial:
         if len(ends) == 1 and (of := recorder.call_of_sequence(ends[0].grad_fn._sequence_nr())) is not None:
             segment.begins_at = of, log.calls[of].module, log.calls[of].node
         del out_leaves
+        return self._capture_backward(segment, ends, before, forward, state)
+
+    def _make_inputs(self, state: MetaState) -> list[torch.Tensor]:
+        """Tensors like the arguments, marked as inputs of the log."""
+        recorder, storages = self.recorder, dict[int, MetaStorage]()
+        with without_modes():
+            made = [x.make(state, storages) for x in self.arguments.tensors]
+        for i, (tensor, needs) in enumerate(zip(made, self.needs_grad)):
+            recorder.mark([tensor], "input", f"input{i}")
+            life = recorder.log.storages[number_of(tensor)]
+            life.requires_grad = life.requires_grad or needs
+        return made
+
+    def _check_forward(self, state: MetaState, seed: int) -> None:
+        """Raise Refused where the forward pass did what a replay could not repeat."""
+        if state.random_seed != seed or state.conditions or state.unknown_sizes:
+            raise Refused("it draws random scalars, or counts how often unknown data decides")
+        if any([phase.phase != "forward" for phase in self.recorder.log.phases]):
+            raise Refused("a backward pass runs in its forward pass")
+
+    def _capture_backward(self, segment: Segment, ends: list[torch.Tensor], before: StateFingerprint,
+                          forward: list[Event], state: MetaState) -> Segment:
+        """The segment with its backward pass, which starts at ``ends``; these are let go of as a loss would do it."""
         with torch._C.DisableTorchFunction():
             end = _Sink.apply(self, *ends)  # type: ignore[no-untyped-call]
-        del ends
+        ends.clear()
         self._backward: list[Event] = []
         with torch._C._EnableTorchFunction():
             end.backward(torch.empty(0))
-        recorder.events = None
+        self.recorder.events = None
         change = before.change()
         if change:
             before.put_back()
@@ -358,8 +365,8 @@ class Trial:
         backward.assumptions = list(state.assumptions)
         del end  # until here the graph was there, with whatever else its nodes hold
         for kind, what in reversed(backward.reel.events):
-            if kind == CALLED and (of := log.calls[what].forward) is not None:
-                segment.stands_for = of, log.calls[of].module, log.calls[of].node
+            if kind == CALLED and (of := self.recorder.log.calls[what].forward) is not None:
+                segment.stands_for = of, self.recorder.log.calls[of].module, self.recorder.log.calls[of].node
                 break
         return segment
 
