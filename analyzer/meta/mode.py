@@ -8,7 +8,7 @@ import torch
 
 from .active_mode import forget_modes, modes, set_state
 from .address_space import AddressSpace
-from .dispatch.accumulation import learn_counts
+from .dispatch.accumulation import counts_are_known, learn_counts
 from .dispatch.mode import MetaDispatchMode
 from .function.mode import MetaFunctionMode
 from .intercept.interrupt import InterruptsDeferred
@@ -67,8 +67,10 @@ class MetaTensorMode:
                 undo.callback(device.leave_thread)
                 device.enter_thread()
         undo.callback(set_state, before)
+        if not counts_are_known():  # in a memory of its own: addresses of the run are those of any other
+            set_state(MetaState(MetaOptions(), AddressSpace(), CPU))
+            learn_counts()
         set_state(state)
-        learn_counts()
 
     @property
     def state(self) -> MetaState:

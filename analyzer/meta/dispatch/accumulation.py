@@ -35,15 +35,19 @@ class _Learned(Exception):
     """Ends the backward pass of `learn_counts` before its sum runs, for which torch would import for seconds."""
 
 
+def counts_are_known() -> bool:
+    """Whether this process has learned its counts."""
+    return bool(_alone)
+
+
 def learn_counts() -> None:
     """Measure, once in the process and under the mode, what an operand that only the engine holds looks like."""
-    if not _alone:
-        with torch.inference_mode(False), torch.enable_grad():
-            x = torch.empty(1, requires_grad=True).clone()
-            grads = tuple(torch.empty(1, dtype=torch.float64) for _ in range(2))
-            with suppress(_Learned):  # the first gradient, a cast, is the engine's own when the second comes
-                _engine_run_backward((x.double(), x.double()), grads, False, False, (), allow_unreachable=True,
-                                     accumulate_grad=True)
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.empty(1, requires_grad=True).clone()
+        grads = tuple(torch.empty(1, dtype=torch.float64) for _ in range(2))
+        with suppress(_Learned):  # the first gradient, a cast, is the engine's own when the second comes
+            _engine_run_backward((x.double(), x.double()), grads, False, False, (), allow_unreachable=True,
+                                 accumulate_grad=True)
 
 
 def is_engines_sum(func: Any, args: tuple[Any, ...]) -> bool:
