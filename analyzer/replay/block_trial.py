@@ -1,7 +1,6 @@
 """Runs one block in a memory of its own, forward and backward, to learn what it does."""
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
@@ -252,10 +251,7 @@ class Trial:
         recorder, log = self.recorder, self.recorder.log
         trains = self.arguments.trains
         held = {n: life.label for n, life in log.storages.items() if life.category in ("parameter", "buffer")}
-        token = torch.empty(0, requires_grad=True)
-        with torch._C.DisableTorchFunction():
-            make = functools.partial(self._make_inputs, state)
-            inputs = list(_Source.apply(token, self, make)) if self.arguments.tensors else []  # type: ignore
+        inputs = self._make_inputs(state)
         numbers = [number_of(t) for t in inputs]
         known_alive = set(log.storages)
         recorder.start_step(0)
@@ -330,15 +326,22 @@ class Trial:
         return self._capture_backward(segment, ends, before, forward, state)
 
     def _make_inputs(self, state: MetaState) -> list[torch.Tensor]:
-        """Tensors like the arguments, marked as inputs of the log."""
-        recorder, storages = self.recorder, dict[int, MetaStorage]()
-        with without_modes():
-            made = [x.make(state, storages) for x in self.arguments.tensors]
-        for i, (tensor, needs) in enumerate(zip(made, self.needs_grad)):
-            recorder.mark([tensor], "input", f"input{i}")
-            life = recorder.log.storages[number_of(tensor)]
-            life.requires_grad = life.requires_grad or needs
-        return made
+        """Tensors like the arguments, which autograd owns, marked as inputs of the log."""
+        def make() -> list[torch.Tensor]:
+            recorder, storages = self.recorder, dict[int, MetaStorage]()
+            with without_modes():
+                made = [x.make(state, storages) for x in self.arguments.tensors]
+            for i, (tensor, needs) in enumerate(zip(made, self.needs_grad)):
+                recorder.mark([tensor], "input", f"input{i}")
+                life = recorder.log.storages[number_of(tensor)]
+                life.requires_grad = life.requires_grad or needs
+            return made
+
+        self._token = torch.empty(0, requires_grad=True)  # kept, so that its death is no event of the block
+        if not self.arguments.tensors:
+            return []
+        with torch._C.DisableTorchFunction():
+            return list(_Source.apply(self._token, self, make))  # type: ignore[no-untyped-call]
 
     def _check_forward(self, state: MetaState, seed: int) -> None:
         """Raise Refused where the forward pass did what a replay could not repeat."""

@@ -196,16 +196,17 @@ class StateFingerprint:
         elif isinstance(value, random.Random):
             self._objects.append((value.getstate, value.setstate, value.getstate()))
         elif hasattr(kind, "get_state") and kind.__module__.startswith("numpy"):
-            state = value.get_state()
-            self._objects.append((lambda: repr(value.get_state()), lambda old: value.set_state(state), repr(state)))
+            self._objects.append((value.get_state, value.set_state, value.get_state()))
         elif hasattr(kind, "bit_generator"):  # a generator of numpy's
-            self._take_numpy_generator(value.bit_generator)
+            bits = value.bit_generator
+            self._objects.append((lambda: bits.state, lambda old: setattr(bits, "state", old), bits.state))
         elif hasattr(kind, "tobytes"):  # arrays of numpy and others
             self._objects.append((value.tobytes, _refill(value), value.tobytes()))
         elif isinstance(value, bytearray):
             self._objects.append((lambda: bytes(value), lambda old: value.__setitem__(slice(None), old), bytes(value)))
         elif hasattr(value, "cache_info"):
-            self._objects.append((lambda: value.cache_info().currsize, _keep, value.cache_info().currsize))
+            # a full cache keeps its size when it takes in another result
+            self._objects.append((lambda: value.cache_info().misses, _keep, value.cache_info().misses))
         elif hasattr(kind, "__next__"):
             self._give_up(f"it holds an iterator ({kind.__name__}), whose position cannot be read")
         elif isinstance(value, (MutableMapping, MutableSet, MutableSequence)):
@@ -259,10 +260,6 @@ class StateFingerprint:
         self._objects.append((read, put_back, read()))
         return [x for item in items for x in (item if isinstance(found, MutableMapping) else (item, ))]
 
-    def _take_numpy_generator(self, bits: Any) -> None:
-        state = bits.state
-        self._objects.append((lambda: repr(bits.state), lambda old: setattr(bits, "state", state), repr(state)))
-
     # ---- comparing
 
     def change(self) -> str | None:
@@ -291,7 +288,7 @@ class StateFingerprint:
             if alive is not None and describe_tensor_state(alive) != state:
                 return "a tensor's attribute, hook, storage or requires_grad"
         for read, _, before in self._objects:
-            if read() != before:
+            if not _is_equal(read(), before):
                 return "an array or a generator of random numbers"
         if any([watched.was_read and _known_of(tensor()) is not watched for tensor, watched in self._contents]):
             return "contents of a tensor, which it reads"
@@ -323,7 +320,7 @@ class StateFingerprint:
             if not _are_alike((now := _look_up(holder, name),), (value,)):
                 _set(holder, name, _revive(value, now))
         for read, write, before in self._objects:
-            if read() != before:
+            if not _is_equal(read(), before):
                 write(before)
 
 
@@ -365,8 +362,8 @@ def describe_tensor_state(tensor: torch.Tensor) -> tuple[Any, ...]:
         return (id(tensor), )
     attributes = tensor.__dict__
     storage = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
-    return (storage, tensor.requires_grad, tensor.shape, len(tensor._backward_hooks or ()),
-            len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()),
+    return (storage, tensor.requires_grad, tensor.shape, tuple(tensor._backward_hooks or ()),
+            tuple(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()),
             tuple((k, v if type(v) in PLAIN else id(v)) for k, v in attributes.items()) if attributes else ())
 
 
@@ -412,6 +409,15 @@ def _are_alike(now: Iterable[Any], before: Iterable[Any]) -> bool:
         return True
     return all([a is b or (b.tensor() is a if type(b) is _Held else type(a) is type(b) and type(a) in PLAIN and a == b)
                 for a, b in zip(now, before)])
+
+
+def _is_equal(now: Any, before: Any) -> bool:
+    """Whether two states are the same, down to the items of arrays in them."""
+    if isinstance(before, dict):
+        return now.keys() == before.keys() and all([_is_equal(now[key], value) for key, value in before.items()])
+    if isinstance(before, tuple):
+        return len(now) == len(before) and all(map(_is_equal, now, before))
+    return bool(now.tobytes() == before.tobytes() if hasattr(before, "tobytes") else now == before)
 
 
 def _look_up(holder: Any, name: str) -> Any:

@@ -139,3 +139,37 @@ def test_what_is_only_read_stays_the_same() -> None:
     assert state.is_same()
     model.held.steps = 3
     assert not state.is_same()
+
+
+class Latest:
+    """Objects whose state changes in ways that look alike from far."""
+
+    def __init__(self) -> None:
+        self.draws, self.numbers = numpy.random.RandomState(0), functools.lru_cache(maxsize=1)(lambda i: [i])
+        self.numbers(0)
+        self.weight = nn.Parameter(torch.ones(2))
+        self.weight.register_hook(lambda grad: None)
+
+    def exchange_hook(self) -> None:
+        self.weight._backward_hooks.clear()
+        self.weight.register_hook(lambda grad: grad * 2)
+
+
+@pytest.mark.parametrize("change", [lambda held: held.draws.rand(300), lambda held: held.numbers(1),
+                                    lambda held: held.exchange_hook()], ids=["generator", "full cache", "hook"])
+def test_a_change_that_leaves_sizes_and_texts_as_they_are_is_seen(change):
+    held = Latest()
+    module = nn.Linear(2, 2)
+    module.held, module.weight = held, held.weight
+    with numpy.printoptions(threshold=4):  # in which numpy shortens what it prints
+        state = StateFingerprint([module], values=(held.draws, held.numbers))
+        assert state.change() is None
+        change(held)
+        assert state.change() is not None
+
+
+def test_a_generator_of_numpys_is_put_back():
+    draws = numpy.random.RandomState(0)
+    state, first = StateFingerprint([], values=(draws,)), draws.rand(3)
+    state.put_back()
+    assert draws.rand(3).tolist() == first.tolist()
