@@ -76,22 +76,23 @@ class EagerStep:
         """The parameters of the model that are tensors."""
         return list(self.model.parameters())
 
+    @property
+    def runs_model(self) -> bool:
+        """Whether the next step runs the model's code."""
+        return True
+
     def run(self) -> None:
         """All steps; the first makes states, the last is the steady state."""
         self.recorder.planned_calls = self.options.steps * len(self.recorder.log.modules)
         with torch._C.DisableTorchFunction():  # what is read of tensors here is no call of the user's
             for index in range(self.options.steps):
-                self.begin_step(index)
+                self.recorder.start_step(index, placeholders=self.runs_model)
+                self.recorder.mode.state.random_seed = 0  # random control flow takes the same path in every step
                 self.run_step(index)
                 if self.mode == "train" and self.step is None and self.optimizer is not None:
                     self.update()
             self.recorder.end()
             self.recorder.check()
-
-    def begin_step(self, index: int, placeholders: bool = True) -> None:
-        """Tell the recorder of a step, whose ``placeholders`` are rows of their own where the model runs."""
-        self.recorder.start_step(index, placeholders=placeholders)
-        self.recorder.mode.state.random_seed = 0  # random control flow takes the same path in every step
 
     def run_step(self, index: int) -> None:
         """A step but for the optimizer's part."""

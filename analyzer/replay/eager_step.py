@@ -28,7 +28,7 @@ _PLAIN = (torch.Tensor, *ARGUMENTS)
 
 
 class ReplayedStep(EagerStep):
-    """A step whose model runs once where a later run of it would do the same.
+    """A step of the built-in kind, with ``set_to_none``, whose model runs once where a later run would do the same.
 
     ``held`` are the model's parameters where some are only lazily materialized; ``lend`` makes the tensors of such a
     block. An optimizer that is given must not be held elsewhere then.
@@ -65,22 +65,20 @@ class ReplayedStep(EagerStep):
         return [p for i, p in found.items() if i not in waiting]
 
     def run(self) -> None:
-        self.update_reason = self._why_run_updates()
+        self.update_reason = None if self.optimizer is None else why_run(self)
         self.replays_updates = self.optimizer is not None and self.update_reason is None
         if not self.replays_updates:
             with torch._C.DisableTorchFunction():
                 self._take_all()
         super().run()
 
-    def begin_step(self, index: int, placeholders: bool = True) -> None:
-        super().begin_step(index, self.replay is None)
+    @property
+    def runs_model(self) -> bool:
+        return self.replay is None
 
     def run_step(self, index: int) -> None:
         if self.replay is not None:
             self.replay.play()
-        elif self.step is not None:
-            self.step_reason = "the steps are the caller's own"
-            super().run_step(index)
         elif index == 0 and (self.options.steps > 1 or self.replays_updates):
             self.replay = self._run_watched()
         else:
@@ -155,16 +153,6 @@ class ReplayedStep(EagerStep):
             if isinstance(block, Reserved):
                 block.settle()
 
-    def _why_run_updates(self) -> str | None:
-        """Why the optimizer has to run, as far as that is known before the first step."""
-        if self.optimizer is None:
-            return None
-        if self.step is not None:
-            return "the steps are the caller's own"
-        if not self.options.set_to_none:
-            return "gradients are added to those of the step before"
-        return why_run(self)
-
     def _take_all(self) -> None:
         """Let the optimizer have all parameters as tensors."""
         if self.make_optimizer is None or not self.is_partial:
@@ -208,11 +196,10 @@ class ReplayedStep(EagerStep):
 
     def _drops_gradients(self) -> bool:
         """Whether gradients are dropped before any code could look at them."""
-        return self.step is None and self.optimizer is None and self.options.set_to_none and type(
-            self.model).zero_grad is torch.nn.Module.zero_grad
+        return self.optimizer is None and type(self.model).zero_grad is torch.nn.Module.zero_grad
 
     def drop_gradients(self) -> None:
-        if self.mode != "train" or self.optimizer is not None or not self._drops_gradients():
+        if self.mode != "train" or not self._drops_gradients():
             super().drop_gradients()
             return
         with self.recorder.during("zero_grad"):
