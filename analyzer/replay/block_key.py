@@ -15,7 +15,7 @@ from torch import nn
 from analyzer.meta.plain_type import VALUES
 from analyzer.record.module_walk import REGISTRIES, walk_modules
 
-from .state_fingerprint import reaches_outside, tensor_attributes
+from .state_value import reaches_outside, tensor_attributes
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FIXED = (types.FunctionType, staticmethod, classmethod, *VALUES)  # what a class gives to all its modules

@@ -11,7 +11,7 @@ from .reel import Place
 from .restart import BLOCK
 
 if TYPE_CHECKING:
-    from .block_trial import Segment
+    from .segment import Segment
 
 
 class BlockPlace(Place):

@@ -1,55 +1,38 @@
 """Runs each kind of block once and plays its record for the others, forward and backward."""
 from __future__ import annotations
 
-import operator
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.plain_type import ARGUMENTS
-from analyzer.meta.storage import MetaStorage, take_numbers
-from analyzer.meta.tensor import alias, revive
+from analyzer.meta.storage import MetaStorage
 from analyzer.record.autograd_node import describe_context
-from analyzer.record.hold import Holding, find_holdings
 from analyzer.record.module_walk import walk_modules
 from analyzer.record.recorder import Recorder
 
+from .block_content import LEAF_TYPES, Contents, are_identical, flatten_arguments, input_key, survey
+from .block_instance import BlockFunction, BlockInstance, gradient_token
 from .block_key import ReadValues, structure_key
 from .block_place import BlockPlace
-from .block_trial import (
-    Arguments,
-    Backward,
-    Borrow,
-    GradSpec,
-    PassedOn,
-    Refused,
-    Segment,
-    Trial,
-    number_of,
-    writes_in_place,
-)
+from .block_trial import Trial
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
-from .reel import Reel, Take, play
 from .reserved import Reserved
 from .restart import BLOCK, Restart
-from .state_fingerprint import StateFingerprint, describe_tensor_state, tensor_attributes
+from .segment import Arguments, Borrow, GradSpec, PassedOn, Refused, Segment, number_of, writes_in_place
+from .state_fingerprint import StateFingerprint
+from .state_value import describe_tensor_state
 from .twin import Twin
-from .unseen_gradient import BlockGradients
 
 # When a trial pays: it costs about one and a half runs of the block, so a kind needs three, and something to set up, so
 # the blocks beyond the second must hold so many leaf modules: section "When a block is tried out" of
 # docs/performance.md, which benchmarks/speed.py measures.
 FEWEST = 3
 LEAST_LEAVES_SAVED = 64
-_LEAVES = (torch.Tensor, *ARGUMENTS)
-_UNCHANGING = (*ARGUMENTS, CacheLike)
 
 
 def pays(blocks: int, leaves: int) -> bool:
@@ -78,7 +61,7 @@ class BlockReuse:
             contents[id(twin.block)] = Contents(twin.modules, twin.pattern.leaves,
                                                list(map(weakref.ref, (*twin.parameters, *twin.buffers))))
         for module in modules:
-            _survey(module, contents)
+            survey(module, contents)
         parents = Counter(id(child) for module in modules for child in module._modules.values() if child is not None)
         owners: Counter[int] = Counter()  # how many places hold a parameter: a tied one is no block's own
         for module in modules:
@@ -146,7 +129,7 @@ class BlockReuse:
             key = self.keys.get(id(layout.module))
             if key is not None:
                 self.keys[id(inner)] = key
-                contents = self._contents[id(inner)] = _survey(inner, {})
+                contents = self._contents[id(inner)] = survey(inner, {})
                 self._watch(contents)
         reserved.fingerprint = StateFingerprint(twin.modules)
         reserved.write_out(recorder.log)
@@ -160,7 +143,7 @@ class BlockReuse:
         if inside:
             for inner in inside:
                 self.lend(inner)
-            self._contents[id(module)] = _survey(module, {})
+            self._contents[id(module)] = survey(module, {})
             self._watch(self._contents[id(module)])
 
     def has_played(self, block: nn.Module) -> bool:
@@ -236,8 +219,8 @@ class BlockReuse:
             raise Refused("autocast, saved-tensor hooks, a mode or another setting of torch is active")
         self._lend_inside(module)
         self._check_tensors(module)
-        leaves, structure = _flatten(args, kwargs)
-        likes = [x if isinstance(x, _LEAVES) else like_cache(x) or x for x in leaves]
+        leaves, structure = flatten_arguments(args, kwargs)
+        likes = [x if isinstance(x, LEAF_TYPES) else like_cache(x) or x for x in leaves]
         inputs = input_key(likes)
         if torch.is_grad_enabled() and sum(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves) > 1:
             # Autograd adds each gradient to others of the same tensor when it comes, some in the middle of a block.
@@ -272,8 +255,8 @@ class BlockReuse:
         contents, states = self._contents[id(module)], self._tensor_states
         if id(module) in self._touched:
             raise Refused("its parameters are used outside of it")
-        now = _survey(module, {})
-        if not _are_identical(now.list_tensors(), contents.list_tensors()) or not _are_identical(
+        now = survey(module, {})
+        if not are_identical(now.list_tensors(), contents.list_tensors()) or not are_identical(
                 dict.fromkeys(now.modules), contents.modules):
             raise Refused("its modules or tensors were exchanged")
         for tensor in contents.list_tensors():
@@ -372,11 +355,11 @@ class BlockReuse:
                 self._summed[number_of(leaves[i])] = module
                 self.recorder.watched.add(number_of(leaves[i]))
         for text in segment.assumptions:
-            self._assume(text, module)
-        run = _Run(self, segment, module)
+            self.assume(text, module)
+        run = BlockInstance(self, segment, module)
         if torch.is_grad_enabled() and segment.differentiable:
             with torch._C.DisableTorchFunction():
-                made = list(_Block.apply(run, _token(), *tensors))  # type: ignore[no-untyped-call]
+                made = list(BlockFunction.apply(run, gradient_token(), *tensors))  # type: ignore[no-untyped-call]
             run.sequence = self.recorder.skip_sequence()
             self.recorder.let_stand(run.sequence, run.locate(segment.begins_at))
         else:
@@ -397,7 +380,8 @@ class BlockReuse:
         return pytree.tree_unflatten(outputs, segment.structure)
 
 
-    def _assume(self, text: str, module: nn.Module) -> None:
+    def assume(self, text: str, module: nn.Module) -> None:
+        """Say that something was taken for granted in a block, as a run of it would have said it."""
         self.recorder.mode.state.assume(text.replace(BLOCK, self.path_of(module)))
 
 
@@ -410,290 +394,3 @@ class _Variant(NamedTuple):
     reason: str
 
 
-def _are_identical(a: Iterable[Any], b: Collection[Any]) -> bool:
-    items = list(a)
-    return len(items) == len(b) and all(map(operator.is_, items, b))
-
-
-class Contents(NamedTuple):
-    """What is in a module: the modules, itself first, how many of them are leaves, and the tensors."""
-
-    modules: list[nn.Module]
-    leaves: int
-    tensors: list[weakref.ref[torch.Tensor]]  #: not kept alive: a forward pass may put others in their place
-
-    def list_tensors(self) -> list[torch.Tensor]:
-        """The tensors that still exist."""
-        return [tensor for ref in self.tensors if (tensor := ref()) is not None]
-
-
-def _survey(module: nn.Module, found: dict[int, Contents]) -> Contents:
-    """The contents of a module and of all below it, by id."""
-    known = found.get(id(module))
-    if known is not None:
-        return known
-    found[id(module)] = Contents([], 0, [])  # a module that holds itself
-    modules, leaves = [module], 0 if module._modules else 1
-    tensors = [weakref.ref(t) for held in (module._parameters, module._buffers) for t in held.values()
-               if t is not None]
-    for child in module._modules.values():
-        if child is not None:
-            below = _survey(child, found)
-            modules += below.modules
-            leaves += below.leaves
-            tensors += below.tensors
-    contents = found[id(module)] = Contents(modules, leaves, tensors)
-    return contents
-
-
-_flat_structures: dict[tuple[int, tuple[str, ...]], pytree.TreeSpec] = {}
-
-
-def _flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
-    """As `pytree.tree_flatten`, which makes a function anew for each call, and that in a cycle."""
-    leaves = [*args, *kwargs.values()]
-    if not all([isinstance(x, _LEAVES) for x in leaves]):
-        return pytree.tree_flatten((args, kwargs))
-    shape = len(args), tuple(kwargs)
-    if shape not in _flat_structures:
-        _flat_structures[shape] = pytree.tree_flatten((args, kwargs))[1]
-    return leaves, _flat_structures[shape]
-
-
-_tokens: list[torch.Tensor] = []
-
-
-def _token() -> torch.Tensor:
-    """A leaf that wants a gradient, so that a block has an autograd node also where none of its inputs does."""
-    if not _tokens:
-        guard = torch._C._DisableTorchDispatch()
-        _tokens.append(torch.empty(0, requires_grad=True))
-        del guard
-    return _tokens[0]
-
-
-def input_key(leaves: list[Any]) -> Hashable:
-    """What of the arguments decides a block's record. Raises Refused where an argument is more than a tensor or a plain
-    value.
-    """
-    key: list[Any] = []
-    groups: dict[int, int] = {}
-    for x in leaves:
-        if isinstance(x, torch.Tensor):
-            is_plain = x.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-            storage = x.untyped_storage() if is_plain else None
-            attributes = tensor_attributes(x)
-            if not isinstance(storage, MetaStorage) or attributes is None:
-                raise Refused("an argument is a sparse, wrapped or real tensor, or has objects for attributes")
-            group = groups.setdefault(storage.number, len(groups))
-            contents = storage.known or storage.drawn_from
-            known = None if contents is None else (id(contents), contents is storage.known)
-            key.append((tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), storage.nbytes(), storage.device,
-                        x.requires_grad, group, known, storage.density, attributes))
-        elif isinstance(x, _UNCHANGING):
-            key.append((type(x), x))
-        else:
-            raise Refused("an argument is an object that its forward pass could change")
-    return tuple(key)
-
-
-class _Run:
-    """One block played: the numbers and places of its storages, from its forward to its backward pass."""
-
-    def __init__(self, reuse: BlockReuse, segment: Segment, module: nn.Module) -> None:
-        self.reuse, self.segment, self.module = reuse, segment, module
-        self.recorder, self.space = reuse.recorder, reuse.recorder.space
-        self.versions: list[tuple[torch.Tensor, int]] = []  # of what autograd saved
-        self.awaits_backward, self.sequence = False, -1
-        self.slots: list[Any] = []             # what the allocator gave for each slot
-        self.takes: list[Take] = []
-        # inputs and outputs that autograd saved, by slot: they die with the last reference
-        self.holds: dict[int, torch.Tensor] = {}
-        self.incoming: dict[int, torch.Tensor] = {}
-
-    def forward(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Play the forward pass; the tensors that it returns."""
-        segment, recorder = self.segment, self.recorder
-        log, reel, path = recorder.log, segment.reel, self.reuse.path_of(self.module)
-        given = [number_of(tensor) for tensor in tensors]
-        first = take_numbers()
-        numbers = (given, segment.held, range(first, first + reel.births))
-        producers = {row: recorder.producer_of(given[slot]) for row, slot in segment.placeholders}
-        place = self.place = self.reuse.make_place(segment, self.module, numbers, producers)
-        self.slots = [None] * place.count_slots()
-        log.pending.append(place)
-        self.takes = play(recorder, reel, place, self.slots, self._let_go)
-        place.reserve(log)
-        for slot, row in segment.writers:
-            number = place.number_at(slot)
-            recorder.set_producer(number if isinstance(number, int) else log.labelled(f"{path}.{number}"),
-                                  place.row_at(row))
-        with without_modes():
-            return [self._revive(reel, o[0], o[1]) for o in segment.outputs if isinstance(o, tuple)]
-
-    def _outlive(self, reel: Reel, slots: Sequence[int], numbers: Sequence[int]) -> None:
-        """Take note of storages that were played and live on."""
-        for take in self.takes:
-            first, end = take.start.birth + reel.first_slot, take.stop.birth + reel.first_slot
-            if first == end:
-                continue
-            inside = [first <= slot < end for slot in slots]
-            if all(inside):
-                take.survivors.append((slots, numbers))
-                return
-            if any(inside):
-                take.survivors.append((list(compress(slots, inside)), list(compress(numbers, inside))))
-
-    def _revive(self, reel: Reel, slot: int, like: torch.Tensor) -> torch.Tensor:
-        """A tensor of the user's on a storage that was played. Without modes."""
-        number, space, claim = self.place.number_at(slot), self.space, reel.claim_of(slot)
-        self.recorder.log.expect(number, like.untyped_storage().nbytes(), str(claim))
-        self._outlive(reel, (slot,), (number,))
-        return revive(like, claim, number, self.recorder.memory.block_of(self.slots[slot], space.stream), space)
-
-    def locate(self, found: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
-        """Call, module and row of the log for those of the segment's."""
-        if found is None:
-            return None
-        call, module, row = found
-        return call + self.place.call_offset, self.place.module_of(module), self.place.row_at(row)
-
-    def hold(self, tensors: list[torch.Tensor], made: list[torch.Tensor]) -> None:
-        """Keep what autograd saved of the inputs and outputs until the event at which it lets them go."""
-        dying = self.segment.dying()
-        if not dying:
-            return
-        outputs = [o[0] for o in self.segment.outputs if isinstance(o, tuple)]
-        for slot, tensor in (*enumerate(tensors), *zip(outputs, made)):
-            if slot in dying:
-                self.holds[slot] = alias(tensor)
-                self.versions.append((self.holds[slot], tensor._version))
-
-    def backward(self, grads: tuple[torch.Tensor | None, ...],
-                 holdings: list[Holding | None]) -> list[torch.Tensor | None]:
-        """Play the backward pass; the gradients of the inputs."""
-        segment, place = self.segment, self.place
-        self.awaits_backward = False
-        # what autograd does with the block's result belongs to the call whose gradient is the last
-        self.recorder.let_stand(self.sequence, self.locate(segment.stands_for) or (-1, 0, -1))
-        if any([tensor._version != version for tensor, version in self.versions]):
-            raise Restart("a tensor that it saved was written to", self.module)
-        self.versions.clear()
-        differentiable = [o[2] for o in segment.outputs if isinstance(o, tuple)]
-        given = [g for g, d in zip(grads, differentiable) if d]
-        specs: tuple[GradSpec, ...] = tuple([
-            None if g is None or holding is None else (tuple(g.shape), g.stride(), g.dtype, holding)
-            for g, holding in zip(given, [h for h, d in zip(holdings, differentiable) if d])])
-        place.grad_specs = specs
-        numbers_given = [number_of(g) for g in given if g is not None]
-        if len(set(numbers_given)) < len(numbers_given):
-            raise Restart("two of its outputs have one gradient", self.module)
-        backward = self._backward_for(specs)
-        for text in backward.assumptions:
-            self.reuse._assume(text, self.module)
-        reel = backward.reel
-        first = len(self.slots)
-        self.incoming = {
-            first + i: g for i, (takes, g) in enumerate(zip(backward.incoming, given)) if takes and g is not None
-        }
-        place.add_slots([number_of(g) if first + i in self.incoming else None  # type: ignore[arg-type]
-                         for i, g in enumerate(given)])
-        born = take_numbers()
-        place.add_slots(range(born, born + reel.births))
-        self.slots += [None] * (len(given) + reel.births)
-        for slot in backward.freed:
-            storage: Any = self.incoming[slot].untyped_storage()
-            if storage.device != reel.claim_of(slot):
-                raise Restart("a gradient comes from another device", self.module)
-            self.slots[slot] = self.recorder.memory.place_of(storage.give_away())
-        self.takes = play(self.recorder, reel, place, self.slots, self._let_go)
-        for slot, event in backward.freed.items():
-            take = next(take for take in self.takes if take.start.event <= event < take.stop.event)
-            take.freed.append((slot, place.number_at(slot)))
-        unseen = self.recorder.unseen_gradients
-        if unseen is None or not reel.elsewhere.keys().isdisjoint(backward.gradients):
-            self.reuse.lend(self.module)
-            unseen = None
-        reserved = self.reuse.reserved(self.module)
-        parameters: list[Any] = []
-        if reserved is None:
-            modules = self.reuse.modules_in(self.module)
-            parameters = [modules[index]._parameters[name] for index, name, _, _ in backward.parameters]
-            if any([parameter.grad is not None for parameter in parameters]):
-                raise Restart("a gradient comes twice", self.module)
-        with without_modes():
-            if unseen is None:
-                for parameter, (_, _, slot, like) in zip(parameters, backward.parameters):
-                    parameter.grad = self._revive(reel, slot, like)
-            else:
-                numbers = [
-                    born + slot - reel.first_slot if slot >= reel.first_slot else place.number_at(slot)
-                    for slot in backward.gradients
-                ]
-                self._outlive(reel, backward.gradients, numbers)
-                places = [self.slots[slot] for slot in backward.gradients]
-                if reserved is None:
-                    unseen.add(parameters, numbers, places, [like for _, _, _, like in backward.parameters],
-                               self.module)
-                else:
-                    unseen.add_block(reserved, BlockGradients(numbers, places, backward.parameters, self.module))
-            return [self._give(reel, item) for item in backward.returned]
-
-    def _give(self, reel: Reel, item: tuple[int, torch.Tensor, bool] | None) -> torch.Tensor | None:
-        """The gradient of an input."""
-        if item is None:
-            return None
-        slot, like, is_view = item
-        grad = self.incoming.get(slot)
-        if grad is None:
-            grad = self._revive(reel, slot, like)
-        if grad.shape == like.shape and grad._is_view() == is_view:
-            return grad
-        return grad.as_strided(like.size(), like.stride(), like.storage_offset())
-
-    def __del__(self) -> None:
-        if self.awaits_backward:  # autograd let go of the block's node: a run frees now what this one holds
-            self.recorder.restart = Restart("its backward pass does not run", self.module)
-
-    def _let_go(self, slot: int) -> None:
-        """The block's backward pass is done with a storage that others may hold."""
-        if slot in self.holds:
-            del self.holds[slot]
-        elif slot in self.incoming:
-            self.incoming[slot].untyped_storage().give_back_early()  # type: ignore[attr-defined]
-
-    def _backward_for(self, specs: tuple[GradSpec, ...]) -> Backward:
-        """What the block does for gradients of these specs; found out by another trial where they are new."""
-        segment = self.segment
-        found = segment.backwards.get(specs)
-        if found is None:
-            try:
-                again = self.reuse.make_trial(self.module, segment.arguments, specs).run()
-            except Refused as reason:
-                raise Restart(str(reason), self.module) from None
-            if again.reel.births != segment.reel.births:
-                raise Restart("it does not do the same twice", self.module)
-            found = segment.backwards[specs] = again.backwards[specs]
-        return found
-
-
-class _Block(torch.autograd.Function):
-    """A block as one autograd node."""
-
-    @staticmethod
-    def forward(ctx: Any, run: _Run, token: torch.Tensor, *tensors: torch.Tensor) -> Any:
-        ctx.run, ctx.module = run, run.module
-        made = run.forward(list(tensors))
-        run.awaits_backward = True
-        run.hold(list(tensors), made)
-        ctx.mark_non_differentiable(
-            *[t for t, o in zip(made, [o for o in run.segment.outputs if isinstance(o, tuple)]) if not o[2]])
-        ctx.set_materialize_grads(False)
-        return tuple(made)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        run, ctx.run = ctx.run, None
-        if run is None:
-            raise Restart("its backward pass runs twice", ctx.module)
-        return (None, None, *run.backward(grads, find_holdings(grads)))

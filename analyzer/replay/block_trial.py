@@ -2,9 +2,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,10 +13,10 @@ from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.plain_type import LITERALS
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage, find_storage
-from analyzer.meta.tensor import new_storage, template, tensor_on
+from analyzer.meta.tensor import template
 from analyzer.meta.value.known_value import Watched
 from analyzer.record.event import BORN, CALLED, DIED, Event
-from analyzer.record.hold import ALONE, ALONE_VIEW, Hold, Holding
+from analyzer.record.hold import ALONE, Hold
 from analyzer.record.log import Log, LogModule, LogNode
 from analyzer.record.module_walk import walk_modules
 from analyzer.record.recorder import Recorder
@@ -28,164 +25,20 @@ from .attribute_watch import watch_reads
 from .cache_slot import CacheLike, Index, Slot, TrialCache, indexed
 from .reel import Reel
 from .restart import BLOCK
+from .segment import (
+    Arguments,
+    Backward,
+    Borrow,
+    GradSpec,
+    InputLike,
+    PassedOn,
+    Refused,
+    Segment,
+    number_of,
+    writes_in_place,
+)
 from .state_fingerprint import StateFingerprint
-
-Borrow = Callable[[nn.Module, torch.device], AbstractContextManager[Any]]
-GradSpec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, Holding] | None
-"""Shape, stride and dtype of a gradient, and who holds it: only what autograd alone holds dies early, and of that only
-what is no view may be added to in place.
-"""
-
-
-class InputLike:
-    """A tensor argument of a block, without the tensor."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        assert isinstance(storage, MetaStorage)
-        self.shape, self.stride, self.dtype, self.offset = tuple(
-            tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset()
-        self.claim, self.nbytes, self.group = storage.device, storage.nbytes(), storage.number
-        self.known, self.drawn_from, self.density = storage.known, storage.drawn_from, storage.density
-        self.requires_grad = tensor.requires_grad
-
-    def make(self, state: MetaState, storages: dict[int, MetaStorage]) -> torch.Tensor:
-        """A tensor like it; those that shared a storage share one in ``storages``."""
-        storage = storages.get(self.group)
-        if storage is None:
-            storage = storages[self.group] = new_storage(self.nbytes, self.claim, state.space)
-            storage.known, storage.drawn_from, storage.density = self.known, self.drawn_from, self.density
-        return tensor_on(storage, self.dtype, self.offset, self.shape, self.stride)
-
-
-class Arguments:
-    """The arguments of a block's call, without its tensors.
-
-    ``indices`` are attributes (path, name) that may be no more than the index of a cache slot; ``given_up`` are the
-    positions of tensors that would die in the block if it did not save them.
-    """
-
-    def __init__(self, leaves: list[Any], structure: pytree.TreeSpec, indices: list[tuple[str, str]],
-                 given_up: Collection[int] = ()) -> None:
-        self.indices, self.given_up = indices, given_up
-        self.leaves = [InputLike(x) if isinstance(x, torch.Tensor) else x for x in leaves]
-        self.structure = structure
-        self.tensors = [x for x in self.leaves if isinstance(x, InputLike)]
-        self.trains = torch.is_grad_enabled()
-
-
-@dataclass(frozen=True)
-class PassedOn:
-    """An output that is the tensor argument number ``index`` itself."""
-
-    index: int
-
-
-@dataclass
-class Backward:
-    """The backward pass of a block for gradients of certain specs."""
-
-    reel: Reel
-    #: for each differentiable output, whether a gradient of it takes a slot
-    incoming: list[bool]
-    #: per tensor input: slot, a tensor like its gradient, and whether that is a view
-    returned: list[tuple[int, torch.Tensor, bool] | None]
-    #: place of its module, name, slot and a tensor like its gradient
-    parameters: list[tuple[int, str, int, torch.Tensor]]
-    dying: set[int]                                   #: slots of inputs and outputs that autograd lets go of
-    #: slots of gradients of outputs that the reel itself frees, and the event
-    freed: dict[int, int]
-    assumptions: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.gradients = [slot for _, _, slot, _ in self.parameters]
-
-
-@dataclass
-class Segment:
-    """What a block does. Slots number its storages: inputs, what it holds, what its forward pass makes, then those of a
-    backward pass.
-    """
-
-    log: Log
-    reel: Reel                                        #: of the forward pass
-    inputs: int                                       #: how many tensors go in
-    held: list[str]                                   #: paths of parameters and buffers, in order of their slots
-    #: leaves: (slot, tensor like it, requires_grad, whether it is a view), PassedOn, or a plain value
-    outputs: list[Any]
-    structure: pytree.TreeSpec
-    rows: list[int]                                   #: of log.nodes, those that the block adds to the table
-    #: the other rows: their index, and the slot of the input that each stands for
-    placeholders: list[tuple[int, int]]
-    #: slot of an input, output or parameter, and the row that wrote it last
-    writers: list[tuple[int, int]]
-    first_call: int                                   #: of log.calls, of the forward pass
-    #: positions of arguments that it reads more than once: it adds their gradients up
-    sums: frozenset[int]
-    arguments: Arguments
-    #: of a cache, that it fills with the outputs beyond those of ``structure``
-    slot: Slot | None = None
-    #: what its forward pass takes for granted, with `BLOCK` for its path
-    assumptions: list[str] = field(default_factory=list)
-    backwards: dict[tuple[GradSpec, ...], Backward] = field(default_factory=dict)
-    #: call, module and row that the block's own autograd node goes for
-    stands_for: tuple[int, int, int] | None = None
-    #: the same for what hooks on its output run before it; None where it has several outputs
-    begins_at: tuple[int, int, int] | None = None
-
-    def dying(self) -> set[int]:
-        """Slots of inputs and outputs that autograd lets go of in one of the backward passes that are known."""
-        return set().union(*(backward.dying for backward in self.backwards.values()))
-
-    @property
-    def differentiable(self) -> list[int]:
-        """Positions of the outputs that have gradients."""
-        return [i for i, o in enumerate(self.outputs) if isinstance(o, tuple) and o[2]]
-
-
-class Refused(Exception):
-    """This block cannot be played again: it does something that a log does not tell."""
-
-
-class _Source(torch.autograd.Function):
-    """Makes the inputs, which autograd then owns as it owns an earlier block's outputs; collects their gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, trial: Any, make: Callable[[], list[torch.Tensor]]) -> Any:
-        ctx.trial = trial
-        tensors = make()
-        ctx.mark_non_differentiable(*[t for t, needs in zip(tensors, trial.needs_grad) if not needs])
-        ctx.set_materialize_grads(False)
-        return tuple(tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        ctx.trial.returned = list(grads)
-        return None, None, None
-
-
-class _Sink(torch.autograd.Function):
-    """Takes the outputs; its backward gives each a fresh gradient that autograd alone owns."""
-
-    @staticmethod
-    def forward(ctx: Any, trial: Any, *outputs: torch.Tensor) -> torch.Tensor:
-        ctx.trial = trial
-        return torch.empty(0)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        made = [None if s is None else _make_gradient(s, ctx.trial.claim) for s in ctx.trial.grad_specs]
-        ctx.trial.kept = [g for g, s in zip(made, ctx.trial.grad_specs)
-                          if s is not None and s[3] not in (ALONE, ALONE_VIEW)]
-        ctx.trial.incoming = [None if g is None else number_of(g) for g in made]
-        ctx.trial.start_backward()
-        return (None, *made)
-
-
-def _make_gradient(spec: Any, claim: torch.device) -> torch.Tensor:
-    shape, stride, dtype, holding = spec
-    made = torch.empty_strided(shape, stride, dtype=dtype, device=claim)
-    return made.as_strided(shape, stride) if holding is ALONE_VIEW else made
+from .trial_edge import Sink, Source
 
 
 class _TrialRecorder(Recorder):
@@ -341,7 +194,7 @@ class Trial:
         if not self.arguments.tensors:
             return []
         with torch._C.DisableTorchFunction():
-            return list(_Source.apply(self._token, self, make))  # type: ignore[no-untyped-call]
+            return list(Source.apply(self._token, self, make))  # type: ignore[no-untyped-call]
 
     def _check_forward(self, state: MetaState, seed: int) -> None:
         """Raise Refused where the forward pass did what a replay could not repeat."""
@@ -354,7 +207,7 @@ class Trial:
                           forward: list[Event], state: MetaState) -> Segment:
         """The segment with its backward pass, which starts at ``ends``; these are let go of as a loss would do it."""
         with torch._C.DisableTorchFunction():
-            end = _Sink.apply(self, *ends)  # type: ignore[no-untyped-call]
+            end = Sink.apply(self, *ends)  # type: ignore[no-untyped-call]
         ends.clear()
         self._backward: list[Event] = []
         with torch._C._EnableTorchFunction():
@@ -386,7 +239,7 @@ class Trial:
             if node.name() != "torch::autograd::AccumulateGrad":
                 first = min(first, node._sequence_nr())
             for source, output in node.next_functions:
-                if getattr(source, "_forward_cls", None) is _Source:
+                if getattr(source, "_forward_cls", None) is Source:
                     edges[output] += 1
                     self.feeders[node._sequence_nr()] = output
                 elif source is not None and source not in seen:
@@ -515,14 +368,6 @@ def _divide(log: Log, first_node: int, slot_of: dict[int, int], inputs: list[int
         writers.items())
 
 
-def number_of(tensor: torch.Tensor) -> int:
-    """The number of the storage of a tensor of the mode's."""
-    storage = tensor.untyped_storage()
-    if not isinstance(storage, MetaStorage):
-        raise Refused("a tensor with data")
-    return storage.number
-
-
 def _written(call: Any) -> list[int]:
     """Numbers of the storages that a call writes in place."""
     if not writes_in_place(call.signature.op):
@@ -530,7 +375,3 @@ def _written(call: Any) -> list[int]:
     return [n for n in call.outputs if n in call.inputs] or list(call.inputs[:1])
 
 
-def writes_in_place(op: Any) -> bool:
-    """Whether an operator writes to one of its arguments."""
-    schema = getattr(op, "_schema", None)
-    return schema is not None and any(a.alias_info and a.alias_info.is_write for a in schema.arguments)

@@ -4,44 +4,46 @@ attributes, globals, closures, defaults, class attributes and random generators.
 from __future__ import annotations
 
 import contextvars
-import enum
 import functools
 import operator
 import random
-import sys
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, MutableSet
+from collections.abc import Callable, Iterable, MutableMapping, MutableSequence, MutableSet
 from itertools import repeat
-from types import (
-    BuiltinFunctionType,
-    CellType,
-    FunctionType,
-    MethodType,
-    ModuleType,
-    WrapperDescriptorType,
-)
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
-from analyzer.meta.plain_type import VALUES
 from analyzer.meta.storage import MetaStorage, find_storage
 from analyzer.meta.value.known_value import Watched
 from analyzer.record.module_walk import REGISTRIES
 
 from .reachable_code import find_reachable, is_standard, is_stateless
+from .state_value import (
+    IMMUTABLE,
+    MISSING,
+    MOST_OBJECTS,
+    PLAIN,
+    UNREADABLE,
+    WeakTensor,
+    are_alike,
+    describe_tensor_state,
+    is_equal,
+    leave_cache,
+    look_up,
+    reaches_outside,
+    read_generators,
+    refill_of,
+    revive,
+    set_value,
+)
 
-PLAIN = frozenset(VALUES)
-_IMMUTABLE = (type, ModuleType, BuiltinFunctionType, WrapperDescriptorType, enum.Enum, frozenset)
 _EMPTY = frozenset((dict, OrderedDict, list, set))
 _METHODS = (FunctionType, staticmethod, classmethod, property)
-_UNREADABLE = (torch.Generator, torch.jit.ScriptFunction)
-_MOST = 20_000  # containers and objects: a model that holds more is not compared
-_MISSING = object()
 
 
 class StateFingerprint:
@@ -76,7 +78,7 @@ class StateFingerprint:
                                    self._functions)
         self.unreadable = self.unreadable or reachable.unreadable
         for holder, name in reachable.places:
-            value = _look_up(holder, name)
+            value = look_up(holder, name)
             self._places.append((holder, name, self._let_die(value)))
             if isinstance(holder, type) and isinstance(value, _METHODS):
                 continue
@@ -90,7 +92,7 @@ class StateFingerprint:
             self._capture(value)
         self._capture(values)
         self._contents = _watch_contents([tensor for tensor, _ in self._tensors]) if own else []
-        self._random = _read_generators() if own else None
+        self._random = read_generators() if own else None
         self._seen.clear()
         # places in one namespace are compared together
         by_holder: dict[int, tuple[Any, list[str], list[Any]]] = {}
@@ -106,7 +108,7 @@ class StateFingerprint:
     # ---- reading
 
     def _let_die(self, value: Any) -> Any:
-        return _Held(value) if isinstance(value, torch.Tensor) and not self._keeps else value
+        return WeakTensor(value) if isinstance(value, torch.Tensor) and not self._keeps else value
 
     def _give_up(self, reason: str) -> None:
         self.unreadable = self.unreadable or reason
@@ -140,10 +142,10 @@ class StateFingerprint:
         while waiting:
             found = waiting.pop()
             kind = type(found)
-            if kind in PLAIN or isinstance(found, _IMMUTABLE) or id(found) in self._seen:
+            if kind in PLAIN or isinstance(found, IMMUTABLE) or id(found) in self._seen:
                 continue
             self._seen.add(id(found))
-            if len(self._seen) > _MOST:
+            if len(self._seen) > MOST_OBJECTS:
                 self._give_up("it reaches more objects than are compared")
                 return
             waiting += self._take(found, kind)
@@ -179,14 +181,14 @@ class StateFingerprint:
     def _take_cells(self, function: FunctionType) -> Iterable[Any]:
         found = []
         for cell in function.__closure__ or ():
-            inner = _look_up(cell, "")
+            inner = look_up(cell, "")
             self._places.append((cell, "", self._let_die(inner)))
             found.append(inner)
         return (*found, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(),
                 *function.__dict__.values())
 
     def _take_object(self, value: Any, kind: type) -> Iterable[Any]:
-        if isinstance(value, _UNREADABLE):
+        if isinstance(value, UNREADABLE):
             self._give_up(f"it uses a {kind.__name__}, whose state cannot be read")
         elif isinstance(value, contextvars.ContextVar):
             return self._take_variable(value)
@@ -201,12 +203,12 @@ class StateFingerprint:
             bits = value.bit_generator
             self._objects.append((lambda: bits.state, lambda old: setattr(bits, "state", old), bits.state))
         elif hasattr(kind, "tobytes"):  # arrays of numpy and others
-            self._objects.append((value.tobytes, _refill(value), value.tobytes()))
+            self._objects.append((value.tobytes, refill_of(value), value.tobytes()))
         elif isinstance(value, bytearray):
             self._objects.append((lambda: bytes(value), lambda old: value.__setitem__(slice(None), old), bytes(value)))
-        elif hasattr(value, "cache_info"):
+        elif isinstance(value, functools._lru_cache_wrapper):
             # a full cache keeps its size when it takes in another result
-            self._objects.append((lambda: value.cache_info().misses, _keep, value.cache_info().misses))
+            self._objects.append((lambda: value.cache_info().misses, leave_cache, value.cache_info().misses))
         elif hasattr(kind, "__next__"):
             self._give_up(f"it holds an iterator ({kind.__name__}), whose position cannot be read")
         elif isinstance(value, (MutableMapping, MutableSet, MutableSequence)):
@@ -214,7 +216,7 @@ class StateFingerprint:
         elif not is_stateless(kind) or is_standard(kind):
             slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
             names = [k for row in slots for k in ((row, ) if isinstance(row, str) else row)]
-            self._places += [(value, k, self._let_die(getattr(value, k, _MISSING))) for k in names
+            self._places += [(value, k, self._let_die(getattr(value, k, MISSING))) for k in names
                              if k not in ("__dict__", "__weakref__")]
             contents = getattr(value, "__dict__", {})
             if type(contents) is dict and contents:
@@ -227,16 +229,16 @@ class StateFingerprint:
             try:
                 return variable.get()
             except LookupError:
-                return _MISSING
+                return MISSING
 
         before = read()
 
         def put_back(old: Any) -> None:
-            if before is not _MISSING:
+            if before is not MISSING:
                 variable.set(before)
 
         self._objects.append((lambda: id(read()), put_back, id(before)))
-        return () if before is _MISSING else (before, )
+        return () if before is MISSING else (before, )
 
     def _take_collection(self, found: Any) -> Iterable[Any]:
         """Containers of the standard library that are none of Python's own: weak ones, views on others."""
@@ -267,32 +269,32 @@ class StateFingerprint:
         if any(self._empty):
             return "an empty container, to which it adds"
         for mapping, keys, values in self._mappings:
-            if len(mapping) != len(keys) or not _are_alike(mapping.values(), values) or not all(
+            if len(mapping) != len(keys) or not are_alike(mapping.values(), values) or not all(
                     map(operator.is_, mapping, keys)) and tuple(mapping) != keys:
                 return "an attribute of a module or an item of a dictionary"
         for sequence, items in self._sequences:
-            if len(sequence) != len(items) or not (sequence == items if isinstance(items, set) else _are_alike(
+            if len(sequence) != len(items) or not (sequence == items if isinstance(items, set) else are_alike(
                     sequence, items)):
                 return "a list or set"
         for contents, names, found in self._rows:
-            if all(map(operator.is_, map(contents.get, names, repeat(_MISSING)), found)):
+            if all(map(operator.is_, map(contents.get, names, repeat(MISSING)), found)):
                 continue
             for name, value in zip(names, found):
-                if not _are_alike((contents.get(name, _MISSING),), (value,)):
+                if not are_alike((contents.get(name, MISSING),), (value,)):
                     return f"the variable {name}"
         for holder, name, value in self._others:
-            if not _are_alike((_look_up(holder, name),), (value,)):
+            if not are_alike((look_up(holder, name),), (value,)):
                 return f"the variable {name or 'of a closure'}"
         for tensor, state in self._tensors:
             alive = tensor()
             if alive is not None and describe_tensor_state(alive) != state:
                 return "a tensor's attribute, hook, storage or requires_grad"
         for read, _, before in self._objects:
-            if not _is_equal(read(), before):
+            if not is_equal(read(), before):
                 return "an array or a generator of random numbers"
         if any([watched.was_read and _known_of(tensor()) is not watched for tensor, watched in self._contents]):
             return "contents of a tensor, which it reads"
-        return "the host's generators of random numbers" if self._random is not None and _read_generators(
+        return "the host's generators of random numbers" if self._random is not None and read_generators(
         ) != self._random else None
 
     def is_same(self) -> bool:
@@ -302,8 +304,8 @@ class StateFingerprint:
     def put_back(self) -> None:
         """Give everything that can be compared the state that it had."""
         for mapping, keys, values in self._mappings:
-            if len(mapping) != len(keys) or not _are_alike(mapping.values(), values):
-                found = [(key, _revive(value, mapping.get(key))) for key, value in zip(keys, values)]
+            if len(mapping) != len(keys) or not are_alike(mapping.values(), values):
+                found = [(key, revive(value, mapping.get(key))) for key, value in zip(keys, values)]
                 mapping.clear()
                 mapping.update(found)
         for container in self._empty:
@@ -312,31 +314,16 @@ class StateFingerprint:
             if isinstance(items, set):
                 sequence.clear()
                 sequence.update(items)
-            elif len(sequence) != len(items) or not _are_alike(sequence, items):
-                found = [_revive(item, None) for item in items]
+            elif len(sequence) != len(items) or not are_alike(sequence, items):
+                found = [revive(item, None) for item in items]
                 sequence.clear()
                 sequence.extend(found)
         for holder, name, value in self._places:
-            if not _are_alike((now := _look_up(holder, name),), (value,)):
-                _set(holder, name, _revive(value, now))
+            if not are_alike((now := look_up(holder, name),), (value,)):
+                set_value(holder, name, revive(value, now))
         for read, write, before in self._objects:
-            if not _is_equal(read(), before):
+            if not is_equal(read(), before):
                 write(before)
-
-
-class _Held:
-    """A tensor among values, which a fingerprint does not keep alive."""
-
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = weakref.ref(tensor)
-
-
-def _revive(before: Any, now: Any) -> Any:
-    """A value that was; what is there now in place of a tensor that died."""
-    found = before.tensor() if type(before) is _Held else before
-    return now if found is None and before is not None else found
 
 
 def _watch_contents(tensors: Iterable[weakref.ref[torch.Tensor]]) -> list[tuple[weakref.ref[torch.Tensor], Watched]]:
@@ -354,119 +341,5 @@ def _watch_contents(tensors: Iterable[weakref.ref[torch.Tensor]]) -> list[tuple[
 def _known_of(tensor: torch.Tensor | None) -> Any:
     storage = None if tensor is None else find_storage(tensor)
     return storage.known if isinstance(storage, MetaStorage) else None
-
-
-def describe_tensor_state(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What code can change of a tensor besides its contents."""
-    if is_lazy(tensor):  # it has neither shape nor storage yet
-        return (id(tensor), )
-    attributes = tensor.__dict__
-    storage = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
-    return (storage, tensor.requires_grad, tensor.shape, tuple(tensor._backward_hooks or ()),
-            tuple(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()),
-            tuple((k, v if type(v) in PLAIN else id(v)) for k, v in attributes.items()) if attributes else ())
-
-
-def tensor_attributes(tensor: torch.Tensor) -> tuple[tuple[str, Any], ...] | None:
-    """What a tensor's own attributes are called and hold; None where that is more than plain values."""
-    attributes = tensor.__dict__
-    if not attributes:
-        return ()
-    found = [(k, v) for k, v in attributes.items() if k != "_is_param"]
-    return tuple((k, type(v), v) for k, v in found) if all([type(v) in PLAIN for _, v in found]) else None  # type: ignore[misc]
-
-
-def reaches_outside(value: Any, inside: Mapping[int, Any]) -> bool:
-    """Whether a module or a tensor that is not ``inside`` (by id) can be reached from ``value``, or may be."""
-    seen: set[int] = set()
-    waiting = [value]
-    while waiting:
-        found = waiting.pop()
-        kind = type(found)
-        if kind in PLAIN or isinstance(found, _IMMUTABLE) or id(found) in seen or id(found) in inside:
-            continue
-        seen.add(id(found))
-        if isinstance(found, (nn.Module, torch.Tensor, weakref.ref, *_UNREADABLE)) or len(seen) > _MOST:
-            return True
-        if isinstance(found, dict):
-            waiting += found.values()
-        elif isinstance(found, (MutableMapping, MutableSet, MutableSequence, tuple, deque)):
-            waiting += found.values() if isinstance(found, MutableMapping) else found
-        elif isinstance(found, FunctionType):
-            waiting += [_look_up(cell, "") for cell in found.__closure__ or ()]
-            waiting += (*(found.__defaults__ or ()), *(found.__kwdefaults__ or {}).values())
-        elif isinstance(found, MethodType):
-            waiting += found.__self__, found.__func__
-        elif isinstance(found, functools.partial):
-            waiting += found.func, found.args, found.keywords
-        elif not is_stateless(kind) or is_standard(kind):
-            waiting += getattr(found, "__dict__", {}).values()
-    return False
-
-
-def _are_alike(now: Iterable[Any], before: Iterable[Any]) -> bool:
-    if all(map(operator.is_, now, before)):
-        return True
-    return all([a is b or (b.tensor() is a if type(b) is _Held else type(a) is type(b) and type(a) in PLAIN and a == b)
-                for a, b in zip(now, before)])
-
-
-def _is_equal(now: Any, before: Any) -> bool:
-    """Whether two states are the same, down to the items of arrays in them."""
-    if isinstance(before, dict):
-        return now.keys() == before.keys() and all([_is_equal(now[key], value) for key, value in before.items()])
-    if isinstance(before, tuple):
-        return len(now) == len(before) and all(map(_is_equal, now, before))
-    return bool(now.tobytes() == before.tobytes() if hasattr(before, "tobytes") else now == before)
-
-
-def _look_up(holder: Any, name: str) -> Any:
-    if type(holder) is CellType:
-        try:
-            return holder.cell_contents
-        except ValueError:  # not set yet
-            return _MISSING
-    if type(holder) is dict:
-        return holder.get(name, _MISSING)
-    return vars(holder).get(name, _MISSING) if isinstance(holder, (type, ModuleType)) else getattr(
-        holder, name, _MISSING)
-
-
-def _set(holder: Any, name: str, value: Any) -> None:
-    if type(holder) is CellType:
-        holder.cell_contents = value
-    elif type(holder) is dict:
-        holder[name] = value
-    elif value is _MISSING:
-        delattr(holder, name)
-    else:
-        setattr(holder, name, value)
-
-
-def _refill(array: Any) -> Callable[[Any], None]:
-    """Puts back the items of an array of the standard library or of numpy."""
-    if hasattr(array, "frombytes"):
-        def refill(old: bytes) -> None:
-            del array[:]
-            array.frombytes(old)
-    else:
-        copy = array.copy() if hasattr(array, "copy") else None
-
-        def refill(old: bytes) -> None:
-            if copy is not None:
-                array[...] = copy
-    return refill
-
-
-def _keep(old: Any) -> None:
-    """What cannot be put back, and need not be: a cache."""
-
-
-def _read_generators() -> tuple[Any, ...]:
-    numpy = sys.modules.get("numpy.random")
-    if numpy is None:
-        return (random.getstate(), )
-    _, keys, *rest = numpy.get_state()
-    return random.getstate(), keys.tobytes(), *rest
 
 

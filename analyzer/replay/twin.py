@@ -18,7 +18,7 @@ from analyzer.meta.plain_type import LEAVES
 from analyzer.record.module_walk import REGISTRIES
 
 from .block_key import CONTAINERS, getter
-from .state_fingerprint import tensor_attributes
+from .state_value import tensor_attributes
 
 _MOST = 2  # kinds that look alike, with which a block is compared: each kind more costs every other block a comparison
 _DEEPEST = 16  # a module may hold itself

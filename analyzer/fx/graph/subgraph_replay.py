@@ -11,10 +11,12 @@ from torch import fx, nn
 from analyzer.fx.module_borrow import borrow_module
 from analyzer.record.log import Log
 from analyzer.record.recorder import Recorder
+from analyzer.replay.block_content import Contents
 from analyzer.replay.block_key import structure_key
 from analyzer.replay.block_place import BlockPlace
-from analyzer.replay.block_reuse import FEWEST, BlockReuse, Contents
-from analyzer.replay.block_trial import Arguments, GradSpec, Segment, Trial
+from analyzer.replay.block_reuse import FEWEST, BlockReuse
+from analyzer.replay.block_trial import Trial
+from analyzer.replay.segment import Arguments, GradSpec, Segment
 from analyzer.replay.twin import Twin
 
 from .interpreter import RecordingInterpreter

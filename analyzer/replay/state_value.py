@@ -1,0 +1,156 @@
+"""Values that state consists of: how they are compared, looked up, reached and put back."""
+from __future__ import annotations
+
+import enum
+import functools
+import operator
+import random
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, MutableSet
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, WrapperDescriptorType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from analyzer.meta.plain_type import VALUES
+
+from .reachable_code import is_standard, is_stateless
+
+PLAIN = frozenset(VALUES)
+IMMUTABLE = (type, ModuleType, BuiltinFunctionType, WrapperDescriptorType, enum.Enum, frozenset)
+UNREADABLE = (torch.Generator, torch.jit.ScriptFunction)
+MOST_OBJECTS = 20_000  # containers and objects: a model that holds more is not compared
+MISSING = object()
+
+
+class WeakTensor:
+    """A tensor among values, which a fingerprint does not keep alive."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = weakref.ref(tensor)
+
+
+def revive(before: Any, now: Any) -> Any:
+    """A value that was; what is there now in place of a tensor that died."""
+    found = before.tensor() if type(before) is WeakTensor else before
+    return now if found is None and before is not None else found
+
+
+def describe_tensor_state(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What code can change of a tensor besides its contents."""
+    if is_lazy(tensor):  # it has neither shape nor storage yet
+        return (id(tensor), )
+    attributes = tensor.__dict__
+    storage = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
+    return (storage, tensor.requires_grad, tensor.shape, tuple(tensor._backward_hooks or ()),
+            tuple(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()),
+            tuple((k, v if type(v) in PLAIN else id(v)) for k, v in attributes.items()) if attributes else ())
+
+
+def tensor_attributes(tensor: torch.Tensor) -> tuple[tuple[str, Any], ...] | None:
+    """What a tensor's own attributes are called and hold; None where that is more than plain values."""
+    attributes = tensor.__dict__
+    if not attributes:
+        return ()
+    found = [(k, v) for k, v in attributes.items() if k != "_is_param"]
+    return tuple((k, type(v), v) for k, v in found) if all([type(v) in PLAIN for _, v in found]) else None  # type: ignore[misc]
+
+
+def reaches_outside(value: Any, inside: Mapping[int, Any]) -> bool:
+    """Whether a module or a tensor that is not ``inside`` (by id) can be reached from ``value``, or may be."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        kind = type(found)
+        if kind in PLAIN or isinstance(found, IMMUTABLE) or id(found) in seen or id(found) in inside:
+            continue
+        seen.add(id(found))
+        if isinstance(found, (nn.Module, torch.Tensor, weakref.ref, *UNREADABLE)) or len(seen) > MOST_OBJECTS:
+            return True
+        if isinstance(found, dict):
+            waiting += found.values()
+        elif isinstance(found, (MutableMapping, MutableSet, MutableSequence, tuple, deque)):
+            waiting += found.values() if isinstance(found, MutableMapping) else found
+        elif isinstance(found, FunctionType):
+            waiting += [look_up(cell, "") for cell in found.__closure__ or ()]
+            waiting += (*(found.__defaults__ or ()), *(found.__kwdefaults__ or {}).values())
+        elif isinstance(found, MethodType):
+            waiting += found.__self__, found.__func__
+        elif isinstance(found, functools.partial):
+            waiting += found.func, found.args, found.keywords
+        elif not is_stateless(kind) or is_standard(kind):
+            waiting += getattr(found, "__dict__", {}).values()
+    return False
+
+
+def are_alike(now: Iterable[Any], before: Iterable[Any]) -> bool:
+    if all(map(operator.is_, now, before)):
+        return True
+    return all([a is b or (b.tensor() is a if type(b) is WeakTensor else type(a) is type(b) and type(a) in PLAIN and a == b)
+                for a, b in zip(now, before)])
+
+
+def is_equal(now: Any, before: Any) -> bool:
+    """Whether two states are the same, down to the items of arrays in them."""
+    if isinstance(before, dict):
+        return now.keys() == before.keys() and all([is_equal(now[key], value) for key, value in before.items()])
+    if isinstance(before, tuple):
+        return len(now) == len(before) and all(map(is_equal, now, before))
+    return bool(now.tobytes() == before.tobytes() if hasattr(before, "tobytes") else now == before)
+
+
+def look_up(holder: Any, name: str) -> Any:
+    if type(holder) is CellType:
+        try:
+            return holder.cell_contents
+        except ValueError:  # not set yet
+            return MISSING
+    if type(holder) is dict:
+        return holder.get(name, MISSING)
+    return vars(holder).get(name, MISSING) if isinstance(holder, (type, ModuleType)) else getattr(
+        holder, name, MISSING)
+
+
+def set_value(holder: Any, name: str, value: Any) -> None:
+    if type(holder) is CellType:
+        holder.cell_contents = value
+    elif type(holder) is dict:
+        holder[name] = value
+    elif value is MISSING:
+        delattr(holder, name)
+    else:
+        setattr(holder, name, value)
+
+
+def refill_of(array: Any) -> Callable[[Any], None]:
+    """Puts back the items of an array of the standard library or of numpy."""
+    if hasattr(array, "frombytes"):
+        def refill(old: bytes) -> None:
+            del array[:]
+            array.frombytes(old)
+    else:
+        copy = array.copy() if hasattr(array, "copy") else None
+
+        def refill(old: bytes) -> None:
+            if copy is not None:
+                array[...] = copy
+    return refill
+
+
+def leave_cache(old: Any) -> None:
+    """What cannot be put back, and need not be: a cache."""
+
+
+def read_generators() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy.random")
+    if numpy is None:
+        return (random.getstate(), )
+    _, keys, *rest = numpy.get_state()
+    return random.getstate(), keys.tobytes(), *rest
