@@ -34,7 +34,7 @@ NAMES = {
         f"torch._higher_order_ops.flex_attention.{name}"
         for name in ("py_kernels", "python_key_table", "_dispatch_cache")
     ],
-    "cuda/data_parallel.py": [
+    "cuda/facade.py": [
         "torch.nn.parallel.comm.scatter", "torch.nn.parallel._functions._get_stream", "torch.accelerator.device_index"
     ],
     "meta/intercept/gated_kernel.py": [
@@ -42,7 +42,7 @@ NAMES = {
         "torch._C._dispatch_tls_set_dispatch_key_included", "torch._C._dispatch_tls_set_dispatch_key_excluded",
         "torch.library.fallthrough_kernel"
     ],
-    "cuda/host_attention.py": ["torch._C.DispatchKeySet", "torch.ops.aten._fused_sdp_choice.default.redispatch"],
+    "cuda/sdp_choice.py": ["torch._C.DispatchKeySet", "torch.ops.aten._fused_sdp_choice.default.redispatch"],
     "meta/operator_info.py": [
         "torch._C._dispatch_has_kernel_for_dispatch_key", "torch._C._dispatch_has_computed_kernel_for_dispatch_key",
         "torch.ops.aten.add.Tensor._schema", "torch.ops.aten.add.Tensor.tags"

@@ -1,8 +1,34 @@
 """CUDA, as the device that tensors without data are on: which kernels it takes, what these need while they run, its
 casts, and `torch.cuda`.
 """
-from analyzer.meta.simulated_device import register_simulated_device
+from collections.abc import Iterator
 
-from .device import CudaDevice
+from analyzer.meta.intercept.replacement import Undo
+from analyzer.meta.simulated_device import SimulatedDevice, register_simulated_device
 
-register_simulated_device(CudaDevice())
+from . import autocast, facade, kernel_registry
+from .workspaces.library import library_needs, take_library_workspaces
+
+
+def _replacements() -> Iterator[Undo]:
+    yield kernel_registry.install()
+    for replacements in kernel_registry.kernel_replacements:
+        yield from replacements()
+    yield from autocast.replacements()
+    yield from facade.replacements()
+
+
+def _enter_thread() -> None:
+    kernel_registry.gate.set_open(True)
+    autocast.follow_switch(True)
+
+
+def _leave_thread() -> None:
+    kernel_registry.gate.set_open(False)
+    autocast.follow_switch(False)
+    autocast.clear_cache()
+
+
+register_simulated_device(
+    SimulatedDevice((kernel_registry.gate, autocast.gate), _replacements, _enter_thread, _leave_thread, library_needs,
+                    take_library_workspaces))

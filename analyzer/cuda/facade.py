@@ -13,11 +13,13 @@ import torch.cuda.memory
 import torch.cuda.nvtx
 import torch.cuda.profiler
 import torch.cuda.random
+import torch.nn.parallel._functions
+import torch.nn.parallel.comm
 
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.meta.current_device import selected
-from analyzer.meta.intercept.replacement import Undo, replace
+from analyzer.meta.intercept.replacement import Undo, answer, replace
 from analyzer.meta.state import active_state, current
 
 from .sdp_choice import CUDNN_VERSION, simulated_capability
@@ -154,9 +156,7 @@ _nothing = _constant(None)
 
 
 def _of_allocator(name: str) -> Callable[..., int]:
-    def read(device: Any = None) -> int:
-        return int(getattr(_allocator(device), name))
-    return read
+    return lambda device=None: int(getattr(_allocator(device), name))
 
 
 _MEMORY: dict[str, Callable[..., Any]] = {
@@ -215,10 +215,18 @@ def _makes_cuda(device: Any = "cpu", *args: Any, **kwargs: Any) -> bool:
     return current() is not None and torch.device(device).type == "cuda"
 
 
+def _scatter(original: Any, tensor: torch.Tensor, devices: Any = None, chunk_sizes: Any = None, dim: int = 0,
+             streams: Any = None, *, out: Any = None) -> Any:
+    """torch/csrc/cuda/comm.cpp, scatter: `torch.nn.DataParallel` hands out its inputs so."""
+    if out is not None:
+        return original(tensor, devices, chunk_sizes, dim, streams, out=out)
+    chunks = tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(chunk_sizes, dim)
+    places = [torch.device("cuda", d) if isinstance(d, int) else d for d in devices]
+    return tuple(chunk.to(place) for chunk, place in zip(chunks, places))
+
+
 def replacements() -> Iterator[Undo]:
     """Replace what asks the driver; each result undoes one replacement."""
-    def answer(simulated: Callable[..., Any]) -> Callable[[Any], Any]:
-        return lambda original: lambda *args, **kwargs: (original if current() is None else simulated)(*args, **kwargs)
     # torch.backends.cudnn is a proxy of the module: what the module's own functions ask (flags() for settings of the
     # driver) stays torch's
     tables = ((torch.cuda, {**_DEVICE, **_MEMORY, **_RANDOM}), (torch.cuda.memory, _MEMORY),
@@ -227,13 +235,17 @@ def replacements() -> Iterator[Undo]:
     for owner, table in tables:
         for name, simulated in table.items():
             if hasattr(owner, name):  # versions of torch differ
-                yield replace(owner, name, answer(simulated))
+                yield answer(owner, name, simulated)
     yield replace(torch.cuda, "Stream", lambda f: simulated_class(f, SimulatedStream, _is_simulated))
     yield replace(torch.cuda, "Event", lambda f: simulated_class(f, SimulatedEvent, _is_simulated))
     yield replace(torch, "Generator", lambda f: simulated_class(f, SimulatedGenerator, _makes_cuda))
     yield replace(torch.cuda.nvtx, "_nvtx", _Quiet)
     for name in ("start", "stop"):
-        yield replace(torch.cuda.profiler, name, answer(_nothing))
+        yield answer(torch.cuda.profiler, name, _nothing)
+    yield answer(torch.nn.parallel.comm, "scatter", _scatter, passes_original=True)
+    # which copies the inputs
+    yield answer(torch.nn.parallel._functions, "_get_stream", lambda device: torch.cuda.Stream(device))
+    yield answer(torch.accelerator, "device_index", lambda index: torch.cuda.device(index))
     yield _forget
 
 

@@ -37,7 +37,13 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
     return [getattr(found, overload)] if found is not None and overload in found.overloads() else []
 
 
-def _register(names: tuple[str, ...], *tables: Registry[Any, Impl]) -> Callable[[Impl], Impl]:
+def registered(names: tuple[str, ...], *tables: Registry[Any, Impl]) -> Callable[[Impl], Impl]:
+    """Register a function for the overloads ``names`` of aten, those that exist, in ``tables``.
+
+    >>> @registered(("no_such_operator",), device_kernels)
+    ... def never_called(x):
+    ...     return x
+    """
     def register(impl: Impl) -> Impl:
         for op in itertools.chain.from_iterable(map(overloads, names)):
             for table in tables:
@@ -47,30 +53,23 @@ def _register(names: tuple[str, ...], *tables: Registry[Any, Impl]) -> Callable[
 
 
 def device_kernel(*names: str, on_any_device: bool = False) -> Callable[[Impl], Impl]:
-    """Register a function for the overloads ``names`` of aten, those that exist, in `device_kernels`.
-
-    ``on_any_device`` is for what the CPU does in the same way, or cannot do without data: `host_kernels` gets it too.
-
-    >>> @device_kernel("no_such_operator")
-    ... def never_called(x):
-    ...     return x
-    """
-    return _register(names, device_kernels, *[host_kernels] * on_any_device)
+    """As `registered`, in `device_kernels`; in `host_kernels` too what the CPU does alike or cannot do without data."""
+    return registered(names, device_kernels, *[host_kernels] * on_any_device)
 
 
 def host_kernel(*names: str) -> Callable[[Impl], Impl]:
-    """Like `device_kernel`, for `host_kernels`."""
-    return _register(names, host_kernels)
+    """As `registered`, in `host_kernels`."""
+    return registered(names, host_kernels)
 
 
-def device_shape(*names: str, table: Registry[Any, Impl] = device_shapes) -> Callable[[Impl], Impl]:
-    """Like `device_kernel`, for `device_shapes`."""
-    return _register(names, table)
+def device_shape(*names: str, on_any_device: bool = False) -> Callable[[Impl], Impl]:
+    """As `device_kernel`, in `device_shapes` and `host_shapes`."""
+    return registered(names, device_shapes, *[host_shapes] * on_any_device)
 
 
 def host_shape(*names: str) -> Callable[[Impl], Impl]:
-    """Like `device_kernel`, for `host_shapes`."""
-    return _register(names, host_shapes)
+    """As `registered`, in `host_shapes`."""
+    return registered(names, host_shapes)
 
 
 def _make_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:

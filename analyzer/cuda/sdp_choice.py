@@ -1,4 +1,4 @@
-"""Which kernel PyTorch chooses for scaled dot product attention on CUDA. Source of every rule:
+"""Which kernel PyTorch chooses for scaled dot product attention. Source of every rule for CUDA:
 ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``; the names of its checks stand in the
 comments. Nested tensors are not covered. Two rules of the newest source are left out, since an H200 under torch 2.11
 did not follow them: grouped queries in the memory-efficient kernel (it ran plain products), and cuDNN only for dropout
@@ -41,6 +41,12 @@ class AttentionCall(NamedTuple):
         """Whether a backward pass may follow."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in self[:3])
 
+    def describe(self) -> dict[str, Any]:
+        """The call, for messages."""
+        return {"query": tuple(self.query.shape), "key": tuple(self.key.shape), "value": tuple(self.value.shape),
+                "dtype": str(self.query.dtype), "mask": None if self.mask is None else tuple(self.mask.shape),
+                "dropout_p": self.dropout, "is_causal": self.is_causal, "enable_gqa": self.enable_gqa}
+
 
 def simulated_capability() -> tuple[int, int]:
     """The compute capability of the simulated device; Hopper's where it is no GPU or its generation is unknown."""
@@ -55,6 +61,21 @@ def choose_backend(call: AttentionCall) -> int:
         if backend == EFFICIENT and _can_use_efficient(call) or backend == MATH and torch._C._get_math_sdp_enabled():
             return backend
     return _ERROR
+
+
+_ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
+def choose_host_backend(call: AttentionCall) -> int:
+    """The same on the host. torch chooses by sizes, strides, dtypes and its own switches, all of which tensors on meta
+    have: the installed torch is asked for the choice of its CPU (``sdp_utils_cpp.cpp``, select_sdp_backend_cpp).
+
+    >>> x = torch.empty(1, 2, 8, 16, device="meta")
+    >>> [choose_host_backend(AttentionCall(x, x, x, None, dropout, False, False)) for dropout in (0.0, 0.1)]
+    [1, 0]
+    """
+    op = torch.ops.aten._fused_sdp_choice.default
+    return int(op.redispatch(_ON_CPU, *call[:6], enable_gqa=call.enable_gqa))
 
 
 def _priority_order() -> tuple[int, ...]:
@@ -176,10 +197,3 @@ def _can_use_efficient(call: AttentionCall) -> bool:
             and _batch_and_heads_match(call, supports_gqa=False)):
         return False
     return _same_dtype(call, (*_HALVES, torch.float32) if capability[0] >= 8 else (torch.float16, torch.float32))
-
-
-def describe(call: AttentionCall) -> dict[str, Any]:
-    """The call, for messages."""
-    return {"query": tuple(call.query.shape), "key": tuple(call.key.shape), "value": tuple(call.value.shape),
-            "dtype": str(call.query.dtype), "mask": None if call.mask is None else tuple(call.mask.shape),
-            "dropout_p": call.dropout, "is_causal": call.is_causal, "enable_gqa": call.enable_gqa}

@@ -1,8 +1,8 @@
 """What a simulated device adds to tensors without data. The room of a device registers itself here, once."""
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -12,25 +12,18 @@ from .signature import Signature
 from .state import MetaState
 
 
-class SimulatedDevice(Protocol):
+class SimulatedDevice(NamedTuple):
     """The kernels of a device, the memory that its libraries take, and torch's answers about it."""
 
     gates: tuple[GatedKernels, ...]  #: its kernels ahead of autograd
-
-    def replacements(self) -> Iterator[Undo]:
-        """Register its kernels and replace what asks its driver; each result undoes one step."""
-
-    def enter_thread(self) -> None:
-        """Let this thread's calls reach its kernels: a mode begins here."""
-
-    def leave_thread(self) -> None:
-        """The mode of this thread ends."""
-
-    def library_needs(self, signature: Signature) -> tuple[str, ...]:
-        """The libraries whose workspace a call asks for, in order."""
-
-    def take_library_workspaces(self, state: MetaState, signature: Signature, needs: tuple[str, ...]) -> None:
-        """Allocate the workspaces in ``needs`` that are not there yet; they stay."""
+    #: registers its kernels and replaces what asks its driver; each result undoes one step
+    replacements: Callable[[], Iterator[Undo]]
+    enter_thread: Callable[[], None]  #: lets this thread's calls reach its kernels: a mode begins here
+    leave_thread: Callable[[], None]  #: the mode of this thread ends
+    #: the libraries whose workspace a call asks for, in order
+    library_needs: Callable[[Signature], tuple[str, ...]]
+    #: allocates the workspaces of these libraries that are not there yet; they stay
+    take_library_workspaces: Callable[[MetaState, Signature, tuple[str, ...]], None]
 
 
 devices: list[SimulatedDevice] = []

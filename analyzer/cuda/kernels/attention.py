@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from analyzer.cuda.function import new_on_device_of
-from analyzer.cuda.host_attention import choose_host_backend
 from analyzer.cuda.kernel_registry import device_kernel, device_shape
-from analyzer.cuda.sdp_choice import CUDNN, EFFICIENT, FLASH, MATH, AttentionCall, choose_backend, describe
+from analyzer.cuda.sdp_choice import CUDNN, EFFICIENT, FLASH, MATH, AttentionCall, choose_backend, choose_host_backend
 from analyzer.errors import InputError
 from analyzer.meta.intercept.gated_kernel import any_on
 from analyzer.meta.state import active_state
@@ -61,7 +60,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None =
     if backend == MATH:
         return aten._scaled_dot_product_attention_math.default(query, key, value, mask, dropout_p, is_causal, None,
                                                                scale=scale, enable_gqa=enable_gqa)[0]
-    raise RuntimeError(f"No available kernel. Aborting execution. scaled_dot_product_attention({describe(call)}): "
+    raise RuntimeError(f"No available kernel. Aborting execution. scaled_dot_product_attention({call.describe()}): "
                        "every backend that could run it is switched off; see torch.nn.attention.sdpa_kernel and "
                        "torch.backends.cuda.enable_math_sdp")
 

@@ -69,11 +69,6 @@ def _transform_shape(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Ten
     return tuple(qkv.new_empty(3, batch, num_heads, length, size // 3 // num_heads).unbind(0))
 
 
-@device_shape("_masked_softmax")
-def _masked_softmax_shape(self: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None) -> Tensor:
-    return torch.empty_like(self, memory_format=torch.contiguous_format)
-
-
 @device_kernel("_transformer_encoder_layer_fwd")
 def _encode(src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor,
             proj_bias: Tensor, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor,

@@ -11,8 +11,7 @@ import torch
 
 from analyzer.cuda.kernel_registry import host_kernel, host_shape
 
-from .packing import read_lengths
-from .rnn import LSTM
+from .rnn import GRU, LSTM, RELU, TANH, RnnSpec, register_layers
 
 Tensor = torch.Tensor
 State = tuple[Tensor, ...]  # hidden, of an LSTM also cell
@@ -86,7 +85,7 @@ def run_steps(cell: Cell, x: Tensor, states: list[State], params: list[CellParam
     return torch.cat(stacked, -1) if len(stacked) > 1 else stacked[0], finals
 
 
-def run_packed_steps(cell: Cell, x: Tensor, sizes: list[int], states: list[State],
+def run_packed_steps(cell: Cell, x: Tensor, sizes: tuple[int, ...], states: list[State],
                      params: list[CellParameters]) -> tuple[Tensor, list[State]]:
     """PackedBidirectionalLayer: step i of ``x`` [rows, features] is that of ``sizes[i]`` sequences."""
     run = _run_packed, _run_packed_reversed
@@ -95,7 +94,8 @@ def run_packed_steps(cell: Cell, x: Tensor, sizes: list[int], states: list[State
     return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0], [final for _, final in runs]
 
 
-def _run_packed(cell: Cell, x: Tensor, sizes: list[int], state: State, params: CellParameters) -> tuple[Tensor, State]:
+def _run_packed(cell: Cell, x: Tensor, sizes: tuple[int, ...], state: State,
+                params: CellParameters) -> tuple[Tensor, State]:
     """PackedLayer."""
     gates = aten.linear.default(x, params.w_ih, params.b_ih)
     outputs, ended, start, before = [], [], 0, sizes[0]
@@ -110,7 +110,7 @@ def _run_packed(cell: Cell, x: Tensor, sizes: list[int], state: State, params: C
     return torch.cat(outputs), _join([state, *ended[::-1]])
 
 
-def _run_packed_reversed(cell: Cell, x: Tensor, sizes: list[int], first: State,
+def _run_packed_reversed(cell: Cell, x: Tensor, sizes: tuple[int, ...], first: State,
                          params: CellParameters) -> tuple[Tensor, State]:
     """ReversedPackedLayer."""
     gates = aten.linear.default(x, params.w_ih, params.b_ih)
@@ -125,49 +125,37 @@ def _run_packed_reversed(cell: Cell, x: Tensor, sizes: list[int], first: State,
     return torch.cat(outputs[::-1]), state
 
 
-class Layers(NamedTuple):
-    """What the layers of a call have in common."""
-
-    num_layers: int
-    dropout: float
-    train: bool
-    bidirectional: bool
-
-    def drop_out(self, x: Tensor, layer: int) -> Tensor:
-        """``x`` as the layer after ``layer`` gets it."""
-        applies = self.dropout and self.train and layer < self.num_layers - 1
-        return aten.dropout.default(x, self.dropout, True) if applies else x
-
-    def each(self, states: list[Any], params: list[CellParameters]) -> Iterator[tuple[list[Any], list[CellParameters]]]:
-        """The states and weights of each layer's one or two directions."""
-        count = 1 + self.bidirectional
-        return ((states[i:i + count], params[i:i + count]) for i in range(0, len(states), count))
+def _drop_out(spec: RnnSpec, x: Tensor, layer: int) -> Tensor:
+    """``x`` as the layer after ``layer`` gets it."""
+    applies = spec.dropout and spec.train and layer < spec.num_layers - 1
+    return aten.dropout.default(x, spec.dropout, True) if applies else x
 
 
-def _gather(params: list[Tensor], has_biases: bool, has_projections: bool) -> list[CellParameters]:
-    """gather_params: the tensors of each layer and direction."""
-    count = 2 + 2 * has_biases + has_projections
+def _each_layer(spec: RnnSpec, states: list[Any], params: list[Tensor],
+                has_projections: bool = False) -> Iterator[tuple[list[Any], list[CellParameters]]]:
+    """gather_params: the states and the weights of each layer's one or two directions."""
+    count, directions = 2 + 2 * spec.has_biases + has_projections, 1 + spec.bidirectional
     groups = [params[i:i + count] for i in range(0, len(params), count)]
-    return [CellParameters(g[0], g[1], g[2] if has_biases else None, g[3] if has_biases else None,
-                           g[-1] if has_projections else None) for g in groups]
+    weights = [CellParameters(g[0], g[1], g[2] if spec.has_biases else None, g[3] if spec.has_biases else None,
+                              g[-1] if has_projections else None) for g in groups]
+    return ((states[i:i + directions], weights[i:i + directions]) for i in range(0, len(states), directions))
 
 
-def run_cells(cell: Cell, x: Tensor, sizes: list[int] | None, hx: Tensor | list[Tensor], params: list[Tensor],
-              has_biases: bool, layers: Layers, batch_first: bool = False) -> tuple[Tensor, ...]:
-    """apply_layer_stack, with torch's own cells; ``sizes`` are the batch sizes of a packed sequence."""
-    hx = [hx] if isinstance(hx, Tensor) else hx
-    weights = _gather(params, has_biases, len(hx) == 2 and hx[0].shape[2] != hx[1].shape[2])
+def run_cells(spec: RnnSpec, x: Tensor, hx: list[Tensor], params: list[Tensor]) -> tuple[Tensor, ...]:
+    """apply_layer_stack, with torch's own cells."""
+    cell, has_projections = _CELLS[spec.mode], len(hx) == 2 and hx[0].shape[2] != hx[1].shape[2]
     finals: list[State] = []
-    x = x.transpose(0, 1) if batch_first else x
-    for layer, (states, given) in enumerate(layers.each(list(zip(*(s.unbind(0) for s in hx))), weights)):
-        if sizes is None:
-            x, last = run_steps(cell, x, states, given)
+    x = x.transpose(0, 1) if spec.batch_first else x
+    given = list(zip(*(s.unbind(0) for s in hx)))
+    for layer, (states, weights) in enumerate(_each_layer(spec, given, params, has_projections)):
+        if spec.batch_sizes:
+            x, last = run_packed_steps(cell, x, spec.batch_sizes, states, weights)
         else:
-            x, last = run_packed_steps(cell, x, sizes, states, given)
+            x, last = run_steps(cell, x, states, weights)
         finals += last
-        x = layers.drop_out(x, layer)
+        x = _drop_out(spec, x, layer)
     stacked = [torch.stack(s) for s in reversed(list(zip(*finals)))]  # the cell's before the hidden state's
-    return x.transpose(0, 1) if batch_first else x, *reversed(stacked)
+    return x.transpose(0, 1) if spec.batch_first else x, *reversed(stacked)
 
 
 def uses_onednn(x: Tensor, hx: list[Tensor]) -> bool:
@@ -183,36 +171,33 @@ def uses_onednn(x: Tensor, hx: list[Tensor]) -> bool:
     return x.dtype == torch.float32
 
 
-def _call_onednn(x: Tensor, weights: CellParameters, state: list[Tensor], layers: Layers, *,
-                 reverse: bool, batch_first: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _call_onednn(spec: RnnSpec, x: Tensor, weights: CellParameters, state: list[Tensor],
+                 reverse: bool) -> tuple[Tensor, Tensor, Tensor]:
     w_ih, w_hh, b_ih, b_hh, _ = weights
-    has_biases = b_ih is not None
-    if not has_biases:  # zeros of the shape of weights, the last argument first
+    if not spec.has_biases:  # zeros of the shape of weights, the last argument first
         b_hh, b_ih = torch.zeros_like(w_hh), torch.zeros_like(w_ih)
     # What backward needs is kept where gradients are enabled, whatever the layer is told (``train``).
     out, hy, cy, _ = aten.mkldnn_rnn_layer.default(
-        x, w_ih, w_hh, b_ih, b_hh, *state, reverse, [], LSTM, state[0].shape[-1], layers.num_layers, has_biases,
-        layers.bidirectional, batch_first, torch.is_grad_enabled())
+        x, w_ih, w_hh, b_ih, b_hh, *state, reverse, [], LSTM, state[0].shape[-1], spec.num_layers, spec.has_biases,
+        spec.bidirectional, spec.batch_first, torch.is_grad_enabled())
     return out, hy, cy
 
 
-def run_onednn(x: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, layers: Layers,
-               batch_first: bool) -> tuple[Tensor, ...]:
+def run_onednn(spec: RnnSpec, x: Tensor, hx: list[Tensor], params: list[Tensor]) -> tuple[Tensor, ...]:
     """mkldnn_rnn: one call for each layer and direction."""
-    time_first = x = (x.transpose(0, 1) if batch_first else x).contiguous()  # noqa: F841  held to the end, as there
+    time_first = x = (x.transpose(0, 1) if spec.batch_first else x).contiguous()  # noqa: F841  held to the end, as there
     hx = [s.contiguous() for s in hx]
     finals: list[State] = []
-    for layer, (indices, weights) in enumerate(layers.each([*range(len(hx[0]))], _gather(params, has_biases, False))):
+    for layer, (indices, weights) in enumerate(_each_layer(spec, [*range(len(hx[0]))], params)):
         outputs: list[Tensor] = []
         for index, given in zip(indices, weights):
-            out, *state = _call_onednn(x, given, [s[index] for s in hx], layers, reverse=len(outputs) > 0,
-                                       batch_first=batch_first)
+            out, *state = _call_onednn(spec, x, given, [s[index] for s in hx], reverse=len(outputs) > 0)
             outputs.append(out)
             finals.append(tuple(state))
-        x = torch.cat(outputs, -1) if layers.bidirectional else out
-        x = layers.drop_out(x, layer)
+        x = torch.cat(outputs, -1) if spec.bidirectional else out
+        x = _drop_out(spec, x, layer)
     hy, cy = map(torch.stack, zip(*finals))
-    return x.transpose(0, 1) if batch_first else x, hy, cy
+    return x.transpose(0, 1) if spec.batch_first else x, hy, cy
 
 
 def _leading_dimension(elements: int, itemsize: int) -> int:
@@ -263,21 +248,13 @@ def shape_onednn_layer_backward(input: Tensor, weight1: Tensor, weight2: Tensor,
     return tuple(input.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
-def _register(name: str, cell: Cell) -> None:
-    @host_kernel(f"{name}.input")
-    def layer(input: Tensor, hx: Any, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
-              train: bool, bidirectional: bool, batch_first: bool) -> Any:
-        layers = Layers(num_layers, dropout, train, bidirectional)
-        if cell is step_lstm and uses_onednn(input, hx):
-            return run_onednn(input, hx, params, has_biases, layers, batch_first)
-        return run_cells(cell, input, None, hx, params, has_biases, layers, batch_first)
-    @host_kernel(f"{name}.data")
-    def packed(data: Tensor, batch_sizes: Tensor, hx: Any, params: list[Tensor], has_biases: bool, num_layers: int,
-               dropout: float, train: bool, bidirectional: bool) -> Any:
-        sizes = read_lengths("a recurrent layer on a packed sequence", batch_sizes)
-        return run_cells(cell, data, sizes, hx, params, has_biases, Layers(num_layers, dropout, train, bidirectional))
+_CELLS = {LSTM: step_lstm, GRU: step_gru, TANH: _make_simple_step(torch.tanh), RELU: _make_simple_step(torch.relu)}
 
 
-for _name, _cell in (("lstm", step_lstm), ("gru", step_gru), ("rnn_tanh", _make_simple_step(torch.tanh)),
-                     ("rnn_relu", _make_simple_step(torch.relu))):
-    _register(_name, _cell)
+def _run(spec: RnnSpec, x: Tensor, hx: Any, params: list[Tensor]) -> tuple[Tensor, ...]:
+    states = hx if spec.mode == LSTM else [hx]
+    on_onednn = spec.mode == LSTM and not spec.batch_sizes and uses_onednn(x, states)
+    return (run_onednn if on_onednn else run_cells)(spec, x, states, params)
+
+
+register_layers(host_kernel, _run)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import device_shape, host_shape
+from analyzer.cuda.kernel_registry import device_shape
 
 Tensor = torch.Tensor
 
@@ -21,13 +21,7 @@ def ctc_loss_shape(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, ta
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * longest + 1)
 
 
-@device_shape("_ctc_loss_backward.Tensor")
-def _ctc_loss_backward_shape(grad: Tensor, log_probs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
-
-
-@device_shape("mse_loss", "smooth_l1_loss", "soft_margin_loss")
-@host_shape("mse_loss", "smooth_l1_loss", "soft_margin_loss")
+@device_shape("mse_loss", "smooth_l1_loss", "soft_margin_loss", on_any_device=True)
 def elementwise_loss_shape(self: Tensor, target: Tensor, reduction: int = 1, *_: Any, **__: Any) -> Tensor:
     """The loss of each element; a mean or sum is written into the first of them, and the storage keeps its size.
     BinaryOps.cpp (TORCH_META_FUNC of mse_loss and smooth_l1_loss) and Loss.cpp (soft_margin_loss_out).
@@ -37,19 +31,12 @@ def elementwise_loss_shape(self: Tensor, target: Tensor, reduction: int = 1, *_:
     return out.resize_(()) if reduction else out
 
 
-@device_shape("binary_cross_entropy")
-@host_shape("binary_cross_entropy")
+@device_shape("binary_cross_entropy", on_any_device=True)
 def binary_cross_entropy_shape(self: Tensor, target: Tensor, weight: Tensor | None = None,
                                reduction: int = 1) -> Tensor:
     """The same: Loss.cpp, binary_cross_entropy_out_cpu, and cuda/Loss.cu."""
     out = torch.empty_like(self)
     return out.resize_(()) if reduction else out
-
-
-@device_shape("multi_margin_loss_backward", "multilabel_margin_loss_backward")
-def margin_loss_backward_shape(grad_output: Tensor, self: Tensor, *_: Any, **__: Any) -> Tensor:
-    """aten/src/ATen/native/cuda/MultiMarginLoss.cu, MultiLabelMarginCriterion.cu: the layout of the input."""
-    return torch.empty_like(self, memory_format=torch.contiguous_format)
 
 
 @device_shape("multi_margin_loss")

@@ -10,8 +10,8 @@ import torch.utils.flop_counter  # noqa: F401  # torch/nested/_internal/sdpa.py 
 
 from analyzer.cuda.kernel_registry import device_kernel, device_shape, kernel_replacements
 from analyzer.errors import UnsupportedOperatorError
-from analyzer.meta.intercept.replacement import Undo, replace
-from analyzer.meta.state import active_state, current
+from analyzer.meta.intercept.replacement import Undo, answer
+from analyzer.meta.state import active_state
 from analyzer.meta.tensor import device_of
 
 Tensor = torch.Tensor
@@ -22,26 +22,21 @@ _HALVES = (torch.float16, torch.bfloat16)
 def choose_attention() -> Iterator[Undo]:
     """Choose the kernels of attention as the simulated device would; each result undoes one step."""
     sdpa = torch.nested._internal.sdpa
-    yield replace(sdpa, "can_use_flash_attention",
-                  _choose(lambda dtype: torch._C._get_flash_sdp_enabled() and dtype in _HALVES))
-    yield replace(sdpa, "can_use_efficient_attention", _choose(
+    yield answer(sdpa, "can_use_flash_attention",
+                 _choose(lambda dtype: torch._C._get_flash_sdp_enabled() and dtype in _HALVES))
+    yield answer(sdpa, "can_use_efficient_attention", _choose(
         lambda dtype: torch._C._get_mem_efficient_sdp_enabled() and dtype in (*_HALVES, torch.float32)))
     # the last one asked; flash takes what it could
-    yield replace(sdpa, "can_use_cudnn_attention", _choose(lambda dtype: False))
+    yield answer(sdpa, "can_use_cudnn_attention", _choose(lambda dtype: False))
 
 
-def _choose(can_use: Callable[[torch.dtype], bool]) -> Callable[[Any], Any]:
+def _choose(can_use: Callable[[torch.dtype], bool]) -> Callable[..., bool]:
     """check_tensor_dtype of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; Python checks shapes besides."""
-    def make(original: Any) -> Any:
-        def ask(params: Any, debug: bool = False) -> bool:
-            state = current()
-            if state is None:
-                return original(params, debug)  # type: ignore[no-any-return]
-            # The host's products take the strided layout, which cannot be without data; a trace asks for the shape
-            # alone.
-            return (state.tape is not None or device_of(params.query).type == "cuda") and can_use(params.query.dtype)
-        return ask
-    return make
+    def ask(params: Any, debug: bool = False) -> bool:
+        # The host's products take the strided layout, which cannot be without data; a trace asks for the shape alone.
+        is_possible = active_state().tape is not None or device_of(params.query).type == "cuda"
+        return is_possible and can_use(params.query.dtype)
+    return ask
 
 
 @device_kernel("_nested_tensor_from_tensor_list", "_nested_view_from_buffer", on_any_device=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import device_shape, host_shape
+from analyzer.cuda.kernel_registry import device_shape
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.shape_registry import device_shapes
 from analyzer.meta.state import active_state
@@ -20,22 +20,15 @@ def shape_fake_quantize(self: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tenso
     return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
 
 
-@device_shape("_fake_quantize_learnable_per_tensor_affine", "_fake_quantize_learnable_per_channel_affine")
-def shape_fake_quantize_learnable(self: Tensor, *_: Any, **__: Any) -> Tensor:
-    """What fake quantization with learnt scales gives on a GPU."""
-    return torch.empty_like(self)
-
-
 @device_shape("_fake_quantize_learnable_per_tensor_affine_backward",
               "_fake_quantize_learnable_per_channel_affine_backward")
 def shape_fake_quantize_learnable_backward(grad: Tensor, self: Tensor, scale: Tensor, zero_point: Tensor, *_: Any,
                                            **__: Any) -> Any:
-    """The gradients of the input, scale and zero point."""
+    """The gradients of the input, scale and zero point, with learnt scales."""
     return torch.empty_like(self), torch.empty_like(scale), torch.empty_like(zero_point)
 
 
-@device_shape("quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_channel")
-@host_shape("quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_channel")
+@device_shape("quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_channel", on_any_device=True)
 def shape_quantize(self: Tensor, *args: Any, dtype: torch.dtype | None = None) -> Tensor:
     """The kernel on meta gives the dtype of its input."""
     return torch.empty(self.shape, dtype=dtype or args[-1], device=self.device)

@@ -5,6 +5,7 @@ by step.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ RELU, TANH, LSTM, GRU = range(4)  # cudnnRNNMode_t
 
 
 class RnnSpec(NamedTuple):
-    """What a call of a recurrent layer is, besides its tensors."""
+    """What a call of a recurrent layer is, besides its tensors: after the mode, in the order of its arguments."""
 
     mode: int
     has_biases: bool
@@ -32,7 +33,7 @@ class RnnSpec(NamedTuple):
     dropout: float
     train: bool
     bidirectional: bool
-    batch_first: bool
+    batch_first: bool = False
     batch_sizes: tuple[int, ...] = ()  #: of a packed sequence
 
 
@@ -141,8 +142,26 @@ def cudnn_rnn_backward_shape(input: Tensor, weight: list[Tensor], weight_stride0
     return grad_input.transpose(0, 1) if batch_first else grad_input, *states, *grads
 
 
+Run = Callable[[RnnSpec, Tensor, Any, list[Tensor]], Any]
+
+
+def register_layers(register: Callable[[str], Callable[[Any], Any]], run: Run) -> None:
+    """Let the recurrent layers, on padded and on packed sequences, call ``run``: with the input, the hidden state (of
+    an LSTM the list of that and the cell's) and the weights.
+    """
+    def add(name: str, mode: int) -> None:
+        @register(f"{name}.input")
+        def layer(input: Tensor, hx: Any, params: list[Tensor], *settings: Any) -> Any:
+            return run(RnnSpec(mode, *settings), input, hx, params)
+        @register(f"{name}.data")
+        def packed(data: Tensor, batch_sizes: Tensor, hx: Any, params: list[Tensor], *settings: Any) -> Any:
+            sizes = tuple(read_lengths("a recurrent layer on a packed sequence", batch_sizes))
+            return run(RnnSpec(mode, *settings)._replace(batch_sizes=sizes), data, hx, params)
+    for name, mode in (("lstm", LSTM), ("gru", GRU), ("rnn_tanh", TANH), ("rnn_relu", RELU)):
+        add(name, mode)
+
+
 def _run(spec: RnnSpec, input: Tensor, states: Any, params: list[Tensor]) -> Any:
-    """``states`` is the hidden one, of an LSTM the list of that and the cell's."""
     hx, cx = states if spec.mode == LSTM else (states, None)
     state = active_state()
     # cudnn_is_acceptable
@@ -163,22 +182,7 @@ def _run(spec: RnnSpec, input: Tensor, states: Any, params: list[Tensor]) -> Any
     return (out, hy, cy) if spec.mode == LSTM else (out, hy)
 
 
-def _register(name: str, mode: int) -> None:
-    @device_kernel(f"{name}.input")
-    def layer(input: Tensor, hx: Any, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
-              train: bool, bidirectional: bool, batch_first: bool) -> Any:
-        spec = RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-        return _run(spec, input, hx, params)
-    @device_kernel(f"{name}.data")
-    def packed(data: Tensor, batch_sizes: Tensor, hx: Any, params: list[Tensor], has_biases: bool, num_layers: int,
-               dropout: float, train: bool, bidirectional: bool) -> Any:
-        sizes = tuple(read_lengths("a recurrent layer on a packed sequence", batch_sizes))
-        spec = RnnSpec(mode, has_biases, num_layers, dropout, train, bidirectional, False, sizes)
-        return _run(spec, data, hx, params)
-
-
-for _name, _mode in (("lstm", LSTM), ("gru", GRU), ("rnn_tanh", TANH), ("rnn_relu", RELU)):
-    _register(_name, _mode)
+register_layers(device_kernel, _run)
 
 
 @device_kernel("_use_cudnn_rnn_flatten_weight", on_any_device=True)

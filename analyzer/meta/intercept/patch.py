@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,7 @@ from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import META, MetaTensor, device_of
 
-from . import compiled_function, higher_order
-from .replacement import SharedReplacements, Undo, replace
+from .replacement import SharedReplacements, Undo, answer, replace
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, MetaTensor)
 
@@ -55,14 +55,17 @@ def _replacements() -> Iterator[Undo]:
         types = module._foreach_supported_types
         types.append(MetaTensor)
         yield lambda types=types: types.remove(MetaTensor)  # type: ignore[misc]
-    yield replace(torch._C, "_group_tensors_by_device_and_dtype", _group_by_device)
-    yield replace(torch.nn.init, "_no_grad_trunc_normal_", _fill_normal)
-    yield replace(torch.autograd, "_engine_run_backward", _with_mode)
+    yield answer(torch._C, "_group_tensors_by_device_and_dtype", _group_by_device)
+    yield answer(torch.nn.init, "_no_grad_trunc_normal_", _fill_normal)
+    yield answer(torch.autograd, "_engine_run_backward", _run_with_mode, passes_original=True)
     yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
     yield replace(MetaTensor, "__torch_function__", lambda f: torch._C._disabled_torch_function_impl)
     yield replace(sys, "unraisablehook", _note_failure)
-    yield from higher_order.replacements(gate_keys())
-    yield from compiled_function.replacements()
+    yield from _higher_order_operators()
+    if "torch._dynamo.eval_frame" in sys.modules:  # nothing was compiled before, where it is not there
+        _run_eagerly()
+    yield _run_compiled
+    yield answer(torch, "compile", _compile, passes_original=True)
     for device in devices:
         yield from device.replacements()
 
@@ -73,25 +76,17 @@ def _in_place_of(original: Any, function: Any) -> Any:
     return function
 
 
-def _fill_normal(original: Any) -> Any:
+def _fill_normal(tensor: torch.Tensor, mean: float, std: float, a: float, b: float,
+                 generator: Any = None) -> torch.Tensor:
     """Torch redraws values until none is outside the bounds, which needs data; without any, it draws once."""
-    def trunc_normal(tensor: torch.Tensor, mean: float, std: float, a: float, b: float,
-                     generator: Any = None) -> torch.Tensor:
-        if current() is None:
-            return original(tensor, mean, std, a, b, generator)  # type: ignore[no-any-return]
-        with torch.no_grad():
-            return tensor.normal_(mean, std)
-    return trunc_normal
+    with torch.no_grad():
+        return tensor.normal_(mean, std)
 
 
-def _with_mode(original: Any) -> Any:
+def _run_with_mode(original: Any, *args: Any, **kwargs: Any) -> Any:
     """A backward pass runs under the modes it starts under; torch takes the function mode off in ``backward``."""
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if current() is None:
-            return original(*args, **kwargs)
-        with mode_in_force():
-            return original(*args, **kwargs)
-    return run
+    with mode_in_force():
+        return original(*args, **kwargs)
 
 
 def _note_failure(original: Any) -> Any:
@@ -120,18 +115,53 @@ def _on_meta(original: Any) -> Any:
     return staticmethod(make)
 
 
-def _group_by_device(original: Any) -> Any:
-    def group(tensorlistlist: Any, with_indices: bool = False) -> Any:
-        if current() is None:
-            return original(tensorlistlist, with_indices)
-        members: dict[Any, list[int]] = {}
-        with torch._C.DisableTorchFunction():
-            # as torch/csrc/utils/tensor_list... : the first list decides, the others follow its order
-            for i, first in enumerate(tensorlistlist[0]):
-                members.setdefault((device_of(first), first.dtype), []).append(i)
-        return {key: ([[source[i] for i in indices] if source else [] for source in tensorlistlist],
-                      indices if with_indices else []) for key, indices in members.items()}
-    return group
+def _group_by_device(tensorlistlist: Any, with_indices: bool = False) -> Any:
+    members: dict[Any, list[int]] = {}
+    with torch._C.DisableTorchFunction():
+        # as torch/csrc/utils/tensor_list... : the first list decides, the others follow its order
+        for i, first in enumerate(tensorlistlist[0]):
+            members.setdefault((device_of(first), first.dtype), []).append(i)
+    return {key: ([[source[i] for i in indices] if source else [] for source in tensorlistlist],
+                  indices if with_indices else []) for key, indices in members.items()}
+
+
+def _higher_order_operators() -> Iterator[Undo]:
+    """They find their kernel in Python, by the highest key set: let them fall through the mode's, as through
+    autocast's.
+    """
+    defaults, keys = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS, gate_keys()
+    added = [key for key in keys if key not in defaults]
+    defaults.extend(added)  # for those that are defined while the mode is active
+    def put_back() -> None:
+        for key in added:
+            defaults.remove(key)
+    yield put_back
+    for operator in list(torch._ops._higher_order_ops.values()):
+        before = operator.non_fallthrough_keys
+        for key in keys:
+            operator.fallthrough(key)
+        yield partial(setattr, operator, "non_fallthrough_keys", before)
+
+
+_compiled: list[Undo] = []  # what lets functions that are compiled run so again
+
+
+def _run_eagerly() -> None:
+    """Run compiled functions as they are written: a compiler that sees tensors without data ends the process."""
+    if not _compiled:
+        stance = torch.compiler.set_stance("force_eager")
+        _compiled.append(lambda: stance.__exit__(None, None, None))
+
+
+def _run_compiled() -> None:
+    while _compiled:
+        _compiled.pop()()
+
+
+def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(*args, **kwargs)
+    _run_eagerly()
+    return result
 
 
 mode_replacements = SharedReplacements(_replacements)

@@ -1,10 +1,13 @@
 """Attributes of torch that are replaced for a while, and put back whatever else replaced them meanwhile."""
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from analyzer.meta.state import current
 
 from .interrupt import InterruptsHeld
 
@@ -93,6 +96,16 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Undo:
             undo_link(key, link)
             raise
     return lambda: undo_link(key, link)
+
+
+def answer(owner: Any, name: str, simulated: Callable[..., Any], *, passes_original: bool = False) -> Undo:
+    """Call ``simulated`` (with the original before its arguments, if asked) where a mode is active in the thread."""
+    def make(original: Any) -> Any:
+        instead = functools.partial(simulated, original) if passes_original else simulated
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (original if current() is None else instead)(*args, **kwargs)
+        return call
+    return replace(owner, name, make)
 
 
 def undo_link(key: tuple[int, str], link: list[Callable[[Any], Any]]) -> None:
