@@ -4,7 +4,7 @@ Instead of keeping each atom of the program within the limit, each byte needed a
 the limit is paid back at it. Then the cheapest division is a shortest path, and costs no more than the cheapest one
 that keeps to the limit, at whatever prices. Good prices are found by following subgradients (Held, Wolfe and Crowder,
 "Validation of subgradient optimization", 1974). The same prices bound what any rest of a division costs, given what is
-held before it: see `label`.
+held before it: see `exact`.
 """
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class UnitGraph:
 
     def __init__(self, units: Sequence[Unit], limit_bytes: int) -> None:
         self.units = sorted((u for u in units if u.work_bytes <= limit_bytes), key=lambda u: (u.first, u.last))
-        self.places = sorted({0, *(u.first for u in self.units), *(u.last + 1 for u in self.units)})
+        goal = max(u.last for u in units) + 1
+        self.places = sorted({0, goal, *(u.first for u in self.units), *(u.last + 1 for u in self.units)})
         index = {place: i for i, place in enumerate(self.places)}
         self.begin = np.array([index[u.first] for u in self.units], dtype=np.int64)
         self.end = np.array([index[u.last + 1] for u in self.units], dtype=np.int64)

@@ -10,10 +10,12 @@ the best.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from .bound import UnitGraph
 from .unit import Unit
 
 # in as many equal steps of memory as rotor has by default (its mem_slots), the least that is held and the least that it
@@ -24,44 +26,53 @@ MOST_STATES = 2 * 500
 def solve_chain(units: Sequence[Unit], limit_bytes: int, most_states: int = MOST_STATES) -> list[Unit] | None:
     """The cheapest division whose memory stays within ``limit_bytes``; None where there is none.
 
-    Units come sorted into those that begin at each place; the plan begins at atom 0 and ends with the last unit.
+    The plan begins at atom 0 and ends with the last unit.
     """
-    by_first: dict[int, list[int]] = {}
-    for i, u in enumerate(units):
-        by_first.setdefault(u.first, []).append(i)
-    if not units:
-        return None
-    goal = max(u.last for u in units) + 1
-    arrived: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]] = {}
+
+    def keep(place: int, held: np.ndarray, cost: np.ndarray) -> np.ndarray:
+        """Of too many states, those that hold least and those that cost least in each step."""
+        kept = undominated(held, cost)
+        if len(kept) > most_states:
+            step = held[kept] * (most_states // 2) // max(1, limit_bytes)
+            changes = step[1:] != step[:-1]
+            kept = kept[np.concatenate([[True], changes]) | np.concatenate([changes, [True]])]
+        return kept
+
+    return search_states(UnitGraph(units, limit_bytes), limit_bytes, keep)
+
+
+def search_states(graph: UnitGraph, limit_bytes: int,
+                  keep: Callable[[int, np.ndarray, np.ndarray], np.ndarray]) -> list[Unit] | None:
+    """The units of the cheapest way through ``graph`` that keeps within the limit, or None.
+
+    ``keep(place, held, cost)`` gives the indices of the states at a place to go on from, by rising memory.
+    """
+    # of each state: bytes held, cost, the unit that led there, and from which of the states where that begins
+    arrived = {0: [(np.zeros(1, dtype=np.int64), np.zeros(1), np.full(1, -1), np.full(1, -1))]}
     fixed: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}
-    arrived[0] = [(np.zeros(1, dtype=np.int64), np.zeros(1), np.full(1, -1), np.full(1, -1))]
-    for place in sorted({*by_first, goal}):
+    for place in range(len(graph.places)):
         if place not in arrived:
             continue
         held, cost, via, state = (np.concatenate(parts) for parts in zip(*arrived.pop(place)))
-        keep = _best_states(held, cost, limit_bytes, most_states)
-        fixed[place] = held, cost, via, state = held[keep], cost[keep], via[keep], state[keep]
-        if place == goal:
-            break
-        for i in by_first[place]:
-            u = units[i]
+        kept = keep(place, held, cost)
+        held, cost, via, state = fixed[place] = held[kept], cost[kept], via[kept], state[kept]
+        for i in range(graph.leaving[place], graph.leaving[place + 1]):
+            u = graph.units[i]
             fits = int(np.searchsorted(held, limit_bytes - u.work_bytes, side="right"))
             if fits:
-                arrived.setdefault(u.last + 1, []).append(
+                arrived.setdefault(int(graph.end[i]), []).append(
                     (held[:fits] + u.held_bytes, cost[:fits] + u.cost, np.full(fits, i), np.arange(fits)))
-    if goal not in fixed:
+    place = len(graph.places) - 1
+    if place not in fixed or not len(fixed[place][0]):
         return None
-    return trace_back(units, fixed, goal)
-
-
-def _best_states(held: np.ndarray, cost: np.ndarray, limit_bytes: int, most_states: int) -> np.ndarray:
-    """The states to go on from; of too many, those that hold least and those that cost least in each step."""
-    keep = undominated(held, cost)
-    if len(keep) > most_states:
-        step = held[keep] * (most_states // 2) // max(1, limit_bytes)
-        changes = step[1:] != step[:-1]
-        keep = keep[np.concatenate([[True], changes]) | np.concatenate([changes, [True]])]
-    return keep
+    at = int(np.argmin(fixed[place][1]))
+    found = []
+    while place:
+        _, _, via, state = fixed[place]
+        i = int(via[at])
+        found.append(graph.units[i])
+        place, at = int(graph.begin[i]), int(state[at])
+    return found[::-1]
 
 
 def undominated(held: np.ndarray, cost: np.ndarray) -> np.ndarray:
@@ -72,44 +83,18 @@ def undominated(held: np.ndarray, cost: np.ndarray) -> np.ndarray:
     return keep
 
 
-def trace_back(units: Sequence[Unit], fixed: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
-               goal: int) -> list[Unit]:
-    """The units of the cheapest way to ``goal``; ``fixed``: each place's states (held, cost, last unit, one before)."""
-    place = goal
-    _, cost, _, _ = fixed[place]
-    at = int(np.argmin(cost))
-    found = []
-    while place:
-        _, _, via, state = fixed[place]
-        u = units[int(via[at])]
-        found.append(u)
-        place, at = u.first, int(state[at])
-    return found[::-1]
-
-
 def least_limit(units: Sequence[Unit]) -> int:
     """The smallest limit under which there is a plan, to the byte, by the units' own account."""
-    low, high = 0, sum(u.held_bytes for u in units) + max(u.work_bytes for u in units)
-    by_first: dict[int, list[Unit]] = {}
-    for u in units:
-        by_first.setdefault(u.first, []).append(u)
+    ordered = sorted(units, key=lambda u: u.first)
     goal = max(u.last for u in units) + 1
 
     def is_enough(limit: int) -> bool:
-        least = {0: 0}
-        for place in sorted(by_first):
-            if place in least:
-                for u in by_first[place]:
-                    if least[place] + u.work_bytes <= limit:
-                        held = least[place] + u.held_bytes
-                        if held < least.get(u.last + 1, held + 1):
-                            least[u.last + 1] = held
+        least = {0: 0}  # bytes held on arriving at each place
+        for u in ordered:
+            held = least.get(u.first)
+            if held is not None and held + u.work_bytes <= limit:
+                least[u.last + 1] = min(held + u.held_bytes, least.get(u.last + 1, held + u.held_bytes))
         return goal in least
 
-    while low < high:
-        middle = (low + high) // 2
-        if is_enough(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    most = sum(u.held_bytes for u in units) + max(u.work_bytes for u in units)
+    return bisect_left(range(most), True, key=is_enough)

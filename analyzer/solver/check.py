@@ -17,8 +17,6 @@ from analyzer.results.profile import Profile
 from .plan import StepInfo
 from .recorded_step import RecordedStep, read_step
 
-_CPU = DeviceSpec("cpu", kind="cpu")  # no figures: bytes and counts only
-
 
 def measure_step(program: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, *,
                  loss_fn: Callable[[Any], torch.Tensor] | None = None, autocast: torch.dtype | None = None,
@@ -35,8 +33,7 @@ def measure_step(program: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[st
 
 
 def record_step(program: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, *,
-                loss_fn: Callable[[Any], torch.Tensor] | None = None, autocast: torch.dtype | None = None,
-                device: str | DeviceSpec | None = None) -> tuple[RecordedStep, StepInfo, Profile]:
+                device: str | DeviceSpec | None = None, **options: Any) -> tuple[RecordedStep, StepInfo, Profile]:
     """`measure_step` with the recording it was read from."""
     taken: list[RecordedStep] = []
 
@@ -46,12 +43,12 @@ def record_step(program: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str
 
     found: Profile
     if isinstance(program, fx.GraphModule):
-        symbolic_profile(program, *args, kwargs=kwargs, loss_fn=loss_fn, autocast=autocast, device=device,
-                         profilers=[take])
+        symbolic_profile(program, *args, kwargs=kwargs, device=device, profilers=[take], **options)
         found = program.meta["profile"]
     else:
-        found = profile(program, args, kwargs, loss_fn=loss_fn, autocast=autocast, device=device or _CPU,
-                        profilers=[take], options=ProfileOptions(steps=1), reuse=False)
+        # on a host without figures: bytes and counts only
+        found = profile(program, args, kwargs, device=device or "cpu", profilers=[take],
+                        options=ProfileOptions(steps=1), reuse=False, **options)
     seconds = None if found.fwd_seconds is None or found.bwd_seconds is None else found.fwd_seconds + found.bwd_seconds
     step = taken[0]
     return step, StepInfo(step.peak_activation_bytes, step.peak_bytes, found.fwd_flops, found.bwd_flops,

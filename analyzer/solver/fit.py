@@ -64,16 +64,12 @@ class FitResult:
         unknown = [line.what for line in self.unseen if line.bytes is None]
         rows = [(f"{e.size:,}", "yes" if e.fits else "no", format_quantity(e.peak_allocated_bytes, "bytes"),
                  format_quantity(e.peak_reserved_bytes, "bytes"), _describe_end(e.out_of_memory))
-                for e in sorted(self.evaluations, key=_size)]
+                for e in sorted(self.evaluations, key=lambda e: e.size)]
         lines = [f"{self.device}: {said}",
                  f"of {format_quantity(self.capacity_bytes, 'bytes')} that the allocator may take" +
                  (f" (not taken off, for it is not known: {', '.join(unknown)})" if unknown else ""),
                  print_rows((self.what, "Fits", "Peak allocated", "Peak reserved", "Ends at"), rows, left=(4,))]
         return "\n".join(lines)
-
-
-def _size(evaluation: Evaluation) -> int:
-    return evaluation.size
 
 
 def _describe_end(info: OutOfMemoryInfo | None) -> str:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,10 +57,10 @@ class KeepProducts:
 
     __name__ = "keep_products"  # in generated code
 
-    def __call__(self) -> tuple[_Forward, _Again]:
+    def __call__(self) -> tuple[AbstractContextManager[Any], _Again]:
         """The two contexts that `torch.utils.checkpoint` takes: of the forward pass, and of running it again."""
         kept = _Kept(frozenset(self.ordinals), frozenset(self.skips))
-        return _Forward(kept), _Again(kept, self.norms)
+        return _Keeping(kept) if kept.ordinals or kept.skips else nullcontext(), _Again(kept, self.norms)
 
 
 class _Kept:
@@ -71,19 +71,7 @@ class _Kept:
         self.skipped: dict[int, tuple[torch.Size, torch.dtype]] = {}
         self.results: dict[int, Any] = {}
         self.generators: dict[int, GeneratorState | None] = {}
-        self.versions: dict[int, list[int]] = {}
-
-    def keep(self, ordinal: int, result: Any, generator: GeneratorState | None) -> None:
-        self.results[ordinal] = tree_map_only(torch.Tensor, alias_with_version, result)
-        self.generators[ordinal] = generator
-
-    def note_skipped(self, ordinal: int, result: Any) -> None:
-        if isinstance(result, torch.Tensor) and result.is_floating_point():
-            self.skipped[ordinal] = result.shape, result.dtype
-
-    def note_versions(self) -> None:
-        """The region has run: what is written now, it did not write."""
-        self.versions = {ordinal: [t._version for t in _tensors(result)] for ordinal, result in self.results.items()}
+        self.versions: dict[int, list[int]] = {}  #: when the region has run: what is written later, it did not write
 
     def give(self, ordinal: int) -> Any:
         """A kept result, which is given out once, so that it is freed as early as a saved tensor."""
@@ -110,6 +98,8 @@ def _writes_first(op: Any) -> bool:
 
 
 class _Keeping(TorchDispatchMode):
+    """Is around the region when it runs."""
+
     def __init__(self, kept: _Kept) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kept, self.met = kept, 0
@@ -117,12 +107,18 @@ class _Keeping(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if is_product(func):
-            if self.met in self.kept.ordinals:
-                self.kept.keep(self.met, result, GeneratorState.after(func, result))
-            elif self.met in self.kept.skips:
-                self.kept.note_skipped(self.met, result)
+            kept = self.kept
+            if self.met in kept.ordinals:
+                kept.results[self.met] = tree_map_only(torch.Tensor, alias_with_version, result)
+                kept.generators[self.met] = GeneratorState.after(func, result)
+            elif self.met in kept.skips and isinstance(result, torch.Tensor) and result.is_floating_point():
+                kept.skipped[self.met] = result.shape, result.dtype
             self.met += 1
         return result
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
+        self.kept.versions = {i: [t._version for t in _tensors(result)] for i, result in self.kept.results.items()}
 
 
 class _Giving(TorchDispatchMode):
@@ -148,22 +144,6 @@ class _Giving(TorchDispatchMode):
         elif args and _writes_first(func) and self.given.find(args[0]):
             return args[0]  # it was kept as this left it
         return func(*args, **(kwargs or {}))
-
-
-class _Forward:
-    """What is around the region when it runs."""
-
-    def __init__(self, kept: _Kept) -> None:
-        self.kept = kept
-        self.modes = ExitStack()
-
-    def __enter__(self) -> None:
-        if self.kept.ordinals or self.kept.skips:
-            self.modes.enter_context(_Keeping(self.kept))
-
-    def __exit__(self, *exc: Any) -> None:
-        self.modes.__exit__(*exc)
-        self.kept.note_versions()
 
 
 class _Again:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,22 +18,16 @@ from analyzer.record.op_call import OpCall
 from analyzer.results.profile import Profile
 from analyzer.units import format_bytes, parse_bytes
 
-from .application import PlanRegion, copy_graph_module
+from .application import PlanRegion, apply_to_graph, copy_graph_module
 from .chain import least_limit, solve_chain
 from .check import record_step
 from .plan import FrontierPoint, InfeasibleBudgetError, Plan, StepInfo
 from .problem import Problem, read_problem
-from .unit import Unit, make_units, peak_bytes
+from .unit import Division, Unit, make_units, peak_bytes, total_cost
 
 METHODS = ("auto", "greedy", "chain", "exact")
 _ROUNDS = 6          # replays of plans, of limits that close in on the budget
 _CLOSE = 0.003       # of the budget: a plan that leaves less than this unused is not sought to be improved
-
-
-@dataclass(frozen=True)
-class _Solution:
-    units: list[Unit]
-    bound: float | None
 
 
 class Planner:
@@ -59,7 +53,7 @@ class Planner:
             if known is not None:
                 loss_fn, autocast = loss_fn or known.loss_fn, autocast or known.session.autocast
                 device = device or known.session.spec
-        self.gm = gm
+        self.gm, self.name = gm, type(gm).__name__
         self.granularity, self.held_bytes = granularity, held_bytes
         self.device = None if device is None else find_device(device)
         self.offload_cost: float | None = None
@@ -103,41 +97,46 @@ class Planner:
         if method not in METHODS:
             raise InputError(f"method={method!r}: must be one of {', '.join(METHODS)}")
         nbytes, of = self.budget_bytes(budget)
-        whole = of == "step"
-        if self._peak(self.unplanned, whole) <= nbytes:
+        if self._peak(self.unplanned, of) <= nbytes:
             return self._plan([], nbytes, of, method, 0.0)
-        units = self.units(whole)
-        before = self._held_before(whole)
-        found = self._close_in(units, nbytes, before, method, whole, of)
+        found = self._close_in(nbytes, of, method)
         if isinstance(found, Plan):
             return found
         raise InfeasibleBudgetError(
-            f"budget={budget!r}: no plan of {problem_name(self.gm)} stays within {format_bytes(nbytes)}; the smallest "
-            f"budget that one was found for is {found:,} bytes ({format_bytes(found)}" +
-            (")" if whole else f", {found / self.unplanned.peak_activation_bytes:.1%} of the activations' memory)"))
+            f"budget={budget!r}: no plan of {self.name} stays within {format_bytes(nbytes)}; the smallest budget that "
+            f"one was found for is {found:,} bytes ({format_bytes(found)}" + (
+                ")" if of == "step" else
+                f", {found / self.unplanned.peak_activation_bytes:.1%} of the activations' memory)"))
 
-    def _close_in(self, units: list[Unit], budget: int, before: int, method: str, whole: bool, of: str) -> Plan | int:
+    def _close_in(self, budget: int, of: str, method: str) -> Plan | int:
         """The best plan whose measured peak is within ``budget``; or the smallest peak met, where there is none.
 
         The limit moves by what a replay takes beyond the solver's account, and the solver is asked again.
         """
+        units = self.units(whole=of == "step")
+        before = self.held_bytes + int(self.step.static_bytes.max(initial=0)) if of == "step" else 0
+        peaks: list[int] = []
+
+        def replay(division: Division) -> Plan:
+            plan = self._plan(division.units, budget, of, method, division.bound)
+            assert plan.planned is not None
+            peaks.append(self._peak(plan.planned, of))
+            return plan
+
         least = least_limit(units)
         limit = max(budget - before, least)
         fails: int | None = None  # the smallest limit whose plan was over the budget
         best: Plan | None = None
-        peaks: list[int] = []
         for _ in range(_ROUNDS):
-            solution = solve_units(units, limit, method)
-            if solution is None:
+            division = solve_units(units, limit, method)
+            if division is None:
                 break
-            plan = self._plan(solution.units, budget, of, method, solution.bound)
-            assert plan.planned is not None
-            peak = self._peak(plan.planned, whole)
-            peaks.append(peak)
+            plan = replay(division)
+            peak = peaks[-1]
             if peak <= budget:
                 if best is None or (plan.overhead or 0) <= (best.overhead or 0):
                     best = plan
-                spare = min(peak_bytes(solution.units) + before - peak, budget - peak)  # that a higher limit could use
+                spare = min(peak_bytes(division.units) + before - peak, budget - peak)  # that a higher limit could use
                 if spare <= _CLOSE * budget:
                     break
                 limit += spare if fails is None else min(spare, (fails - limit) // 2)
@@ -148,11 +147,9 @@ class Planner:
                 limit = max(least, limit - max(peak - budget, budget // 1000))
         # the dynamic program finds the plan that `least` was computed for
         if best is None and (limit != least or not peaks):
-            solution = solve_units(units, least, "chain")
-            assert solution is not None
-            plan = self._plan(solution.units, budget, of, method, None)
-            assert plan.planned is not None
-            peaks.append(self._peak(plan.planned, whole))
+            division = solve_units(units, least, "chain")
+            assert division is not None
+            plan = replay(division)
             if peaks[-1] <= budget:
                 best = plan
         return best if best is not None else min(peaks)
@@ -167,7 +164,7 @@ class Planner:
             except InfeasibleBudgetError:
                 continue
             assert plan.planned is not None
-            points.append(FrontierPoint(nbytes, self._peak(plan.planned, of == "step"), plan.overhead,
+            points.append(FrontierPoint(nbytes, self._peak(plan.planned, of), plan.overhead,
                                         plan.planned.recompute_flops))
         return tuple(sorted(points, key=lambda p: -p.budget_bytes))
 
@@ -176,8 +173,7 @@ class Planner:
     def problem(self, whole: bool) -> Problem:
         """The problem of the graph; ``whole`` counts gradients of parameters too."""
         if whole not in self._problems:
-            self._problems[whole] = replace(read_problem(self.step, self.gm, self._cost, counts_gradients=whole),
-                                            offload_cost_per_byte=self.offload_cost)
+            self._problems[whole] = read_problem(self.step, self.gm, self._cost, whole, self.offload_cost)
         return self._problems[whole]
 
     def units(self, whole: bool) -> list[Unit]:
@@ -194,15 +190,12 @@ class Planner:
         count = count_call(call.signature)
         return None if count is None else count.flops
 
-    def _held_before(self, whole: bool) -> int:
-        return self.held_bytes + int(self.step.static_bytes.max(initial=0)) if whole else 0
-
-    def _peak(self, step: StepInfo, whole: bool) -> int:
-        return step.peak_bytes + self.held_bytes if whole else step.peak_activation_bytes
+    def _peak(self, step: StepInfo, of: str) -> int:
+        return step.peak_bytes + self.held_bytes if of == "step" else step.peak_activation_bytes
 
     def _plan(self, units: list[Unit], budget: int, of: str, method: str, bound: float | None) -> Plan:
         problem = self.problem(of == "step")
-        paths = {} if self.granularity == "operator" else {span: path for span, path in module_spans(self.gm, problem)}
+        paths = {} if self.granularity == "operator" else dict(module_spans(self.gm, problem))
 
         def describe(unit: Unit) -> PlanRegion:
             nodes = tuple(name for atom in problem.atoms[unit.first:unit.last + 1] for name in atom)
@@ -212,14 +205,14 @@ class Planner:
         regions = tuple(describe(unit) for unit in units if unit.is_region)
         offloads = tuple(name for u in units for name in u.offloads)
         assumed = [f"the cost of {op} is not known and taken as 0" for op in problem.uncounted] if regions else []
-        plan = Plan(problem_name(self.gm), budget, self.unplanned, None, regions, of, self.granularity, method,
-                    "flops" if self.device is None else "seconds", None if self.device is None else self.device.name,
-                    problem.fwd_cost, sum(r.cost for r in regions), bound, (*self.profile.assumptions, *assumed))
-        plan = replace(plan, offloads=offloads, offload_seconds=sum(u.cost for u in units if u.offloads),
-                       cost=sum(u.cost for u in units))
         if (regions, offloads) not in self._replays:
-            self._replays[regions, offloads] = record_step(plan.apply(self.gm), *self.arguments, **self.run)[1]
-        return replace(plan, planned=self._replays[regions, offloads])
+            planned = apply_to_graph(self.gm, regions, offloads, self.name)
+            self._replays[regions, offloads] = record_step(planned, *self.arguments, **self.run)[1]
+        return Plan(self.name, budget, self.unplanned, self._replays[regions, offloads], regions, of, self.granularity,
+                    method, "flops" if self.device is None else "seconds",
+                    None if self.device is None else self.device.name, problem.fwd_cost, total_cost(units), bound,
+                    (*self.profile.assumptions, *assumed), offloads=offloads,
+                    offload_seconds=sum(u.cost for u in units if u.offloads))
 
 
 def solve(profile_or_gm: Profile | fx.GraphModule, budget: int | float | str, method: str = "auto",
@@ -253,25 +246,19 @@ def solve(profile_or_gm: Profile | fx.GraphModule, budget: int | float | str, me
     return Planner(profile_or_gm, **options).solve(budget, method)
 
 
-def solve_units(units: list[Unit], limit: int, method: str) -> _Solution | None:
+def solve_units(units: list[Unit], limit: int, method: str) -> Division | None:
     """Units within the limit by one of the methods."""
     if method == "exact":
         from .exact import solve_exact
 
-        exact = solve_exact(units, limit)
-        return None if exact is None else _Solution(exact.units, exact.bound)
+        return solve_exact(units, limit)
     if method == "greedy":
         from .greedy import solve_greedy
 
         chosen = solve_greedy(units, limit)
     else:
         chosen = solve_chain(units, limit)
-    return None if chosen is None else _Solution(chosen, None)
-
-
-def problem_name(gm: fx.GraphModule) -> str:
-    """What a plan calls the graph's program."""
-    return type(gm).__name__
+    return None if chosen is None else Division(chosen)
 
 
 def find_program(profile_or_gm: Any) -> fx.GraphModule:
@@ -314,12 +301,14 @@ def last_arguments(gm: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any],
 def module_spans(gm: fx.GraphModule, problem: Problem) -> list[tuple[tuple[int, int], str]]:
     """First and last atom, and path, of each module that is a run of whole atoms; the outermost of equal ones."""
     path_of = {n.name: n.meta.get("module_path", "") for n in gm.graph.nodes}
-    prefixes = [[_prefixes(path_of[name]) for name in atom] for atom in problem.atoms]
+    # each node's module and those around it
+    prefixes = [[set(accumulate(path_of[name].split("."), "{}.{}".format)) - {""} for name in atom]
+                for atom in problem.atoms]
     spans: dict[str, list[int]] = {}
     split: set[str] = set()
     for i, atom in enumerate(prefixes):
-        whole = set.intersection(*map(set, atom))
-        split |= set.union(*map(set, atom)) - whole
+        whole = set.intersection(*atom)
+        split |= set.union(*atom) - whole
         for path in whole:
             span = spans.setdefault(path, [i, i])
             if i > span[1] + 1:
@@ -330,8 +319,3 @@ def module_spans(gm: fx.GraphModule, problem: Problem) -> list[tuple[tuple[int, 
         if path not in split:
             found.setdefault((spans[path][0], spans[path][1]), path)
     return sorted(found.items())
-
-
-def _prefixes(path: str) -> list[str]:
-    parts = path.split(".") if path else []
-    return [".".join(parts[:i + 1]) for i in range(len(parts))]

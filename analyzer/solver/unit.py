@@ -39,6 +39,14 @@ class Unit:
     offloads: tuple[str, ...] = ()  #: nodes of a plain unit whose saved results wait on the host
 
 
+@dataclass(frozen=True)
+class Division:
+    """The units of a plan in order, and a cost that no division has less than, where that is known."""
+
+    units: list[Unit]
+    bound: float | None = None
+
+
 def peak_bytes(division: Sequence[Unit]) -> int:
     """The highest point of a division into units."""
     held = peak = 0
