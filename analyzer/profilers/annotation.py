@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from analyzer.record.log import Log
@@ -49,19 +49,47 @@ class Annotation:
 
     @property
     def operators(self) -> defaultdict[tuple[int, str, str], dict[str, Any]]:
-        """By index of the module, part of the step (see `part_of`) and operator: what its calls in the last step do."""
+        """By index of the module, part of the step and operator: what its calls in the last step do."""
         self._complete()
         return self._operators
+
+    def start_rows(self, log: Log, row: Mapping[str, Any]) -> None:
+        """Give each node of the last step, and each module, these quantities to begin with."""
+        for i, node in enumerate(log.nodes):
+            if node.step == log.steps - 1:
+                self.nodes[i].update(row)
+        for i in range(len(log.modules)):
+            self.modules[i].update(row)
 
     def add(self, rows: defaultdict[Any, dict[str, Any]], key: Any, name: str, value: float) -> None:
         """Add to a quantity that starts at nothing."""
         row = rows[key]
         row[name] = row.get(name, 0) + value
 
+    def add_where(self, call: OpCall, name: str, value: float) -> None:
+        """Add to a quantity of the module that ran a call, and of its node, which may be one of an earlier step (where
+        autocast keeps a weight's cast from step to step).
+        """
+        self.add(self.modules, call.module, name, value)
+        if call.node >= 0:
+            self.add(self.nodes, call.node, name, value)
 
-def part_of(call: OpCall) -> str:
-    """The part of the step that a call belongs to: its phase, or ``"recompute"`` where checkpointing runs it again."""
-    return "recompute" if call.recomputed else call.phase
+
+#: The phases whose costs nodes and modules have, and what the names of these begin with.
+WAYS = {"forward": "fwd", "backward": "bwd"}
+
+
+def operator_key(call: OpCall) -> tuple[int, str, str]:
+    """Where `Annotation.operators` says what a call costs. The part of the step is the phase, or ``"recompute"`` where
+    checkpointing runs it again.
+    """
+    return call.module, "recompute" if call.recomputed else call.phase, str(call.signature.op)
+
+
+def sum_seconds(by_phase: Mapping[str, float]) -> dict[str, float | None]:
+    """The seconds of a step and of its parts, as totals of an annotation."""
+    parts = {f"{name}_seconds": by_phase.get(phase) for phase, name in {**WAYS, "optimizer": "optimizer"}.items()}
+    return {**parts, "step_seconds": sum(by_phase.values())}
 
 
 Profiler = Callable[[Log], Annotation]

@@ -7,7 +7,7 @@ from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 from analyzer.record.recorder import COLLECTIVE_NAMESPACES
 
-from .annotation import Annotation
+from .annotation import WAYS, Annotation
 
 # Collectives by name, of all namespaces (c10d, _c10d_functional, _c10d_functional_autograd); what their largest tensor
 # holds is the message.
@@ -53,17 +53,7 @@ def profile_communication(log: Log) -> Annotation:
 
 
 def _fill_rows(log: Log, out: Annotation) -> None:
-    last = log.steps - 1
-    for i, node in enumerate(log.nodes):
-        if node.step == last:
-            out.nodes[i].update(fwd_comm_bytes=0, bwd_comm_bytes=0)
-    for i in range(len(log.modules)):
-        out.modules[i].update(fwd_comm_bytes=0, bwd_comm_bytes=0)
+    out.start_rows(log, {"fwd_comm_bytes": 0, "bwd_comm_bytes": 0})
     for call in log.calls:
-        if call.step != last or call.phase not in ("forward", "backward") or collective_of(call) is None:
-            continue
-        name = "fwd_comm_bytes" if call.phase == "forward" else "bwd_comm_bytes"
-        nbytes = message_bytes(call)
-        out.add(out.modules, call.module, name, nbytes)
-        if call.node >= 0:
-            out.add(out.nodes, call.node, name, nbytes)
+        if call.step == log.steps - 1 and call.phase in WAYS and collective_of(call) is not None:
+            out.add_where(call, f"{WAYS[call.phase]}_comm_bytes", message_bytes(call))

@@ -8,7 +8,7 @@ from analyzer.profilers.flop_formula.registration import FlopCount
 from analyzer.record.log import Log, Tally
 from analyzer.record.op_call import OpCall
 
-from .annotation import Annotation, part_of
+from .annotation import WAYS, Annotation, operator_key
 from .flop_convention import Convention, find_convention
 from .traffic import traffic_bytes
 
@@ -82,11 +82,11 @@ class _Count:
             row_of_phase["macs"] += macs
             if step != last:
                 continue
-            if phase not in ("forward", "backward"):
+            if phase not in WAYS:
                 totals["optimizer_flops"] += flops
                 continue
             totals["executed_flops"] += number * count.executed
-            way = "recompute" if call.recomputed else "fwd" if phase == "forward" else "bwd"
+            way = "recompute" if call.recomputed else WAYS[phase]
             totals[f"{way}_flops"] += flops
             totals[f"{way}_macs"] += macs
         if self.convention.forward_only:
@@ -107,36 +107,25 @@ class _Count:
 
     def _fill(self, out: Annotation) -> None:
         """The rows of nodes, modules and operators."""
-        log, last = self.log, self.last
         forward_only = self.convention.forward_only
-        for i, node in enumerate(log.nodes):
-            if node.step == last:
-                out.nodes[i].update(dict.fromkeys((*_COLUMNS, "recompute_flops"), 0))
-        for i in range(len(log.modules)):
-            out.modules[i].update(dict.fromkeys((*_COLUMNS, "recompute_flops"), 0))
-        for call in log.calls:
-            phase = call.phase
-            if call.step != last or forward_only and phase != "forward":
+        out.start_rows(self.log, dict.fromkeys((*_COLUMNS, "recompute_flops"), 0))
+        for call in self.log.calls:
+            if call.step != self.last or forward_only and call.phase != "forward":
                 continue
             count = self._count(call)
-            row = out.operators[call.module, part_of(call), str(call.signature.op)]
+            row = out.operators[operator_key(call)]
             if count is None:
                 row.update(flops=None, macs=None)
                 continue
-            flops, macs = count.flops, count.macs
             if row.get("flops", 0) is not None:
-                row["flops"], row["macs"] = row.get("flops", 0) + flops, row.get("macs", 0) + macs
-            if not flops or phase not in ("forward", "backward"):
+                row["flops"], row["macs"] = row.get("flops", 0) + count.flops, row.get("macs", 0) + count.macs
+            if not count.flops or call.phase not in WAYS:
                 continue
             if call.recomputed:
-                costs = {"recompute_flops": flops}
+                out.add_where(call, "recompute_flops", count.flops)
             else:
-                way = "fwd" if phase == "forward" else "bwd"
-                costs = {f"{way}_flops": flops, f"{way}_macs": macs}
-            for name, value in costs.items():
-                out.modules[call.module][name] += value
-                if call.node >= 0:
-                    out.nodes[call.node][name] += value
+                out.add_where(call, f"{WAYS[call.phase]}_flops", count.flops)
+                out.add_where(call, f"{WAYS[call.phase]}_macs", count.macs)
         if forward_only:  # what the convention says nothing of is unknown, not zero
             for rows in (out.nodes, out.modules):
                 for row in rows.values():

@@ -12,7 +12,7 @@ from analyzer.meta.signature import Signature
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 
-from .annotation import Annotation, part_of
+from .annotation import WAYS, Annotation, operator_key, sum_seconds
 from .communication import collective_of, message_bytes
 from .flop_registry import count_call
 from .traffic import traffic_bytes
@@ -68,31 +68,20 @@ def make_latency_profiler(device: DeviceSpec, world_size: int = 1) -> Callable[[
             total = math.fsum(number * seconds for seconds, number in times.items())
             out.phases[key].update(seconds=total, kernel_seconds=total)
         steady = {phase: row["seconds"] for (step, phase), row in out.phases.items() if step == last}
-        out.totals = {"fwd_seconds": steady.get("forward"), "bwd_seconds": steady.get("backward"),
-                      "optimizer_seconds": steady.get("optimizer"), "step_seconds": sum(steady.values()),
-                      "kernel_seconds": sum(steady.values())}
+        out.totals = {**sum_seconds(steady), "kernel_seconds": sum(steady.values())}
         return out
 
     return profile_latency
 
 
 def _fill_rows(log: Log, alike: dict[Signature, float], out: Annotation) -> None:
-    last = log.steps - 1
-    for i, node in enumerate(log.nodes):
-        if node.step == last:
-            out.nodes[i].update(fwd_seconds=0.0, bwd_seconds=0.0, recompute_seconds=0.0)
-    for i in range(len(log.modules)):
-        out.modules[i].update(fwd_seconds=0.0, bwd_seconds=0.0)
+    out.start_rows(log, {"fwd_seconds": 0.0, "bwd_seconds": 0.0, "recompute_seconds": 0.0})
     for call in log.calls:
-        if call.step != last:
+        if call.step != log.steps - 1:
             continue
         seconds = alike[call.signature]
-        out.add(out.operators, (call.module, part_of(call), str(call.signature.op)), "seconds", seconds)
-        if not seconds or call.phase not in ("forward", "backward"):
-            continue
-        name = "fwd_seconds" if call.phase == "forward" else "bwd_seconds"
-        out.add(out.modules, call.module, name, seconds)
-        if call.node >= 0:
-            out.add(out.nodes, call.node, name, seconds)
+        out.add(out.operators, operator_key(call), "seconds", seconds)
+        if seconds and call.phase in WAYS:
+            out.add_where(call, f"{WAYS[call.phase]}_seconds", seconds)
             if call.recomputed:
-                out.add(out.nodes, call.node, "recompute_seconds", seconds)
+                out.add_where(call, "recompute_seconds", seconds)

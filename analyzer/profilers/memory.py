@@ -38,14 +38,10 @@ def _fill_rows(log: Log, out: Annotation) -> None:
     forward_end = end_of_forward(log, last)
     trains = any(r.phase == "backward" for r in log.phases)
     saved_at: dict[int, int] = {}
-    for i, node in enumerate(log.nodes):
-        if node.step != last:
-            continue
-        row = out.nodes[i]
-        row.update(output_bytes=0, temp_bytes=0, param_bytes=0, buffer_bytes=0, incremental_bytes=0,
-                   backward_bytes=0 if trains else None)
+    out.start_rows(log, {"output_bytes": 0, "temp_bytes": 0, "param_bytes": 0, "buffer_bytes": 0,
+                         "incremental_bytes": 0, "backward_bytes": 0 if trains else None})
     for i in range(len(log.modules)):
-        out.modules[i].update(activation_bytes=0, saved_bytes=0, param_bytes=0, buffer_bytes=0)
+        out.modules[i].update(activation_bytes=0, saved_bytes=0)
 
     for life in log.storages.values():
         if life.category in _HELD_BY_THE_MODEL:

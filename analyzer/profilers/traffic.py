@@ -20,7 +20,7 @@ from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 from analyzer.record.storage_life import StorageLife
 
-from .annotation import Annotation, part_of
+from .annotation import WAYS, Annotation, operator_key
 
 MEMO_KEY = "traffic"
 
@@ -305,26 +305,14 @@ def profile_traffic(log: Log) -> Annotation:
 
 
 def _fill_rows(log: Log, out: Annotation) -> None:
-    last = log.steps - 1
-    names = ("fwd_read_bytes", "fwd_written_bytes", "bwd_read_bytes", "bwd_written_bytes")
-    for i, node in enumerate(log.nodes):
-        if node.step == last:
-            out.nodes[i].update(dict.fromkeys(names, 0))
-    for i in range(len(log.modules)):
-        out.modules[i].update(dict.fromkeys(names, 0))
+    out.start_rows(log, {f"{way}_{name}": 0 for way in WAYS.values() for name in Traffic._fields})
     for call in log.calls:
-        if call.step != last:
+        if call.step != log.steps - 1:
             continue
-        read, written = call_traffic(call, log.storages)
-        if not read and not written:
+        traffic = call_traffic(call, log.storages)
+        if traffic == NOTHING:
             continue
-        of_operator = out.operators[call.module, part_of(call), str(call.signature.op)]
-        of_operator["read_bytes"] = of_operator.get("read_bytes", 0) + read
-        of_operator["written_bytes"] = of_operator.get("written_bytes", 0) + written
-        if call.phase in ("forward", "backward"):
-            way = "fwd" if call.phase == "forward" else "bwd"
-            for rows, key in ((out.modules, call.module), (out.nodes, call.node)):
-                if key >= 0:
-                    # a node of an earlier step, where autocast keeps a weight's cast from step to step
-                    out.add(rows, key, f"{way}_read_bytes", read)
-                    out.add(rows, key, f"{way}_written_bytes", written)
+        for name, nbytes in traffic._asdict().items():
+            out.add(out.operators, operator_key(call), name, nbytes)
+            if call.phase in WAYS:
+                out.add_where(call, f"{WAYS[call.phase]}_{name}", nbytes)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.profilers.annotation import Annotation, part_of
+from analyzer.profilers.annotation import Annotation, operator_key
 from analyzer.profilers.memory import alive_at, category_of, forward_ends, peak_by_category
 from analyzer.record.log import Log, LogNode
 from analyzer.units import add_quantities
@@ -135,8 +135,7 @@ class ProfileBuilder:
         last = log.steps - 1
         for call in log.calls:
             if call.step == last and (finished is None or call.phase in finished):
-                key = (call.module, part_of(call), str(call.signature.op))
-                calls[key] = calls.get(key, 0) + 1
+                calls[operator_key(call)] = calls.get(operator_key(call), 0) + 1
         found: dict[int, list[OperatorInfo]] = {}
         for (module, part, op), count in calls.items():
             row = {k: v for k, v in rows.get((module, part, op), {}).items() if k in _OPERATOR_COSTS}

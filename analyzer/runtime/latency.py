@@ -5,12 +5,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from analyzer.profilers.annotation import Annotation, part_of
+from analyzer.profilers.annotation import WAYS, Annotation, operator_key, sum_seconds
 from analyzer.record.log import Log
 
 from .recorder import Key, RuntimeRecorder
-
-_WAYS = {"forward": "fwd_seconds", "backward": "bwd_seconds"}
 
 
 def make_measured_profiler(recorder: RuntimeRecorder, steps: Sequence[int]) -> Callable[[Log], Annotation]:
@@ -25,37 +23,30 @@ def make_measured_profiler(recorder: RuntimeRecorder, steps: Sequence[int]) -> C
         out = Annotation()
         last = log.steps - 1
         ran = {record.phase for record in log.phases if record.step in steps}
-        ways = [name for phase, name in _WAYS.items() if phase in ran]
-        for i, node in enumerate(log.nodes):
-            if node.step == last:
-                out.nodes[i].update(dict.fromkeys(ways, 0.0))
-        for i in range(len(log.modules)):
-            out.modules[i].update(dict.fromkeys(ways, 0.0))
+        out.start_rows(log, {f"{way}_seconds": 0.0 for phase, way in WAYS.items() if phase in ran})
         of_phase: dict[tuple[int, str], float] = defaultdict(float)
         for (step, phase, module), seconds in lap_seconds(recorder).items():
             if step not in steps:
                 of_phase[step, phase] += seconds
                 continue
             of_phase[last, phase] += seconds / len(steps)
-            if phase in _WAYS:
-                out.add(out.modules, module, _WAYS[phase], seconds / len(steps))
+            if phase in WAYS:
+                out.add(out.modules, module, f"{WAYS[phase]}_seconds", seconds / len(steps))
         for i, seconds in enumerate(call_seconds(recorder, steps)):
             out.module_calls[i]["fwd_seconds"] = seconds
         in_kernels: dict[str, float] = defaultdict(float)
         for index, seconds in operator_seconds(recorder, steps).items():
             call = log.calls[index]
             in_kernels[call.phase] += seconds
-            out.add(out.operators, (call.module, part_of(call), str(call.signature.op)), "seconds", seconds)
-            if call.node >= 0 and call.phase in _WAYS:
-                out.add(out.nodes, call.node, _WAYS[call.phase], seconds)
+            out.add(out.operators, operator_key(call), "seconds", seconds)
+            if call.node >= 0 and call.phase in WAYS:
+                out.add(out.nodes, call.node, f"{WAYS[call.phase]}_seconds", seconds)
         for key, seconds in of_phase.items():
             out.phases[key]["seconds"] = seconds
         for phase in ran:
             out.phases[last, phase]["kernel_seconds"] = in_kernels[phase]
         steady = {phase: of_phase[last, phase] for phase in ran}
-        out.totals = {"fwd_seconds": steady.get("forward"), "bwd_seconds": steady.get("backward"),
-                      "optimizer_seconds": steady.get("optimizer"), "step_seconds": sum(steady.values()),
-                      "kernel_seconds": sum(in_kernels.values()),
+        out.totals = {**sum_seconds(steady), "kernel_seconds": sum(in_kernels.values()),
                       "peak_reserved_bytes": None}  # of an allocator, which was not watched
         return out
 
