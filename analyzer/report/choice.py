@@ -28,7 +28,8 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         "--sort", metavar="COLUMN",
         help="sort by this quantity, largest first, e.g. incremental_bytes or fwd_flops (node table, tree)")
     group.add_argument(
-        "--columns", type=_split, metavar="NAMES", help="columns, separated by commas; of the tree, besides the usual: "
+        "--columns", type=split_words, metavar="NAMES",
+        help="columns, separated by commas; of the tree, besides the usual: "
         f"{', '.join(name for name in TREE_COLUMNS if not name.endswith(SHARE))}, those of costs also with {SHARE} for "
         f"their share of the model's; of torchinfo: {', '.join(TORCHINFO_COLUMNS)}")
     group.add_argument("--module-depth", type=int, metavar="N",
@@ -36,7 +37,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top-modules", type=int, metavar="K",
                        help="how many of them at each depth (deepspeed, largest; default 1)")
     group.add_argument("--no-detail", action="store_true", help="leave out the tree of modules (deepspeed)")
-    group.add_argument("--ignore-modules", type=_split, metavar="NAMES",
+    group.add_argument("--ignore-modules", type=split_words, metavar="NAMES",
                        help="classes or paths that count as their parent's own (deepspeed, largest, tree)")
     group.add_argument("--format", choices=tuple(FORMATS),
                        help="of the tables: tree, largest, torchinfo (default text)")
@@ -85,7 +86,7 @@ def read_report_options(arguments: argparse.Namespace, own: Collection[str] = ()
 
 def read_shown(text: str, known: Collection[str]) -> list[str]:
     """The words of ``--show``. Raises InputError where there is none, or one that is not known."""
-    shown = _split(text)
+    shown = split_words(text)
     if not shown:
         raise InputError(f"--show {text!r}: nothing to print; give some of {', '.join(known)}")
     for word in shown:
@@ -110,5 +111,6 @@ def print_report(profile: Profile, arguments: argparse.Namespace) -> None:
         write_output(arguments.output, text + "\n")
 
 
-def _split(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
+    """Words between commas, as a type of argparse."""
     return [word.strip() for word in text.split(",") if word.strip()]

@@ -8,12 +8,15 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import tabulate
 
 from analyzer.errors import InputError, is_count
 from analyzer.units import UNKNOWN, format_bytes, format_count, format_seconds
 
+T = TypeVar("T")
 _FORMATS: dict[str, Callable[..., str]] = {
     "bytes": format_bytes, "Mb": partial(format_bytes, style="Mb"), "count": format_count, "seconds": format_seconds}
 
@@ -89,6 +92,13 @@ def find_columns(columns: Mapping[str, Column], names: Iterable[str], caller: st
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InputError(f"{caller}: columns={names!r}: give names of columns, as in columns=['fwd_macs']")
     return [find_column(columns, name, f"{caller.removesuffix('()')}(columns=...)") for name in names]
+
+
+def sort_by(rows: Iterable[T], key: Callable[[T], Any], *, descending: bool = True) -> list[T]:
+    """The rows in the order of a quantity or text of theirs; those in which it is unknown come last."""
+    keyed = [(key(row), row) for row in rows]
+    known = sorted([(value, row) for value, row in keyed if value is not None], key=itemgetter(0), reverse=descending)
+    return [row for _, row in known] + [row for value, row in keyed if value is None]
 
 
 def check_layout(depth: int | None, least_depth: int, fmt: str, caller: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from analyzer.results.profile import Profile
 
-from .choice import parse_depth
+from .choice import parse_depth, split_words
 from .column import FORMATS
 from .module_comparison import compare_modules
 
@@ -26,7 +26,7 @@ def add_compare_command(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", type=Path, metavar="FILE", help="a profile saved with --json")
     parser.add_argument("second", type=Path, metavar="FILE", help="another one")
-    parser.add_argument("--columns", default="fwd_seconds,bwd_seconds", metavar="NAMES",
+    parser.add_argument("--columns", type=split_words, default="fwd_seconds,bwd_seconds", metavar="NAMES",
                         help="quantities, separated by commas (default %(default)s)")
     parser.add_argument("--depth", type=parse_depth, metavar="N", help="show modules down to this depth")
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
@@ -35,6 +35,5 @@ def add_compare_command(commands: Any) -> None:
 def run_compare(arguments: argparse.Namespace) -> int:
     """``analyzer compare``; the result is the exit code."""
     first, second = Profile.from_json(arguments.first), Profile.from_json(arguments.second)
-    columns = [word.strip() for word in arguments.columns.split(",") if word.strip()]
-    print(compare_modules(first, second, columns, depth=arguments.depth, fmt=arguments.format))
+    print(compare_modules(first, second, arguments.columns, depth=arguments.depth, fmt=arguments.format))
     return 0

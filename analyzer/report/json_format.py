@@ -9,12 +9,12 @@ import types
 import typing
 from collections.abc import Callable
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Union
 
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.output import write_output
+from analyzer.results.build import package_version
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter, register_view
 
@@ -65,10 +65,11 @@ def read_data(data: Any) -> Profile:
         found = f'"format": {data["format"]!r}' if isinstance(data,
                                                               dict) and "format" in data else f"a {_name_json(data)}"
         raise ProfileFormatError(f'not a saved profile: expected an object with "format": "{FORMAT}", got {found}')
-    version = data.get("version")
+    version, own = data.get("version"), package_version()
     if type(version) is not int or version != Profile.format_version:
         raise ProfileFormatError(
-            f"format version {version!r}{_writer(data)}, and analyzer {_own_version()} reads version "
+            f"format version {version!r}{_writer(data)}, and analyzer "
+            f"{'of this source tree' if own == 'source' else own} reads version "
             f"{Profile.format_version}: read it with the analyzer that wrote it, or profile the model again")
     fields = {key: value for key, value in data.items() if key not in ("format", "version")}
     profile: Profile = decoder_of(Profile)(fields, "")
@@ -77,13 +78,6 @@ def read_data(data: Any) -> Profile:
 
 def _writer(data: dict[str, Any]) -> str:
     return f", written by analyzer {data['analyzer_version']}" if data.get("analyzer_version") else ""
-
-
-def _own_version() -> str:
-    try:
-        return metadata.version("torch-analyzer")
-    except metadata.PackageNotFoundError:  # run from a source tree
-        return "of this source tree"
 
 
 def load_text(source: str | Path) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pickle
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from analyzer.errors import InputError
 from analyzer.output import write_output
 from analyzer.results.info import MemoryEvent
 from analyzer.results.profile import Profile
-from analyzer.results.timeline import change_pages
+from analyzer.results.timeline import change_pages, join_spans
 from analyzer.results.view import register_exporter
 
 _ACTIONS = ("alloc", "free", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
@@ -82,7 +82,7 @@ def _apply(event: MemoryEvent, index: int, live: dict[int, MemoryEvent], segment
 
 def _span_segments(events: Sequence[MemoryEvent]) -> dict[int, int]:
     """Address and size of each unbroken span that blocks used outside every segment of the events."""
-    segments = _join((e.address, e.address + e.bytes) for e in events if e.action.startswith("segment"))
+    segments = join_spans({(e.address, e.address + e.bytes) for e in events if e.action.startswith("segment")})
     starts = [start for start, _ in segments]
 
     def is_inside(address: int) -> bool:
@@ -90,18 +90,7 @@ def _span_segments(events: Sequence[MemoryEvent]) -> dict[int, int]:
         return i >= 0 and address < segments[i][1]
 
     outside = (e for e in events if not e.action.startswith("segment") and not is_inside(e.address))
-    return {start: end - start for start, end in _join((e.address, e.address + e.bytes) for e in outside)}
-
-
-def _join(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same addresses as disjoint spans in order."""
-    joined: list[tuple[int, int]] = []
-    for start, end in sorted(set(spans)):
-        if joined and start <= joined[-1][1]:
-            start, last_end = joined.pop()
-            end = max(last_end, end)
-        joined.append((start, end))
-    return joined
+    return {start: end - start for start, end in join_spans({(e.address, e.address + e.bytes) for e in outside})}
 
 
 def _frame(source: str | None, name: str, category: str = "") -> dict[str, Any]:

@@ -64,8 +64,7 @@ def join_modules(predicted: Profile, measured: Profile) -> Iterator[ModulePair]:
 
 
 def _join(first: ModuleInfo | None, second: ModuleInfo | None, path: str, depth: int) -> Iterator[ModulePair]:
-    own = [None if module is None else _own(module) for module in (first, second)]
-    inner = [None if module is None else _unwrap(module) for module in (first, second)]
+    inner, own = zip(*((None, None) if module is None else _unwrap(module) for module in (first, second)))
     known = inner[0] or inner[1]
     assert known is not None
     yield ModulePair(path, path.rpartition(".")[2] or known.type, known.type, depth, first, second)
@@ -73,31 +72,18 @@ def _join(first: ModuleInfo | None, second: ModuleInfo | None, path: str, depth:
                 for module in inner]
     for name in dict.fromkeys([*children[0], *children[1]]):
         yield from _join(children[0].get(name), children[1].get(name), f"{path}.{name}" if path else name, depth + 1)
-    if (children[0] or children[1]) and any(cost for costs in own if costs is not None for cost in _costs(costs)):
+    if (children[0] or children[1]) and any(getattr(costs, name, 0) for costs in own for name in CostInfo.__slots__):
         yield ModulePair(path, OWN, "", depth + 1, own[0], own[1], is_own=True)
 
 
-def _unwrap(module: ModuleInfo) -> ModuleInfo:
-    """What a wrapper wraps, through all its layers."""
+def _unwrap(module: ModuleInfo) -> tuple[ModuleInfo, CostInfo]:
+    """What a wrapper wraps, through all its layers, and what they all do outside their submodules."""
     held = WRAPPERS.get(module.type)
     for child in module.children:
         if child.path.rpartition(".")[2] == held:
-            return _unwrap(child)
-    return module
-
-
-def _own(module: ModuleInfo) -> CostInfo:
-    """What it and, of a wrapper, what it wraps do outside their submodules."""
-    inner = _unwrap(module)
-    own, wrapped = module.own, module
-    while wrapped is not inner:
-        wrapped = next(child for child in wrapped.children if child.path.rpartition(".")[2] == WRAPPERS[wrapped.type])
-        own = own + wrapped.own
-    return own
-
-
-def _costs(costs: CostInfo) -> list[float | None]:
-    return [getattr(costs, name) for name in CostInfo.__slots__]
+            inner, own = _unwrap(child)
+            return inner, module.own + own
+    return module, module.own
 
 
 def _list_cells(pair: ModulePair, column: Column) -> list[str]:

@@ -9,6 +9,8 @@ from analyzer.results.info import CostInfo, ModuleInfo, OperatorInfo
 from analyzer.results.node_info import TensorInfo
 from analyzer.units import UNKNOWN
 
+from .column import sort_by
+
 OWN = "(own)"
 Ignored = Collection[str | type]
 SortKey = Callable[[ModuleInfo], float | None]
@@ -41,19 +43,10 @@ def list_rows(module: ModuleInfo, depth: int | None = None, key: SortKey | None 
     yield ModuleRow(module, module, module.depth)
     if not module.children or (depth is not None and module.depth >= depth):
         return
-    for child in sort_siblings(module.children, key):
+    for child in module.children if key is None else sort_by(module.children, key):
         yield from list_rows(child, depth, key)
     if has_own_row(module):
         yield ModuleRow(module, module.own, module.depth + 1, is_own=True)
-
-
-def sort_siblings(modules: Sequence[ModuleInfo], key: SortKey | None) -> list[ModuleInfo]:
-    """Largest first and unknown last; in the model's own order without a key."""
-    if key is None:
-        return list(modules)
-    values = {id(module): key(module) for module in modules}
-    known = [module for module in modules if values[id(module)] is not None]
-    return sorted(known, key=lambda module: -(values[id(module)] or 0)) + [m for m in modules if values[id(m)] is None]
 
 
 def leave_out(root: ModuleInfo, ignored: Ignored) -> ModuleInfo:
@@ -120,6 +113,11 @@ def format_shapes(tensors: Sequence[TensorInfo]) -> str:
     ('[2, 3], []', '-')
     """
     return ", ".join(str(list(tensor.shape)) for tensor in tensors) or UNKNOWN
+
+
+def first_shape(tensors: Sequence[TensorInfo]) -> list[int] | None:
+    """The shape of the first of some tensors, None where there is none."""
+    return list(tensors[0].shape) if tensors else None
 
 
 def divide(amount: float | None, by: float | None) -> float | None:

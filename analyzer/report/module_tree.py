@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from analyzer.results.info import CostInfo, ModuleInfo
@@ -59,7 +60,7 @@ def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | N
     shown = chosen if only else [*DEFAULT_COLUMNS, *chosen]
     key = None if sort is None else find_column({c.field: c for c in _COSTS}, sort, "module_tree(sort=...)").field
     root = leave_out(root, ignore_modules) if ignore_modules else root
-    rows = list_rows(root, depth, None if key is None else lambda module: getattr(module, key))
+    rows = list_rows(root, depth, None if key is None else attrgetter(key))
     cells = [[indent(row.depth) + row.name, row.type, *(_format_cell(row, column, root, as_string) for column in shown)]
              for row in rows]
     left = [0, 1, *(i for i, column in enumerate(shown, 2) if column.field in _LEFT)]

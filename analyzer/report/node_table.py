@@ -4,12 +4,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from operator import attrgetter
 
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.view import register_view
 from analyzer.units import add_quantities
 
-from .column import Column, check_layout, find_column, find_columns, name_columns, print_rows
+from .column import Column, check_layout, find_column, find_columns, name_columns, print_rows, sort_by
 
 TEN_COLUMNS = (Column("op", "Op type", "text"), Column("name", "Op", "text"),
                Column("accumulate_bytes", "Accumulate size", "Mb"),
@@ -42,9 +43,7 @@ def node_table(rows: Sequence[NodeInfo], sort: str | None = None, depth: int | N
     merged = list(rows) if depth is None else merge_modules(rows, depth)
     if sort is not None:
         key = find_column(COLUMNS, sort, "table(sort=...)")
-        known = [row for row in merged if getattr(row, key.field) is not None]
-        unknown = [row for row in merged if getattr(row, key.field) is None]
-        merged = sorted(known, key=lambda row: getattr(row, key.field), reverse=key.unit != "text") + unknown
+        merged = sort_by(merged, attrgetter(key.field), descending=key.unit != "text")
     cells = [[column.format(getattr(row, column.field)) for column in shown] for row in merged]
     left = [i for i, column in enumerate(shown) if column.unit == "text"]
     return print_rows([column.header for column in shown], cells, left=left, fmt=fmt, total=format_totals(shown, rows))

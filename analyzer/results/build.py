@@ -15,7 +15,6 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.profilers.annotation import Annotation, operator_key
 from analyzer.profilers.memory import alive_at, category_of, forward_ends, peak_by_category
 from analyzer.record.log import Log, LogNode
-from analyzer.units import add_quantities
 
 from .deferred import Groups
 from .info import HolderInfo, OperatorInfo, PhaseInfo, UncountedInfo
@@ -175,10 +174,8 @@ def _sum_operators(by_module: dict[int, list[OperatorInfo]]) -> tuple[OperatorIn
     found: dict[tuple[str, str], OperatorInfo] = {}
     for records in by_module.values():
         for r in records:
-            before = found.get((r.phase, r.operator))
-            found[r.phase, r.operator] = r if before is None else OperatorInfo(
-                r.operator, r.calls + before.calls, phase=r.phase,
-                **{name: add_quantities([getattr(r, name), getattr(before, name)]) for name in _OPERATOR_COSTS})
+            key = r.phase, r.operator
+            found[key] = found[key] + r if key in found else r
     return tuple(sorted(found.values(), key=lambda r: (r.phase, -(r.flops or 0), r.operator)))
 
 

@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from analyzer.units import add_quantities
 
 from .node_info import TensorInfo
 
@@ -41,6 +43,12 @@ class OperatorInfo:
     phase: str = "forward"
     read_bytes: int | None = None           #: each distinct element that a call needs, once
     written_bytes: int | None = None
+
+    def __add__(self, other: OperatorInfo) -> OperatorInfo:
+        """The calls of both together, quantity by quantity; unknown plus anything is unknown."""
+        costs: dict[str, Any] = {name: add_quantities((getattr(self, name), getattr(other, name)))
+                                 for name in ("flops", "macs", "seconds", "read_bytes", "written_bytes")}
+        return replace(self, calls=self.calls + other.calls, **costs)
 
     @property
     def arithmetic_intensity(self) -> float | None:

@@ -135,12 +135,17 @@ def change_pages(pages: Iterable[Span], action: str, address: int, nbytes: int) 
     if action == "segment_unmap":
         cut = [part for s, e in pages for part in ((s, min(e, start)), (max(s, end), e))]
         return [(s, e) for s, e in cut if s < e]
+    return join_spans([*pages, (start, end)])
+
+
+def join_spans(spans: Iterable[Span]) -> list[Span]:
+    """The same addresses as disjoint spans in order."""
     joined: list[Span] = []
-    for s, e in sorted([*pages, (start, end)]):
-        if joined and s <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], e))
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
         else:
-            joined.append((s, e))
+            joined.append((start, end))
     return joined
 
 

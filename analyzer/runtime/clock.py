@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 
-class Clock(Protocol):
+class Clock:
     """Gives marks, and the seconds between two of them once they are settled. What runs between `pause` and `go` is the
     profiler's own: on the host it takes no time. Such parts may be nested.
     """
@@ -17,15 +17,20 @@ class Clock(Protocol):
 
     def pause(self) -> Any:
         """A mark of now; the clock stands still from here."""
+        raise NotImplementedError
+
     def go(self) -> None:
         """The clock runs again."""
+
     def settle(self) -> None:
         """Wait until all that was given to the device is done."""
+
     def seconds(self, start: Any, end: Any) -> float:
         """From one mark to another."""
+        return float(end - start)
 
 
-class HostClock:
+class HostClock(Clock):
     """The host's clock, less what the profiler itself took.
 
     >>> clock = HostClock()
@@ -54,15 +59,8 @@ class HostClock:
         if self._depth == 0:
             self._lost += self._read() - self._paused_at
 
-    def settle(self) -> None:
-        """Nothing is to be waited for."""
 
-    def seconds(self, start: float, end: float) -> float:
-        """From one mark to another."""
-        return end - start
-
-
-class EventClock:
+class EventClock(Clock):
     """Events on the device's current stream: the host does not wait for them before the end. ``make_event`` gives an
     event with ``record()`` and ``elapsed_time(other)`` in milliseconds, as `torch.Event` has.
     """
@@ -77,9 +75,6 @@ class EventClock:
         event = self._make_event()
         event.record()
         return event
-
-    def go(self) -> None:
-        """The stream runs on while the profiler works."""
 
     def settle(self) -> None:
         """Wait until all that was given to the device is done."""

@@ -1,8 +1,9 @@
 """Sees each operator that runs on real tensors, times it and reports it."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -21,12 +22,8 @@ _LARGEST = 1 << 16  # signatures; a process that meets more kinds of call than t
 _signatures: dict[Any, Signature] = {}
 
 
-class OperatorListener(Protocol):
-    """Is told of each operator that ran."""
-
-    def ran(self, signature: Signature, inputs: list[torch.Tensor], outputs: list[torch.Tensor], start: Any,
-            end: Any) -> None:
-        """An operator ran between two marks; the clock stands still."""
+#: Is told, while the clock stands still, that an operator ran: signature, inputs, outputs, and the marks around it.
+OperatorListener = Callable[[Signature, list[torch.Tensor], list[torch.Tensor], Any, Any], None]
 
 
 class MeasuringMode(DirectDispatchMode):
@@ -85,7 +82,7 @@ class MeasuringMode(DirectDispatchMode):
                 if len(_signatures) >= _LARGEST:
                     _signatures.clear()
                 _signatures[frozen] = signature
-        self.listener.ran(signature, inputs, outputs, start, end)
+        self.listener(signature, inputs, outputs, start, end)
 
 
 class _Facts(NamedTuple):

@@ -77,7 +77,7 @@ class RuntimeRecorder(Recorder):
         self.root_calls: list[Position] = []
         self.observer: CallObserver | None = None               #: is told of these calls
         self._open: list[tuple[int, list[Any] | None]] = []     # beside the stack: id of the module, its marks
-        self._mode = MeasuringMode(self, clock)
+        self._mode = MeasuringMode(self.ran, clock)
         self._mode_depth = 0
         self._undo: ExitStack | None = None
         self._thread = -1

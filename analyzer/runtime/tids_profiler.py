@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from analyzer.report.compat.tids import tids_report
+from analyzer.report.module_row import first_shape
 from analyzer.results.info import ModuleInfo
 from analyzer.results.node_info import TensorInfo
 from analyzer.results.profile import Profile
@@ -59,7 +60,7 @@ class TIDSProfiler(FlopsProfiler):
 def _describe(module: ModuleInfo, root: ModuleInfo, name: str, profile: Profile) -> ModuleProfile:
     seconds = module.fwd_seconds
     return ModuleProfile(name, module.type, module.depth, module.params, _share(module.params, root.params),
-                         _shape(module.inputs), _shape(module.outputs), _element_bytes(module.inputs),
+                         first_shape(module.inputs), first_shape(module.outputs), _element_bytes(module.inputs),
                          _element_bytes(module.outputs), None if seconds is None else 1000 * seconds,
                          _share(seconds, root.fwd_seconds), module.fwd_macs, _share(module.fwd_macs, root.fwd_macs),
                          module.fwd_flops, _share(module.fwd_flops, root.fwd_flops),
@@ -69,10 +70,6 @@ def _describe(module: ModuleInfo, root: ModuleInfo, name: str, profile: Profile)
 
 def _share(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else 100 * part / whole
-
-
-def _shape(tensors: Sequence[TensorInfo]) -> list[int] | None:
-    return list(tensors[0].shape) if tensors else None
 
 
 def _element_bytes(tensors: Sequence[TensorInfo]) -> int | None:

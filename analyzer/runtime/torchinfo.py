@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from analyzer.api.argument import set_training
 from analyzer.errors import InputError
 from analyzer.report.compat.torchinfo import Layer, describe_training, list_layers, torchinfo_table
+from analyzer.report.module_row import first_shape, name_module
 from analyzer.results.profile import Profile
 
 from .clock import choose_clock
@@ -138,7 +139,12 @@ def summary(model: torch.nn.Module, input_size: Any = None, input_data: Any = No
     name = type(model).__name__
     profile = _cached.get(name) if cache_forward_pass else None
     if profile is None:
-        profile = _run(model, args, {**call_kwargs, **kwargs}, training) if given else _look(model)
+        if given:
+            with set_training(model, training):
+                profile = measure(model, args, {**call_kwargs, **kwargs}, mode="infer", steps=1, warm_up=0)
+        else:  # nothing is run
+            recorder = RuntimeRecorder(model, choose_clock(check_device(model)), whole=True)
+            profile = make_profile(recorder, [0], "own", mode="infer")
         if cache_forward_pass:
             _cached[name] = profile
     sizes = [list(t.shape) for t in pytree.tree_leaves((args, call_kwargs)) if isinstance(t, torch.Tensor)]
@@ -179,28 +185,17 @@ def make_inputs(model: torch.nn.Module, input_size: Any, input_data: Any, batch_
     return tuple(t.to(kind) for t, kind in zip(tensors, kinds)), {}
 
 
-def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Profile:
-    with set_training(model, training):
-        return measure(model, args, kwargs, mode="infer", steps=1, warm_up=0)
-
-
-def _look(model: torch.nn.Module) -> Profile:
-    """The profile of a model that was not run."""
-    return make_profile(RuntimeRecorder(model, choose_clock(check_device(model)), whole=True), [0], "own", mode="infer")
-
-
 def _plain(name: str) -> str:
     return str(name.value) if isinstance(name, Enum) else name
 
 
 def _describe(layer: Layer) -> LayerInfo:
-    module, call = layer.module, layer.call
+    module = layer.module
+    inputs, outputs = ((), ()) if layer.call is None else (layer.call.inputs, layer.call.outputs)
     return LayerInfo(
-        class_name=module.type, var_name=layer.place.path.rpartition(".")[2] or module.type, depth=layer.place.depth,
-        depth_index=layer.index, is_leaf_layer=layer.is_leaf, is_recursive=layer.is_recursive, executed=call is not None
-        and bool(call.outputs or call.inputs), input_size=list(call.inputs[0].shape) if call and call.inputs else [],
-        output_size=list(call.outputs[0].shape) if call and call.outputs else [],
+        class_name=module.type, var_name=name_module(layer.place), depth=layer.place.depth, depth_index=layer.index,
+        is_leaf_layer=layer.is_leaf, is_recursive=layer.is_recursive, executed=bool(outputs or inputs),
+        input_size=first_shape(inputs) or [], output_size=first_shape(outputs) or [],
         kernel_size=None if module.kernel_size is None else list(module.kernel_size), num_params=module.params or 0,
         trainable_params=module.trainable_params or 0, param_bytes=module.param_bytes or 0,
-        output_bytes=call.outputs[0].nbytes if call and call.outputs else 0, macs=layer.macs or 0,
-        trainable=describe_training(module))
+        output_bytes=outputs[0].nbytes if outputs else 0, macs=layer.macs or 0, trainable=describe_training(module))

@@ -1,9 +1,10 @@
 """The report of DeepSpeed's FLOPs profiler and of flops-profiler: summary, aggregated and detailed profile."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from analyzer.output import write_output
 from analyzer.report.column import check_layout, escape_controls, print_rows
 from analyzer.report.module_row import Ignored, divide, find_root, format_shapes, has_own_row, leave_out, plain
 from analyzer.report.notation import NOTATIONS, list_notations
-from analyzer.results.info import CostInfo, ModuleInfo
+from analyzer.results.info import CostInfo, ModuleInfo, OperatorInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 from analyzer.units import add_quantities, format_bytes, format_figure, format_latency, format_share
 
-from .functional import FunctionInfo, list_functions, sum_functions
+from .functional import list_functions, sum_functions
 
 STYLES = ("deepspeed", "flops-profiler")
 _WIDTH = 78
@@ -101,41 +102,35 @@ def _rule(title: str) -> str:
     return f" {title} ".center(_WIDTH, "-")
 
 
-@dataclass
 class Figures:
     """How figures of modules are printed, and what they are shares of."""
 
-    root: ModuleInfo
-    as_string: bool = True
+    def __init__(self, root: ModuleInfo, as_string: bool = True) -> None:
+        def write(form: Callable[[Any], str]) -> Callable[[Any], str]:
+            return form if as_string else plain
+
+        self.root = root
+        #: text of a count of parameters, FLOPs or MACs, of FLOPs a second, of seconds and of bytes
+        self.params, self.flops = write(partial(format_figure, kilo="k")), write(format_figure)
+        self.macs, self.flops_per_second = (write(partial(format_figure, unit=unit)) for unit in ("MACs", "FLOPS"))
+        self.latency, self.bytes = write(format_latency), write(format_bytes)
+        #: name, field and format of what the aggregated profile compares
+        self.quantities = (
+            ("params", "params", self.params), ("flops", "fwd_flops", self.flops), ("MACs", "fwd_macs", self.macs),
+            ("fwd latency", "fwd_seconds", self.latency), ("bwd flops", "bwd_flops", self.flops),
+            ("bwd latency", "bwd_seconds", self.latency), ("step", "optimizer_seconds", self.latency),
+            ("activations", "activation_bytes", self.bytes))
 
     @cached_property
     def functions_seconds(self) -> float | None:
         """Of all functions of the model."""
-        return sum_seconds(sum_functions(self.root).values())
-
-    def quantities(self) -> tuple[tuple[str, str, Callable[[Any], str]], ...]:
-        """Name, field and format of what the aggregated profile compares."""
-        return (("params", "params", self.params), ("flops", "fwd_flops", self.flops), ("MACs", "fwd_macs", self.macs),
-                ("fwd latency", "fwd_seconds",
-                 self.latency), ("bwd flops", "bwd_flops", self.flops), ("bwd latency", "bwd_seconds", self.latency),
-                ("step", "optimizer_seconds", self.latency), ("activations", "activation_bytes", self.bytes))
-
-    def __post_init__(self) -> None:
-        #: text of a count of parameters, FLOPs or MACs, of seconds and of bytes
-        self.params = self._write(partial(format_figure, kilo="k"))
-        self.flops = self._write(format_figure)
-        self.macs = self._write(partial(format_figure, unit="MACs"))
-        self.latency = self._write(format_latency)
-        self.bytes = self._write(format_bytes)
-
-    def _write(self, form: Callable[[Any], str]) -> Callable[[Any], str]:
-        return form if self.as_string else plain
+        return add_quantities(f.seconds for f in sum_functions(self.root).values())
 
     def rate(self, flops: int | None, seconds: float | None) -> str:
         """Text of FLOPs a second."""
-        return self._write(partial(format_figure, unit="FLOPS"))(divide(flops, seconds))
+        return self.flops_per_second(divide(flops, seconds))
 
-    def share(self, costs: CostInfo | FunctionInfo, name: str, of: str | None = None) -> str:
+    def share(self, costs: CostInfo | OperatorInfo, name: str, of: str | None = None) -> str:
         """The part of the whole model's quantity."""
         return format_share(getattr(costs, name), getattr(self.root, of or name))
 
@@ -145,12 +140,8 @@ def aggregate(root: ModuleInfo, module_depth: int = -1, top_modules: int = 1,
     """Lines that name the classes with the largest sums at each depth."""
     lines = [
         f"Top {top_modules} classes of modules at each depth by params, flops, MACs, latency and activation bytes:"]
-    depth_before = None
-    for depth, quantity, largest in list_largest(root, module_depth, top_modules, figures or Figures(root)):
-        if depth != depth_before:
-            lines.append(f"depth {depth}:")
-        depth_before = depth
-        lines.append(f"    {quantity:<12}- {largest}")
+    for depth, rows in groupby(list_largest(root, module_depth, top_modules, figures or Figures(root)), itemgetter(0)):
+        lines += [f"depth {depth}:", *(f"    {quantity:<12}- {largest}" for _, quantity, largest in rows)]
     return lines
 
 
@@ -168,7 +159,7 @@ def largest_modules(profile: Profile, *, module_depth: int = -1, top_modules: in
     root = find_root(profile.modules, "largest_modules()")
     root = leave_out(root, ignore_modules) if ignore_modules else root
     figures = Figures(root, as_string)
-    sums, names = sum_by_class(root), {label: name for label, name, _ in figures.quantities()}
+    sums, names = sum_by_class(root), {label: name for label, name, _ in figures.quantities}
     rows = [[str(depth), quantity, str(rank), kind, text, figures.share(sums[depth][kind], names[quantity])]
             for depth, quantity, largest in list_largest(root, module_depth, top_modules, figures)
             for rank, (kind, text) in enumerate(largest.items(), 1)]
@@ -185,7 +176,7 @@ def list_largest(root: ModuleInfo, module_depth: int, top_modules: int,
     sums = sum_by_class(root)
     deepest = len(sums) - 1 if module_depth == -1 else min(module_depth, len(sums) - 1)
     for depth, by_class in enumerate(sums[:deepest + 1]):
-        for label, name, write in figures.quantities():
+        for label, name, write in figures.quantities:
             if getattr(root, name) or not name.startswith(("bwd", "optimizer")):  # of inference there is no more
                 largest = sorted(by_class.items(), key=lambda item: -(getattr(item[1], name) or 0))[:top_modules]
                 yield depth, label, {kind: write(getattr(costs, name)) for kind, costs in largest}
@@ -230,15 +221,15 @@ def _print_own(module: ModuleInfo, figures: Figures, style: str) -> list[str]:
     line = ", ".join(told)
     if style != "deepspeed" or not functions:
         return [f"(own): ({line})"]
-    rows = [f"  ({f.name}): {f.calls} call{'s' if f.calls > 1 else ''}, {figures.flops(f.flops)} flops, "
+    rows = [f"  ({name}): {f.calls} call{'s' if f.calls > 1 else ''}, {figures.flops(f.flops)} flops, "
             f"{figures.share(f, 'flops', 'fwd_flops')} flops, {figures.macs(f.macs)}, "
             f"{figures.share(f, 'macs', 'fwd_macs')} MACs, {figures.latency(f.seconds)}, "
             f"{figures.share(f, 'seconds', 'fwd_seconds')} latency, {figures.rate(f.flops, f.seconds)}"
-            for f in functions.values()]
+            for name, f in functions.items()]
     return ["(own): (", f"  {line}", *rows, ")"]
 
 
-def _tell(costs: CostInfo, figures: Figures, functions: Mapping[str, FunctionInfo], style: str) -> list[str]:
+def _tell(costs: CostInfo, figures: Figures, functions: Mapping[str, OperatorInfo], style: str) -> list[str]:
     share = figures.share
     rate = figures.rate(costs.fwd_flops, costs.fwd_seconds)
     if style == "deepspeed":
@@ -249,16 +240,11 @@ def _tell(costs: CostInfo, figures: Figures, functions: Mapping[str, FunctionInf
            "macs": figures.macs(costs.fwd_macs), "duration": figures.latency(costs.fwd_seconds), "FLOPS": rate,
            "params%": share(costs, "params"), "flops%": share(costs, "fwd_flops"), "macs%": share(costs, "fwd_macs"),
            "duration%": share(costs, "fwd_seconds")}
-    rows = {f.name: {"flops": figures.flops(f.flops), "macs": figures.macs(f.macs),
-                     "duration": figures.latency(f.seconds), "FLOPS": figures.rate(f.flops, f.seconds),
-                     "flops%": share(f, "flops", "fwd_flops"), "macs%": share(f, "macs", "fwd_macs"),
-                     "duration%/allfuncs": format_share(f.seconds, figures.functions_seconds),
-                     "duration%/e2e": share(f, "seconds", "fwd_seconds")}
-            for f in functions.values()}
+    rows = {name: {"flops": figures.flops(f.flops), "macs": figures.macs(f.macs),
+                   "duration": figures.latency(f.seconds), "FLOPS": figures.rate(f.flops, f.seconds),
+                   "flops%": share(f, "flops", "fwd_flops"), "macs%": share(f, "macs", "fwd_macs"),
+                   "duration%/allfuncs": format_share(f.seconds, figures.functions_seconds),
+                   "duration%/e2e": share(f, "seconds", "fwd_seconds")}
+            for name, f in functions.items()}
     return [f"module = {row}", f"functionals = {rows}",
-            f"functionals_duration = {figures.latency(sum_seconds(functions.values()))}"]
-
-
-def sum_seconds(functions: Iterable[FunctionInfo]) -> float | None:
-    """Of all functions; unknown where one is."""
-    return add_quantities(f.seconds for f in functions)
+            f"functionals_duration = {figures.latency(add_quantities(f.seconds for f in functions.values()))}"]

@@ -2,8 +2,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
 
 from analyzer.results.info import ModuleInfo, OperatorInfo
 
@@ -16,24 +14,6 @@ _NAMES = {"addmm": "linear", "_addmm_activation": "linear", "bmm": "matmul", "ba
 _FAMILIES = ((r".*batch_norm.*", "batch_norm"), (r"_?(adaptive_)?(avg|max)_pool([123])d.*", r"\1\2_pool\3d"),
              (r"_?upsample_.*", "interpolate"), (r"_?scaled_dot_product_.*|_flash_attention.*|_efficient_attention.*",
                                                  "scaled_dot_product_attention"))
-_COSTS = ("flops", "macs", "seconds")
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionInfo:
-    """What the calls of one function cost in the forward pass."""
-
-    name: str
-    calls: int
-    flops: int | None
-    macs: int | None
-    seconds: float | None
-
-    def __add__(self, other: FunctionInfo) -> FunctionInfo:
-        """Both together; unknown plus anything is unknown."""
-        pairs = {name: (getattr(self, name), getattr(other, name)) for name in _COSTS}
-        return FunctionInfo(self.name, self.calls + other.calls,
-                            **{name: None if a is None or b is None else a + b for name, (a, b) in pairs.items()})
 
 
 def name_function(operator: str, module: ModuleInfo | None = None) -> str:
@@ -61,22 +41,18 @@ def name_function(operator: str, module: ModuleInfo | None = None) -> str:
     return _NAMES.get(name, name if name.startswith("_") else name.rstrip("_"))
 
 
-def list_functions(module: ModuleInfo) -> dict[str, FunctionInfo]:
-    """The functions that the module itself called in the forward pass, the longest first, but those without cost."""
-    return _collect([(module, row) for row in module.operators])
-
-
-def sum_functions(module: ModuleInfo) -> dict[str, FunctionInfo]:
-    """The same of the module and everything below it."""
-    return _collect([(m, row) for m in module.walk() for row in m.operators])
-
-
-def _collect(rows: Iterable[tuple[ModuleInfo, OperatorInfo]]) -> dict[str, FunctionInfo]:
-    found: dict[str, FunctionInfo] = {}
-    for module, row in rows:
-        if row.phase != "forward" or (row.flops == 0 and not row.seconds):
-            continue
-        name = name_function(row.operator, module)
-        one = FunctionInfo(name, row.calls, row.flops, row.macs, row.seconds)
-        found[name] = found[name] + one if name in found else one
+def list_functions(*modules: ModuleInfo) -> dict[str, OperatorInfo]:
+    """The functions that the modules themselves called in the forward pass, by name, the longest first, but those
+    without cost.
+    """
+    found: dict[str, OperatorInfo] = {}
+    for module, row in [(m, row) for m in modules for row in m.operators]:
+        if row.phase == "forward" and (row.flops != 0 or row.seconds):
+            name = name_function(row.operator, module)
+            found[name] = found[name] + row if name in found else row
     return dict(sorted(found.items(), key=lambda item: (-(item[1].seconds or 0), -(item[1].flops or 0), item[0])))
+
+
+def sum_functions(module: ModuleInfo) -> dict[str, OperatorInfo]:
+    """The same of the module and everything below it."""
+    return list_functions(*module.walk())

@@ -1,12 +1,9 @@
 """The report of TIDSProfiler (ruipeterpan/torch_profiler): one indented line a module, its latency and its shapes."""
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from analyzer.report.column import check_layout, escape_controls
-from analyzer.report.module_row import find_root, has_own_row, plain
-from analyzer.results.info import ModuleInfo
-from analyzer.results.node_info import TensorInfo
+from analyzer.report.module_row import find_root, first_shape, has_own_row, plain
+from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN
@@ -20,6 +17,7 @@ def tids_report(profile: Profile, *, depth: int | None = None) -> str:
     its first output; down to ``depth``. What a module does outside its submodules is a line of its own where it takes
     time. Raises InputError for a profile without modules.
 
+    >>> from analyzer.results.node_info import TensorInfo
     >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, params=10, fwd_seconds=0.0005,
     ...                   outputs=(TensorInfo((2, 5), "float32", "cpu"),))
     >>> tree = ModuleInfo(path="", type="Net", params=10, fwd_seconds=0.001, children=(leaf,))
@@ -32,23 +30,19 @@ def tids_report(profile: Profile, *, depth: int | None = None) -> str:
 
 
 def _list_lines(module: ModuleInfo, root: ModuleInfo, name: str, depth: int | None) -> list[str]:
-    latency = _tell_latency(module.fwd_seconds, root.fwd_seconds)
-    lines = [f"({name}): {module.type}, num_params {plain(module.params)}, {latency}, "
-             f"input shape {_shape(module.inputs)}, output shape {_shape(module.outputs)}"]
+    lines = [f"({name}): {module.type}, {_tell_costs(module, root)}, "
+             f"input shape {first_shape(module.inputs)}, output shape {first_shape(module.outputs)}"]
     if not module.children or module.depth == depth:
         return lines
     for child in module.children:
         lines += [_INDENT + line for line in _list_lines(child, root, child.path.rpartition(".")[2], depth)]
     if has_own_row(module) and (module.own.fwd_seconds or module.own.params):
-        latency = _tell_latency(module.own.fwd_seconds, root.fwd_seconds)
-        lines.append(f"{_INDENT}(own): num_params {plain(module.own.params)}, {latency}")
+        lines.append(f"{_INDENT}(own): {_tell_costs(module.own, root)}")
     return lines
 
 
-def _tell_latency(seconds: float | None, whole: float | None) -> str:
+def _tell_costs(costs: CostInfo, root: ModuleInfo) -> str:
+    seconds, whole = costs.fwd_seconds, root.fwd_seconds
+    time = UNKNOWN if seconds is None else f"{round(seconds * 1000, 3)}ms"
     share = UNKNOWN if seconds is None or not whole else f"{round(100 * seconds / whole, 3)}%"
-    return f"{UNKNOWN if seconds is None else f'{round(seconds * 1000, 3)}ms'}, {share} latency"
-
-
-def _shape(tensors: Sequence[TensorInfo]) -> str:
-    return str(list(tensors[0].shape)) if tensors else "None"
+    return f"num_params {plain(costs.params)}, {time}, {share} latency"
