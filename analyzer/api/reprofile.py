@@ -23,7 +23,8 @@ from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import new_storage, tensor_on
 from analyzer.record.hold import Hold
 from analyzer.record.options import ProfileOptions
-from analyzer.record.recorder import Recorder, tensors_in
+from analyzer.record.recorder import Recorder
+from analyzer.record.tensor_walk import tensors_in
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 

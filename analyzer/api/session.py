@@ -30,7 +30,8 @@ from analyzer.profilers.traffic import profile_traffic
 from analyzer.record.collector import rare_collections
 from analyzer.record.eager import OptimizerFactory, find_optimizer
 from analyzer.record.options import ProfileOptions
-from analyzer.record.recorder import Recorder, tensors_in
+from analyzer.record.recorder import Recorder
+from analyzer.record.tensor_walk import tensors_in
 from analyzer.replay.reserved import Reserved
 from analyzer.replay.twin import Twin
 from analyzer.results.build import ProfileBuilder, build_unplaced_profile

@@ -16,7 +16,7 @@ from analyzer.hardware import DeviceSpec, find_device
 from analyzer.meta.tensor import device_of
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
-from analyzer.record.recorder import tensors_in
+from analyzer.record.tensor_walk import tensors_in
 from analyzer.replay.restart import Restart
 from analyzer.replay.support import why_unsupported
 from analyzer.results.node_info import NodeInfo

@@ -1,8 +1,8 @@
 """Drives the recorder with the user's own module code: a training or inference step as eager PyTorch does it."""
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,8 @@ from analyzer.meta.dispatch.list_memo import ListMemo
 from .hold import Hold
 from .optimizer_step import TORCHS_OWN, has_step_hooks
 from .options import ProfileOptions
-from .recorder import Recorder, tensors_in
+from .recorder import Recorder
+from .tensor_walk import tensors_in
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -57,6 +58,31 @@ def default_loss(output: Any) -> torch.Tensor:
     return total
 
 
+def check_loss(loss: Any) -> None:
+    """Raise InputError where what the loss function gave has no gradient of its own."""
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        shown = tuple(loss.shape) if isinstance(loss, torch.Tensor) else repr(loss)
+        raise InputError(f"loss_fn must return a scalar tensor, got {shown}")
+
+
+def casting(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Autocast to ``dtype``, where there is one."""
+    return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
+
+
+def hold_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Hold]:
+    """The tensors that a model is about to be given: who refers to them now."""
+    return [Hold(t) for t in tensors_in((args, kwargs)) if t.layout is torch.strided]
+
+
+def note_saved_inputs(recorder: Recorder, holds: Iterable[Hold]) -> None:
+    """Note the inputs that autograd holds after a forward pass."""
+    for hold in holds:
+        storage = recorder.storage_of(hold.tensor)
+        if storage is not None and hold.is_held():
+            recorder.log.saved_inputs.add(storage.number)
+
+
 class EagerStep:
     """One training or inference step, repeated under a recorder."""
 
@@ -69,7 +95,7 @@ class EagerStep:
         self.device_type, self.options, self.make_optimizer = device_type, options, optimizer
         self.optimizer = None if optimizer is None else optimizer(
             [cast(torch.nn.Parameter, p) for p in self.parameters if p.requires_grad])
-        self.holds = [Hold(t) for t in tensors_in((args, kwargs)) if t.layout is torch.strided]
+        self.holds = hold_inputs(args, kwargs)
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -103,6 +129,7 @@ class EagerStep:
             self.drop_gradients()
 
     def run_model(self) -> None:
+        """The forward pass and, in training, its loss and backward pass."""
         if self.mode == "infer":
             self._infer()
         else:
@@ -115,10 +142,8 @@ class EagerStep:
         with self.recorder.during("zero_grad"), torch._C._EnableTorchFunction():
             self.model.zero_grad(set_to_none=self.options.set_to_none)
 
-    def _casting(self) -> contextlib.AbstractContextManager[Any]:
-        if self.autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device_type, dtype=self.autocast)
+    def _casting(self) -> AbstractContextManager[Any]:
+        return casting(self.device_type, self.autocast)
 
     def _infer(self) -> None:
         self.recorder.begin("forward")
@@ -135,18 +160,17 @@ class EagerStep:
             recorder.forward_returned(output)
             with recorder.computing_loss(self.loss_fn):
                 loss = self.loss_fn(output)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            shown = tuple(loss.shape) if isinstance(loss, torch.Tensor) else repr(loss)
-            raise InputError(f"loss_fn must return a scalar tensor, got {shown}")
+        check_loss(loss)
         del output
         recorder.mark([loss], "loss")
-        self._note_saved_inputs()
+        note_saved_inputs(recorder, self.holds)
         with torch._C._EnableTorchFunction():
             loss.backward()
         del loss
         recorder.mark(self._gradients(), "gradient")
 
     def update(self) -> None:
+        """The optimizer's part."""
         assert self.optimizer is not None
         state = self.recorder.mode.state
         plain = type(self.optimizer) in TORCHS_OWN and not has_step_hooks(self.optimizer, known=1)  # the recorder's own
@@ -174,9 +198,3 @@ class EagerStep:
     def _mark_states(self) -> None:
         if self.optimizer is not None:
             self.recorder.mark_states(self.optimizer)
-
-    def _note_saved_inputs(self) -> None:
-        for hold in self.holds:
-            storage = self.recorder.storage_of(hold.tensor)
-            if storage is not None and hold.is_held():
-                self.recorder.log.saved_inputs.add(storage.number)

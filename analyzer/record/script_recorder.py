@@ -10,12 +10,12 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage
 
 from .event import OUTSIDE
 from .module_walk import walk_modules
-from .recorder import Recorder, tensors_in
+from .recorder import Recorder
+from .tensor_walk import tensors_in
 
 SETUP = "setup"  #: the phase before the first model is called
 HELD = "held by the script"
@@ -120,12 +120,8 @@ class ScriptRecorder(Recorder):
             if life.died is None and not life.category:
                 life.category = HELD
 
-    def _is_mine(self) -> bool:
-        state = current()
-        return state is not None and state.recorder is self
-
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_mine():
+        if self.hears():
             if id(optimizer) not in self._optimizers:
                 kind = type(optimizer).__name__
                 same = sum(type(o) is type(optimizer) for _, o in self._optimizers.values())
@@ -134,9 +130,9 @@ class ScriptRecorder(Recorder):
                       "gradient")
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._is_mine():
+        if not self.hears():
             return
-        self.mark(tensors_in(list(optimizer.state.values())), "optimizer state")
+        self.mark_states(optimizer)
         before = self.steps_taken
         name = self._optimizers[id(optimizer)][0]
         self.step_counts[name] = self.step_counts.get(name, 0) + 1

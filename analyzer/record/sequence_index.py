@@ -29,3 +29,13 @@ class SequenceIndex:
         elif place >= len(self._calls):
             self._calls.extend([-1] * (place + 1 - len(self._calls)))
         self._calls[place] = call
+
+    def add(self, first: int, last: int, call: int) -> None:
+        """Give ``call`` the node ``last``, and those from ``first`` on to it that have none."""
+        if first == last and last - self._first == len(self._calls) > 0:  # most calls make one node
+            self._calls.append(call)
+            return
+        for sequence in range(first, last):
+            if self.get(sequence) is None:
+                self[sequence] = call
+        self[last] = call

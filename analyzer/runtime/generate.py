@@ -14,7 +14,7 @@ from analyzer.generation.decoder import tensors_kept
 from analyzer.profilers.flops import make_flops_profiler
 from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
-from analyzer.record.recorder import tensors_in
+from analyzer.record.tensor_walk import tensors_in
 
 from .clock import Clock, choose_clock
 from .latency import make_measured_profiler

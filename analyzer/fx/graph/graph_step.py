@@ -1,17 +1,14 @@
 """Drives the recorder with a graph: one step of what a traced, perhaps transformed, model would do."""
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
-from analyzer.errors import InputError
-from analyzer.record.eager import default_loss
-from analyzer.record.hold import Hold
-from analyzer.record.recorder import Recorder, tensors_in
+from analyzer.record.eager import casting, check_loss, default_loss, hold_inputs, note_saved_inputs
+from analyzer.record.recorder import Recorder
 from analyzer.replay.unseen_gradient import UnseenGradients
 
 from .interpreter import RecordingInterpreter
@@ -34,14 +31,12 @@ class GraphStep:
     def run(self) -> dict[fx.Node, int]:
         """Run the step; the result is the row of each node in the log."""
         recorder = self.recorder
-        holds = [Hold(t) for t in tensors_in((self.args, self.kwargs)) if t.layout is torch.strided]
+        holds = hold_inputs(self.args, self.kwargs)
         recorder.planned_calls = max(1, sum(n.op == "call_module" for n in self.module.graph.nodes))
         recorder.start_step(0, placeholders=False)
         self.interpreter.begin_step()
         recorder.begin("forward")
-        casting = contextlib.nullcontext() if self.autocast is None else torch.autocast(
-            self.device_type, dtype=self.autocast)
-        with torch.set_grad_enabled(self.mode == "train"), casting:
+        with torch.set_grad_enabled(self.mode == "train"), casting(self.device_type, self.autocast):
             output = self.interpreter.run(*self.args, **self.kwargs)
             self.interpreter.env.clear()
             if self.mode == "infer":
@@ -49,14 +44,10 @@ class GraphStep:
                 return self.interpreter.rows
             with recorder.computing_loss(self.loss_fn):
                 loss = self.loss_fn(output)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise InputError("loss_fn must return a scalar tensor, got "
-                             f"{tuple(loss.shape) if isinstance(loss, torch.Tensor) else loss!r}")
+        check_loss(loss)
         del output
         recorder.mark([loss], "loss")
-        for hold in holds:
-            if hold.is_held():
-                recorder.log.saved_inputs.add(hold.tensor.untyped_storage().number)  # type: ignore[attr-defined]
+        note_saved_inputs(recorder, holds)
         unseen = recorder.unseen_gradients = UnseenGradients(recorder)
         try:
             loss.backward()

@@ -20,7 +20,8 @@ from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.opaque import call_opaque
 from analyzer.meta.shape_registry import register_shape_impl
 from analyzer.meta.spec import to_specs
-from analyzer.record.recorder import Recorder, tensors_in
+from analyzer.record.recorder import Recorder
+from analyzer.record.tensor_walk import tensors_in
 
 from .graph_module import GraphModule, forward_signature
 from .kept import KeptResults

@@ -12,7 +12,7 @@ from analyzer.meta.plain_type import ARGUMENTS
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.storage import MetaStorage
 from analyzer.record.log import Log
-from analyzer.record.recorder import describe
+from analyzer.record.tensor_walk import describe
 from analyzer.replay.block_place import BlockPlace
 
 Tensor = torch.Tensor

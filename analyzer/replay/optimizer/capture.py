@@ -11,7 +11,8 @@ from torch import nn
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.storage import find_storage
 from analyzer.record.event import BEGAN, BORN, CALLED, DIED, ENDED, Event
-from analyzer.record.recorder import Recorder, tensors_in
+from analyzer.record.recorder import Recorder
+from analyzer.record.tensor_walk import tensors_in
 
 from .expansion import Birth
 from .parameter import Mismatch, ParameterInfo, ParameterKind, contiguous_stride

@@ -1,0 +1,184 @@
+"""Writes down the lives of storages, and what the allocator says over each phase of a step."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from analyzer.memory.allocator import CachingAllocator
+from analyzer.meta.address_space import Region
+from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.storage import MetaStorage, find_storage
+
+from .event import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, Event
+from .log import Log, PhaseRecord
+from .storage_life import StorageLife
+from .tensor_walk import describe, tensors_in
+
+ROOT = 0  #: the root's index in `Log.modules`
+
+
+class MemoryRecorder:
+    """The part of a `Recorder` that hears of memory: where in the run it is, and what storages live there.
+
+    ``claim`` is the device whose memory is watched.
+    """
+
+    def __init__(self, mode: MetaTensorMode, claim: torch.device) -> None:
+        self.mode = mode
+        self.space = mode.space
+        self.memory = mode.space.memory(claim)
+        self.log = Log(device=str(claim))
+        self.step = 0
+        self.phase = "forward"
+        self.node = OUTSIDE
+        self.outermost = ROOT  #: the module of what runs outside of all modules
+        self._stack: list[int] = []  #: the modules that run, the innermost last
+        self.events: list[Event] | None = None  #: collected while a step is to be replayed
+        self.restart: BaseException | None = None  #: why the run cannot go on, raised when the next phase begins
+
+    # ---- phases
+
+    def begin(self, phase: str) -> None:
+        """A stretch of ``phase`` begins; what ran before has ended."""
+        self.end()
+        self.check()
+        if self.events is not None:
+            self.events.append((BEGAN, phase))
+        self.phase = phase
+        self.memory.begin_lap()
+        self.log.phases.append(PhaseRecord(self.step, phase, len(self.log.call_slots), last_call=-1))
+
+    def check(self) -> None:
+        """Raise what keeps the run from going on."""
+        if self.restart is not None:
+            raise self.restart
+
+    def end(self) -> None:
+        """The running stretch ends: note what the allocator says."""
+        if not self.log.phases or self.log.phases[-1].last_call >= 0:
+            return
+        if self.events is not None:
+            self.events.append((ENDED, None))
+        record, memory = self.log.phases[-1], self.memory
+        record.last_call = len(self.log.call_slots)
+        record.end_event, record.end_act = self.log.events, len(self.log.act_slots)
+        record.allocated_bytes, record.requested_bytes = memory.allocated_bytes, memory.requested_bytes
+        record.reserved_bytes = memory.reserved_bytes
+        record.peak_allocated_bytes, record.peak_requested_bytes, record.peak_reserved_bytes = memory.lap_peaks()
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Run a block in ``phase``, then go back to the phase before. Nested blocks of a phase are one."""
+        before = self.phase
+        if before == phase:
+            yield
+            return
+        self.begin(phase)
+        try:
+            yield
+        finally:
+            self.resume(before)
+
+    def resume(self, phase: str) -> None:
+        """What ran has ended; a stretch of ``phase`` begins with the next operator, if one comes."""
+        self.end()
+        self.phase = phase
+
+    # ---- storages (StorageListener)
+
+    def born(self, storage: MetaStorage) -> None:
+        """A storage was just given its memory."""
+        log = self.log
+        log.events += 1
+        if self.events is not None:
+            self.events.append((BORN, storage.number))
+        region = storage.region
+        log.storage_table[storage.number] = StorageLife(log.life_table, storage.number, storage.nbytes(), region.bytes,
+                                                        region.address, str(storage.device), log.events,
+                                                        len(log.call_slots), self.phase, self.step, self.node,
+                                                        self._stack[-1] if self._stack else self.outermost)
+        self.watch_peak(0)
+
+    def died(self, storage: MetaStorage) -> None:
+        """A storage's memory was just given back."""
+        log = self.log
+        log.events += 1
+        if self.events is not None:
+            self.events.append((DIED, storage.number))
+        life = log.storage_table.get(storage.number)
+        if life is not None:
+            life.died = log.events
+            life.died_call = len(log.call_slots)
+
+    def watch_peak(self, workspace_bytes: int) -> None:
+        """Note the highest use so far, and the workspace that is part of it."""
+        allocated = self.memory.allocated_bytes
+        if allocated > self.log.peak_bytes:
+            log = self.log
+            log.peak_bytes, log.peak_event, log.peak_workspace_bytes = allocated, log.events, workspace_bytes
+
+    def observe_memory(self) -> None:
+        """Write down every act of the allocator from here on, and as acts what it holds already."""
+        acts, calls = self.log.act_slots, self.log.call_slots
+        self.log.keeps_acts = True
+        if isinstance(self.memory, CachingAllocator):
+            for spans in self.memory.mapped_ranges():
+                acts.append("segment_alloc" if spans[0].segment.page_bytes is None else "segment_map", spans[0].address,
+                            sum([span.size_bytes for span in spans]), 0)
+                live = [span for span in spans if span.requested_bytes is not None]
+                acts.extend("alloc", [span.address for span in live], [span.size_bytes for span in live], 0)
+
+        def observe(action: str, address: int, nbytes: int) -> None:
+            acts.append(action, address, nbytes, len(calls))
+
+        self.memory.observer = observe
+
+    # ---- workspaces (CallListener)
+
+    def took_workspace(self, nbytes: int, claim: torch.device, blocks: tuple[int, ...]) -> None:
+        """The allocator just gave a workspace of ``nbytes`` for ``blocks``, which its kernel gives back at once."""
+        self.log.events += 1
+        if self.events is not None:
+            self.events.append((HELD, (claim, blocks)))
+        self.watch_peak(nbytes)
+
+    def holds_workspace(self, storage: MetaStorage) -> None:
+        """The storage just born is an operator's temporary, which dies when the operator ends."""
+        self.log.storage_table[storage.number].category = "workspace"
+
+    def kept_workspace(self, region: Region, nbytes: int, claim: torch.device, label: str) -> None:
+        """A library just took a workspace that it keeps for as long as the process lives."""
+        log = self.log
+        log.events += 1
+        number = -1 - len(self.space.library_workspaces)  # storages count from 0
+        life = log.storage_table[number] = StorageLife(log.life_table, number, nbytes, region.bytes, region.address,
+                                                       str(claim), log.events, len(log.call_slots), self.phase,
+                                                       self.step, OUTSIDE, ROOT)
+        life.category, life.label = "workspace", label
+        self.watch_peak(0)
+
+    # ---- what storages are for
+
+    def storage_of(self, tensor: torch.Tensor) -> MetaStorage | None:
+        """The storage of a strided tensor; None for one that is not in the books."""
+        storage = find_storage(tensor)
+        return storage if type(storage) is MetaStorage else None
+
+    def mark(self, tensors: Any, category: str, label: str = "") -> None:
+        """Put the storages of ``tensors`` that have no category yet into ``category``."""
+        lives = self.log.storage_table
+        for tensor in tensors:
+            if tensor.layout is torch.strided:
+                storage = self.storage_of(tensor)
+                life = None if storage is None else lives.get(storage.number)
+                if life is not None and not life.category:
+                    life.category, life.label = category, label
+                    life.requires_grad = tensor.requires_grad
+                    life.spec = describe(tensor) if category == "input" else None
+
+    def mark_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Put the storages of an optimizer's states into their category."""
+        self.mark(tensors_in(list(optimizer.state.values())), "optimizer state")

@@ -1,0 +1,260 @@
+"""Writes down the modules that run, the nodes of a step, and which storages are parameters and buffers."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from analyzer.meta.mode import MetaTensorMode
+
+from .event import OUTSIDE
+from .log import LogModule, LogModuleCall, LogNode
+from .memory_recorder import ROOT, MemoryRecorder
+from .module_walk import walk_modules
+from .progress import report_progress
+from .row_name import identifier
+from .tensor_walk import describe, describe_tensors, tensors_in
+
+
+class ModuleRecorder(MemoryRecorder):
+    """The part of a `Recorder` that knows the modules of ``root``, and writes the rows of the node table.
+
+    ``is_leaf`` tells which modules become one node (eager runs), ``walked`` are the modules of ``root``, where these
+    were listed already. A driver that knows its nodes (the graph interpreter) sets `node` itself.
+    """
+
+    def __init__(self, mode: MetaTensorMode, root: torch.nn.Module, claim: torch.device,
+                 is_leaf: Callable[[torch.nn.Module], bool] | None,
+                 walked: Sequence[tuple[str, torch.nn.Module]] | None) -> None:
+        super().__init__(mode, claim)
+        self.is_leaf = is_leaf
+        self.first_node = 0  #: of the present step
+        self.described_step = 0  #: the step whose calls of modules are written down
+        self.planned_calls = 0  #: module calls that the driver expects, to tell how far the run has come
+        self._entered = 0
+        self._modules: list[torch.nn.Module] = []
+        self._module_index: dict[int, int] = {}
+        self._open_calls: list[int | None] = []  #: beside the stack: index in `Log.module_calls`
+        self._leaf_depth = 0
+        self._parameter_owner: dict[int, int] = {}
+        self._producer: dict[int, int] = {}  # storage number -> node that wrote it last
+        self._collect_modules(walk_modules(root) if walked is None else walked)
+
+    # ---- steps
+
+    def start_step(self, step: int, placeholders: bool = True) -> None:
+        """Another step begins: its nodes are named afresh, the first of them the inputs (unless the driver has its
+        own).
+        """
+        self.end()
+        self.check()
+        self.step, self.log.steps = step, step + 1
+        self.first_node = len(self.log.node_slots)
+        self._producer.clear()
+        self.node = OUTSIDE
+        for life in self.log.lives_in("input") if placeholders else ():
+            node = self.add_node("placeholder", life.label or "input", life.label or "input", ROOT)
+            self.node_at(node).outputs += ((life.number, life.spec),)
+            self._producer[life.number] = node
+
+    def describe_step(self, step: int) -> None:
+        """Write down the calls of modules of this step, and forget those of an earlier one."""
+        self.described_step = step
+        self.log.module_call_slots.clear()
+        for module in self.log.modules:
+            module.calls, module.inputs, module.outputs = 0, (), ()
+
+    def forward_returned(self, output: Any) -> None:
+        """The model's outputs: the last row of the table."""
+        if self.is_leaf is not None:
+            self.read(self.add_node("output", "output", "output", ROOT), tensors_in(output))
+
+    @contextmanager
+    def computing_loss(self, loss_fn: Any) -> Iterator[None]:
+        """What a block runs is the loss: a row of its own after the model's."""
+        node = self.add_node("call_function", "loss", getattr(loss_fn, "__name__", type(loss_fn).__name__), ROOT)
+        before, self.node = self.node, node
+        try:
+            yield
+        finally:
+            self.node = before
+
+    @contextmanager
+    def at(self, node: int, path: str) -> Iterator[None]:
+        """Attribute what a block runs to ``node`` and to the module at ``path`` (graph runs)."""
+        before, self.node = self.node, node
+        self._stack.append(self.log.index_of_path.get(path, ROOT))
+        try:
+            yield
+        finally:
+            self._stack.pop()
+            self.node = before
+
+    # ---- nodes
+
+    def add_node(self, op: str, name: str, target: str, module: int) -> int:
+        """A new row of the node table; ``name`` is made an identifier, and by the log unique, as torch.fx does."""
+        nodes = self.log.node_slots
+        nodes.append(LogNode(op, "", target, module, base=identifier(name), step=self.step))
+        return len(nodes) - 1
+
+    def node_at(self, index: int) -> LogNode:
+        """A row that was not played."""
+        node = self.log.node_slots[index]
+        assert node is not None
+        return node
+
+    def set_outputs(self, node: int, result: Any) -> None:
+        """Let the tensors in ``result`` be what a node gave."""
+        record = self.node_at(node)
+        for tensor in tensors_in(result):
+            if tensor.layout is torch.strided:
+                storage = self.storage_of(tensor)
+                if storage is not None:
+                    record.outputs += ((storage.number, describe(tensor)),)
+                    self._producer[storage.number] = node
+
+    def read(self, node: int, tensors: Iterable[torch.Tensor]) -> None:
+        """Let ``tensors`` be what a node reads."""
+        record = self.node_at(node)
+        for tensor in tensors:
+            if tensor.layout is torch.strided:
+                storage = self.storage_of(tensor)
+                if storage is not None:
+                    self._read_storage(record, node, storage.number)
+
+    def _read_storage(self, record: LogNode, node: int, number: int) -> None:
+        if number not in record.reads:
+            record.reads += (number,)
+        producer = self._producer.get(number)
+        if producer is not None and producer != node and producer not in record.inputs:
+            record.inputs += (producer,)
+
+    def producer_of(self, number: int) -> int | None:
+        """The node that wrote a storage last."""
+        return self._producer.get(number)
+
+    def set_producer(self, number: int, node: int) -> None:
+        """Let a node be the one that wrote a storage last."""
+        self._producer[number] = node
+
+    # ---- modules
+
+    def _collect_modules(self, walked: Sequence[tuple[str, torch.nn.Module]]) -> None:
+        index_of_path = self.log.index_of_path
+        self._modules += [module for _, module in walked]
+        for path, module in walked:
+            parent = None if path == "" else index_of_path[path.rpartition(".")[0]]
+            index_of_path[path] = self._module_index[id(module)] = len(self.log.modules)
+            self.log.modules.append(LogModule(path, type(module).__name__, parent))
+
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules of the model, each once."""
+        return self._modules
+
+    def path_of(self, module: torch.nn.Module) -> str:
+        """The path of a module of the model's."""
+        return self.log.modules[self._module_index[id(module)]].path
+
+    def where(self) -> str:
+        """The path of the module that runs, for messages."""
+        return self.log.modules[self._stack[-1]].path if self._stack else ""
+
+    def running_call(self) -> int | None:
+        """The index in `Log.module_calls` of the innermost call of a module of the model's."""
+        return self._open_calls[-1]
+
+    def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
+        """A module's call begins; the result is what `leave_module` needs: its node, or -1."""
+        index = own = self._module_index.get(id(module))
+        if index is None:  # made on the way, or behind a wrapper: it runs for its caller
+            index = self._stack[-1] if self._stack else self.outermost
+        record = self.log.modules[index]
+        is_described = self.step == self.described_step
+        record.calls += is_described
+        self._stack.append(index)
+        self._open_calls.append(self._open_calls[-1] if self._open_calls else None)
+        self._entered += 1
+        report_progress(self._entered / max(1, self.planned_calls), record.path)
+        if self.is_leaf is None or self.phase != "forward":
+            return -1
+        if own is not None:
+            inputs = describe_tensors((args, kwargs)) if is_described or not record.inputs else record.inputs
+            record.inputs = record.inputs or inputs
+            if is_described:
+                self.log.module_call_slots.append(LogModuleCall(own, self._open_calls[-1], inputs))
+                self._open_calls[-1] = len(self.log.module_call_slots) - 1
+        if self._leaf_depth:
+            self._leaf_depth += 1
+            return -1
+        if self.is_leaf(module):
+            self._leaf_depth = 1
+            self.node = self.add_node("call_module", record.path or "root", record.path, index)
+            self.read(self.node, tensors_in((args, kwargs)))
+            return self.node
+        return -1
+
+    def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
+        """The innermost call ends; ``token`` is what `enter_module` gave for it."""
+        index, call = self._stack.pop(), self._open_calls.pop()
+        if self.is_leaf is None or self.phase != "forward":
+            return
+        own = self._module_index.get(id(module))
+        if own is not None:
+            record, is_described = self.log.modules[index], self.step == self.described_step
+            outputs = describe_tensors(result) if is_described or not record.outputs else record.outputs
+            record.outputs = record.outputs or outputs
+            open_call = self.log.module_call_slots[call] if call is not None and is_described else None
+            if open_call is not None and open_call.module == own:
+                open_call.outputs = outputs
+        if self._leaf_depth:
+            self._leaf_depth -= 1
+        if token >= 0:
+            self.set_outputs(token, result)
+            self.node = OUTSIDE
+
+    # ---- parameters and buffers
+
+    def register_existing(self, tensors: Iterable[torch.Tensor | tuple[Any, str]]) -> None:
+        """Note the storages made before the recording began, and blocks not materialized, with their category."""
+        for tensor in tensors:
+            if isinstance(tensor, tuple):
+                reserved, category = tensor
+                reserved.enter(self.log, category, self._module_index[id(reserved.twin.block)])
+                self.watch_peak(0)
+            elif tensor.layout is torch.strided and not is_lazy(tensor):
+                storage = self.storage_of(tensor)
+                if storage is not None and storage.number not in self.log.storage_table:
+                    self.born(storage)
+        if self.log.peak_bytes == self.memory.allocated_bytes:
+            self.log.peak_event = self.log.events  # now that all of it is in the log
+
+    def own_parameters(self, root: torch.nn.Module) -> None:
+        """Mark the storages of the parameters and buffers of the model or of a module of it (they must be the mode's
+        own by now).
+        """
+        self.own_parameters_of([module for _, module in walk_modules(root)])
+
+    def own_parameters_of(self, modules: Iterable[torch.nn.Module]) -> None:
+        """As `own_parameters`, for these modules alone."""
+        lives, number_of_label = self.log.storage_table, self.log.number_of_label
+        for module in modules:
+            index = self._module_index[id(module)]
+            path = self.log.modules[index].path
+            for category, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for name, tensor in tensors.items():
+                    if tensor is None or tensor.layout is not torch.strided or is_lazy(tensor):
+                        continue
+                    self._parameter_owner.setdefault(id(tensor), index)
+                    storage = self.storage_of(tensor)
+                    life = None if storage is None else lives.get(storage.number)
+                    if life is None:
+                        continue
+                    label = f"{path}.{name}" if path else name
+                    if not life.category:
+                        life.belongs(category, label, index)
+                    number_of_label[label] = life.number
+                    life.requires_grad = tensor.requires_grad
