@@ -10,6 +10,7 @@ chain of *spans*, live, free or (expandable segments only) unmapped; a *block* i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from analyzer.errors import InputError
@@ -26,23 +27,15 @@ __all__ = ["AllocatorOptions", "Block", "CachingAllocator", "DeviceOutOfMemoryEr
 _PYTORCH_DEFAULTS = AllocatorOptions()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Block:
     """Device memory handed out by ``CachingAllocator.allocate``; its fields stay as they are after ``free``."""
-
-    __slots__ = ("_span", "address", "bytes", "requested_bytes", "stream")
 
     address: int
     requested_bytes: int
     bytes: int  #: allocated, rounding and unsplit remainder included
     stream: int
     _span: Span | None  # None once freed
-
-    def __init__(self, address: int, requested_bytes: int, nbytes: int, stream: int, span: Span) -> None:
-        self.address = address
-        self.requested_bytes = requested_bytes
-        self.bytes = nbytes
-        self.stream = stream
-        self._span = span
 
     def __repr__(self) -> str:
         state = "free" if self._span is None else "live"
@@ -87,25 +80,11 @@ class CachingAllocator(SegmentMemory):
         self._next_empty_address = top_address
         # Empty blocks own nothing, but free() must tell a live one from a freed one.
         self._empty_span = Segment(0, 0, Pool(self, options, 0, is_small=True), None).head
-        self._allocated_bytes = self._requested_bytes = 0
+        self.allocated_bytes = 0  #: of all live blocks, rounding included: ``torch.cuda.memory_allocated``
+        self.requested_bytes = 0  #: what the callers of all live blocks asked for
         # since the last reset of either kind; the floors hold what was reached before it
         self._peak_allocated_bytes = self._peak_requested_bytes = 0
         self._peak_floors = self._lap_floors = (0, 0, 0)
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Bytes of all live blocks, rounding included: ``torch.cuda.memory_allocated``."""
-        return self._allocated_bytes
-
-    @property
-    def requested_bytes(self) -> int:
-        """Bytes that the callers of all live blocks asked for."""
-        return self._requested_bytes
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes taken from the device, live or cached: ``torch.cuda.memory_reserved``."""
-        return self._reserved_bytes
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -141,7 +120,7 @@ class CachingAllocator(SegmentMemory):
     @property
     def fragmentation(self) -> float:
         """``fragmented_bytes`` as a share of ``reserved_bytes``, from 0 to 1."""
-        return self.fragmented_bytes / self._reserved_bytes if self._reserved_bytes else 0.0
+        return self.fragmented_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
 
     def reset_peaks(self) -> None:
         """Set the peaks to the current values: ``torch.cuda.reset_peak_memory_stats``."""
@@ -162,9 +141,9 @@ class CachingAllocator(SegmentMemory):
                 max(reserved, self._peak_reserved_bytes))
 
     def _lower_peaks(self) -> None:
-        self._peak_allocated_bytes = self._allocated_bytes
-        self._peak_requested_bytes = self._requested_bytes
-        self._peak_reserved_bytes = self._reserved_bytes
+        self._peak_allocated_bytes = self.allocated_bytes
+        self._peak_requested_bytes = self.requested_bytes
+        self._peak_reserved_bytes = self.reserved_bytes
 
     # malloc
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
@@ -184,10 +163,10 @@ class CachingAllocator(SegmentMemory):
         span = pool.take(index if index >= 0 else self.add_new(pool, size_bytes, nbytes), size_bytes)
         size_bytes = span.size_bytes
         span.requested_bytes = nbytes
-        self._allocated_bytes += size_bytes
-        self._peak_allocated_bytes = max(self._peak_allocated_bytes, self._allocated_bytes)
-        self._requested_bytes += nbytes
-        self._peak_requested_bytes = max(self._peak_requested_bytes, self._requested_bytes)
+        self.allocated_bytes += size_bytes
+        self._peak_allocated_bytes = max(self._peak_allocated_bytes, self.allocated_bytes)
+        self.requested_bytes += nbytes
+        self._peak_requested_bytes = max(self._peak_requested_bytes, self.requested_bytes)
         if self.observer is not None:
             self.observer("alloc", span.address, size_bytes)
         return Block(span.address, nbytes, size_bytes, stream, span)
@@ -204,8 +183,8 @@ class CachingAllocator(SegmentMemory):
         block._span = None
         if span is self._empty_span:
             return
-        self._allocated_bytes -= block.bytes
-        self._requested_bytes -= block.requested_bytes
+        self.allocated_bytes -= block.bytes
+        self.requested_bytes -= block.requested_bytes
         if self.observer is not None:
             self.observer("free", block.address, block.bytes)
         span.requested_bytes = None
@@ -246,11 +225,11 @@ class CachingAllocator(SegmentMemory):
     @property
     def usage(self) -> tuple[int, int, int, int]:
         """Bytes allocated, their peak, bytes requested and their peak: what a replay keeps count of."""
-        return (self._allocated_bytes, self._peak_allocated_bytes, self._requested_bytes, self._peak_requested_bytes)
+        return (self.allocated_bytes, self._peak_allocated_bytes, self.requested_bytes, self._peak_requested_bytes)
 
     @usage.setter
     def usage(self, usage: tuple[int, int, int, int]) -> None:
-        (self._allocated_bytes, self._peak_allocated_bytes, self._requested_bytes, self._peak_requested_bytes) = usage
+        (self.allocated_bytes, self._peak_allocated_bytes, self.requested_bytes, self._peak_requested_bytes) = usage
 
     def empty_cache(self) -> None:
         """Give every segment without a live block (of expandable ones, every such page) back to the device."""
@@ -315,7 +294,7 @@ class CachingAllocator(SegmentMemory):
                 span = self.reserve(pool, size_bytes)
         if span is None:
             limits = [limit for limit in (self._allowed_bytes, self.capacity_bytes) if limit is not None]
-            raise DeviceOutOfMemoryError(nbytes, self._short_bytes, self._allocated_bytes, self._reserved_bytes,
+            raise DeviceOutOfMemoryError(nbytes, self._short_bytes, self.allocated_bytes, self.reserved_bytes,
                                          min(limits))
         return pool.insert(span)
 

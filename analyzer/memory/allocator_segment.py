@@ -6,26 +6,25 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 
 from .allocator_options import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, AllocatorOptions
 
 ADDRESS_BITS = 64  # of a pointer
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Span:
     """A range of a segment. Neighbours merge into the left one, so a segment's first span is always the same object."""
 
-    __slots__ = ("address", "freed_at", "is_mapped", "next", "prev", "requested_bytes", "segment", "size_bytes")
-
-    def __init__(self, address: int, size_bytes: int, segment: Segment, is_mapped: bool = True) -> None:
-        self.address = address
-        self.size_bytes = size_bytes
-        self.segment = segment
-        self.requested_bytes: int | None = None  # bytes asked for where live, else None
-        self.is_mapped = is_mapped
-        self.prev: Span | None = None
-        self.next: Span | None = None
-        self.freed_at = 0  # Block::gc_count_base
+    address: int
+    size_bytes: int
+    segment: Segment
+    is_mapped: bool = True
+    requested_bytes: int | None = None  # bytes asked for where live, else None
+    prev: Span | None = None
+    next: Span | None = None
+    freed_at: int = 0  # Block::gc_count_base
 
     @property
     def is_split(self) -> bool:

@@ -55,29 +55,18 @@ def mapped_ranges(segments: Iterable[Segment]) -> list[list[Span]]:
 
 def snapshot_segments(segments: Iterable[Segment], device: int) -> list[SegmentSnapshot]:
     """One entry per contiguous mapped range, by address."""
-    entries = []
-    for spans in mapped_ranges(segments):
-        entry = _begin_entry(spans[0].segment, spans[0].address, device)
-        for span in spans:
-            _add_to_entry(entry, span)
-        entries.append(entry)
-    return entries
+    return [_snapshot_range(spans, device) for spans in mapped_ranges(segments)]
 
 
-def _begin_entry(segment: Segment, address: int, device: int) -> SegmentSnapshot:
+def _snapshot_range(spans: list[Span], device: int) -> SegmentSnapshot:
+    segment, live = spans[0].segment, [span for span in spans if span.requested_bytes is not None]
+    live_bytes = sum(span.size_bytes for span in live)
     return {
-        "device": device, "address": address, "total_size": 0, "allocated_size": 0, "active_size": 0,
-        "requested_size": 0, "stream": segment.pool.stream,
+        "device": device, "address": spans[0].address, "total_size": sum(span.size_bytes for span in spans),
+        "allocated_size": live_bytes, "active_size": live_bytes,
+        "requested_size": sum(span.requested_bytes or 0 for span in live), "stream": segment.pool.stream,
         "segment_type": "small" if segment.pool.is_small else "large", "segment_pool_id": (0, 0),
-        "is_expandable": segment.page_bytes is not None, "frames": [], "blocks": []}
-
-
-def _add_to_entry(entry: SegmentSnapshot, span: Span) -> None:
-    entry["total_size"] += span.size_bytes
-    if span.requested_bytes is not None:
-        entry["allocated_size"] += span.size_bytes
-        entry["active_size"] += span.size_bytes
-        entry["requested_size"] += span.requested_bytes
-    entry["blocks"].append(
-        {"address": span.address, "size": span.size_bytes, "requested_size": span.requested_bytes or 0,
-         "state": "inactive" if span.requested_bytes is None else "active_allocated", "frames": []})
+        "is_expandable": segment.page_bytes is not None, "frames": [],
+        "blocks": [{"address": span.address, "size": span.size_bytes, "requested_size": span.requested_bytes or 0,
+                    "state": "inactive" if span.requested_bytes is None else "active_allocated", "frames": []}
+                   for span in spans]}

@@ -44,7 +44,8 @@ class SegmentMemory:
         self._gaps: dict[int, list[int]] = {}
         self._large_searches = 0  # get_free_blocks_call_count of the large pool
         self._short_bytes = 0  # by how much the device last refused
-        self._reserved_bytes = self._peak_reserved_bytes = 0
+        #: taken from the device, live or cached: ``torch.cuda.memory_reserved``
+        self.reserved_bytes = self._peak_reserved_bytes = 0
 
     # get_pool, with a pool for each stream where PyTorch sorts one pool by stream
     def pool(self, stream: int, size_bytes: int) -> Pool:
@@ -61,7 +62,7 @@ class SegmentMemory:
         """By how much a new segment for ``size_bytes`` would exceed the memory fraction; else at most 0."""
         if self._allowed_bytes is None:
             return 0
-        return self._reserved_bytes + self.options.segment_bytes(size_bytes) - self._allowed_bytes
+        return self.reserved_bytes + self.options.segment_bytes(size_bytes) - self._allowed_bytes
 
     # alloc_block
     def reserve(self, pool: Pool, size_bytes: int) -> Span | None:
@@ -81,11 +82,11 @@ class SegmentMemory:
 
     # cudaMalloc, cuMemCreate
     def _take_from_device(self, nbytes: int) -> bool:
-        reserved = self._reserved_bytes + nbytes
+        reserved = self.reserved_bytes + nbytes
         if self.capacity_bytes is not None and reserved > self.capacity_bytes:
             self._short_bytes = reserved - self.capacity_bytes
             return False
-        self._reserved_bytes = reserved
+        self.reserved_bytes = reserved
         self._peak_reserved_bytes = max(self._peak_reserved_bytes, reserved)
         return True
 
@@ -135,7 +136,7 @@ class SegmentMemory:
     def _release(self, span: Span) -> None:
         span.segment.pool.remove(span)
         del self._segments[span.address]
-        self._reserved_bytes -= span.size_bytes
+        self.reserved_bytes -= span.size_bytes
         if self.observer is not None:
             self.observer("segment_free", span.address, span.size_bytes)
 
@@ -159,7 +160,7 @@ class SegmentMemory:
     # garbage_collect_cached_blocks
     def _collect_garbage(self) -> None:
         assert self._allowed_bytes is not None
-        excess_bytes = self._reserved_bytes - int(self.options.garbage_collection_threshold * self._allowed_bytes)
+        excess_bytes = self.reserved_bytes - int(self.options.garbage_collection_threshold * self._allowed_bytes)
         idle = [span for pool in self._large_pools.values() if pool.page_bytes is None for span in pool.free
                 if not span.is_split]
         while excess_bytes > 0 and idle:
@@ -240,7 +241,7 @@ class SegmentMemory:
         if span.size_bytes > end - start:
             pool.insert(span.split(end - start))
         span.is_mapped = False
-        self._reserved_bytes -= span.size_bytes
+        self.reserved_bytes -= span.size_bytes
         if self.observer is not None:
             self.observer("segment_unmap", span.address, span.size_bytes)
         if span.next is not None and not span.next.is_mapped:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -32,19 +33,18 @@ class Placed(Protocol):
         """Its size."""
 
 
+@dataclass(slots=True, eq=False)
 class HostRegion:
     """A piece of host memory."""
 
-    __slots__ = ("address", "bytes")
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.address, self.bytes = address, nbytes
+    address: int
+    bytes: int
 
 
 class HostMemory:
     """Host memory: addresses that only grow, and counts of what is in use. Nothing is cached, nothing reserved."""
 
-    reserved_bytes = peak_reserved_bytes = None
+    reserved_bytes = None
 
     def __init__(self) -> None:
         self._top = _HOST_BASE
@@ -108,11 +108,6 @@ class HostMemory:
     def requested_bytes(self) -> int:
         """What was asked for, which is what is allocated."""
         return self.allocated_bytes
-
-    @property
-    def peak_requested_bytes(self) -> int:
-        """The most that was asked for."""
-        return self.peak_allocated_bytes
 
 
 class StorageListener(Protocol):

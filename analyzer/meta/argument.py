@@ -77,9 +77,7 @@ def own(state: MetaState, tensor: Tensor) -> Tensor:
 def adopt_arguments(state: MetaState, tree: Any) -> Any:
     """``tree`` with every tensor that has data replaced by a fake one."""
     if isinstance(tree, Tensor):
-        if tree.layout is torch.strided and type(tree.untyped_storage()) is not MetaStorage:
-            return adopt(state, tree)
-        return tree
+        return own(state, tree)
     if isinstance(tree, dict):
         return {k: adopt_arguments(state, v) for k, v in tree.items()}
     if type(tree) in (list, tuple):

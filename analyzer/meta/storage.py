@@ -46,6 +46,11 @@ class MetaStorage(torch.UntypedStorage):
         self.space.resize(self)
         return self
 
+    @property
+    def exact(self) -> Known | None:
+        """Its contents, where nothing unknown was taken as zero on the way to them."""
+        return None if self.known is None or self.known.assumed else self.known
+
     def copy_contents(self, other: MetaStorage) -> None:
         """Know of the contents what ``other`` knows of its own."""
         self.known, self.drawn_from, self.density = other.known, other.drawn_from, other.density

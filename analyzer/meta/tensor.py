@@ -75,21 +75,6 @@ class MetaTensor(torch.Tensor):
         """The simulated device; where it really is while a kernel runs."""
         return META if kernel.depth else device_of(self)
 
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        """Whether it is on a simulated GPU."""
-        return self.device.type == "cuda"
-
-    @property
-    def is_cpu(self) -> bool:  # type: ignore[override]
-        """Whether it is on the host."""
-        return self.device.type == "cpu"
-
-    @property
-    def is_meta(self) -> bool:  # type: ignore[override]
-        """Whether it says that it has no data: while a kernel runs."""
-        return self.device.type == "meta"
-
     def get_device(self) -> int:
         """The index of its device, -1 for the host."""
         device = self.device
@@ -187,6 +172,14 @@ def _keeping(name: str) -> Any:
 for _name in ("detach", "__getitem__", "view", "view_as", "reshape", "t", "transpose", "permute", "squeeze",
               "unsqueeze", "flatten", "expand", "narrow"):
     setattr(MetaTensor, _name, _keeping(_name))
+
+
+def _is_on(kind: str) -> property:
+    return property(lambda self: self.device.type == kind)
+
+
+for _name in ("cuda", "cpu", "meta"):
+    setattr(MetaTensor, f"is_{_name}", _is_on(_name))
 
 
 # -- how tensors without data are made: everything that makes one does it by these ------------------------------------

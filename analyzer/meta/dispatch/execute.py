@@ -154,22 +154,10 @@ def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, s
 
 def _grow_written(call: OperatorCall) -> None:
     """``resize_`` and ``out=`` variants can make a storage larger."""
-    for written in written_arguments(call):
+    for _, written in call.written():
         storage = written.untyped_storage() if written.layout is torch.strided else None
         if isinstance(storage, MetaStorage) and storage.nbytes() > storage.region.bytes:
             storage.space.resize(storage)
-
-
-def written_arguments(call: OperatorCall) -> list[Tensor]:
-    """The tensors among the arguments that the operator writes to."""
-    found: list[Tensor] = []
-    for i, name, named in call.info.mutated:
-        value = call.kwargs.get(name) if named or i >= len(call.args) else call.args[i]
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += [v for v in value if isinstance(v, Tensor)]
-    return found
 
 
 def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:

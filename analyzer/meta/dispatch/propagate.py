@@ -12,10 +12,10 @@ from analyzer.meta.operator_info import OperatorInfo
 from analyzer.meta.plain_type import NUMBERS
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
-from analyzer.meta.value.contents import covers_storage, worth_following
+from analyzer.meta.value.contents import covers_storage, defer_call, storage_numel, worth_following
 from analyzer.meta.value.density import CHOOSING, chosen_among, drawn_contents, expected_counts, expected_density
 from analyzer.meta.value.finiteness import finite_answer
-from analyzer.meta.value.known_value import Call, Deferred, Known, ReadArgument, Result, Written, Zeros, window_of
+from analyzer.meta.value.known_value import Call, Deferred, Known, Result, Written, Zeros, window_of
 
 from .resolve import OperatorCall
 
@@ -40,10 +40,6 @@ def _any_known(storages: list[MetaStorage]) -> bool:
         if s.known is not None:
             return True
     return False
-
-
-def _numel(storage: MetaStorage, dtype: torch.dtype) -> int:
-    return storage.nbytes() // dtype.itemsize
 
 
 # -- exact contents ---------------------------------------------------------------------------------------------------
@@ -71,7 +67,7 @@ def _fill(state: MetaState, call: OperatorCall) -> None:
     """A new tensor full of one number."""
     out: Any = call.outputs[0] if call.outputs else None
     storage = call.born[0] if call.born else None
-    if storage is None or not worth_following(numel := _numel(storage, out.dtype)):
+    if storage is None or not worth_following(numel := storage_numel(storage, out.dtype)):
         return
     value = _fill_value(call.info, call.args, call.kwargs)
     if isinstance(value, NUMBERS):
@@ -106,49 +102,22 @@ def _next_seed(state: MetaState) -> int:
 def _compute(state: MetaState, call: OperatorCall, seed: int | None) -> None:
     """Contents that follow from those of the arguments."""
     info, outputs, born = call.info, call.outputs, call.born
-    if not any([b is not None and isinstance(o, Tensor) and worth_following(_numel(b, o.dtype))
+    if not any([b is not None and isinstance(o, Tensor) and worth_following(storage_numel(b, o.dtype))
                 for o, b in zip(outputs, born)]):
         return
-    reads: list[ReadArgument] = []
-    unknown: list[Tensor] = []
     expects = _expects(state, info)
-    deferred = Call(info.op, _defer(call.args, reads, unknown, expects), _defer(call.kwargs, reads, unknown, expects),
-                    reads, seed)
-    if unknown or expects and all(isinstance(r.known, Zeros) for r in reads) and not info.enumerator:
+    deferred, unknown = defer_call(info.op, call.args, call.kwargs, expects=expects, seed=seed)
+    if unknown or expects and all(isinstance(r.known, Zeros) for r in deferred.reads) and not info.enumerator:
         return
     single = len(outputs) == 1 and not info.returns_list
     for i, (out, storage) in enumerate(zip(outputs, born)):
-        if storage is not None and worth_following(numel := _numel(storage, out.dtype)):
+        if storage is not None and worth_following(numel := storage_numel(storage, out.dtype)):
             storage.known = Result(deferred, None if single else i, window_of(out), numel, out.dtype)
 
 
 def _expects(state: MetaState, info: OperatorInfo) -> bool:
     """Whether unknown arguments are to be taken as zero; what products and convolutions give stays unknown."""
     return state.follows_expected and info.name not in _PRODUCTS
-
-
-_DEFERRED = (Tensor, list, tuple, dict)
-
-
-def _defer(tree: Any, reads: list[ReadArgument], unknown: list[Tensor], expects: bool = False) -> Any:
-    """``tree`` with known contents in place of tensors; those without any are collected, or taken as zero."""
-    if isinstance(tree, Tensor):
-        storage = tree.untyped_storage() if tree.layout is torch.strided else None
-        if not isinstance(storage, MetaStorage):
-            unknown.append(tree)
-            return None
-        known = storage.known
-        if known is None and (not expects or not worth_following(_numel(storage, tree.dtype))):
-            unknown.append(tree)
-            return None
-        read = ReadArgument(Zeros(_numel(storage, tree.dtype), tree.dtype) if known is None else known, window_of(tree))
-        reads.append(read)
-        return read
-    if isinstance(tree, (list, tuple)):
-        return [_defer(x, reads, unknown, expects) if isinstance(x, _DEFERRED) else x for x in tree]
-    if isinstance(tree, dict):
-        return {k: _defer(v, reads, unknown, expects) if isinstance(v, _DEFERRED) else v for k, v in tree.items()}
-    return tree
 
 
 # -- contents that are written ----------------------------------------------------------------------------------------
@@ -161,17 +130,12 @@ def _write(state: MetaState, call: OperatorCall) -> None:
     info = call.info
     if info.is_foreach and not info.is_random and not _any_known(call.storages):
         return  # each element is followed alone: what was not known stays so
-    targets: list[tuple[tuple[int, ...], Tensor]] = []
-    for i, name, named in info.mutated:
-        value = call.kwargs.get(name) if named or i >= len(call.args) else call.args[i]
-        if named or i >= len(call.args):
-            for t in [value] if isinstance(value, Tensor) else value or ():  # out= variants: contents are not followed
-                storage: Any = t.untyped_storage()
-                storage.known = None
-        elif isinstance(value, Tensor):
-            targets.append(((i,), value))
-        elif isinstance(value, (list, tuple)):
-            targets += [((i, j), t) for j, t in enumerate(value) if isinstance(t, Tensor)]
+    targets = []
+    for position, target in call.written():
+        if position is None:  # out= variants: contents are not followed
+            target.untyped_storage().known = None  # type: ignore[attr-defined]
+        else:
+            targets.append((position, target))
     if not targets:
         return
     rule = _choose_rule(state, call)
@@ -191,7 +155,7 @@ def _choose_rule(state: MetaState, call: OperatorCall) -> Rule | None:
     if not call.info.runs_on_host:
         return None
     if not call.info.is_foreach:
-        return _WrittenByCall(state, call).contents
+        return _written_by_call(state, call)
     # Elements of one content to which a foreach call does the same have one content after it.
     same_for_all = not any(isinstance(a, (list, tuple)) for a in (*call.args[1:], *call.kwargs.values()))
     return partial(_written_in_list, call, {} if same_for_all else None)
@@ -206,36 +170,32 @@ def _drawn_in_place(state: MetaState, call: OperatorCall, position: tuple[int, .
         return None
     named = {k: v for k, v in call.kwargs.items() if k != "generator"}
     deferred = Call(call.info.op, [None, *call.args[1:]], named, [], seed)
-    return Written(None, deferred, (0,), window_of(target), _numel(storage, target.dtype), target.dtype)
+    return Written(None, deferred, (0,), window_of(target), storage_numel(storage, target.dtype), target.dtype)
 
 
-class _WrittenByCall:
+def _written_by_call(state: MetaState, call: OperatorCall) -> Rule:
     """The contents after one call that writes to its arguments."""
+    expects = _expects(state, call.info)
+    deferred, unknown = defer_call(call.info.op, call.args, call.kwargs, expects=expects)
+    expects = expects and any(not isinstance(r.known, Zeros) for r in deferred.reads)
 
-    def __init__(self, state: MetaState, call: OperatorCall) -> None:
-        self._reads: list[ReadArgument] = []
-        self._unknown: list[Tensor] = []
-        self._overwrites = call.info.overwrites
-        expects = _expects(state, call.info)
-        self._call = Call(call.info.op, _defer(call.args, self._reads, self._unknown, expects),
-                          _defer(call.kwargs, self._reads, self._unknown, expects), self._reads)
-        self._expects = expects and any(not isinstance(r.known, Zeros) for r in self._reads)
-
-    def contents(self, position: tuple[int, ...], target: Tensor, storage: MetaStorage) -> Known | None:
-        numel = _numel(storage, target.dtype)
-        if not worth_following(numel) or any(u is not target for u in self._unknown):
+    def contents(position: tuple[int, ...], target: Tensor, storage: MetaStorage) -> Known | None:
+        numel = storage_numel(storage, target.dtype)
+        if not worth_following(numel) or any(u is not target for u in unknown):
             return None
-        overwritten = self._overwrites and covers_storage(target, storage)
-        if storage.known is None and not overwritten and not self._expects:
+        overwritten = call.info.overwrites and covers_storage(target, storage)
+        if storage.known is None and not overwritten and not expects:
             return None
-        return Written(None if overwritten else storage.known, self._call, position, window_of(target), numel,
+        return Written(None if overwritten else storage.known, deferred, position, window_of(target), numel,
                        target.dtype)
+
+    return contents
 
 
 def _written_in_list(call: OperatorCall, alike: dict[Any, Known | None] | None, position: tuple[int, ...],
                      target: Tensor, storage: MetaStorage) -> Known | None:
     """One element of a foreach call, followed alone, so that unknown neighbours do not matter."""
-    if storage.known is None or not worth_following(_numel(storage, target.dtype)):
+    if storage.known is None or not worth_following(storage_numel(storage, target.dtype)):
         return None
     if alike is None:
         return _written_alone(call, position, target, storage)
@@ -250,12 +210,11 @@ def _written_alone(call: OperatorCall, position: tuple[int, ...], target: Tensor
     i, j = position
     size = len(call.args[i])
     row = [[a[j]] if isinstance(a, (list, tuple)) and len(a) == size else a for a in call.args]
-    reads: list[ReadArgument] = []
-    unknown: list[Tensor] = []
-    deferred = Call(call.info.op, _defer(row, reads, unknown), _defer(call.kwargs, reads, unknown), reads)
+    deferred, unknown = defer_call(call.info.op, row, call.kwargs)
     if unknown:
         return None
-    return Written(storage.known, deferred, (i, 0), window_of(target), _numel(storage, target.dtype), target.dtype)
+    numel = storage_numel(storage, target.dtype)
+    return Written(storage.known, deferred, (i, 0), window_of(target), numel, target.dtype)
 
 
 # -- what is expected of contents that are not known ------------------------------------------------------------------
@@ -266,16 +225,16 @@ def _assume_finite(state: MetaState, call: OperatorCall, storage: MetaStorage) -
     if answer is not None:
         out = call.outputs[0]
         state.assume("floating data is taken to be finite where the model asks")
-        storage.known = _full(out, _numel(storage, out.dtype), answer)
+        storage.known = _full(out, storage_numel(storage, out.dtype), answer)
 
 
 def _estimate(state: MetaState, call: OperatorCall) -> None:
     """Among which numbers unknown elements are, how many of them there are of each, and their mean."""
     name, born = call.info.name, call.born
     first = born[0] if born else None
-    if call.storages and first is not None and not _is_exact(first) and not call.outputs[0].dtype.is_floating_point:
+    if call.storages and first is not None and first.exact is None and not call.outputs[0].dtype.is_floating_point:
         first.drawn_from = drawn_contents(name, call.storages)
-    if (choice := CHOOSING.get(name)) is not None and (chosen := born[choice]) is not None and not _is_exact(chosen):
+    if (choice := CHOOSING.get(name)) is not None and (chosen := born[choice]) is not None and chosen.exact is None:
         chosen.drawn_from = chosen_among(name, call.args, call.kwargs)
     if state.options.unknown_size == "error" or first is None:
         return
@@ -289,7 +248,3 @@ def _estimate(state: MetaState, call: OperatorCall) -> None:
                          f"{state.where()}")
             with without_modes():
                 first.known = Deferred(torch.tensor(counts, dtype=call.outputs[0].dtype))
-
-
-def _is_exact(storage: MetaStorage) -> bool:
-    return storage.known is not None and not storage.known.assumed

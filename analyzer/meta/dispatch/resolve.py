@@ -1,6 +1,7 @@
 """Resolve: which tensors go into an operator call, and the key under which calls of its kind are remembered."""
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -36,6 +37,18 @@ class OperatorCall:
         self.tensors, self.storages = tensors, storages  #: of the arguments, in order
         self.key = key                                   #: None where no recipe can be made
         self.kept: list[MetaStorage] = []                #: memory that is held until the operator ends
+
+    def written(self) -> Iterator[tuple[tuple[int, ...] | None, Tensor]]:
+        """The tensors that the operator writes to, with their places in ``args``; None: in ``kwargs``."""
+        for i, name, is_named in self.info.mutated:
+            is_given = not is_named and i < len(self.args)
+            value = self.args[i] if is_given else self.kwargs.get(name)
+            if isinstance(value, Tensor):
+                yield (i,) if is_given else None, value
+            elif isinstance(value, (list, tuple)):
+                for j, t in enumerate(value):
+                    if isinstance(t, Tensor):
+                        yield (i, j) if is_given else None, t
 
 
 def resolve(state: MetaState, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorCall:

@@ -45,7 +45,7 @@ def _tensor_split(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: di
 def _known_number(x: Tensor) -> int | float | bool | complex | None:
     if x.layout is torch.strided and x.dim() == 0:
         storage = find_storage(x)
-        if type(storage) is MetaStorage and (known := storage.known) is not None and not known.assumed:
+        if type(storage) is MetaStorage and (known := storage.exact) is not None:
             return known.number(x.dtype) if storage.nbytes() == x.itemsize else None
     return None
 

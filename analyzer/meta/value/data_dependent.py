@@ -16,10 +16,10 @@ from analyzer.meta.spec import spec_of
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import META, kernel, new_tensor
-from analyzer.meta.value.contents import read_known
+from analyzer.meta.value.contents import defer_call, read_known
 
 from .density import distinct_count, origin_of
-from .known_value import Call, Deferred, Known, ReadArgument, Result, small_enough, window_of
+from .known_value import Deferred, Result, small_enough
 from .unknown_scalar import expected_scalar, going_on
 from .validity_check import passing_value
 
@@ -43,15 +43,11 @@ def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwarg
         return _compare(state, info, args, kwargs)
     if name == "index" and not any(isinstance(i, Tensor) and i.dtype in _BOOLEAN for i in args[1]):
         return NotImplemented
-    if all(_has_value(t) for t in tensors):
+    storages = [t.untyped_storage() for t in tensors]
+    if all(isinstance(s, MetaStorage) and s.exact is not None for s in storages):
         return _exact(state, info, args, kwargs, tensors)
     rule = _RULES.get(name)
     return NotImplemented if rule is None else rule(state, info, args, kwargs)
-
-
-def _has_value(tensor: Tensor) -> bool:
-    storage = tensor.untyped_storage()
-    return isinstance(storage, MetaStorage) and storage.known is not None and not storage.known.assumed
 
 
 def _unknown(state: MetaState, operator: str, remedy: str) -> DataDependentError:
@@ -110,21 +106,29 @@ def _compare(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, 
     return bool(info.op(*values, *args[2:], **kwargs))
 
 
-def _count(state: MetaState, operator: str, mask: Tensor) -> int:
-    """How many elements of ``mask`` are taken to be nonzero."""
-    total, policy = mask.numel(), state.options.unknown_size
-    known = read_known(mask)
-    if known is not None:
-        return int(torch.count_nonzero(known))
+def _bounded(state: MetaState, operator: str, total: int, what: str) -> int | None:
+    """How many of ``total`` there are by the bound that the user gave; None without one. Raises where no policy may."""
+    policy = state.options.unknown_size
     state.unknown_sizes += 1
     if policy == "error":
         raise _unknown(state, f"aten.{operator}", "choose MetaOptions(unknown_size='balanced'), 'worst' or a number")
-    if isinstance(policy, int):
-        state.assume(f"{operator}: at most {policy} rows (the bound given) {state.where()}")
-        return min(total, policy)
+    if not isinstance(policy, int):
+        return None
+    state.assume(f"{operator}: at most {policy} {what} (the bound given) {state.where()}")
+    return min(total, policy)
+
+
+def _count(state: MetaState, operator: str, mask: Tensor) -> int:
+    """How many elements of ``mask`` are taken to be nonzero."""
+    total = mask.numel()
+    known = read_known(mask)
+    if known is not None:
+        return int(torch.count_nonzero(known))
+    if (count := _bounded(state, operator, total, "rows")) is not None:
+        return count
     storage = mask.untyped_storage()
     density = storage.density if isinstance(storage, MetaStorage) else None
-    if policy == "balanced" and density is not None:
+    if state.options.unknown_size == "balanced" and density is not None:
         count = round(total * min(1.0, abs(density)))
         state.assume(f"{operator}: {count} of {total} elements taken as nonzero (balanced) {state.where()}")
         return count
@@ -176,14 +180,7 @@ def _first(state: MetaState, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _exact(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
-    reads: list[ReadArgument] = []
-    def defer(tree: Any) -> Any:
-        if isinstance(tree, Tensor):
-            known = tree.untyped_storage().known  # type: ignore[attr-defined]
-            reads.append(ReadArgument(known, window_of(tree)))
-            return reads[-1]
-        return [defer(x) for x in tree] if isinstance(tree, (list, tuple)) else tree
-    call = Call(info.op, defer(args), {k: defer(v) for k, v in kwargs.items()}, reads)
+    call, _ = defer_call(info.op, args, kwargs)
     with without_modes():
         call.results = call.run()
     single = isinstance(call.results, Tensor)
@@ -192,9 +189,8 @@ def _exact(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, An
         out = _new(state, tensors[0], tuple(value.shape), value.dtype)
         storage = out.untyped_storage()
         if small_enough(value.numel(), value.dtype) and isinstance(storage, MetaStorage):
-            known: Known = Result(call, None if single else i, (tuple(out.shape), out.stride(), 0), value.numel(),
-                                  value.dtype)
-            storage.known = known
+            storage.known = Result(call, None if single else i, (tuple(out.shape), out.stride(), 0), value.numel(),
+                                   value.dtype)
         outs.append(out)
     return outs[0] if single else tuple(outs)
 
@@ -237,13 +233,8 @@ def _unique(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, A
 
 def _distinct(state: MetaState, total: int, what: str) -> int:
     """How many of ``total`` are taken to be distinct."""
-    policy = state.options.unknown_size
-    state.unknown_sizes += 1
-    if policy == "error":
-        raise _unknown(state, "aten.unique", "choose MetaOptions(unknown_size='balanced'), 'worst' or a number")
-    if isinstance(policy, int):
-        state.assume(f"unique: at most {policy} distinct {what} (the bound given) {state.where()}")
-        return min(total, policy)
+    if (count := _bounded(state, "unique", total, f"distinct {what}")) is not None:
+        return count
     state.assume(f"unique: {total} {what} are taken to be distinct, the most there can be {state.where()}")
     return total
 

@@ -76,7 +76,7 @@ def chosen_among(name: str, args: Any, kwargs: Any) -> Known:
 
 def origin_of(storage: MetaStorage) -> Known | None:
     """Known contents that those of ``storage`` are, or are among."""
-    return storage.known if storage.known is not None and not storage.known.assumed else storage.drawn_from
+    return storage.exact or storage.drawn_from
 
 
 def distinct_count(contents: Known) -> int:
