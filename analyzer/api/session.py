@@ -43,7 +43,6 @@ from analyzer.results.wrapper import ModulePaths
 
 from .argument import check_arguments
 
-LossFunction = Callable[[Any], torch.Tensor]
 Profilers = Mapping[str, Profiler] | Sequence[Profiler] | None
 
 
@@ -57,7 +56,7 @@ class Session:
 
     def __init__(self, device: str | DeviceSpec | None, options: ProfileOptions | None = None, *, mode: str = "infer",
                  optimizer: str | OptimizerFactory | None = None, autocast: torch.dtype | None = None,
-                 loss_fn: LossFunction | None = None, step: Callable[..., Any] | None = None,
+                 loss_fn: Callable[[Any], torch.Tensor] | None = None, step: Callable[..., Any] | None = None,
                  profilers: Profilers = None, place: torch.device | None = None) -> None:
         options = options or ProfileOptions()
         check_arguments(mode, autocast, options, loss_fn=loss_fn, step=step)
@@ -178,15 +177,6 @@ def mark_inputs(recorder: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, 
             recorder.mark([tensor], "input", name if i == 0 else f"{name}_{i}")
 
 
-def default_profilers(device: DeviceSpec | None) -> dict[str, Profiler]:
-    """The profilers that run unless the caller says otherwise, by name."""
-    found: dict[str, Profiler] = {"flops": profile_flops, "traffic": profile_traffic, "memory": profile_memory,
-                                  "communication": profile_communication}
-    if device is not None:
-        found["latency"] = make_latency_profiler(device)
-    return found
-
-
 def choose_profilers(given: Profilers, device: DeviceSpec | None) -> dict[str, Profiler]:
     """The default profilers and those ``given``, which replace by name or are added. InputError for no function."""
     if isinstance(given, str) or not (given is None or isinstance(given, Iterable)):
@@ -196,7 +186,11 @@ def choose_profilers(given: Profilers, device: DeviceSpec | None) -> dict[str, P
     for name, profiler in named.items():
         if not callable(profiler):
             raise InputError(f"profilers: {name!r} is {profiler!r}, not a function of a log")
-    return {**default_profilers(device), **named}
+    found: dict[str, Profiler] = {"flops": profile_flops, "traffic": profile_traffic, "memory": profile_memory,
+                                  "communication": profile_communication}
+    if device is not None:
+        found["latency"] = make_latency_profiler(device)
+    return {**found, **named}
 
 
 def _check_made(factory: OptimizerFactory | None) -> OptimizerFactory | None:

@@ -24,6 +24,7 @@ class Decoder:
     """Reads tokens without keeping anything: every pass reads all tokens again."""
 
     cache_kind = "none"
+    cache: Any = None  #: what holds the tensors that are kept
 
     def __init__(self, model: nn.Module, cache: str, prompt_tokens: int, new_tokens: int) -> None:
         self.model = model
@@ -43,10 +44,6 @@ class Decoder:
         """After how many tokens a pass stops to cost more with each one: where a window is full."""
         return []
 
-    def kept(self) -> object:
-        """What holds the cache's tensors."""
-        return None
-
 
 class CachedDecoder(Decoder):
     """A model of this package, which takes its own cache."""
@@ -63,9 +60,6 @@ class CachedDecoder(Decoder):
         for layer in self.cache.layers:
             assert layer.keys is not None and layer.values is not None
             layer.extend(*(x.new_empty((*x.shape[:2], count, x.shape[3])) for x in (layer.keys, layer.values)))
-
-    def kept(self) -> object:
-        return self.cache
 
 
 class TransformersDecoder(Decoder):
@@ -112,9 +106,6 @@ class TransformersDecoder(Decoder):
                    for layer in layers if getattr(layer, "is_sliding", False)}
         # the token that is read takes the last place
         return sorted({window - 1 for window in windows if isinstance(window, int)})
-
-    def kept(self) -> object:
-        return self.cache
 
 
 class EncoderDecoder(TransformersDecoder):

@@ -141,8 +141,8 @@ class _Generation:
             chosen = logits[:, -1, :].to(torch.float32, copy=True).argmax(dim=-1, keepdim=True)
         del logits
         recorder.end()
-        kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_kept(decoder.kept())}
-        recorder.mark(tensors_kept(decoder.kept()), "cache")
+        kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_kept(decoder.cache)}
+        recorder.mark(tensors_kept(decoder.cache), "cache")
         self.finished.append(index)
         self.read_tokens.append(self.prompt_tokens +
                                 index if decoder.cache_kind == "none" else 1 if index else self.prompt_tokens)

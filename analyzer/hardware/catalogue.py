@@ -37,8 +37,9 @@ class DeviceCatalogue:
                 f"register_device({spec!r}): takes a DeviceSpec, for example DeviceSpec('lab_card', memory_bytes=24 * "
                 "2**30)")
         key = _key(spec.name)
+        named = self.by_key()
         for name in (spec.name, *spec.aliases):
-            other = self._names().get(_key(name))
+            other = named.get(_key(name))
             if other is not None and _key(other.name) != key:
                 raise DuplicateRegistrationError(
                     f"register_device({spec!r}): {name!r} already stands for {other!r}; give this device another name "
@@ -50,22 +51,13 @@ class DeviceCatalogue:
         """Undo, at the end of the block, every registration made inside it."""
         return self._specs.scope()
 
-    def find(self, name: str) -> DeviceSpec | None:
-        """The device called ``name``, or None."""
-        return self._names().get(_key(name))
-
-    def close_matches(self, name: str) -> list[str]:
-        """Names of devices that ``name`` may have meant, the likeliest first."""
-        names = self._names()
-        keys = difflib.get_close_matches(_key(name), names, n=6, cutoff=0.5)
-        return list(dict.fromkeys(names[key].name for key in keys))
-
     def __iter__(self) -> Iterator[DeviceSpec]:
         for key in self._specs:
             spec: Any = self._specs.find(key)
             yield spec
 
-    def _names(self) -> dict[str, DeviceSpec]:
+    def by_key(self) -> dict[str, DeviceSpec]:
+        """Every device by each of its names, as they are compared."""
         return {_key(name): spec for spec in self for name in (*spec.aliases, spec.name)}
 
 
@@ -89,9 +81,10 @@ def find_device(device: str | DeviceSpec) -> DeviceSpec:
         return device
     if not isinstance(device, str):
         raise InputError(f"find_device({device!r}): takes a name, for example 'h200', or a DeviceSpec")
-    spec = register_device.find(device)
+    named = register_device.by_key()
+    spec = named.get(_key(device))
     if spec is None:
-        close = register_device.close_matches(device)
+        close = dict.fromkeys(named[key].name for key in difflib.get_close_matches(_key(device), named, 6, 0.5))
         hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
         raise UnknownDeviceError(
             f"unknown device {device!r}: {hint}The catalogue holds {', '.join(s.name for s in register_device)}; "
@@ -99,9 +92,6 @@ def find_device(device: str | DeviceSpec) -> DeviceSpec:
     return spec
 
 
-#: The host. What a CPU can do differs from machine to machine, so every figure is unknown; describe yours with a
-#: DeviceSpec.
-CPU = DeviceSpec("cpu", kind="cpu")
-
-for _spec in (*NVIDIA_DEVICES, CPU):
+# the last is the host: what a CPU can do differs from machine to machine, so every figure is unknown
+for _spec in (*NVIDIA_DEVICES, DeviceSpec("cpu", kind="cpu")):
     register_device(_spec)

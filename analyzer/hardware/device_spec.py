@@ -98,16 +98,18 @@ class DeviceSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
             raise InputError(f"DeviceSpec(name={self.name!r}): must be a name that is not blank")
-        if self.kind not in _KINDS:
-            raise self._error("kind", self.kind, f"must be one of {', '.join(map(repr, _KINDS))}")
-        if not isinstance(self.aliases,
-                          (tuple, list)) or not all(isinstance(a, str) and a.strip() for a in self.aliases):
-            raise self._error("aliases", self.aliases, "must be a tuple of names")
-        object.__setattr__(self, "aliases", tuple(self.aliases))  # JSON brings lists
-        if self.compute_capability is not None:
-            self._check_capability()
-        if not isinstance(self.flops_per_second, PeakRates):
-            raise self._error("flops_per_second", self.flops_per_second, "must be a PeakRates")
+        pair, aliases = self.compute_capability, self.aliases
+        for field_name, is_right, problem in (
+                ("kind", self.kind in _KINDS, f"must be one of {', '.join(map(repr, _KINDS))}"),
+                ("aliases", isinstance(aliases, (tuple, list))
+                 and all(isinstance(a, str) and a.strip() for a in aliases), "must be a tuple of names"),
+                ("compute_capability", pair is None or isinstance(pair, (tuple, list)) and len(pair) == 2
+                 and all(type(n) is int and n >= 0 for n in pair), "must be a pair of ints such as (9, 0)"),
+                ("flops_per_second", isinstance(self.flops_per_second, PeakRates), "must be a PeakRates")):
+            if not is_right:
+                raise self._error(field_name, getattr(self, field_name), problem)
+        object.__setattr__(self, "aliases", tuple(aliases))  # JSON brings lists
+        object.__setattr__(self, "compute_capability", None if pair is None else tuple(pair))
         for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value <= 0):
@@ -122,12 +124,6 @@ class DeviceSpec:
                 raise self._error("sources", name,
                                   f"not a figure{_suggest(name, _UNITS)}; the figures are {', '.join(_UNITS)}")
         object.__setattr__(self, "sources", dict(self.sources))  # a copy: the caller's dict may change
-
-    def _check_capability(self) -> None:
-        pair = self.compute_capability
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(type(n) is int and n >= 0 for n in pair):
-            raise self._error("compute_capability", pair, "must be a pair of ints such as (9, 0)")
-        object.__setattr__(self, "compute_capability", tuple(pair))
 
     def _error(self, field_name: str, value: object, problem: str) -> InputError:
         return InputError(f"DeviceSpec({self.name!r}, {field_name}={value!r}): {problem}")

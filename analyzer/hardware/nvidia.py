@@ -6,12 +6,9 @@ developer.nvidia.com/cuda-gpus.
 """
 from __future__ import annotations
 
-from .device_spec import DeviceSpec, PeakRates
+from typing import Any
 
-# Both directions added up, as NVIDIA prints them; a spec holds one direction.
-_NVLINK_3, _NVLINK_4 = 600e9, 900e9
-# PCI Express x16, both directions: NVIDIA's data sheets print 32, 64 and 128 GB/s for Gen3, Gen4 and Gen5.
-_PCIE_3, _PCIE_4, _PCIE_5 = 32e9, 64e9, 128e9
+from .device_spec import DeviceSpec, PeakRates
 
 _H200_SHEET = ("NVIDIA H200 Tensor Core GPU datasheet, Technical Specifications, H200 SXM "
                "(nvidia.com/en-us/data-center/h200)")
@@ -33,13 +30,24 @@ _A100_SHEET = (
 _ADA_PAPER = ("NVIDIA Ada GPU Architecture whitepaper v2.1 "
               "(images.nvidia.com/aem-dam/Solutions/Data-Center/l4/nvidia-ada-gpu-architecture-whitepaper-v2.1.pdf)")
 _ADA_FP64 = f"1/64 of fp32: {_ADA_PAPER}, Ada AD102 GPU, note on FP64 cores"
+_ADA_FP64_TENSOR = "Ada has no FP64 tensor cores of their own"
 _RTX_4090_PAPER = f"{_ADA_PAPER}, Appendix A, Table 2 (GeForce RTX 4090), FP32 accumulation, first figure of each pair"
 _L4_SHEET = ("NVIDIA L4 Tensor Core GPU datasheet, specifications "
              "(resources.nvidia.com/en-us-gpu-resources/l4-tensor-datasheet)")
 _T4_SHEET = ("NVIDIA T4 Tensor Core GPU datasheet, Performance "
              "(nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf)")
-_TURING_PAPER = "NVIDIA Turing GPU Architecture whitepaper WP-09183-001"
-_NO_NVLINK = "the card has no NVLink"
+_NO_NVLINK = None, "the card has no NVLink"
+
+
+
+def _device(name: str, architecture: str, capability: tuple[int, int], aliases: tuple[str, ...], rates: PeakRates,
+            rate_sources: dict[str, str], **figures: tuple[Any, str]) -> DeviceSpec:
+    """A device from figures with their sources; of rates, ``all`` is the source of those without one of their own."""
+    sources = {"flops_per_second" if rate == "all" else f"flops_per_second.{rate}": source
+               for rate, source in rate_sources.items()}
+    return DeviceSpec(name, vendor="NVIDIA", architecture=architecture, compute_capability=capability, aliases=aliases,
+                      flops_per_second=rates, sources=sources | {name: source for name, (_, source) in figures.items()},
+                      **{name: value for name, (value, _) in figures.items()})
 
 
 def _half(document: str) -> str:
@@ -50,112 +58,82 @@ def _device_query(machine: str) -> str:
     return f"deviceQuery of the CUDA samples on {machine}"
 
 
-H200 = DeviceSpec(
-    "h200", vendor="NVIDIA", architecture="Hopper", compute_capability=(9, 0),
-    memory_bytes=143156 * 2**20, memory_bandwidth=4.8e12, multiprocessors=132, l2_bytes=60 * 2**20,
-    nvlink_bandwidth=_NVLINK_4 / 2, pcie_bandwidth=_PCIE_5 / 2,
-    flops_per_second=PeakRates(fp64=34e12, fp64_tensor=67e12, fp32=67e12, tf32=989e12 / 2, bf16=1979e12 / 2,
-                               fp16=1979e12 / 2, fp8=3958e12 / 2, int8=3958e12 / 2),
-    aliases=("h200_sxm", "nvidia_h200"),
-    sources={
-        "memory_bytes": _H200_DRIVER, "memory_bandwidth": _H200_SHEET, "flops_per_second": _half(_H200_SHEET),
-        **{f"flops_per_second.{name}": _H200_SHEET for name in ("fp64", "fp64_tensor", "fp32")},
-        "multiprocessors": _H200_DRIVER, "l2_bytes": _H200_DRIVER,
-        "nvlink_bandwidth": f"half of 900 GB/s both ways: {_H200_SHEET}",
-        "pcie_bandwidth": f"half of 128 GB/s both ways (Gen5 x16): {_H200_SHEET}"})
+def _one_way(gigabytes: int, document: str) -> tuple[float, str]:
+    """NVIDIA prints a link's bytes/s with both directions added up; a spec holds one direction."""
+    # PCI Express x16 by generation, in NVIDIA's data sheets
+    lanes = {32: " (Gen3 x16)", 64: " (Gen4 x16)", 128: " (Gen5 x16)"}.get(gigabytes, "")
+    return gigabytes * 1e9 / 2, f"half of {gigabytes} GB/s both ways{lanes}: {document}"
 
-H100_SXM = DeviceSpec(
-    "h100_sxm", vendor="NVIDIA", architecture="Hopper", compute_capability=(9, 0),
-    memory_bytes=85_028_896_768, memory_bandwidth=3352e9, multiprocessors=132, l2_bytes=50 * 2**20,
-    nvlink_bandwidth=_NVLINK_4 / 2, pcie_bandwidth=_PCIE_5 / 2,
-    flops_per_second=PeakRates(fp64=33.5e12, fp64_tensor=66.9e12, fp32=66.9e12, tf32=494.7e12, bf16=989.4e12,
-                               fp16=989.4e12, fp8=1978.9e12, int8=1978.9e12),
-    aliases=("h100", "nvidia_h100_80gb_hbm3"),
-    sources={
-        "memory_bytes": _device_query("an H100 80GB HBM3, CUDA 12.8 driver: 81090 MBytes"),
-        "memory_bandwidth": _H100_PAPER, "flops_per_second": _H100_PAPER, "multiprocessors": _H100_PAPER,
-        "l2_bytes": _H100_PAPER,
-        "nvlink_bandwidth": f"half of 900 GB/s both ways: {_H100_SHEET}",
-        "pcie_bandwidth": f"half of 128 GB/s both ways (Gen5 x16): {_H100_SHEET}"})
 
-_A100_RATES = PeakRates(fp64=9.7e12, fp64_tensor=19.5e12, fp32=19.5e12, tf32=156e12, bf16=312e12, fp16=312e12,
-                        int8=624e12)
-_A100_SOURCES = {
-    "flops_per_second": _A100_PAPER, "flops_per_second.fp8": "Ampere tensor cores have no FP8",
-    "multiprocessors": _A100_PAPER, "l2_bytes": _A100_PAPER,
-    "nvlink_bandwidth": f"half of 600 GB/s both ways: {_A100_SHEET}",
-    "pcie_bandwidth": f"half of 64 GB/s both ways (Gen4 x16): {_A100_SHEET}"}
+H200 = _device(
+    "h200", "Hopper", (9, 0), ("h200_sxm", "nvidia_h200"),
+    PeakRates(fp64=34e12, fp64_tensor=67e12, fp32=67e12, tf32=989e12 / 2, bf16=1979e12 / 2, fp16=1979e12 / 2,
+              fp8=3958e12 / 2, int8=3958e12 / 2),
+    {"all": _half(_H200_SHEET), "fp64": _H200_SHEET, "fp64_tensor": _H200_SHEET, "fp32": _H200_SHEET},
+    memory_bytes=(143156 * 2**20, _H200_DRIVER), memory_bandwidth=(4.8e12, _H200_SHEET),
+    multiprocessors=(132, _H200_DRIVER), l2_bytes=(60 * 2**20, _H200_DRIVER),
+    nvlink_bandwidth=_one_way(900, _H200_SHEET), pcie_bandwidth=_one_way(128, _H200_SHEET))
 
-A100_40GB = DeviceSpec(
-    "a100_40gb", vendor="NVIDIA", architecture="Ampere", compute_capability=(8, 0),
-    memory_bytes=42_298_834_944, memory_bandwidth=1555e9, multiprocessors=108, l2_bytes=40 * 2**20,
-    nvlink_bandwidth=_NVLINK_3 / 2, pcie_bandwidth=_PCIE_4 / 2,
-    flops_per_second=_A100_RATES,
-    aliases=("a100_sxm4_40gb", "nvidia_a100_sxm4_40gb"),
-    sources={
-        **_A100_SOURCES,
-        "memory_bytes": _device_query(
-            "an A100-SXM4-40GB, CUDA 12.2 driver (github.com/bottlerocket-os/bottlerocket/pull/3873)"),
-        "memory_bandwidth": _A100_PAPER})
+H100_SXM = _device(
+    "h100_sxm", "Hopper", (9, 0), ("h100", "nvidia_h100_80gb_hbm3"),
+    PeakRates(fp64=33.5e12, fp64_tensor=66.9e12, fp32=66.9e12, tf32=494.7e12, bf16=989.4e12, fp16=989.4e12,
+              fp8=1978.9e12, int8=1978.9e12),
+    {"all": _H100_PAPER},
+    memory_bytes=(85_028_896_768, _device_query("an H100 80GB HBM3, CUDA 12.8 driver: 81090 MBytes")),
+    memory_bandwidth=(3352e9, _H100_PAPER), multiprocessors=(132, _H100_PAPER), l2_bytes=(50 * 2**20, _H100_PAPER),
+    nvlink_bandwidth=_one_way(900, _H100_SHEET), pcie_bandwidth=_one_way(128, _H100_SHEET))
 
-A100_80GB = DeviceSpec(
-    "a100_80gb", vendor="NVIDIA", architecture="Ampere", compute_capability=(8, 0),
-    memory_bytes=84_987_740_160, memory_bandwidth=2039e9, multiprocessors=108, l2_bytes=40 * 2**20,
-    nvlink_bandwidth=_NVLINK_3 / 2, pcie_bandwidth=_PCIE_4 / 2,
-    flops_per_second=_A100_RATES,
-    aliases=("a100", "a100_sxm4_80gb", "nvidia_a100_sxm4_80gb"),
-    sources={
-        **_A100_SOURCES,
-        "memory_bytes": _device_query("an A100-SXM4-80GB, CUDA 12.2 driver: 81051 MBytes"),
-        "memory_bandwidth": _A100_SHEET})
 
-L4 = DeviceSpec(
-    "l4", vendor="NVIDIA", architecture="Ada Lovelace", compute_capability=(8, 9),
-    memory_bytes=23_583_784_960, memory_bandwidth=300e9, multiprocessors=58, l2_bytes=48 * 2**20,
-    pcie_bandwidth=_PCIE_4 / 2,
-    flops_per_second=PeakRates(fp64=30.3e12 / 64, fp32=30.3e12, tf32=120e12 / 2, bf16=242e12 / 2, fp16=242e12 / 2,
-                               fp8=485e12 / 2, int8=485e12 / 2),
-    aliases=("nvidia_l4", ),
-    sources={
-        "memory_bytes": _device_query(
-            "an L4, CUDA 12.2 driver (github.com/bottlerocket-os/bottlerocket-kernel-kit/pull/139)"),
-        "memory_bandwidth": _L4_SHEET, "flops_per_second": _half(_L4_SHEET), "flops_per_second.fp64": _ADA_FP64,
-        "flops_per_second.fp64_tensor": "Ada has no FP64 tensor cores of their own",
-        "flops_per_second.fp32": _L4_SHEET,
-        "multiprocessors": _device_query("an L4: 58 multiprocessors, 7424 CUDA cores"),
-        "l2_bytes": _device_query("an L4: 50331648 bytes"), "nvlink_bandwidth": _NO_NVLINK,
-        "pcie_bandwidth": f"half of 64 GB/s both ways (Gen4 x16): {_L4_SHEET}"})
+def _a100(name: str, aliases: tuple[str, ...], **memory: tuple[Any, str]) -> DeviceSpec:
+    return _device(
+        name, "Ampere", (8, 0), aliases,
+        PeakRates(fp64=9.7e12, fp64_tensor=19.5e12, fp32=19.5e12, tf32=156e12, bf16=312e12, fp16=312e12, int8=624e12),
+        {"all": _A100_PAPER, "fp8": "Ampere tensor cores have no FP8"}, **memory,
+        multiprocessors=(108, _A100_PAPER), l2_bytes=(40 * 2**20, _A100_PAPER),
+        nvlink_bandwidth=_one_way(600, _A100_SHEET), pcie_bandwidth=_one_way(64, _A100_SHEET))
 
-T4 = DeviceSpec(
-    "t4", vendor="NVIDIA", architecture="Turing", compute_capability=(7, 5),
-    memory_bytes=15_655_829_504, memory_bandwidth=320e9, multiprocessors=40, l2_bytes=4 * 2**20,
-    pcie_bandwidth=_PCIE_3 / 2,
-    flops_per_second=PeakRates(fp64=8.1e12 / 32, fp32=8.1e12, fp16=65e12, int8=130e12),
-    aliases=("tesla_t4", "nvidia_t4"),
-    sources={
-        "memory_bytes": _device_query(
-            "a Tesla T4, CUDA 12.2 driver (github.com/bottlerocket-os/bottlerocket/pull/3798)"),
-        "memory_bandwidth": _device_query("a Tesla T4: 5001 MHz, double data rate, 256-bit bus"),
-        "flops_per_second": "Turing tensor cores take FP16, INT8, INT4 and INT1 only",
-        "flops_per_second.fp64": f"1/32 of fp32: {_TURING_PAPER}, note on FP64 units",
-        "flops_per_second.fp32": _T4_SHEET, "flops_per_second.fp16": _T4_SHEET, "flops_per_second.int8": _T4_SHEET,
-        "multiprocessors": _device_query("a Tesla T4: 40 multiprocessors, 2560 CUDA cores"),
-        "l2_bytes": _device_query("a Tesla T4: 4194304 bytes"), "nvlink_bandwidth": _NO_NVLINK,
-        "pcie_bandwidth": f"half of 32 GB/s both ways (Gen3 x16): {_T4_SHEET}"})
 
-RTX_4090 = DeviceSpec(
-    "rtx_4090", vendor="NVIDIA", architecture="Ada Lovelace", compute_capability=(8, 9),
-    memory_bytes=25_393_692_672, memory_bandwidth=1008e9, multiprocessors=128, l2_bytes=73728 * 2**10,
-    pcie_bandwidth=_PCIE_4 / 2,
-    flops_per_second=PeakRates(fp64=82.6e12 / 64, fp32=82.6e12, tf32=82.6e12, bf16=165.2e12, fp16=165.2e12,
-                               fp8=330.3e12, int8=660.6e12),
-    aliases=("4090", "rtx4090", "geforce_rtx_4090", "nvidia_geforce_rtx_4090"),
-    sources={
-        "memory_bytes": "torch.cuda.get_device_properties on Linux: total_memory 25393692672 (23.65 GiB in PyTorch's "
-                        "messages)",
-        "memory_bandwidth": _RTX_4090_PAPER, "flops_per_second": _RTX_4090_PAPER, "flops_per_second.fp64": _ADA_FP64,
-        "flops_per_second.fp64_tensor": "Ada has no FP64 tensor cores of their own",
-        "multiprocessors": _RTX_4090_PAPER, "l2_bytes": f"73728 KB: {_RTX_4090_PAPER}", "nvlink_bandwidth": _NO_NVLINK,
-        "pcie_bandwidth": "half of 64 GB/s both ways (Gen4 x16): NVIDIA GeForce RTX 4090 specifications"})
+A100_40GB = _a100(
+    "a100_40gb", ("a100_sxm4_40gb", "nvidia_a100_sxm4_40gb"), memory_bandwidth=(1555e9, _A100_PAPER),
+    memory_bytes=(42_298_834_944, _device_query(
+        "an A100-SXM4-40GB, CUDA 12.2 driver (github.com/bottlerocket-os/bottlerocket/pull/3873)")))
+
+A100_80GB = _a100(
+    "a100_80gb", ("a100", "a100_sxm4_80gb", "nvidia_a100_sxm4_80gb"), memory_bandwidth=(2039e9, _A100_SHEET),
+    memory_bytes=(84_987_740_160, _device_query("an A100-SXM4-80GB, CUDA 12.2 driver: 81051 MBytes")))
+
+L4 = _device(
+    "l4", "Ada Lovelace", (8, 9), ("nvidia_l4",),
+    PeakRates(fp64=30.3e12 / 64, fp32=30.3e12, tf32=120e12 / 2, bf16=242e12 / 2, fp16=242e12 / 2, fp8=485e12 / 2,
+              int8=485e12 / 2),
+    {"all": _half(_L4_SHEET), "fp64": _ADA_FP64, "fp64_tensor": _ADA_FP64_TENSOR, "fp32": _L4_SHEET},
+    memory_bytes=(23_583_784_960, _device_query(
+        "an L4, CUDA 12.2 driver (github.com/bottlerocket-os/bottlerocket-kernel-kit/pull/139)")),
+    memory_bandwidth=(300e9, _L4_SHEET), l2_bytes=(48 * 2**20, _device_query("an L4: 50331648 bytes")),
+    multiprocessors=(58, _device_query("an L4: 58 multiprocessors, 7424 CUDA cores")),
+    nvlink_bandwidth=_NO_NVLINK, pcie_bandwidth=_one_way(64, _L4_SHEET))
+
+T4 = _device(
+    "t4", "Turing", (7, 5), ("tesla_t4", "nvidia_t4"),
+    PeakRates(fp64=8.1e12 / 32, fp32=8.1e12, fp16=65e12, int8=130e12),
+    {"all": "Turing tensor cores take FP16, INT8, INT4 and INT1 only",
+     "fp64": "1/32 of fp32: NVIDIA Turing GPU Architecture whitepaper WP-09183-001, note on FP64 units",
+     "fp32": _T4_SHEET, "fp16": _T4_SHEET, "int8": _T4_SHEET},
+    memory_bytes=(15_655_829_504, _device_query(
+        "a Tesla T4, CUDA 12.2 driver (github.com/bottlerocket-os/bottlerocket/pull/3798)")),
+    memory_bandwidth=(320e9, _device_query("a Tesla T4: 5001 MHz, double data rate, 256-bit bus")),
+    multiprocessors=(40, _device_query("a Tesla T4: 40 multiprocessors, 2560 CUDA cores")),
+    l2_bytes=(4 * 2**20, _device_query("a Tesla T4: 4194304 bytes")),
+    nvlink_bandwidth=_NO_NVLINK, pcie_bandwidth=_one_way(32, _T4_SHEET))
+
+RTX_4090 = _device(
+    "rtx_4090", "Ada Lovelace", (8, 9), ("4090", "rtx4090", "geforce_rtx_4090", "nvidia_geforce_rtx_4090"),
+    PeakRates(fp64=82.6e12 / 64, fp32=82.6e12, tf32=82.6e12, bf16=165.2e12, fp16=165.2e12, fp8=330.3e12, int8=660.6e12),
+    {"all": _RTX_4090_PAPER, "fp64": _ADA_FP64, "fp64_tensor": _ADA_FP64_TENSOR},
+    memory_bytes=(25_393_692_672, "torch.cuda.get_device_properties on Linux: total_memory 25393692672 (23.65 GiB in "
+                                  "PyTorch's messages)"),
+    memory_bandwidth=(1008e9, _RTX_4090_PAPER), multiprocessors=(128, _RTX_4090_PAPER),
+    l2_bytes=(73728 * 2**10, f"73728 KB: {_RTX_4090_PAPER}"), nvlink_bandwidth=_NO_NVLINK,
+    pcie_bandwidth=_one_way(64, "NVIDIA GeForce RTX 4090 specifications"))
 
 NVIDIA_DEVICES = (H200, H100_SXM, A100_40GB, A100_80GB, L4, T4, RTX_4090)

@@ -15,12 +15,13 @@ from analyzer.api.argument import build_model
 from analyzer.api.profile import ProfileOptions, profile
 from analyzer.results.build import package_version
 from analyzer.results.profile import Profile
+from analyzer.zoo.command_option import make_inputs
 from analyzer.zoo.input_spec import DTYPES, InputSpec
 from analyzer.zoo.target import load_target
 
 from .checkpointing import checkpoint_blocks
 from .configuration import Configuration
-from .result import COLUMNS, IDENTITY, Row
+from .result import COLUMNS, IDENTITY, Row, identify
 
 TargetLike = str | Callable[[], nn.Module]
 _MODELS_KEPT = 2  # jobs come sorted by model; the second serves two neighbours that alternate
@@ -41,6 +42,10 @@ class Job:
                  "torch_version": str(torch.__version__), "analyzer_version": package_version()}
         return {name: known.get(name) for name in COLUMNS}
 
+    def fail(self, why: str) -> Row:
+        """The row where there are no figures."""
+        return self.start_row() | {"error": why}
+
     @property
     def key(self) -> tuple[Any, ...]:
         """What tells its row from those of other jobs."""
@@ -50,16 +55,6 @@ class Job:
     def model_key(self) -> tuple[TargetLike, str | None, bool]:
         """Jobs with the same one can share a built model."""
         return self.target, self.configuration.dtype, self.configuration.checkpointing
-
-
-def identify(row: Row) -> tuple[Any, ...]:
-    """What tells a row from others; None stands for what it lacks."""
-    return tuple(row.get(name) for name in IDENTITY)
-
-
-def fail(job: Job, why: str) -> Row:
-    """The row of a job that gave no figures."""
-    return job.start_row() | {"error": why}
 
 
 _models: OrderedDict[Any, nn.Module] = OrderedDict()
@@ -76,7 +71,7 @@ def run_job(job: Job) -> Row:
             row = job.start_row() | measure(profile_job(job))
         except Exception as error:  # whatever a user's model raises; the sweep goes on
             _models.pop(job.model_key, None)
-            row = fail(job, f"{type(error).__name__}: {error}")
+            row = job.fail(f"{type(error).__name__}: {error}")
         return row | {"profile_seconds": time.perf_counter() - start}
 
 
@@ -84,11 +79,10 @@ def profile_job(job: Job) -> Profile:
     """The profile of a job, on a model that is built once for all jobs that can share it."""
     configuration = job.configuration
     model = _find_model(job).train(configuration.mode == "train")
-    return profile(model, args=tuple(spec.make() for spec in job.inputs if spec.name is None), kwargs={
-        spec.name: spec.make() for spec in job.inputs if spec.name is not None
-    }, mode=configuration.mode, optimizer=configuration.optimizer, device=configuration.device_spec,
+    args, kwargs = make_inputs(job.inputs)
+    return profile(model, args, kwargs, mode=configuration.mode, optimizer=configuration.optimizer,
                    autocast=None if configuration.autocast is None else DTYPES[configuration.autocast],
-                   options=ProfileOptions(keep_events=False))
+                   device=configuration.device_spec, options=ProfileOptions(keep_events=False))
 
 
 def _find_model(job: Job) -> nn.Module:

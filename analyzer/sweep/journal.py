@@ -3,13 +3,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from analyzer.errors import InputError
 
-from .job import identify
-from .result import IDENTITY, Row
+from .result import IDENTITY, Row, identify
 
 
 class Journal:
@@ -31,8 +29,7 @@ class Journal:
         self._file.truncate(whole)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._file.close()
 
     def append(self, row: Row) -> None:

@@ -86,9 +86,14 @@ class SweepResult:
         """Write a .csv, .jsonl or .parquet file. Raises InputError for others, MissingExtraError without pyarrow."""
         path = check_table(path)
         if path.suffix == ".parquet":
-            write_output(path, _write_parquet(self.rows, path))
+            write_output(path, _format_parquet(self.rows))
         else:
             write_output(path, self.to_csv() if path.suffix == ".csv" else self.to_jsonl())
+
+
+def identify(row: Row) -> tuple[Any, ...]:
+    """What tells a row from others; None stands for what it lacks."""
+    return tuple(row.get(name) for name in IDENTITY)
 
 
 def check_table(path: str | Path) -> Path:
@@ -98,23 +103,19 @@ def check_table(path: str | Path) -> Path:
         raise InputError(f"{path}: must end in {', '.join(FORMATS)}")
     check_output(path)
     if path.suffix == ".parquet":
-        _import_pyarrow(path)
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError(
+                f"{path}: needs pyarrow, which is not installed: pip install 'torch-analyzer[sweep]'") from error
     return path
 
 
-def _import_pyarrow(path: Path) -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{path}: needs pyarrow, which is not installed: pip install 'torch-analyzer[sweep]'") from error
-    return pyarrow
+def _format_parquet(rows: Sequence[Row]) -> bytes:
+    import pyarrow.parquet
 
-
-def _write_parquet(rows: Sequence[Row], path: Path) -> bytes:
-    arrow = _import_pyarrow(path)
-    kinds = {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
-    columns = {name: arrow.array([row.get(name) for row in rows], type=kinds[kind]) for name, kind in COLUMNS.items()}
+    kinds = {str: "string", int: "int64", float: "float64", bool: "bool"}
+    columns = {name: pyarrow.array([row.get(name) for row in rows], kinds[kind]) for name, kind in COLUMNS.items()}
     content = io.BytesIO()
-    arrow.parquet.write_table(arrow.table(columns), content)
+    pyarrow.parquet.write_table(pyarrow.table(columns), content)
     return content.getvalue()

@@ -23,7 +23,7 @@ import torch
 
 from analyzer.errors import InputError
 
-from .job import Job, fail, run_job
+from .job import Job, run_job
 from .result import Row
 
 Done = tuple[Job, Row]
@@ -47,7 +47,7 @@ def _take(future: Future[Row], job: Job) -> Row:
     try:
         return future.result()
     except (Exception, CancelledError) as error:
-        return fail(job, f"{type(error).__name__}: {error}")
+        return job.fail(f"{type(error).__name__}: {error}")
 
 
 def run_in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
@@ -62,7 +62,7 @@ def run_in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
     while queue:
         suspects = yield from _run_until_death(queue, workers)
         if len(suspects) == 1:
-            yield suspects[0], fail(suspects[0], _DIED)
+            yield suspects[0], suspects[0].fail(_DIED)
         elif suspects:
             yield from run_in_processes(suspects, 1)
 
