@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from .errors import DuplicateRegistrationError
@@ -37,10 +37,16 @@ class Registry(Generic[K, V]):
         self._table: dict[K, V] = {}
         self._scoped: list[set[K]] = []  # per open scope: keys registered inside it
 
+    def fill(self) -> None:
+        """Register what comes with the package: called before each use, for a table that is filled at the first one."""
+
     def __call__(self, key: K, impl: V | None = None, *, override: bool = False) -> Any:
         """Register ``impl``, or return a decorator. DuplicateRegistrationError where taken, unless ``override``."""
-        if impl is None:
-            return lambda f: self(key, f, override=override)
+        self.fill()
+        return self.add(key, impl, override) if impl is not None else lambda f: self(key, f, override=override)
+
+    def add(self, key: K, impl: V, override: bool = False) -> V:
+        """Register ``impl``, without filling the table first."""
         may_replace = override or (self._scoped and key not in self._scoped[-1])
         if key in self._table and not may_replace:
             raise DuplicateRegistrationError(
@@ -54,20 +60,21 @@ class Registry(Generic[K, V]):
 
     def find(self, key: K) -> V | None:
         """The implementation for ``key``, or None."""
+        self.fill()
         return self._table.get(key)
 
     def __contains__(self, key: K) -> bool:
+        self.fill()
         return key in self._table
 
     def __iter__(self) -> Iterator[K]:
+        self.fill()
         return iter(self._table)
 
-    def scope(self) -> AbstractContextManager[None]:
-        """Undo, at the end of the block, every registration made inside it."""
-        return self._undo_at_end()
-
     @contextmanager
-    def _undo_at_end(self) -> Iterator[None]:
+    def scope(self) -> Iterator[None]:
+        """Undo, at the end of the block, every registration made inside it."""
+        self.fill()
         before = dict(self._table)
         self._scoped.append(set())
         try:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from analyzer.zoo.torchvision_models import find_torchvision_model
+from analyzer.zoo.vision_models import find_torchvision_model
 
 from .coverage_case import Candidate, Case, Inputs
 from .coverage_nms import provide_nms

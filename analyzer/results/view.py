@@ -3,8 +3,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from analyzer.errors import InputError
@@ -23,12 +22,6 @@ def load_on_first_use(load: Callable[[], object]) -> Callable[[], object]:
     return load
 
 
-def _load() -> None:
-    with _lock:
-        while _loaders:
-            _loaders.pop()()
-
-
 class ViewRegistry(Registry[str, View]):
     """Views by name. Those that come with the package are loaded before one is looked for, added or replaced.
 
@@ -40,30 +33,18 @@ class ViewRegistry(Registry[str, View]):
     3
     """
 
-    def __call__(self, key: str, impl: View | None = None, *, override: bool = False) -> Any:
-        """Register ``impl`` under the name ``key``, or return a decorator that does; refuses a name that is taken."""
-        _load()
-        return super().__call__(key, impl, override=override)
+    def fill(self) -> None:
+        """Call what `load_on_first_use` was given."""
+        with _lock:
+            while _loaders:
+                _loaders.pop()()
 
     def shipped(self, key: str) -> Callable[[F], F]:
         """A decorator for the views that come with the package, which are registered while they are loaded."""
         def register(impl: F) -> F:
-            super(ViewRegistry, self).__call__(key, impl)
+            self.add(key, impl)
             return impl
         return register
-
-    def __iter__(self) -> Iterator[str]:
-        _load()
-        return super().__iter__()
-
-    def __contains__(self, key: str) -> bool:
-        _load()
-        return super().__contains__(key)
-
-    def find(self, key: str) -> View | None:
-        """The view of that name, or None."""
-        _load()
-        return super().find(key)
 
     def look_up(self, key: str, caller: str) -> View:
         """The view of that name. Raises InputError, with the names that there are, for another."""
@@ -80,11 +61,6 @@ class ViewRegistry(Registry[str, View]):
         """The names of a view's options, ``"**"`` where it takes any."""
         parameters = list(inspect.signature(self.look_up(key, self.name)).parameters.values())[1:]
         return ["**" if p.kind is inspect.Parameter.VAR_KEYWORD else p.name for p in parameters]
-
-    def scope(self) -> AbstractContextManager[None]:
-        """Undo, at the end of the block, every registration made inside it."""
-        _load()
-        return super().scope()
 
 
 #: ``(profile, ...) -> anything``: what `Profile.export` and the ``to_*`` methods give.

@@ -1,7 +1,7 @@
 """What uses a profile to decide: plans of checkpointing, and the largest batch that fits."""
 from .application import PlanRegion
-from .check import measure_step
 from .plan import FrontierPoint, InfeasibleBudgetError, Plan, StepInfo
+from .recorded_step import measure_step
 from .solve import Planner, solve
 
 __all__ = [

@@ -1,6 +1,7 @@
 """A plan as plain data: parts of a program that run under checkpoints, what they keep, what that gives."""
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 
 from torch import fx, nn
 
-from analyzer.errors import InputError, ProfileFormatError
+from analyzer.errors import InputError, MissingExtraError, ProfileFormatError
 from analyzer.output import write_output
 from analyzer.report.column import print_rows
 from analyzer.report.json_format import decoder_of, encode
@@ -92,6 +93,11 @@ class Plan:
             return self.planned.recompute_flops
         before, after = self.unplanned.seconds, self.planned.seconds
         return None if before is None or after is None else after - before + self.offload_seconds
+
+    def share_of_step(self, overhead: float | None) -> float | None:
+        """``overhead`` as a share of the step's seconds without the plan, or of the FLOPs of its forward pass."""
+        whole = self.unplanned.seconds if self.objective == "seconds" else self.unplanned.fwd_flops
+        return None if overhead is None or not whole else overhead / whole
 
     # ---- the program
 
@@ -212,3 +218,50 @@ class Plan:
 
 def _percent(part: float, whole: float | None) -> str:
     return f"{part / whole:.1%}" if whole else "-"
+
+
+def format_frontier(plan: Plan) -> str:
+    """A row for each budget of ``plan.frontier``: the peak reached and the overhead."""
+    shares = [plan.share_of_step(p.overhead) for p in plan.frontier]
+    rows = [(format_bytes(p.budget_bytes), format_bytes(p.peak_bytes), plan.format_cost(p.overhead),
+             "-" if share is None else f"{share:.2%}") for p, share in zip(plan.frontier, shares)]
+    return print_rows(("Budget", "Peak reached", "Overhead",
+                       "Of the step" if plan.objective == "seconds" else "Of the forward pass"), rows, left=())
+
+
+def draw_frontier(plan: Plan, path: str | Path) -> None:
+    """Draw ``plan.frontier`` and the plan itself to a file, whose ending says the format.
+
+    Raises MissingExtraError without matplotlib, InputError for a plan without a frontier or an unknown format.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError(
+            "drawing a frontier: matplotlib is not installed; pip install 'torch-analyzer[report]'") from error
+    if not plan.frontier:
+        raise InputError(
+            "draw_frontier(): the plan has no frontier; make one with Planner.frontier and dataclasses.replace(plan, "
+            "frontier=...)")
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    known = [(p.peak_bytes / 2**30, 100 * share) for p in plan.frontier
+             if (share := plan.share_of_step(p.overhead)) is not None]
+    axes.plot(*zip(*known), marker="o", drawstyle="steps-pre", label="plans")
+    own = plan.share_of_step(plan.overhead)
+    if plan.planned is not None and own is not None:
+        peak = plan.planned.peak_bytes if plan.budget_of == "step" else plan.planned.peak_activation_bytes
+        axes.plot([peak / 2**30], [100 * own], marker="*", markersize=14, linestyle="", label="this plan")
+    axes.set_xlabel("peak memory of " + ("the step" if plan.budget_of == "step" else "activations") + ", GiB")
+    axes.set_ylabel("overhead, % of the " + ("step's time" if plan.objective == "seconds" else "forward pass's FLOPs"))
+    axes.set_title(plan.model)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    drawn = io.BytesIO()
+    try:
+        figure.savefig(drawn, format=Path(path).suffix.removeprefix(".") or None)
+    except ValueError as error:  # an ending that is no format
+        raise InputError(f"draw_frontier({str(path)!r}): {error}") from error
+    write_output(path, drawn.getvalue())

@@ -77,8 +77,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
 
     from analyzer.zoo.target import load_target
 
-    from .frontier import draw_frontier, format_frontier
-    from .plan import InfeasibleBudgetError
+    from .plan import InfeasibleBudgetError, draw_frontier, format_frontier
     from .solve import Planner
 
     target = load_target(arguments.target)

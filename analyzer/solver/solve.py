@@ -20,9 +20,9 @@ from analyzer.units import format_bytes, parse_bytes
 
 from .application import PlanRegion, apply_to_graph, copy_graph_module
 from .chain import least_limit, solve_chain
-from .check import record_step
 from .plan import FrontierPoint, InfeasibleBudgetError, Plan, StepInfo
 from .problem import Problem, read_problem
+from .recorded_step import record_step
 from .unit import Division, Unit, make_units, peak_bytes, total_cost
 
 METHODS = ("auto", "greedy", "chain", "exact")

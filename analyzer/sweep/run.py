@@ -1,7 +1,8 @@
-"""`sweep`: profiles every configuration of a grid."""
+"""`sweep`: profiles every configuration of a grid, and goes on from a file of the rows that are there."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -13,8 +14,7 @@ from analyzer.zoo.target import Target, load_target
 
 from .configuration import expand_grid, resolve_inputs
 from .job import Job, TargetLike, run_job
-from .journal import Journal
-from .result import Row, SweepResult
+from .result import IDENTITY, Row, SweepResult, identify
 from .workers import Done, run_in_executor, run_in_processes
 
 Watcher = Callable[[int, int, Row], None]
@@ -103,3 +103,45 @@ def _run(jobs: Sequence[Job], executor: Executor | None, workers: int | None) ->
 
 def _collect(jobs: Sequence[Job], rows: Mapping[Job, Row]) -> SweepResult:
     return SweepResult(tuple(rows[job] for job in jobs if job in rows))
+
+
+class Journal:
+    """Appends rows to ``path``, a JSON line each, while it is open; `rows` are those there before, by identity.
+
+    A last line that was cut short is dropped. Rows of other sweeps stay in the file.
+    Raises InputError for a file that holds something else.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.rows: dict[tuple[Any, ...], Row] = {}
+
+    def __enter__(self) -> Journal:
+        if not self.path.absolute().parent.is_dir():
+            raise InputError(f"{self.path}: the folder {self.path.absolute().parent} does not exist")
+        whole = self._read()
+        self._file = self.path.open("ab")
+        self._file.truncate(whole)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def append(self, row: Row) -> None:
+        """Keep a row, whatever happens next to this process."""
+        self._file.write(json.dumps(row).encode() + b"\n")
+        self._file.flush()
+
+    def _read(self) -> int:
+        """Fill `rows`; the result is the length of what is whole."""
+        text = self.path.read_bytes() if self.path.exists() else b""
+        whole = text.rfind(b"\n") + 1
+        for number, line in enumerate(text[:whole].splitlines(), 1):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict) or not set(IDENTITY) <= row.keys():
+                raise InputError(f"{self.path}:{number}: is no row of a sweep; name another file, or take the line out")
+            self.rows[identify(row)] = row
+        return whole

@@ -27,9 +27,8 @@ from analyzer.zoo import MODELS
 
 from .input_spec import parse_input
 from .model_target import LabelRule, Target, find_close
-from .timm_models import find_timm_model
-from .torchvision_models import find_torchvision_model
 from .transformers_models import find_transformers_model
+from .vision_models import find_timm_model, find_torchvision_model
 
 __all__ = ["LabelRule", "Target", "load_target"]
 

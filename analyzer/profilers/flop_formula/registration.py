@@ -2,8 +2,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -73,26 +72,14 @@ class FlopRegistry(Registry[Hashable, Formula]):
 
     def __call__(self, key: Hashable, impl: Formula | None = None, *, override: bool = False) -> Any:
         """Register ``impl`` for ``key``, as `Registry` does."""
-        self.fill()
         return super().__call__(name_key(key), impl, override=override)
 
     def find(self, key: Hashable) -> Formula | None:
         """The formula of ``key``, or None."""
-        self.fill()
         return super().find(name_key(key))
 
     def __contains__(self, key: Hashable) -> bool:
-        self.fill()
         return super().__contains__(name_key(key))
-
-    def __iter__(self) -> Iterator[Hashable]:
-        self.fill()
-        return super().__iter__()
-
-    def scope(self) -> AbstractContextManager[None]:
-        """Undo, at the end of the block, every registration made inside it."""
-        self.fill()  # before the scope, whose end undoes what is registered in it
-        return super().scope()
 
 
 register_flop_impl = FlopRegistry("register_flop_impl")

@@ -1,4 +1,4 @@
-"""`torchvision:NAME`: any model that torchvision registers, without its weights."""
+"""`torchvision:NAME` and `timm:NAME` (with or without a tag): any model that these register, without its weights."""
 from __future__ import annotations
 
 import inspect
@@ -14,6 +14,7 @@ from .model_target import DEFAULT_BATCH, Target, find_close, import_extra
 
 VIDEO_FRAMES = 16  # the clip length of torchvision's references/video_classification
 FLOW_SIZE = (368, 496)  # the crop RAFT is first trained on (its paper, and torchvision's references/optical_flow)
+IMAGENET_SIZE = (3, 224, 224)  # timm's own default where a model has no configuration
 DETECTION_SIZE = (800, 800)  # GeneralizedRCNNTransform brings the shorter side of any image to 800
 
 
@@ -54,3 +55,22 @@ def _choose_shapes(models: Any, name: str) -> list[tuple[int, ...]]:
     if family == "video":
         return [(DEFAULT_BATCH, 3, max(VIDEO_FRAMES, weights.meta.get("min_temporal_size", 1)), *preset["crop_size"])]
     return [(DEFAULT_BATCH, 3, preset["crop_size"], preset["crop_size"])]
+
+
+def find_timm_model(name: str, target: str) -> Target:
+    """The model `name` of timm, to be called with a batch of images of the size in its pretrained configuration.
+
+    Raises TargetError for an unknown name or tag, MissingExtraError without timm.
+    """
+    timm = import_extra("timm", target)
+    if not timm.is_model(name):
+        raise TargetError(f"{target}: timm has no model {name!r}{find_close(name, timm.list_models())}")
+    try:
+        config = timm.get_pretrained_cfg(name)
+    except RuntimeError as error:
+        architecture, _, tag = name.partition(".")
+        tagged = timm.list_models(f"{architecture}.*", include_tags=True)
+        raise TargetError(f"{target}: timm's {architecture} has no tag {tag!r}{find_close(name, tagged)}") from error
+    size = tuple(config.input_size) if config is not None else IMAGENET_SIZE
+    return Target(target, partial(timm.create_model, name, pretrained=False),
+                  (InputSpec(None, torch.float32, (DEFAULT_BATCH, *size)), ))
