@@ -13,7 +13,7 @@ from analyzer.fx.trace.leaf_module import is_leaf
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
-from analyzer.meta.lazy_touch import LazyTouch
+from analyzer.meta.state import LazyTouch
 from analyzer.record.eager import EagerStep, OptimizerFactory
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions

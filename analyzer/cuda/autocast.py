@@ -15,8 +15,8 @@ from torch.utils.weak import TensorWeakRef
 
 from analyzer.meta.intercept.gated_kernel import GatedKernels, any_on, device_type_of, is_simulating
 from analyzer.meta.intercept.interrupt import InterruptsHeld
-from analyzer.meta.intercept.replacement import Undo, replace
-from analyzer.meta.state import MetaState, current
+from analyzer.meta.intercept.replacement import Undo, answer
+from analyzer.meta.state import MetaState
 
 from .autocast_list import APPENDED, BANNED, FLOAT, FLOAT_APPENDED, FLOAT_IF_UNSET, LOWER, WIDEST, read_policies
 from .kernel_registry import overloads
@@ -187,20 +187,17 @@ def replacements() -> Iterator[Undo]:
     """Follow the switches of autocast; each result undoes one step."""
     yield uninstall
     for name in ("set_autocast_enabled", "set_autocast_cpu_enabled"):
-        yield replace(torch, name, _around(install, lambda: follow_switch(True)))
-    yield replace(torch, "clear_autocast_cache", _around(None, clear_cache))
+        yield answer(torch, name, _switch, passes_original=True)
+    yield answer(torch, "clear_autocast_cache", _clear_both, passes_original=True)
 
 
-def _around(before: Callable[[], None] | None, after: Callable[[], None]) -> Callable[[Any], Any]:
-    """In simulated threads, call ``before`` a switch is on what takes long: torch leaves it on after an interrupt."""
-    def make(original: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if current() is None:
-                return original(*args, **kwargs)
-            if before is not None and args[-1:] == (True,):
-                before()
-            result = original(*args, **kwargs)
-            after()
-            return result
-        return call
-    return make
+def _switch(original: Any, *args: Any, **kwargs: Any) -> None:
+    if args[-1:] == (True,):
+        install()  # before the switch is on, for this takes long: torch leaves it on after an interrupt
+    original(*args, **kwargs)
+    follow_switch(True)
+
+
+def _clear_both(original: Any) -> None:
+    original()
+    clear_cache()

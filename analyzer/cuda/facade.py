@@ -18,9 +18,8 @@ import torch.nn.parallel.comm
 
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.memory.allocator import CachingAllocator
-from analyzer.meta.current_device import selected
 from analyzer.meta.intercept.replacement import Undo, answer, replace
-from analyzer.meta.state import active_state, current
+from analyzer.meta.state import active, active_state, current
 
 from .sdp_choice import CUDNN_VERSION, simulated_capability
 from .stream import SimulatedEvent, SimulatedGenerator, SimulatedStream, device_index, simulated_class
@@ -63,9 +62,9 @@ def _set_device(device: Any) -> None:
 
 
 def _exchange_device(device: int) -> int:
-    before = selected.index
+    before = active.device_index
     if device >= 0:
-        selected.index = device
+        active.device_index = device
     return before
 
 
@@ -174,7 +173,7 @@ _RANDOM: dict[str, Callable[..., Any]] = {
                     _nothing)}
 _DEVICE: dict[str, Callable[..., Any]] = {
     "is_available": _is_there, "is_initialized": _is_there, "device_count": _device_count,
-    "current_device": lambda: selected.index, "set_device": _set_device, "_exchange_device": _exchange_device,
+    "current_device": lambda: active.device_index, "set_device": _set_device, "_exchange_device": _exchange_device,
     "_maybe_exchange_device": _exchange_device, "is_bf16_supported": _is_bf16_supported,
     "get_device_name": _name, "get_device_capability": lambda device=None: simulated_capability(),
     "is_current_stream_capturing": _constant(False), "get_device_properties": _properties,
@@ -185,7 +184,7 @@ _DEVICE: dict[str, Callable[..., Any]] = {
 _ACCELERATOR: dict[str, Callable[..., Any]] = {
     "is_available": _is_there, "device_count": _device_count,
     "current_accelerator": lambda check_available=False: torch.device("cuda") if _is_there() else None,
-    "current_device_index": lambda: selected.index, "current_device_idx": lambda: selected.index,
+    "current_device_index": lambda: active.device_index, "current_device_idx": lambda: active.device_index,
     "set_device_index": _set_device, "set_device_idx": _set_device, "get_memory_info": _mem_get_info,
     "current_stream": _current_stream, "set_stream": _set_stream, "synchronize": _nothing,
     **{name: _MEMORY[name]
@@ -251,5 +250,5 @@ def replacements() -> Iterator[Undo]:
 
 def _forget() -> None:
     """Streams and devices that were set belong to the mode that ends."""
-    selected.index = 0
+    active.device_index = 0
     _local.streams.clear()

@@ -1,4 +1,6 @@
-"""Operators that take another path on the simulated device than on meta: tables, and their place in the dispatcher."""
+"""Operators that take another path on the simulated device than on meta: tables, what is called in such a kernel, and
+their place in the dispatcher.
+"""
 from __future__ import annotations
 
 import importlib
@@ -12,6 +14,8 @@ import torch
 from analyzer.meta.intercept.gated_kernel import GatedKernels, any_on, is_simulating
 from analyzer.meta.intercept.replacement import Undo
 from analyzer.meta.shape_registry import device_shapes, host_shapes
+from analyzer.meta.state import CPU, active, active_state
+from analyzer.meta.tensor import META, device_of
 from analyzer.registry import Registry
 
 Impl = Callable[..., Any]
@@ -70,6 +74,28 @@ def device_shape(*names: str, on_any_device: bool = False) -> Callable[[Impl], I
 def host_shape(*names: str) -> Callable[[Impl], Impl]:
     """As `registered`, in `host_shapes`."""
     return registered(names, host_shapes)
+
+
+# -- how kernels call operators ---------------------------------------------------------------------------------------
+
+
+def call_whole(op: torch._ops.OpOverload, *args: Any) -> Any:
+    """Run ``op`` below autograd as one call, by its registered shape. For use inside an ``autograd.Function``."""
+    guard = torch._C._DisableTorchDispatch()
+    try:
+        with torch._C.DisableTorchFunction():
+            return active.dispatch_mode.handle(op, args, None, whole=True)
+    finally:
+        del guard
+
+
+def new_on_device_of(like: torch.Tensor | None, factory: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """``factory(*args, **kwargs)`` on the device of ``like``, or on the host without one."""
+    device = CPU if like is None else device_of(like)
+    return active_state().call_on(device, factory, *args, **kwargs, device=META)  # type: ignore[no-any-return]
+
+
+# -- their place in the dispatcher ------------------------------------------------------------------------------------
 
 
 def _make_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:

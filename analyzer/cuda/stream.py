@@ -24,7 +24,19 @@ def device_index(device: Any = None) -> int:
     return torch.cuda.current_device() if index is None else index
 
 
-class SimulatedStream:
+class _Done:
+    """What is never left to run: to wait for it takes no time."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self, other: Any = None) -> None:
+        pass
+
+    wait = wait_event = wait_stream = synchronize
+
+
+class SimulatedStream(_Done):
     """Answers as ``torch.cuda.Stream``. Its number decides from which pool of the simulated allocator memory comes."""
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
@@ -35,20 +47,9 @@ class SimulatedStream:
         self.device_index = self.device.index
         self.device_type = 1  # c10::DeviceType::CUDA
 
-    def query(self) -> bool:
-        """True: nothing is ever left to run."""
-        return True
-
     def is_capturing(self) -> bool:
         """False: there are no CUDA graphs."""
         return False
-
-    def synchronize(self) -> None:
-        """Return at once."""
-    def wait_event(self, event: Any) -> None:
-        """Return at once."""
-    def wait_stream(self, stream: Any) -> None:
-        """Return at once."""
 
     def record_event(self, event: Any = None) -> Any:
         """Record ``event``, or a new one, on this stream."""
@@ -74,7 +75,7 @@ class SimulatedStream:
         return f"<simulated torch.cuda.Stream device={self.device} stream_id={self.stream_id}>"
 
 
-class SimulatedEvent:
+class SimulatedEvent(_Done):
     """Answers as ``torch.cuda.Event``."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
@@ -85,15 +86,6 @@ class SimulatedEvent:
     def record(self, stream: Any = None) -> None:
         """Note the device of ``stream``."""
         self.device = torch.device("cuda", torch.cuda.current_device()) if stream is None else stream.device
-
-    def wait(self, stream: Any = None) -> None:
-        """Return at once."""
-    def synchronize(self) -> None:
-        """Return at once."""
-
-    def query(self) -> bool:
-        """True: nothing is ever left to run."""
-        return True
 
     def elapsed_time(self, end_event: Any) -> float:
         """A placeholder, `ELAPSED_MILLISECONDS`, said so in the assumptions."""

@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from analyzer.meta.lazy_touch import LazyTouch
-from analyzer.meta.state import CPU, MetaState
+from analyzer.meta.state import CPU, LazyTouch, MetaState
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import META, MetaTensor, attach, attach_at, bytes_on_meta, device_of, tensor_on
 from analyzer.meta.value.known_value import Deferred, small_enough

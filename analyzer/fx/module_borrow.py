@@ -13,12 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from analyzer.meta.current_device import indexed_device
 from analyzer.meta.intercept.interrupt import InterruptsHeld
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.lazy_touch import LazyTouch
 from analyzer.meta.plain_type import LEAVES
-from analyzer.meta.state import MetaState, current
+from analyzer.meta.state import LazyTouch, MetaState, current, indexed_device
 from analyzer.meta.tensor import MetaTensor
 from analyzer.record.module_walk import REGISTRIES, walk_modules
 from analyzer.replay.reserved import Reserved

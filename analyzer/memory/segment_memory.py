@@ -175,15 +175,10 @@ class SegmentMemory:
     # try_allocate_expandable_block
     def _take_expandable(self, pool: Pool, size_bytes: int) -> Span | None:
         span = self._find_expandable(pool, size_bytes)
-        if not span.is_mapped:
-            mapped = self._map(span, min(span.size_bytes, size_bytes))
-            if mapped is None:
-                return None
-            span = mapped
-        while span.size_bytes < size_bytes:
-            unmapped = span.next
+        while not span.is_mapped or span.size_bytes < size_bytes:
+            unmapped, mapped_bytes = (span.next, span.size_bytes) if span.is_mapped else (span, 0)
             assert unmapped is not None and not unmapped.is_mapped  # what _find_expandable made sure of
-            mapped = self._map(unmapped, min(size_bytes - span.size_bytes, unmapped.size_bytes))
+            mapped = self._map(unmapped, min(size_bytes - mapped_bytes, unmapped.size_bytes))
             if mapped is None:
                 return None
             span = mapped

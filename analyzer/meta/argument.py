@@ -8,8 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .intercept.mode_stack import without_modes
-from .lazy_touch import LazyTouch
-from .state import MetaState
+from .state import LazyTouch, MetaState
 from .storage import MetaStorage, find_storage
 from .tensor import META, MetaTensor, device_of, new_storage, tensor_on
 from .value.known_value import Deferred, small_enough

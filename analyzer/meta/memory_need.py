@@ -57,25 +57,16 @@ def kernel_stages(*operators: Any) -> Callable[[StageRule], StageRule]:
     return add
 
 
-_orders: dict[Any, tuple[int, ...]] = {}
-
-
-def allocated_in(order: tuple[int, ...], *operators: Any) -> None:
-    """Say that the CUDA kernels of ``operators`` (overload packets) allocate their outputs in this order, not in that
-    of the result. It decides which of the allocator's free blocks each of them gets, and so how many bytes are held
-    beyond those asked for. From outside of the package, `MemoryNeed` says the same.
-    """
-    for operator in operators:
-        assert operator not in _orders, operator
-        _orders[operator] = order
+# As `MemoryNeed.output_order`, of CUDA's kernels: Dropout.cu, dropout_cuda.
+_ORDERS: dict[Any, tuple[int, ...]] = {torch.ops.aten.native_dropout: (1, 0)}  # the mask first
 
 
 def has_rule(info: OperatorInfo) -> bool:
     """Whether anything is known of what an operator holds while it runs, or of the order of its outputs."""
-    rules = len(_rules) + len(_orders) + register_memory_impl.version  # none of which ever shrinks
+    rules = len(_rules) + register_memory_impl.version  # none of which ever shrinks
     if info.rules_seen != rules:
         info.rules_seen = rules
-        info.has_rule = (info.packet in _rules or info.packet in _orders or info.op in register_memory_impl
+        info.has_rule = (info.packet in _rules or info.packet in _ORDERS or info.op in register_memory_impl
                          or info.packet in register_memory_impl)
     return info.has_rule
 
@@ -95,7 +86,7 @@ def kernel_memory(signature: Signature) -> tuple[tuple[Stage, ...], tuple[int, .
     if found is None:
         rule = _rules.get(packet)
         on_cuda = any(s.device.startswith("cuda") for s in (*signature.inputs, *signature.outputs))
-        found = ((), None) if not on_cuda else (rule(signature) if rule else (), _orders.get(packet))
+        found = ((), None) if not on_cuda else (rule(signature) if rule else (), _ORDERS.get(packet))
         signature.memo[key] = found
     return found
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from .active_mode import forget_modes, modes, set_state
 from .address_space import AddressSpace
 from .dispatch.accumulation import counts_are_known, learn_counts
 from .dispatch.mode import MetaDispatchMode
@@ -16,7 +15,7 @@ from .intercept.mode_stack import cut_mode_stacks, mode_stack_depths
 from .intercept.patch import mode_replacements
 from .options import MetaOptions
 from .simulated_device import devices
-from .state import CPU, MetaState, active
+from .state import CPU, MetaState, active, set_state
 from .tensor import kernel
 
 
@@ -52,7 +51,7 @@ class MetaTensorMode:
     def _activate(self, undo: ExitStack) -> None:
         before, state = active.state, MetaState(self.options, self.space, self.adopted_device)
         undo.push(state.raise_failure)
-        if modes.function is None:
+        if active.dispatch_mode is None:
             mode_replacements.install()
             undo.callback(mode_replacements.uninstall)
             undo.callback(cut_mode_stacks, *mode_stack_depths())
@@ -61,8 +60,8 @@ class MetaTensorMode:
             function.state = dispatch.state = state
             undo.enter_context(function)
             undo.enter_context(dispatch)
-            modes.function, modes.dispatch = function, dispatch
-            undo.callback(forget_modes)
+            active.function_mode, active.dispatch_mode = function, dispatch
+            undo.callback(_forget_modes)
             for device in devices:
                 undo.callback(device.leave_thread)
                 device.enter_thread()
@@ -77,3 +76,7 @@ class MetaTensorMode:
         """The state of the innermost activation in this thread."""
         assert active.state is not None
         return active.state
+
+
+def _forget_modes() -> None:
+    active.function_mode = active.dispatch_mode = None

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from .value.density import ESTIMATED
-from .value.finiteness import TESTS
+from .value.expectation import ESTIMATED, TESTS
 
 _FILLERS = {"full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones",
             "scalar_tensor"}

@@ -3,24 +3,29 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import torch
 
-_SKIPPED = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
-            os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, "<eval_with_key>", "<string>", "<frozen")
-_OWN_MODELS = os.path.join(_SKIPPED[0], "zoo")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_SKIPPED = (_PACKAGE, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, "<eval_with_key>", "<string>",
+            "<frozen")
+_OWN_MODELS = os.path.join(_PACKAGE, "zoo")
 _is_users: dict[str, bool] = {}  # by file name
+
+
+def first_frame(is_wanted: Callable[[str], bool]) -> FrameType | None:
+    """The innermost frame of a file that is wanted."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_wanted(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
 
 
 def user_frame() -> FrameType | None:
     """The innermost frame outside torch and this package (the shipped models count as the user's)."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_user_code(frame.f_code.co_filename):
-            return frame
-        frame = frame.f_back
-    return None
+    return first_frame(is_user_code)
 
 
 def is_user_code(filename: str) -> bool:
@@ -31,6 +36,11 @@ def is_user_code(filename: str) -> bool:
     return found
 
 
+def is_outside(filename: str) -> bool:
+    """Whether a source file is not this package's (its models count as the user's)."""
+    return filename.startswith(_OWN_MODELS) or not filename.startswith(_PACKAGE)
+
+
 def user_line() -> str | None:
     """``file.py:123`` of the innermost frame outside torch and this package."""
     frame = user_frame()
@@ -39,12 +49,5 @@ def user_line() -> str | None:
 
 def asked_by(folder: str) -> bool:
     """Whether the innermost frame outside this package and torch's tensor classes is code in ``folder``."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(folder):
-            return True
-        if not name.startswith(_SKIPPED) or name.startswith(_OWN_MODELS):
-            return False
-        frame = frame.f_back
-    return False
+    frame = first_frame(lambda filename: filename.startswith(folder) or is_user_code(filename))
+    return frame is not None and frame.f_code.co_filename.startswith(folder)

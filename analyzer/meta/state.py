@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -118,11 +119,51 @@ class MetaState:
         return " ".join(filter(None, [f"in module {module!r}" if module else "", f"at {place}" if place else ""]))
 
 
+class LazyTouch(BaseException):
+    """Code used a tensor of a lazily materialized block. No Exception: no handler in the model's code takes it."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__(type(block).__name__)
+        self.block = block
+
+
 class _Active(threading.local):
+    """What is active in this thread; nested activations share the two modes that it has pushed."""
+
     state: MetaState | None = None
+    function_mode: Any = None  #: the `MetaFunctionMode`
+    dispatch_mode: Any = None  #: the `MetaDispatchMode`
+    #: the accelerator that ``torch.cuda.current_device()`` answers and ``device="cuda"`` without an index means
+    device_index = 0
 
 
 active = _Active()
+
+
+def set_state(state: MetaState | None) -> None:
+    """Let what runs in this thread belong to ``state``."""
+    active.state = state
+    if active.dispatch_mode is not None:
+        active.function_mode.state = active.dispatch_mode.state = state
+
+
+def indexed_device(device: Any) -> torch.device:
+    """``device`` with an index, as tensors report it: the current one where none is given."""
+    device = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
+    if device.index is None and device.type not in ("cpu", "meta"):
+        return torch.device(device.type, active.device_index)
+    return torch.device("cpu") if device.type == "cpu" else device
+
+
+@contextmanager
+def mode_in_force() -> Iterator[None]:
+    """Push the function mode again inside its own handler, where torch has taken it off."""
+    mode = active.function_mode
+    if mode is None or mode in torch.overrides._get_current_function_mode_stack():
+        yield
+        return
+    with mode:
+        yield
 
 
 def current() -> MetaState | None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.function import new_on_device_of
-from analyzer.cuda.kernel_registry import device_kernel, device_shape
+from analyzer.cuda.kernel_registry import device_kernel, device_shape, new_on_device_of
 from analyzer.cuda.sdp_choice import CUDNN, EFFICIENT, FLASH, MATH, AttentionCall, choose_backend, choose_host_backend
 from analyzer.errors import InputError
 from analyzer.meta.intercept.gated_kernel import any_on

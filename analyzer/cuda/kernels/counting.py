@@ -5,13 +5,12 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.function import new_on_device_of
-from analyzer.cuda.kernel_registry import device_kernel
+from analyzer.cuda.kernel_registry import device_kernel, new_on_device_of
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import active_state
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.value.contents import read_known
-from analyzer.meta.value.density import balanced_counts
+from analyzer.meta.value.expectation import balanced_counts
 from analyzer.meta.value.known_value import Deferred
 
 aten = torch.ops.aten

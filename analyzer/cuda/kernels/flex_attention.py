@@ -45,14 +45,11 @@ def _set(table: dict[Any, Any], key: Any, value: Any, operator: Any) -> Undo:
     return put_back
 
 
-def _attend_with_autograd(
-    query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: tuple[Any, ...], scale: float,
-    kernel_options: dict[str, Any], score_buffers: tuple[Any, ...] = (), mask_buffers: tuple[Any, ...] = ()) -> Any:
+def _attend_with_autograd(*args: Any) -> Any:
     if current() is None:  # another thread
-        return flex.flex_attention_autograd(query, key, value, score_mod, block_mask, scale, kernel_options,
-                                            score_buffers, mask_buffers)
-    return FlexAttention.apply(query, key, value, score_mod, block_mask, scale, kernel_options, mask_buffers,
-                               *score_buffers)
+        return flex.flex_attention_autograd(*args)
+    *first, score_buffers, mask_buffers = args
+    return FlexAttention.apply(*first, mask_buffers, *score_buffers)
 
 
 def _attend_below_autograd(mode: MetaDispatchMode, *args: Any) -> Any:
@@ -74,27 +71,26 @@ class FlexAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: tuple[Any, ...],
-                scale: float, kernel_options: dict[str, Any], mask_buffers: tuple[Any,
-                                                                                  ...], *score_buffers: Any) -> Any:
+                scale: float, kernel_options: dict[str, Any], mask_buffers: tuple[Any, ...],
+                *score_buffers: Any) -> Any:
         """Run the kernel and keep what its backward pass needs."""
         ctx.set_materialize_grads(False)
-        out, logsumexp, max_scores = _attend(query, key, value, score_mod, block_mask, scale, kernel_options,
-                                             score_buffers, mask_buffers)
+        settings = score_mod, block_mask, scale, kernel_options, score_buffers, mask_buffers
+        out, logsumexp, max_scores = _attend(query, key, value, *settings)
         ctx.mark_non_differentiable(max_scores)
         ctx.save_for_backward(query, key, value, out, logsumexp, max_scores,
                               *(t for t in block_mask if isinstance(t, Tensor)),
                               *(t for t in (*score_buffers, *mask_buffers) if isinstance(t, Tensor)))
-        ctx.rest = score_mod, block_mask, scale, kernel_options, score_buffers, mask_buffers
+        ctx.settings = settings
         return out, logsumexp, max_scores
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """The gradients of the inputs."""
         query, key, value, out, logsumexp, *_ = ctx.saved_tensors
-        score_mod, block_mask, scale, kernel_options, score_buffers, mask_buffers = ctx.rest
+        score_mod, *settings = ctx.settings
         *found, for_buffers = flex.sdpa_dense_backward(query, key, value, out, logsumexp, grads[0], grads[1], score_mod,
-                                                       _gradient_of(score_mod), block_mask, scale, kernel_options,
-                                                       score_buffers, mask_buffers)
+                                                       _gradient_of(score_mod), *settings)
         return *found, *[None] * 5, *for_buffers
 
 

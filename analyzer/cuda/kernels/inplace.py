@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.function import new_on_device_of
-from analyzer.cuda.kernel_registry import device_kernel
+from analyzer.cuda.kernel_registry import device_kernel, new_on_device_of
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch._prims_common import get_computation_dtype, suggest_memory_format
 
-from analyzer.cuda.function import call_whole
-from analyzer.cuda.kernel_registry import device_kernel, device_shape
+from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shape
 from analyzer.meta.state import active_state
 
 Tensor = torch.Tensor

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.function import call_whole
-from analyzer.cuda.kernel_registry import device_kernel, device_shape
+from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shape
 from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage
 

@@ -12,8 +12,7 @@ import torch
 from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 
 from analyzer.cuda.autocast import lower_precision
-from analyzer.cuda.function import call_whole
-from analyzer.cuda.kernel_registry import device_kernel, device_shape
+from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shape
 from analyzer.meta.state import active_state
 from analyzer.meta.storage import MetaStorage
 
@@ -61,11 +60,11 @@ class CudnnRnn(torch.autograd.Function):
         """Run the kernel and keep what its backward pass needs."""
         hidden_size, proj_size = _sizes(hx, cx)
         stride = (4 if spec.has_biases else 2) + (proj_size > 0)
-        ctx.call = (stride, spec, hidden_size, proj_size)
-        outputs = call_whole(aten._cudnn_rnn.default, input, list(weights), stride, _shared_buffer(weights), hx, cx,
-                             spec.mode, hidden_size, proj_size, spec.num_layers, spec.batch_first, spec.dropout,
-                             spec.train, spec.bidirectional, list(spec.batch_sizes), None)
-        out, hy, cy, reserve, buffer = outputs
+        settings = (spec.mode, hidden_size, proj_size, spec.num_layers, spec.batch_first, spec.dropout, spec.train,
+                    spec.bidirectional, list(spec.batch_sizes), None)
+        out, hy, cy, reserve, buffer = call_whole(aten._cudnn_rnn.default, input, list(weights), stride,
+                                                  _shared_buffer(weights), hx, cx, *settings)
+        ctx.call = (stride, settings)
         ctx.save_for_backward(input, hx, cx, out, reserve, buffer, *weights)
         ctx.set_materialize_grads(False)
         return out, hy, cy
@@ -74,12 +73,11 @@ class CudnnRnn(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         """The gradients of the inputs."""
         input, hx, cx, out, reserve, buffer, *weights = ctx.saved_tensors
-        stride, spec, hidden_size, proj_size = ctx.call
+        stride, settings = ctx.call
         needed = ctx.needs_input_grad
         mask = [needed[1], needed[2], needed[3], any(needed[4:])]
         results = call_whole(aten._cudnn_rnn_backward.default, input, weights, stride, buffer, hx, cx, out, *grads,
-                             spec.mode, hidden_size, proj_size, spec.num_layers, spec.batch_first, spec.dropout,
-                             spec.train, spec.bidirectional, list(spec.batch_sizes), None, reserve, mask)
+                             *settings, reserve, mask)
         return None, *results
 
 

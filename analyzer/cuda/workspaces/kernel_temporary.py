@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from analyzer.hardware.current_spec import simulated_spec
-from analyzer.meta.memory_need import Stage, allocated_in, kernel_stages
+from analyzer.meta.memory_need import Stage, kernel_stages
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 
@@ -18,8 +18,6 @@ from .reduction import accumulate_bytes, one_stage, reduction_blocks
 
 _aten = torch.ops.aten
 _INDEX_BYTES = 8  # int64
-
-allocated_in((1, 0), _aten.native_dropout)  # Dropout.cu, dropout_cuda: the mask first
 
 
 def is_contiguous(t: TensorSpec) -> bool:

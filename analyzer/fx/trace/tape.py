@@ -11,11 +11,10 @@ from torch import fx, nn
 
 from analyzer.errors import DataDependentError, InputError
 from analyzer.fx.borrowed import Borrowed
-from analyzer.meta.active_mode import active_dispatch_mode, mode_in_force
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.source_line import user_line
-from analyzer.meta.state import MetaState
+from analyzer.meta.state import MetaState, active, mode_in_force
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import device_of
 
@@ -86,7 +85,7 @@ class Tape(NodeWriter):
             self.optional.append(node)  # autograd's own, such as the detach of a saved result: nothing uses it
         if self.sizes.concerns(args, kwargs):
             with self.pause():
-                self.sizes.follow(lambda a, k: active_dispatch_mode().handle(func, a, k), args, kwargs, result)
+                self.sizes.follow(lambda a, k: active.dispatch_mode.handle(func, a, k), args, kwargs, result)
         self.bind(result, node, rename=not writes(func, kwargs))
 
     def run_impl(self, func: Any, impl: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -17,11 +17,11 @@ from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import META, MetaTensor, attach, kernel, parts_of
 
 from .account import hold_before
-from .dtype_rule import check_dtypes
 from .output_cache import NEW, SAME, VIEW, Entry, entries, make_recipes, remember
 from .resolve import OperatorCall, result_device
 
 Tensor = torch.Tensor
+_aten = torch.ops.aten
 _empty_strided = torch.empty_strided
 _as_strided = torch.as_strided
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
@@ -168,7 +168,7 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
         kwargs = {**kwargs, "pin_memory": False}
     shape_impl = (register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
                   or (device_shapes if device.type == "cuda" else host_shapes).find(func))
-    check_dtypes(func, args)
+    _check_dtypes(func, args)
     kernel.depth += 1
     try:
         with torch._C.DisableTorchFunction():
@@ -187,6 +187,22 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
                 return shape_impl(*args, **kwargs)
     finally:
         kernel.depth -= 1
+
+
+# Which arguments must agree: the TORCH_CHECKs of aten/src/ATen/native/{,cuda/}{LinearAlgebra,Blas,Convolution}.cpp.
+_SAME_DTYPE = {_aten.mm: (0, 1), _aten.addmm: (0, 1, 2), _aten.mv: (0, 1), _aten.addmv: (0, 1, 2),
+               _aten.convolution: (0, 1, 2)}
+
+
+def _check_dtypes(op: torch._ops.OpOverload, args: Any) -> None:
+    """Raise RuntimeError where dtypes that must agree differ: kernels on CPU and CUDA do, those on meta do not."""
+    positions = _SAME_DTYPE.get(op.overloadpacket)
+    if positions is None:
+        return
+    dtypes = {a.dtype: None for a in (args[i] for i in positions if i < len(args)) if isinstance(a, Tensor)}
+    if len(dtypes) > 1:
+        names = " and ".join(str(d).removeprefix("torch.") for d in dtypes)
+        raise RuntimeError(f"{op.overloadpacket}: expected its tensors to have the same dtype, but got {names}")
 
 
 def _no_kernel(state: MetaState, func: Any, error: RuntimeError) -> UnsupportedOperatorError:

@@ -6,12 +6,11 @@ from typing import Any
 import torch
 
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta.active_mode import mode_in_force
 from analyzer.meta.intercept.interrupt import call_handlers, waiting
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
 from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.simulated_device import reopened
-from analyzer.meta.state import MetaState
+from analyzer.meta.state import MetaState, mode_in_force
 from analyzer.meta.value.data_dependent import answer_data_dependent
 
 from .account import account, account_for_answer

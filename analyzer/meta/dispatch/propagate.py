@@ -13,8 +13,14 @@ from analyzer.meta.plain_type import NUMBERS
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.value.contents import covers_storage, defer_call, storage_numel, worth_following
-from analyzer.meta.value.density import CHOOSING, chosen_among, drawn_contents, expected_counts, expected_density
-from analyzer.meta.value.finiteness import finite_answer
+from analyzer.meta.value.expectation import (
+    CHOOSING,
+    chosen_among,
+    drawn_contents,
+    expected_counts,
+    expected_density,
+    finite_answer,
+)
 from analyzer.meta.value.known_value import Call, Deferred, Known, Result, Written, Zeros, window_of
 
 from .resolve import OperatorCall

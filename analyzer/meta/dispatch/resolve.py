@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from analyzer.meta.argument import adopt_arguments
-from analyzer.meta.current_device import indexed_device
 from analyzer.meta.memory_need import Stage
 from analyzer.meta.operator_info import OperatorInfo
 from analyzer.meta.signature import Signature
-from analyzer.meta.state import CPU, MetaState
+from analyzer.meta.state import CPU, MetaState, indexed_device
 from analyzer.meta.storage import MetaStorage
 
 from .list_memo import ListMemo

@@ -7,9 +7,8 @@ import numpy
 import torch
 
 from analyzer.meta.argument import own
-from analyzer.meta.current_device import indexed_device
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.state import CPU, MetaState
+from analyzer.meta.state import CPU, MetaState, indexed_device
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import device_of, new_tensor
 from analyzer.meta.value.contents import read_known

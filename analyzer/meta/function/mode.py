@@ -9,11 +9,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from analyzer.meta.current_device import indexed_device
-from analyzer.meta.lazy_touch import LazyTouch
 from analyzer.meta.opaque import call_opaque
 from analyzer.meta.shape_registry import register_shape_impl
-from analyzer.meta.state import MetaState, active_state
+from analyzer.meta.state import LazyTouch, MetaState, active_state, indexed_device
 from analyzer.meta.tensor import META, MetaTensor
 
 from . import answer, creation, move  # noqa: F401  # which fill the table

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from analyzer.meta.argument import own
-from analyzer.meta.current_device import indexed_device
-from analyzer.meta.state import CPU, MetaState, active_state, current
+from analyzer.meta.state import CPU, MetaState, active_state, current, indexed_device
 from analyzer.meta.tensor import META, device_of
 
 from .handler import handles

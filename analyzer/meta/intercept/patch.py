@@ -16,9 +16,8 @@ import torch.optim
 import torch.overrides
 import torch.utils._foreach_utils
 
-from analyzer.meta.active_mode import mode_in_force
 from analyzer.meta.simulated_device import devices, gate_keys
-from analyzer.meta.state import current
+from analyzer.meta.state import current, mode_in_force
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import META, MetaTensor, device_of
 

@@ -18,7 +18,7 @@ from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import META, kernel, new_tensor
 from analyzer.meta.value.contents import defer_call, read_known
 
-from .density import distinct_count, origin_of
+from .expectation import distinct_count, origin_of
 from .known_value import Deferred, Result, small_enough
 from .unknown_scalar import expected_scalar, going_on
 from .validity_check import passing_value
@@ -137,7 +137,7 @@ def _count(state: MetaState, operator: str, mask: Tensor) -> int:
 
 
 def _expected_sum(state: MetaState, repeats: Tensor) -> int | None:
-    """What unknown counts, such as durations, add up to: see `density.expected_density`; a number given bounds it."""
+    """What unknown counts, such as durations, add up to (`expectation.expected_density`); a number given bounds it."""
     storage, policy = repeats.untyped_storage(), state.options.unknown_size
     if state.options.unknown_value == "placeholder":  # as their sum would be, if it were asked for
         state.unknown_sizes += 1

@@ -46,7 +46,7 @@ def expected_scalar(state: MetaState, tensor: torch.Tensor) -> Any:
 
 
 def _count(state: MetaState, tensor: torch.Tensor) -> Any:
-    """Lengths that a model computes from data, such as the sum of durations: see `density.expected_density`."""
+    """Lengths that a model computes from data, such as the sum of durations: see `expectation.expected_density`."""
     density, policy = getattr(tensor.untyped_storage(), "density", None), state.options.unknown_size
     if density is None or policy in ("worst", "error"):  # nothing bounds such a number
         return None

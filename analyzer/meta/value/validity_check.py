@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import dis
 import functools
-import os
-import sys
-from types import CodeType, FrameType
+from types import CodeType
 
 import torch
 
-_HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_OWN_MODELS = os.path.join(_HERE, "zoo")
+from analyzer.meta.source_line import first_frame, is_outside
+
 # What stands between a call that gives a truth value and the jump that it decides.
 _BETWEEN = {"CACHE", "NOP", "TO_BOOL", "PRECALL", "EXTENDED_ARG", "NOT_TAKEN"}
 _ENDS = ("RETURN", "YIELD", "RERAISE", "SEND", "FOR_ITER", "BEFORE_WITH", "SETUP")
@@ -22,16 +20,13 @@ _LONGEST = 200  #: instructions; a message that takes more to build is not looke
 
 def passing_value() -> bool | None:
     """The truth value with which the asking function goes on where the other makes it raise, else None."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_HERE) or name.startswith(_OWN_MODELS):
-            # what it asks is passed on to a function that raises
-            if frame.f_code is torch._check_tensor_all_with.__code__:
-                return True
-            return _find_passing_value(frame.f_code, frame.f_lasti)
-        frame = frame.f_back
-    return None
+    frame = first_frame(is_outside)
+    if frame is None:
+        return None
+    # what it asks is passed on to a function that raises
+    if frame.f_code is torch._check_tensor_all_with.__code__:
+        return True
+    return _find_passing_value(frame.f_code, frame.f_lasti)
 
 
 @functools.lru_cache(maxsize=1 << 10)  # a loop asks at the same place again and again

@@ -1,10 +1,12 @@
-"""Expected means of masks, so that routing and ``nonzero`` get balanced sizes. Every element of a one-hot row over n
-classes is 1 with probability 1/n when classes are equally likely; sums of such masks count, comparisons of counts
-decide. Nothing here looks at data: it is what "balanced" means.
+"""What is expected of contents that are not known; nothing here looks at data. Expected means of masks, so that routing
+and ``nonzero`` get balanced sizes: every element of a one-hot row over n classes is 1 with probability 1/n when classes
+are equally likely, sums of such masks count, comparisons of counts decide. And floating data is taken to be finite:
+models clamp activations that overflowed and losses skip steps that did; what a step costs is asked for steps that work.
 """
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -159,3 +161,29 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("max", "amax", "select", "squeeze", "masked_fill"), lambda args, storages, first: first)}
 ESTIMATED = frozenset({*_RULES, *_KEEPING, *CHOOSING, "histc"})
 """Operators of whose unknown results something is expected."""
+
+
+# -- tests whether floating data is finite ----------------------------------------------------------------------------
+
+# A bool per element, made only if it is read: 64 MiB at most.
+_LARGEST_TESTED = 1 << 26
+
+TESTS = frozenset({"isnan", "isinf", "isposinf", "isneginf", "isfinite", "eq", "ne"})
+_FALSE = frozenset({"isnan", "isinf", "isposinf", "isneginf"})
+
+
+def finite_answer(name: str, args: Any) -> bool | None:
+    """What an operator gives for every element if its floating argument is finite; None where that does not follow.
+    `torch.isfinite` arrives here as ``x == x`` and ``x.abs() != inf`` (aten/src/ATen/native/TensorCompare.cpp).
+    """
+    x = args[0]
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.numel() > _LARGEST_TESTED:
+        return None
+    if name in _FALSE:
+        return False
+    if name == "isfinite":
+        return True
+    other = args[1]
+    if isinstance(other, torch.Tensor):
+        return name == "eq" if other is x else None
+    return name == "ne" if other == math.inf else None
