@@ -19,23 +19,25 @@ def check_output(path: str | Path | None) -> None:
         return
     if not isinstance(path, (str, Path)):
         raise OutputError(f"{path!r}: must be the path of a file")
-    shown = repr(str(path))
+    if problem := _find_problem(path):
+        raise OutputError(f"{str(path)!r}: {problem}")
+
+
+def _find_problem(path: str | Path) -> str | None:
+    """What keeps a file from being written at ``path``."""
     if "\0" in str(path):
-        raise OutputError(f"{shown}: a path cannot have a NUL in it")
+        return "a path cannot have a NUL in it"
     if str(path) == "":
-        raise OutputError(f"{shown}: is empty; give the name of a file")
+        return "is empty; give the name of a file"
     target = Path(path).absolute()
     try:
         if target.is_dir():
-            raise OutputError(f"{shown}: is a folder; give the name of a file")
+            return "is a folder; give the name of a file"
         if not target.parent.is_dir():
-            raise OutputError(f"{shown}: the folder {target.parent} does not exist")
-        if not os.access(target.parent if _is_replaced(target) else target, os.W_OK):
-            raise OutputError(f"{shown}: may not be written")
-    except OutputError:
-        raise
+            return f"the folder {target.parent} does not exist"
+        return None if os.access(target.parent if _is_replaced(target) else target, os.W_OK) else "may not be written"
     except OSError as error:  # e.g. a name that is too long
-        raise OutputError(f"{shown}: {error.strerror}") from error
+        return error.strerror or str(error)
 
 
 def write_output(path: str | Path, content: str | bytes) -> None:

@@ -69,7 +69,7 @@ def importable(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_built():
-    job_room._models.clear()
+    job_room.find_model.cache_clear()
     BUILT.clear()
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,18 +81,14 @@ def profile(
     # an optimizer of the user's own looks at every parameter
     replay.reserves = replay.refusal is None and (mode == "infer" or optimizer is None or isinstance(optimizer, str))
 
-    def run_step(run: Run, options: ProfileOptions, replay: Replay) -> None:
+    def run_step(run: Run, options: ProfileOptions) -> None:
         run_args, run_kwargs = run.take_inputs(args, kwargs, names)
         run.recorder.reuse = None if replay.blocks is None else replay.blocks.run
-        settings: dict[str, Any] = {
-            "mode": mode, "loss_fn": loss_fn, "optimizer": session.optimizer if mode == "train" else None,
-            "autocast": autocast, "step": step, "device_type": session.device.type, "options": options}
-        if replay.refusal is not None:
-            replay.step = EagerStep(run.recorder, run.root, run_args, run_kwargs, **settings)
-            replay.step.run()
-            return
-        replay.step = ReplayedStep(run.recorder, run.root, run_args, run_kwargs, **settings, lend=replay.lend,
-                                   held=run.borrowed.held[0] if replay.reserves else None)
+        make: Callable[..., EagerStep] = EagerStep if replay.refusal is not None else partial(
+            ReplayedStep, lend=replay.lend, held=run.borrowed.held[0] if replay.reserves else None)
+        replay.step = make(run.recorder, run.root, run_args, run_kwargs, mode=mode, loss_fn=loss_fn,
+                           optimizer=session.optimizer if mode == "train" else None, autocast=autocast, step=step,
+                           device_type=session.device.type, options=options)
         replay.step.run()
 
     return run_replayed(session, module, run_step, replay)
@@ -169,7 +166,7 @@ class Replay:
             self.blocks.lend(block)
 
 
-def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[Run, ProfileOptions, Replay], None],
+def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[Run, ProfileOptions], None],
                  replay: Replay) -> Profile:
     """The profile of ``module``, run again with less replayed for as long as a run finds that it replayed too much."""
 
@@ -182,7 +179,7 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
             try:
                 with run.recording():
                     try:
-                        run_step(run, options, replay)
+                        run_step(run, options)
                     except LazyTouch as touch:
                         if replay.blocks is not None and replay.blocks.has_played(touch.block):
                             raise Restart("its parameters are used outside of it", touch.block) from None

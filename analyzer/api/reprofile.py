@@ -76,8 +76,7 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
     last.record.complete()
     now = fingerprint_nodes(gm.graph)
     try:
-        _check_edges(now, last.record)
-        _check_grad_mode(now, last.record)
+        _check_comparable(now, last.record)
         changed = {n for n in gm.graph.nodes
                    if now[n.name] != last.record.fingerprints.get(n.name) or "info" not in n.meta}
         changed -= {n for n in changed if n.op == "output"}
@@ -113,18 +112,14 @@ def run_passes(gm: fx.GraphModule, *passes: Callable[[fx.GraphModule], object]) 
     return gm
 
 
-def _check_edges(now: dict[str, tuple[Any, ...]], record: RunRecord) -> None:
-    """The inputs and the output must be those of the run."""
-    def edges(prints: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-        return {name: p[:5] for name, p in prints.items() if p[0] in ("placeholder", "output")}
-
-    if edges(now) != edges(record.fingerprints):
-        raise _CannotTell
-
-
-def _check_grad_mode(now: dict[str, tuple[Any, ...]], record: RunRecord) -> None:
-    """Where a part runs without gradients, now or before, what far nodes save depends on the paths around it."""
-    if any(isinstance(r, GradRegion) for prints in (now, record.fingerprints) for p in prints.values() for r in p[4]):
+def _check_comparable(now: dict[str, tuple[Any, ...]], record: RunRecord) -> None:
+    """The inputs and the output must be those of the run; and where a part runs without gradients, now or before, what
+    far nodes save depends on the paths around it.
+    """
+    edges, edges_before = ({name: p[:5] for name, p in prints.items() if p[0] in ("placeholder", "output")}
+                           for prints in (now, record.fingerprints))
+    if edges != edges_before or any(isinstance(region, GradRegion) for prints in (now, record.fingerprints)
+                                    for p in prints.values() for region in p[4]):
         raise _CannotTell
 
 

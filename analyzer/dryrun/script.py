@@ -23,8 +23,6 @@ from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
 from .patch import scripted
 
-__all__ = ["DryRun", "dry_run"]
-
 
 @dataclass(frozen=True)
 class DryRun:

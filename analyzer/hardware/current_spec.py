@@ -4,13 +4,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 
 from . import DeviceSpec, find_device
 
 
 class _Simulated(threading.local):
-    spec: DeviceSpec | None = None
+    spec = find_device("h200")
 
 
 _simulated = _Simulated()
@@ -18,12 +17,7 @@ _simulated = _Simulated()
 
 def simulated_spec() -> DeviceSpec:
     """The device that is simulated; an H200 unless `simulating` named another."""
-    return _simulated.spec or _default_spec()
-
-
-@cache
-def _default_spec() -> DeviceSpec:
-    return find_device("h200")  # kept, because a search of the catalogue costs more than the operator calls that ask
+    return _simulated.spec
 
 
 @contextmanager

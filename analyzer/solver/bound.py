@@ -62,6 +62,12 @@ class UnitGraph:
             place = int(self.end[path[-1]])
         return least, path
 
+    def relax(self, prices: np.ndarray) -> tuple[float, np.ndarray]:
+        """What no division costs less than, by these prices, and by how much each is to rise."""
+        costs, onwards = self.charge(prices)
+        least, path = self.shortest(costs)
+        return float(least[0] - onwards[0]), self.excess(path)
+
     def excess(self, path: Sequence[int]) -> np.ndarray:
         """At each interval, what a division needs above the limit."""
         found = np.zeros(len(self.places) - 1)
@@ -77,19 +83,14 @@ def find_prices(graph: UnitGraph, known_cost: float) -> tuple[float, np.ndarray]
     prices = best_prices = np.zeros(len(graph.places) - 1)
     bound, share, waited = 0.0, 1.0, 0
     for _ in range(_STEPS):
-        costs, onwards = graph.charge(prices)
-        least, path = graph.shortest(costs)
-        value = float(least[0] - onwards[0])
+        value, slope = graph.relax(prices)
         if value > bound * (1 + 1e-5):
             bound, best_prices, waited = value, prices, 0
         else:
             waited += 1
-        slope = graph.excess(path)
         if waited > _PATIENCE:
             share, waited, prices = share / 2, 0, best_prices
-            costs, onwards = graph.charge(prices)
-            least, path = graph.shortest(costs)
-            value, slope = float(least[0] - onwards[0]), graph.excess(path)
+            value, slope = graph.relax(prices)
         slope = np.where((prices <= 0) & (slope < 0), 0.0, slope)
         length = float(slope @ slope)
         if not length or share < _LEAST_STEP or value >= known_cost:

@@ -151,24 +151,17 @@ class _Again:
 
     def __init__(self, kept: _Kept, norms: tuple[_NormBase, ...]) -> None:
         self.kept, self.norms = kept, norms
-        self.modes = ExitStack()
+        self.undo = ExitStack()
 
     def __enter__(self) -> None:
-        before = [(m, m.momentum, m._buffers.get("num_batches_tracked")) for m in self.norms]
-        self.modes.callback(_restore, before)
-        for m, _, tracked in before:
+        for m in self.norms:
+            self.undo.callback(setattr, m, "momentum", m.momentum)
             m.momentum = 0.0  # the new statistics are the old ones
-            if tracked is not None:
+            if (tracked := m._buffers.get("num_batches_tracked")) is not None:
+                self.undo.callback(m._buffers.__setitem__, "num_batches_tracked", tracked)
                 m._buffers["num_batches_tracked"] = None
         if self.kept.ordinals or self.kept.skips:
-            self.modes.enter_context(_Giving(self.kept))
+            self.undo.enter_context(_Giving(self.kept))
 
     def __exit__(self, *exc: Any) -> None:
-        self.modes.__exit__(*exc)
-
-
-def _restore(before: list[tuple[_NormBase, float | None, torch.Tensor | None]]) -> None:
-    for m, momentum, tracked in before:
-        m.momentum = momentum
-        if tracked is not None:
-            m._buffers["num_batches_tracked"] = tracked
+        self.undo.__exit__(*exc)

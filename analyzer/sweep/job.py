@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from .configuration import Configuration
 from .result import COLUMNS, IDENTITY, Row, identify
 
 TargetLike = str | Callable[[], nn.Module]
-_MODELS_KEPT = 2  # jobs come sorted by model; the second serves two neighbours that alternate
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,6 @@ class Job:
         return self.target, self.configuration.dtype, self.configuration.checkpointing
 
 
-_models: OrderedDict[Any, nn.Module] = OrderedDict()
 # A profile borrows its model and hooks into torch, so threads of a worker take turns; Python would let only one run
 # anyway.
 _turn = threading.Lock()
@@ -70,7 +68,7 @@ def run_job(job: Job) -> Row:
         try:
             row = job.start_row() | measure(profile_job(job))
         except Exception as error:  # whatever a user's model raises; the sweep goes on
-            _models.pop(job.model_key, None)
+            find_model.cache_clear()
             row = job.fail(f"{type(error).__name__}: {error}")
         return row | {"profile_seconds": time.perf_counter() - start}
 
@@ -78,26 +76,17 @@ def run_job(job: Job) -> Row:
 def profile_job(job: Job) -> Profile:
     """The profile of a job, on a model that is built once for all jobs that can share it."""
     configuration = job.configuration
-    model = _find_model(job).train(configuration.mode == "train")
+    model = find_model(*job.model_key).train(configuration.mode == "train")
     args, kwargs = make_inputs(job.inputs)
     return profile(model, args, kwargs, mode=configuration.mode, optimizer=configuration.optimizer,
                    autocast=None if configuration.autocast is None else DTYPES[configuration.autocast],
                    device=configuration.device_spec, options=ProfileOptions(keep_events=False))
 
 
-def _find_model(job: Job) -> nn.Module:
-    model = _models.get(job.model_key)
-    if model is None:
-        model = _models[job.model_key] = _build(job)
-        while len(_models) > _MODELS_KEPT:
-            _models.popitem(last=False)
-    _models.move_to_end(job.model_key)
-    return model
-
-
-def _build(job: Job) -> nn.Module:
-    factory = load_target(job.target).build if isinstance(job.target, str) else job.target
-    dtype = job.configuration.dtype
+@lru_cache(maxsize=2)  # jobs come sorted by model; the second serves two neighbours that alternate
+def find_model(target: TargetLike, dtype: str | None, checkpointing: bool) -> nn.Module:
+    """The model of all jobs with the same `Job.model_key`."""
+    factory = load_target(target).build if isinstance(target, str) else target
 
     def build() -> nn.Module:  # under the mode that holds no data, the change of dtype too
         fresh = factory()
@@ -106,7 +95,7 @@ def _build(job: Job) -> nn.Module:
         return fresh
 
     model = build_model(build)
-    if job.configuration.checkpointing:
+    if checkpointing:
         checkpoint_blocks(model)
     return model
 
