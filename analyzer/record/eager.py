@@ -142,12 +142,9 @@ class EagerStep:
         with self.recorder.during("zero_grad"), torch._C._EnableTorchFunction():
             self.model.zero_grad(set_to_none=self.options.set_to_none)
 
-    def _casting(self) -> AbstractContextManager[Any]:
-        return casting(self.device_type, self.autocast)
-
     def _infer(self) -> None:
         self.recorder.begin("forward")
-        with torch._C._EnableTorchFunction(), torch.no_grad(), self._casting():
+        with torch._C._EnableTorchFunction(), torch.no_grad(), casting(self.device_type, self.autocast):
             output = self.model(*self.args, **self.kwargs)
         self.recorder.end()
         del output
@@ -155,7 +152,7 @@ class EagerStep:
     def _train(self) -> None:
         recorder = self.recorder
         recorder.begin("forward")
-        with torch._C._EnableTorchFunction(), self._casting():
+        with torch._C._EnableTorchFunction(), casting(self.device_type, self.autocast):
             output = self.model(*self.args, **self.kwargs)
             recorder.forward_returned(output)
             with recorder.computing_loss(self.loss_fn):
@@ -180,21 +177,18 @@ class EagerStep:
                 self.optimizer.step()
         finally:
             state.lists = None
-        self._mark_states()
+        self.recorder.mark_states(self.optimizer)
         with torch._C._EnableTorchFunction():
             self.optimizer.zero_grad(set_to_none=self.options.set_to_none)
 
     def _custom(self) -> None:
         assert self.step is not None
         self.recorder.begin("forward")
-        with torch._C._EnableTorchFunction(), self._casting():
+        with torch._C._EnableTorchFunction(), casting(self.device_type, self.autocast):
             self.step(self.model, self.optimizer, *self.args, **self.kwargs)
         self.recorder.mark(self._gradients(), "gradient")
-        self._mark_states()
+        if self.optimizer is not None:
+            self.recorder.mark_states(self.optimizer)
 
     def _gradients(self) -> Iterable[torch.Tensor]:
         return [p.grad for p in self.parameters if p.grad is not None]
-
-    def _mark_states(self) -> None:
-        if self.optimizer is not None:
-            self.recorder.mark_states(self.optimizer)

@@ -22,16 +22,16 @@ class Hold:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
-        self._before = self._count()
-
-    def _count(self) -> tuple[int, int, int]:
-        storage = self.tensor.untyped_storage()
-        tensor: Any = self.tensor
-        return sys.getrefcount(tensor), tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)
+        self._before = _count_references(tensor)
 
     def is_held(self) -> bool:
         """Whether there are more references than when this was made."""
-        return any(now > before for now, before in zip(self._count(), self._before))
+        return any(now > before for now, before in zip(_count_references(self.tensor), self._before))
+
+
+def _count_references(tensor: Any) -> tuple[int, int, int]:
+    storage = tensor.untyped_storage()
+    return sys.getrefcount(tensor), tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)
 
 
 class Holding(enum.Enum):
@@ -56,10 +56,9 @@ def _count(gradients: tuple[torch.Tensor | None, ...]) -> list[tuple[int, ...] |
     return [None if gradient is None else _count_one(gradient) for gradient in gradients]
 
 
-def _count_one(gradient: torch.Tensor) -> tuple[int, ...]:
-    tensor: Any = gradient
-    counts = sys.getrefcount(tensor), tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return (*counts, tensor._base._use_count()) if tensor._is_view() else counts
+def _count_one(gradient: Any) -> tuple[int, ...]:
+    counts = _count_references(gradient)
+    return (*counts, gradient._base._use_count()) if gradient._is_view() else counts
 
 
 _counts_of: dict[tuple[int, ...], Holding] = {}  # as `learn_holdings` found them

@@ -24,11 +24,15 @@ _WIDE, _NARROW, _CODES = 3, 7, 4
 _CATEGORY, _REQUIRES_GRAD, _MODULE = 2, 3, 6
 
 
-class _Wide:
-    """An attribute that is a number of 64 bits."""
+class _Attribute:
+    """An attribute that is kept in a column."""
 
     def __init__(self, column: int, meaning: str) -> None:
         self.column, self.__doc__ = column, meaning
+
+
+class _Wide(_Attribute):
+    """An attribute that is a number of 64 bits."""
 
     def __get__(self, life: StorageLife, owner: type | None = None) -> int:
         return life.table.wide[life.row * _WIDE + self.column]
@@ -37,11 +41,8 @@ class _Wide:
         life.table.wide[life.row * _WIDE + self.column] = value
 
 
-class _Narrow:
+class _Narrow(_Attribute):
     """An attribute that is a number of 32 bits."""
-
-    def __init__(self, column: int, meaning: str) -> None:
-        self.column, self.__doc__ = column, meaning
 
     def __get__(self, life: StorageLife, owner: type | None = None) -> int:
         return life.table.narrow[life.row * _NARROW + self.column]
@@ -50,11 +51,8 @@ class _Narrow:
         life.table.narrow[life.row * _NARROW + self.column] = value
 
 
-class _Death:
+class _Death(_Attribute):
     """An attribute that is a number of 32 bits, or None."""
-
-    def __init__(self, column: int, meaning: str) -> None:
-        self.column, self.__doc__ = column, meaning
 
     def __get__(self, life: StorageLife, owner: type | None = None) -> int | None:
         value = life.table.narrow[life.row * _NARROW + self.column]
@@ -64,11 +62,8 @@ class _Death:
         life.table.narrow[life.row * _NARROW + self.column] = -1 if value is None else value
 
 
-class _Name:
+class _Name(_Attribute):
     """An attribute that is a name, of which its code is kept."""
-
-    def __init__(self, column: int, meaning: str) -> None:
-        self.column, self.__doc__ = column, meaning
 
     def __get__(self, life: StorageLife, owner: type | None = None) -> str:
         table = life.table
