@@ -1,11 +1,12 @@
 """A graph as plain data: pickling the linked nodes themselves would recurse as deep as the graph is long."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
 from analyzer.fx.trace.call_target import find_by_name, qualified_name
 
@@ -13,13 +14,15 @@ from .codegen import RegionCodeGen
 from .traced_graph import TracedGraph
 
 
-class _Reference(NamedTuple):
+@dataclass(frozen=True)
+class _Reference:
     """A node in the arguments of another one."""
 
     position: int
 
 
-class _Named(NamedTuple):
+@dataclass(frozen=True)
+class _Named:
     """What torch has under a name: its functions and memory formats cannot all be pickled."""
 
     name: str
@@ -51,24 +54,9 @@ def pack_graph(graph: fx.Graph) -> PackedGraph:
             return _Reference(positions[value])
         return _Named(str(value)) if isinstance(value, torch.memory_format) else value
 
-    nodes = [_PackedNode(n.op, n.name, _name(n.target), _rebuild(n.args, pack), _rebuild(n.kwargs, pack), n.type,
-                         n.meta) for n in graph.nodes]
+    nodes = [_PackedNode(n.op, n.name, _name(n.target), map_aggregate(n.args, pack), map_aggregate(n.kwargs, pack),
+                         n.type, n.meta) for n in graph.nodes]
     return PackedGraph(nodes, getattr(graph._codegen, "keyword_only", frozenset()))
-
-
-def _rebuild(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """``value`` with its parts converted, in Python's own containers in place of torch.fx's immutable ones."""
-    found = convert(value)
-    if found is not value:
-        return found
-    if isinstance(value, tuple):
-        items = [_rebuild(v, convert) for v in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [_rebuild(v, convert) for v in value]
-    if isinstance(value, slice):
-        return slice(*(_rebuild(v, convert) for v in (value.start, value.stop, value.step)))
-    return {k: _rebuild(v, convert) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _name(target: Any) -> Any:
@@ -87,8 +75,8 @@ def unpack_graph(packed: PackedGraph) -> fx.Graph:
         return find_by_name(value.name) if isinstance(value, _Named) else value
 
     for n in packed.nodes:
-        node = graph.create_node(n.op, unpack(n.target), _rebuild(n.args, unpack), _rebuild(n.kwargs, unpack), n.name,
-                                 n.type)
+        node = graph.create_node(n.op, unpack(n.target), map_aggregate(n.args, unpack),
+                                 map_aggregate(n.kwargs, unpack), n.name, n.type)
         node.meta = n.meta
         nodes.append(node)
     return graph

@@ -74,12 +74,11 @@ def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any], co
         if p.kind is Parameter.VAR_POSITIONAL and not isinstance(given.get(p.name, ()), (tuple, list)):
             raise InputError(
                 f"meta_args[{p.name!r}]: forward takes *{p.name}, so give a tuple, got {type(given[p.name]).__name__}")
-        if p.kind not in (Parameter.VAR_POSITIONAL,
-                          Parameter.VAR_KEYWORD) and p.default is Parameter.empty and p.name not in given:
-            missing = [q.name for q in parameters if q.default is Parameter.empty and q.name not in given
-                       and q.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
-            raise InputError(f"no value for {', '.join(map(repr, missing))}; forward takes {_names(parameters)}. "
-                             f"Put tensors into meta_args and constants into concrete_args")
+    missing = [p.name for p in parameters if p.default is Parameter.empty and p.name not in given
+               and p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+    if missing:
+        raise InputError(f"no value for {', '.join(map(repr, missing))}; forward takes {_names(parameters)}. "
+                         f"Put tensors into meta_args and constants into concrete_args")
     varargs = next((i for i, p in enumerate(parameters) if p.kind is Parameter.VAR_POSITIONAL), None)
     if varargs is not None and given.get(parameters[varargs].name):
         for p in parameters[:varargs]:

@@ -59,28 +59,20 @@ class ApplyFunction(CallTarget):
         return self.wrapped.apply(*args, **kwargs)
 
 
-class BuildDict(CallTarget):
-    """Makes a mapping of the class ``wrapped`` from its items and its attributes, without its constructor."""
-
-    def __call__(self, items: list[tuple[Any, Any]], attributes: dict[str, Any]) -> Any:
-        """A mapping of these items and attributes."""
-        new = self.wrapped.__new__(self.wrapped)
-        base: Any = OrderedDict if isinstance(new, OrderedDict) else dict
-        for key, value in items:
-            base.__setitem__(new, key, value)
-        if attributes:
-            vars(new).update(attributes)
-        return new
-
-
-class BuildList(CallTarget):
-    """Makes a list of the class ``wrapped`` from its items and its attributes, without its constructor."""
+class BuildContainer(CallTarget):
+    """Makes a list or a mapping of the class ``wrapped`` from its items and its attributes, without its constructor."""
 
     def __call__(self, items: list[Any], attributes: dict[str, Any]) -> Any:
-        """A list of these items and attributes."""
+        """A container of these items, for a mapping pairs of key and value, and attributes."""
         new = self.wrapped.__new__(self.wrapped)
-        list.extend(new, items)
-        vars(new).update(attributes)
+        if isinstance(new, list):
+            list.extend(new, items)
+        else:
+            base: Any = OrderedDict if isinstance(new, OrderedDict) else dict
+            for key, value in items:
+                base.__setitem__(new, key, value)
+        if attributes:
+            vars(new).update(attributes)
         return new
 
 

@@ -65,12 +65,13 @@ def keep_contents(tensor: Tensor, traced: Tensor, name: str) -> None:
     """Raise InputError where ``tensor``, which the module has as ``name``, has other contents than were traced."""
     if isinstance(tensor.untyped_storage(), MetaStorage) or torch.equal(tensor, traced.to(tensor.device)):
         return
-    raise InputError(f"{name} was {_shorten(traced.tolist())} when the graph was traced and is "
-                     f"{_shorten(tensor.tolist())} now; the traced forward itself reads and changes it, so that the "
+    raise InputError(f"{name} was {shorten(traced.tolist())} when the graph was traced and is "
+                     f"{shorten(tensor.tolist())} now; the traced forward itself reads and changes it, so that the "
                      "graph is right for one value. Put the code that reads it into a submodule or a function, which "
                      "then becomes one node")
 
 
-def _shorten(value: Any) -> str:
+def shorten(value: Any) -> str:
+    """The beginning of a value as text."""
     text = repr(value)
     return text if len(text) < 60 else text[:57] + "..."

@@ -20,7 +20,7 @@ from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import read_known
 
-from .call_target import BuildDict, BuildList, BuildObject, CallTarget
+from .call_target import BuildContainer, BuildObject, CallTarget
 from .changed_content import ChangedContent, keep_contents
 from .function_call import NodeCall
 from .outline import HeldModule, expected_structure, keep_numbers, keep_structure, numbers_of
@@ -91,8 +91,7 @@ class NodeWriter:
 
     def assign_buffer(self, buffer: Tensor, value: Tensor) -> None:
         """The forward replaced a registered buffer: the graph writes the new contents into it."""
-        target = self.to_argument(buffer)
-        self.create_from(NodeCall("call_function", assign_buffer, (target, self.node_of(value)), {}))
+        self.call(assign_buffer, self.to_argument(buffer), self.node_of(value))
 
     def check_content(self, changed: ChangedContent) -> None:
         """Let the graph begin with a check that a tensor that it changes has the contents that were read of it."""
@@ -100,7 +99,7 @@ class NodeWriter:
         with self.graph.inserting_before(next(n for n in self.graph.nodes if n.op != "placeholder")):
             tensor = self.create_from(NodeCall("get_attr", name, (), {}))
             traced = self.attribute(changed.value, "_tensor_constant", changed.value)
-            self.create_from(NodeCall("call_function", keep_contents, (tensor, traced, name), {}))
+            self.call(keep_contents, tensor, traced, name)
         self.state.assume(f"forward reads {name} and changes it: the graph raises where it is not "
                           f"{changed.value.tolist()!r:.60} when forward begins")
 
@@ -143,12 +142,16 @@ class NodeWriter:
 
     def attribute(self, key: Any, prefix: str, value: Any) -> fx.Node:
         """A ``get_attr`` node of something that only the graph module holds."""
+        return self._attribute_node(key, self._hold(prefix, value))
+
+    def _hold(self, prefix: str, value: Any) -> str:
+        """The name under which the graph module holds what has no path."""
         for name, held in self.constants.items():
             if held is value:
-                return self._attribute_node(key, name)
+                return name
         name = f"{prefix}{sum(n.startswith(prefix) for n in self.constants)}"
         self.constants[name] = value
-        return self._attribute_node(key, name)
+        return name
 
     def _attribute_node(self, key: Any, target: str) -> fx.Node:
         attributes = self.regions.frame.attributes
@@ -160,26 +163,16 @@ class NodeWriter:
 
     def module_node(self, module: nn.Module) -> fx.Node:
         """The node of a module that is an argument."""
-        path = self.borrowed.modules.get(id(module))
-        if path:
-            return self._attribute_node(module, path)
-        if path is None:
-            return self._attribute_node(module, self.module_target(module))
-        held = next(
-            (value for value in self.constants.values() if isinstance(value, HeldModule)), None) or HeldModule(module)
-        return self.attribute(module, "_root", held)
+        target = self.module_target(module)
+        if target:
+            return self._attribute_node(module, target)
+        known = (value for value in self.constants.values() if isinstance(value, HeldModule))
+        return self.attribute(module, "_root", next(known, None) or HeldModule(module))
 
     def module_target(self, module: nn.Module) -> str:
         """The target of a ``call_module`` node: the module's path, or a name on the graph module without one."""
         path = self.borrowed.modules.get(id(module))
-        if path is not None:
-            return path
-        for name, held in self.constants.items():
-            if held is module:
-                return name
-        name = f"_module{sum(n.startswith('_module') for n in self.constants)}"
-        self.constants[name] = module
-        return name
+        return self._hold("_module", module) if path is None else path
 
     def to_argument(self, value: Any) -> Any:
         """``value`` as an argument: tensors become nodes, containers keep their form, objects are rebuilt or held."""
@@ -215,37 +208,30 @@ class NodeWriter:
         """A node that makes an object like ``value`` from its parts."""
         kind = type(value)
         if isinstance(value, tuple):
-            items = tuple(self.to_argument(v) for v in value)
-            args = items if hasattr(value, "_fields") else (items,)
-            return self.create_from(
-                NodeCall("call_function", CallTarget(kind) if kind.__module__.startswith("torch") else kind, args, {}))
+            parts = tuple(self.to_argument(v) for v in value)
+            build = CallTarget(kind) if kind.__module__.startswith("torch") else kind
+            return self.call(build, *(parts if hasattr(value, "_fields") else (parts,)))
         if _is_output_class(value):
             fields = {a.key: self.to_argument(v) for a, v in children(value) if v is not None}
-            return self.create_from(NodeCall("call_function", kind, (), fields))
+            return self.call(kind, **fields)
         attributes = {k: self.to_argument(v) for k, v in getattr(value, "__dict__", {}).items()}
-        if isinstance(value, dict):
-            entries = [(self.to_argument(k), self.to_argument(v)) for k, v in value.items()]
-            return self.create_from(NodeCall("call_function", BuildDict(kind), (entries, attributes), {}))
-        if isinstance(value, list):
-            return self.create_from(
-                NodeCall("call_function", BuildList(kind), ([self.to_argument(v) for v in value], attributes), {}))
+        if isinstance(value, (list, dict)):
+            items = list(value if isinstance(value, list) else value.items())
+            return self.call(BuildContainer(kind), self.to_argument(items), attributes)
         if not is_plain_object(value):
             raise InputError(f"{kind.__module__}.{kind.__qualname__} holds tensors in a way that a graph cannot "
                              f"rebuild; return or pass tensors, containers, dataclasses or objects with a __dict__")
-        return self.create_from(NodeCall("call_function", BuildObject(kind), (), attributes))
+        return self.call(BuildObject(kind), **attributes)
 
     def with_structure(self, node: fx.Node, result: Any) -> fx.Node:
         """``node``, checked when it runs to give as many items as now, where it gives a container."""
         expected = expected_structure(result)
-        return node if expected is None else self.create_from(
-            NodeCall("call_function", keep_structure, (node, expected), {}))
+        return node if expected is None else self.call(keep_structure, node, expected)
 
     def with_checks(self, node: fx.Node, result: Any, place: str) -> fx.Node:
         """``node``, checked when it runs to give as many items and the same numbers as now."""
         node, numbers = self.with_structure(node, result), numbers_of(result)
-        if not numbers:
-            return node
-        return self.create_from(NodeCall("call_function", keep_numbers, (node, numbers, place), {}))
+        return self.call(keep_numbers, node, numbers, place) if numbers else node
 
     def create(self, call: NodeCall) -> fx.Node:
         """A node for ``call``, whose arguments hold tensors."""
@@ -258,6 +244,10 @@ class NodeWriter:
         if name not in _SPEC_ONLY and not self.dependent.isdisjoint(node.all_input_nodes) or name.startswith(_RANDOM):
             self.dependent.add(node)
         return node
+
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> fx.Node:
+        """A node that calls a function, given nodes."""
+        return self.create_from(NodeCall("call_function", function, args, kwargs))
 
     def create_from(self, call: NodeCall) -> fx.Node:
         """A node for ``call``, whose arguments hold nodes."""

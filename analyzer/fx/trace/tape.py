@@ -21,7 +21,7 @@ from analyzer.meta.tensor import device_of
 from . import outline
 from .bias_split import register_bias_split, splits
 from .call_target import name_target
-from .changed_content import ContentWatch
+from .changed_content import ContentWatch, shorten
 from .function_call import READS, NodeCall, describe_call, reads_size, writes
 from .leaf_module import is_leaf
 from .node_writer import NodeWriter
@@ -48,7 +48,7 @@ class Tape(NodeWriter):
         state.expects_contents = False           # code that read them would make them constants of the graph
         self.splits_bias = splits_bias
         self.failed_in: tuple[str, str] | None = None
-        self._active_impls: set[Any] = set()
+        self.active_impls: set[Any] = set()  #: functions whose implementation for tracing runs now
 
     # -- what the mode calls -------------------------------------------------------------------------------------
 
@@ -59,18 +59,22 @@ class Tape(NodeWriter):
         impl = register_tracer_impl.find(func)
         if impl is None and self.splits_bias:
             impl = register_bias_split.find(func)
-        if impl is not None and func not in self._active_impls:
+        if impl is not None and func not in self.active_impls:
             return self.run_impl(func, impl, args, kwargs)
-        with self.pause():
-            try:
-                result = call(func, args, kwargs)
-            except DataDependentError:
-                self._want()
-                raise
-            differs = self.sizes.concerns(args, kwargs) and self.sizes.follow(lambda a, k: call(func, a, k), args,
-                                                                              kwargs, result)
+        result, differs = self._run_paused(lambda a, k: call(func, a, k), args, kwargs)
         self._record(func, args, kwargs, result, differs)
         return result
+
+    def _run_paused(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any],
+                    module: nn.Module | None = None) -> tuple[Any, bool]:
+        """What ``run`` gives, with nothing written down inside, and whether more than sizes of it depends on data."""
+        with self.pause():
+            try:
+                result = run(args, kwargs)
+            except DataDependentError:
+                self._want(module)
+                raise
+            return result, self.sizes.concerns(args, kwargs) and self.sizes.follow(run, args, kwargs, result, module)
 
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Write down an operator without a torch function: from TorchScript, a C++ extension, vmap or a collective."""
@@ -90,33 +94,23 @@ class Tape(NodeWriter):
 
     def run_impl(self, func: Any, impl: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Trace ``impl`` in place of ``func``; ``func`` called inside it is itself again."""
-        self._active_impls.add(func)
+        self.active_impls.add(func)
         try:
             with mode_in_force():
                 return impl(*args, **kwargs)
         finally:
-            self._active_impls.discard(func)
+            self.active_impls.discard(func)
 
     def is_leaf(self, module: nn.Module) -> bool:
         """Whether ``module`` is to be one node."""
         return is_leaf(module) and not (self.splits_bias and splits(module))
-
-    def is_inside_impl(self, func: Any) -> bool:
-        """Whether the implementation for tracing that is registered for ``func`` runs now."""
-        return func in self._active_impls
 
     # -- what the patches call -----------------------------------------------------------------------------------
 
     def run_leaf(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run,
                  module: nn.Module | None = None) -> Any:
         """Run something whose inside is not looked at, as one node."""
-        with self.pause():
-            try:
-                result = run(args, kwargs)
-            except DataDependentError:
-                self._want(module)
-                raise
-            differs = self.sizes.concerns(args, kwargs) and self.sizes.follow(run, args, kwargs, result, module)
+        result, differs = self._run_paused(run, args, kwargs, module)
         node = self.create(NodeCall(op, target, args, kwargs))
         if differs and not self._want():
             node = self.with_checks(node, result, str(getattr(target, "__name__", target)))
@@ -271,19 +265,14 @@ class Tape(NodeWriter):
                               f"another one, at {user_line()}")
             self.asks = True
             sizes = {d: tensor.shape[d] for d in sorted(dims)}
-            node = self.create_from(
-                NodeCall("call_function", outline.keep_sizes, (self.node_of(tensor), sizes, user_line()), {}))
-            self.map(tensor, node)
+            self.map(tensor, self.call(outline.keep_sizes, self.node_of(tensor), sizes, user_line()))
 
     def _note_read(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         tensor = next(tensors_of(args), None)
         node = None if tensor is None else self._nodes.get(id(tensor))
         if node is not None and node in self.dependent:
-            text = repr(result)
-            text = text if len(text) < 60 else text[:57] + "..."
-            self.state.assume(
-                f"{func.__name__} of {node.name} was {text} when traced and is a constant of the graph at {user_line()}"
-            )
+            self.state.assume(f"{func.__name__} of {node.name} was {shorten(result)} when traced and is a constant of "
+                              f"the graph at {user_line()}")
 
 
 def _unwrap_numbers(tree: Any) -> Any:

@@ -87,7 +87,8 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     gm = GraphModule(build_skeleton(module, attempt.contents), graph, _class_name(root))
     gm.meta["assumptions"] = attempt.assumptions
     gm.expect([(bound.name_in_graph(p), p.kind) for p in bound.parameters],
-              [e for p in bound.parameters for e in _expected(p, bound)])
+              [e for p in bound.parameters
+               for e in expectations(bound.name_in_graph(p), bound.given.get(p.name, p.default))])
     return gm
 
 
@@ -200,16 +201,6 @@ def _default(p: Parameter, values: dict[str, Any]) -> tuple[Any, ...]:
     if p.default is Parameter.empty and next(tensors_of(value), None) is not None:
         return ()
     return (None,)
-
-
-def _expected(p: Parameter, bound: Bound) -> list[Any]:
-    if p.name in bound.given:
-        value = bound.given[p.name]
-    elif p.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
-        return []
-    else:
-        value = p.default
-    return expectations(bound.name_in_graph(p), value)
 
 
 def _write_assignments(tape: Tape, borrowed: Borrowed) -> frozenset[int]:

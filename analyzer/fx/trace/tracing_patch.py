@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ def recording_tape() -> Tape | None:
 
 
 @contextmanager
-def tracing_patches(outlined: Iterable[Site] = ()) -> Iterator[None]:
+def tracing_patches(outlined: Iterable[Site]) -> Iterator[None]:
     """Count one more tracing thread; the first replaces, the last puts back. Replaces ``outlined`` for this trace."""
     with _shared.installed(), SharedReplacements(lambda: outline_functions(outlined, _call_outlined)).installed():
         yield
@@ -78,45 +78,45 @@ def _replacements() -> Iterator[Undo]:
     yield from _function_replacements()
 
 
-def _call_module(original: Any) -> Any:
-    @functools.wraps(original)
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        tape = recording_tape()
-        if tape is None:
+def _while_recording(run: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Makes what takes the place of a function: ``run``, given the tape and the original, in a thread that records."""
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            tape = recording_tape()
+            return original(*args, **kwargs) if tape is None else run(tape, original, *args, **kwargs)
+
+        return call
+
+    return make
+
+
+@_while_recording
+def _call_module(tape: Tape, original: Any, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    path = tape.borrowed.modules.get(id(module))
+    kind = f"{type(module).__module__}.{type(module).__qualname__}"
+    site = module_site(module, tape.borrowed) if tape.outlined else None
+    outlined = site is not None and site in tape.outlined
+    if module is tape.borrowed.root or not outlined and (not tape.is_leaf(module)
+                                                         or tape.borrowed.holds_other_tensors(module)):
+        with tape.module(path if path is not None else f"{tape.where()}.<{type(module).__name__}>".lstrip("."), kind):
             return original(module, *args, **kwargs)
-        path = tape.borrowed.modules.get(id(module))
-        kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        site = module_site(module, tape.borrowed) if tape.outlined else None
-        outlined = site is not None and site in tape.outlined
-        if module is tape.borrowed.root or not outlined and (not tape.is_leaf(module)
-                                                             or tape.borrowed.holds_other_tensors(module)):
-            with tape.module(path if path is not None else f"{tape.where()}.<{type(module).__name__}>".lstrip("."),
-                             kind):
-                return original(module, *args, **kwargs)
-        target = tape.module_target(module)
-        impl = find_leaf_impl(module)
+    target = tape.module_target(module)
+    impl = find_leaf_impl(module)
 
-        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return original(module, *args, **kwargs) if impl is None else impl(module, *args, **kwargs)
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return original(module, *args, **kwargs) if impl is None else impl(module, *args, **kwargs)
 
-        with tape.module(target, kind):
-            if site is not None and outlined:
-                return tape.run_outlined(site, functools.partial(original, module), args, kwargs, module)
-            return tape.run_leaf("call_module", target, args, kwargs, run, module)
-
-    return call
+    with tape.module(target, kind):
+        if site is not None and outlined:
+            return tape.run_outlined(site, functools.partial(original, module), args, kwargs, module)
+        return tape.run_leaf("call_module", target, args, kwargs, run, module)
 
 
-def _call_scripted(original: Any) -> Any:
-    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        tape = recording_tape()
-        if tape is None:
-            return original(function, *args, **kwargs)
-        # One node: TorchScript may differentiate it on its own, which the operators that come out of it do not show.
-        return tape.run_leaf("call_function", CallTarget(function), args, kwargs,
-                             lambda a, k: original(function, *a, **k))
-
-    return call
+@_while_recording
+def _call_scripted(tape: Tape, original: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    # One node: TorchScript may differentiate it on its own, which the operators that come out of it do not show.
+    return tape.run_leaf("call_function", CallTarget(function), args, kwargs, lambda a, k: original(function, *a, **k))
 
 
 _TRANSPARENT = (MoveDevice, Opaque, BackwardHookFunction)  # ours, and torch's bookkeeping for hooks
@@ -184,27 +184,17 @@ def _checkpoint_generator(original: Any) -> Any:
     return generator
 
 
-def _enter_autocast(original: Any) -> Any:
-    @functools.wraps(original)
-    def enter(self: Any) -> Any:
-        result = original(self)
-        tape = recording_tape()
-        if tape is not None:
-            tape.regions.enter_autocast(self.device, self.fast_dtype, self._enabled, self._cache_enabled)
-        return result
-
-    return enter
+@_while_recording
+def _enter_autocast(tape: Tape, original: Any, block: Any) -> Any:
+    result = original(block)
+    tape.regions.enter_autocast(block.device, block.fast_dtype, block._enabled, block._cache_enabled)
+    return result
 
 
-def _exit_autocast(original: Any) -> Any:
-    @functools.wraps(original)
-    def leave(self: Any, *exc: Any) -> Any:
-        tape = recording_tape()
-        if tape is not None:
-            tape.regions.exit_autocast()
-        return original(self, *exc)
-
-    return leave
+@_while_recording
+def _exit_autocast(tape: Tape, original: Any, block: Any, *exc: Any) -> Any:
+    tape.regions.exit_autocast()
+    return original(block, *exc)
 
 
 def _function_replacements() -> Iterator[Undo]:
@@ -301,7 +291,7 @@ def _wrap(func: Any) -> Any:
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         tape = recording_tape()
-        if tape is None or tape.is_inside_impl(func):
+        if tape is None or func in tape.active_impls:
             return func(*args, **kwargs)
         if traced is not None:
             return tape.run_impl(func, traced, args, kwargs)
