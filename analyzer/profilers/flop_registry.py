@@ -12,16 +12,17 @@ from typing import Any
 import torch
 
 from analyzer.meta.signature import Signature
-from analyzer.profilers.flop_formula.foreach import SINGLE, of_each
-from analyzer.profilers.flop_formula.registration import FlopCount, FlopRegistry, Formula, name_key, register_flop_impl
-from analyzer.profilers.flop_formula.size import is_inexact
+from analyzer.meta.spec import TensorSpec
+from analyzer.profilers.flop_formula.registration import FlopCount, Formula, name_key, register_flop_impl
+from analyzer.profilers.flop_formula.size import is_inexact, tensors
 from analyzer.profilers.flop_formula.zero import ZERO_FLOP_NAMES, ZERO_FLOP_NAMESPACES, ZERO_FLOP_OPS
 
-__all__ = ["FlopCount", "FlopRegistry", "Formula", "ZERO_FLOP_OPS", "count_call", "find_formula", "is_zero_flop_op",
-           "register_flop_impl"]
+__all__ = ["FlopCount", "ZERO_FLOP_OPS", "count_call", "find_formula", "is_zero_flop_op", "register_flop_impl"]
 
 NO_FLOPS = FlopCount(0)
 MEMO_KEY = "flops"
+# Where the name without `_foreach_` is not the operator's.
+SINGLE = {"norm": "linalg_vector_norm", "max": "amax", "powsum": "linalg__powsum"}
 
 
 def count_call(signature: Signature) -> FlopCount | None:
@@ -31,7 +32,6 @@ def count_call(signature: Signature) -> FlopCount | None:
 
     A call none of whose tensors is floating point or complex counts zero. Raises what the operator's formula raises.
 
-    >>> from analyzer.meta.spec import TensorSpec
     >>> a = TensorSpec.of((2, 3), (3, 1), torch.float32, "cpu")
     >>> b = TensorSpec.of((3, 4), (4, 1), torch.float32, "cpu")
     >>> c = TensorSpec.of((2, 4), (4, 1), torch.float32, "cpu")
@@ -123,3 +123,33 @@ def foreach_single(op: Hashable) -> str | None:
         return None
     name = op._schema.name.removeprefix("aten::_foreach_").removesuffix("_")
     return SINGLE.get(name, name)
+
+
+def is_list(value: Any) -> bool:
+    """Whether ``value`` is a list of tensors or numbers."""
+    return isinstance(value, (list, tuple)) and not isinstance(value, TensorSpec)
+
+
+@cache
+def of_each(formula: Formula) -> Formula:
+    """The formula of an operator over lists (`_foreach_mul_` and the like), which applies that of ``formula`` to each
+    element in turn; in place there is no result, but self.
+
+    >>> a, b = (TensorSpec.of((n,), (1,), torch.float32, "cpu") for n in (3, 5))
+    >>> of_each(lambda x, y, out: out.numel)([a, b], 2.0, out=None)
+    FlopCount(flops=8, macs=0, executed_flops=None)
+    """
+    def each_flops(*args: Any, out: Any = None, **kwargs: Any) -> FlopCount | None:
+        lists = [a for a in args if is_list(a) and any(True for _ in tensors(a))]
+        total = FlopCount(0)
+        for i in range(len(lists[0]) if lists else 0):
+            at = [a[i] if is_list(a) else a for a in args]
+            one = out[i] if is_list(out) and len(out) == len(lists[0]) else lists[0][i]
+            if any(is_inexact(spec) for spec in tensors([*at, one])):
+                count = formula(*at, out=one, **kwargs)
+                if count is None:
+                    return None
+                total += count if isinstance(count, FlopCount) else FlopCount(int(count))
+        return total
+
+    return each_flops

@@ -1,4 +1,4 @@
 """FLOP formulas by family, a file each, which registers them when `registration.FlopRegistry` imports it."""
 
-FAMILIES = ("attention", "convolution", "distance", "embedding", "fft", "interpolation", "linalg", "loss", "matmul",
-            "normalization", "optimizer", "pointwise", "pooling", "reduction", "rnn", "transformer", "vision")
+FAMILIES = ("attention", "convolution", "fft", "interpolation", "linalg", "loss", "matmul", "normalization",
+            "optimizer", "pointwise", "pooling", "reduction", "rnn", "vision")

@@ -7,6 +7,7 @@ since kernels compute under it.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 
 from analyzer.meta.spec import TensorSpec as Spec
 
+from .normalization import LAYER_NORM_FLOPS
+from .pointwise import GELU_FLOPS
 from .registration import FlopCount, Formula, register_each, register_flop_impl
 from .size import multiply_adds
 
@@ -108,20 +111,14 @@ def masked(is_causal: bool) -> Window:
     return CAUSAL if is_causal else DENSE
 
 
-def flash_flops(query: Spec, key: Spec, value: Spec, dropout_p: float = 0.0, is_causal: bool = False,
-                *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """[batch, heads, sequence, dim] tensors; also the CPU kernel.
+def forward_of(causal_at: int) -> Formula:
+    """The formula of a kernel of [batch, heads, sequence, dim] tensors (query, key, value, ...) whose `is_causal` is
+    argument ``causal_at``.
 
-    >>> import torch
     >>> q = Spec.of((1, 2, 4, 8), (64, 32, 8, 1), torch.float16, "cuda:0")
-    >>> flash_flops(q, q, q, 0.0, True)
+    >>> forward_of(causal_at=4)(q, q, q, 0.0, True)
     FlopCount(flops=1024, macs=512, executed_flops=640)
     """
-    return Attention.of(query, key, value).forward(query, masked(is_causal))
-
-
-def forward_of(causal_at: int) -> Formula:
-    """The formula of a kernel (query, key, value, ...) whose `is_causal` is argument ``causal_at``."""
     def sdpa_flops(query: Spec, key: Spec, value: Spec, *rest: Any, is_causal: bool = False, **_: Any) -> FlopCount:
         hides = rest[causal_at - 3] if len(rest) > causal_at - 3 else is_causal
         return Attention.of(query, key, value).forward(query, masked(hides))
@@ -139,20 +136,17 @@ def backward_of(causal_at: int) -> Formula:
     return sdpa_backward_flops
 
 
-def packed_lengths(cumulative: Spec | None, longest: int | None, packed: int) -> tuple[int, int]:
-    """(sequences, length of each): offsets are data, so every sequence is taken as long as the longest."""
-    sequences = 1 if cumulative is None else cumulative[0] - 1
-    return sequences, packed if longest is None else int(longest)
-
-
-def flash_problem(query: Spec, key: Spec, value: Spec, cum_seq_q: Spec | None, cum_seq_k: Spec | None,
-                  max_q: int, max_k: int) -> Attention:
-    """Raw flash kernel: [batch, sequence, heads, dim], or packed [total, heads, dim] with cumulative lengths."""
-    if cum_seq_q is None:
+def raw_problem(query: Spec, key: Spec, value: Spec, cumulative_q: Spec | None, max_q: int | None,
+                max_k: int | None) -> Attention:
+    """Raw kernels: [batch, sequence, heads, dim]; or, with cumulative lengths, sequences packed into one:
+    [total, heads, dim] (flash) or [1, total, heads, dim] (memory-efficient). The lengths are data, so each sequence is
+    taken as long as the longest.
+    """
+    if cumulative_q is None:
         return Attention.heads_inside(query, key, value)
-    sequences, queries = packed_lengths(cum_seq_q, max_q, query[0])
-    _, keys = packed_lengths(cum_seq_k, max_k, key[0])
-    return Attention(sequences * query[1], queries, keys, query[2], value[2])
+    queries, keys = (tokens[-3] if longest is None else int(longest)
+                     for tokens, longest in ((query, max_q), (key, max_k)))
+    return Attention((cumulative_q[0] - 1) * query[-2], queries, keys, query[-1], value[-1])
 
 
 def flash_window(is_causal: bool, left: int | None, right: int | None) -> Window:
@@ -164,29 +158,11 @@ def flash_window(is_causal: bool, left: int | None, right: int | None) -> Window
 
 def raw_flash_flops(query: Spec, key: Spec, value: Spec, cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int,
                     max_k: int, dropout_p: float, is_causal: bool, *_: Any, window_size_left: int | None = None,
-                    window_size_right: int | None = None, out: Any = None, **__: Any) -> FlopCount:
-    """FLOPs of ``_flash_attention_forward``."""
-    problem = flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k)
-    return problem.forward(query, flash_window(is_causal, window_size_left, window_size_right))
-
-
-def raw_flash_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, _out: Spec, _logsumexp: Spec,
-                             cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int, max_k: int, dropout_p: float,
-                             is_causal: bool, *_: Any, window_size_left: int | None = None,
-                             window_size_right: int | None = None, out: Any = None, **__: Any) -> FlopCount:
-    """FLOPs of ``_flash_attention_backward``."""
-    problem = flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k)
-    return problem.backward(query, flash_window(is_causal, window_size_left, window_size_right))
-
-
-def efficient_problem(query: Spec, key: Spec, value: Spec, cu_seqlens_q: Spec | None, cu_seqlens_k: Spec | None,
-                      max_seqlen_q: int | None, max_seqlen_k: int | None) -> Attention:
-    """Raw memory-efficient kernel: [batch, sequence, heads, dim]; packed sequences lie in a batch of one."""
-    if cu_seqlens_q is None:
-        return Attention.heads_inside(query, key, value)
-    sequences, queries = packed_lengths(cu_seqlens_q, max_seqlen_q, query[1])
-    _, keys = packed_lengths(cu_seqlens_k, max_seqlen_k, key[1])
-    return Attention(sequences * query[2], queries, keys, query[3], value[3])
+                    window_size_right: int | None = None, count: Callable[..., FlopCount] = Attention.forward,
+                    out: Any = None, **__: Any) -> FlopCount:
+    """FLOPs of ``_flash_attention_forward``, or of its backward pass with ``count=Attention.backward``."""
+    problem = raw_problem(query, key, value, cum_seq_q, max_q, max_k)
+    return count(problem, query, flash_window(is_causal, window_size_left, window_size_right))
 
 
 def efficient_window(custom_mask_type: int, window_size: int | None) -> Window:
@@ -203,27 +179,17 @@ def raw_efficient_flops(query: Spec, key: Spec, value: Spec, bias: Any, cu_seqle
                         custom_mask_type: int, *_: Any, window_size: int | None = None, out: Any = None,
                         **__: Any) -> FlopCount:
     """FLOPs of ``_efficient_attention_forward``."""
-    problem = efficient_problem(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    problem = raw_problem(query, key, value, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
     return problem.forward(query, efficient_window(custom_mask_type, window_size))
-
-
-def raw_efficient_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, bias: Any, _out: Spec,
-                                 cu_seqlens_q: Spec | None, cu_seqlens_k: Spec | None, max_seqlen_q: int,
-                                 max_seqlen_k: int, logsumexp: Spec, dropout_p: float, philox_seed: Any,
-                                 philox_offset: Any, custom_mask_type: int, *_: Any, window_size: int | None = None,
-                                 out: Any = None, **__: Any) -> FlopCount:
-    """FLOPs of ``_efficient_attention_backward``."""
-    problem = efficient_problem(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return problem.backward(query, efficient_window(custom_mask_type, window_size))
 
 
 def cudnn_flops(query: Spec, key: Spec, value: Spec, attn_bias: Any, cum_seq_q: Spec | None, cum_seq_k: Spec | None,
                 max_q: int, max_k: int, compute_log_sumexp: bool, dropout_p: float = 0.0, is_causal: bool = False, *_:
                 Any, out: Any = None, **__: Any) -> FlopCount:
     """Raw cuDNN kernel: [batch, heads, sequence, dim], or packed as flash."""
-    if cum_seq_q is None:
-        return flash_flops(query, key, value, dropout_p, is_causal)
-    return flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k).forward(query, masked(is_causal))
+    problem = Attention.of(query, key, value) if cum_seq_q is None else raw_problem(
+        query, key, value, cum_seq_q, max_q, max_k)
+    return problem.forward(query, masked(is_causal))
 
 
 def cudnn_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, _out: Any, _logsumexp: Any, _seed: Any,
@@ -231,15 +197,39 @@ def cudnn_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, _o
                          max_k: int, dropout_p: float, is_causal: bool, *_: Any, out: Any = None,
                          **__: Any) -> FlopCount:
     """Both names of the cuDNN backward; the scaled-dot-product one is given no lengths for dense inputs."""
-    packed = len(query) == 3
-    problem = flash_problem(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k) if packed else Attention.of(
+    problem = raw_problem(query, key, value, cum_seq_q, max_q, max_k) if len(query) == 3 else Attention.of(
         query, key, value)
     return problem.backward(query, masked(is_causal))
 
 
+def multi_head_attention_flops(query: Spec, key: Spec, value: Spec, embed_dim: int, num_head: int, qkv_weight: Spec, *_:
+                               Any, out: Any = None, **__: Any) -> FlopCount:
+    """Projections of q, k, v and of the output ([.., embed] by [embed, embed]) and the attention between them.
+
+    As everywhere for fused attention: matrix products only, biases and softmax add nothing.
+    """
+    batch = prod(query[:-2])
+    queries, keys = query[-2], key[-2]
+    projections = 2 * query.numel + key.numel + value.numel  # rows times embed_dim, each met by embed_dim columns
+    attention = Attention(batch * num_head, queries, keys, embed_dim // num_head, embed_dim // num_head)
+    return multiply_adds(projections * embed_dim, query) + attention.forward(query)
+
+
+def encoder_layer_flops(src: Spec, embed_dim: int, num_heads: int, qkv_weight: Spec, qkv_bias: Spec, proj_weight: Spec,
+                        proj_bias: Spec, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Spec,
+                        norm_bias_1: Spec, norm_weight_2: Spec, norm_bias_2: Spec, ffn_weight_1: Spec, *_: Any,
+                        out: Any = None, **__: Any) -> FlopCount:
+    """Multi-head attention, two linear layers, their activation, two residual sums and two layer norms."""
+    hidden = src.numel // embed_dim * ffn_weight_1[0]
+    feed_forward = multiply_adds(2 * hidden * embed_dim, src)
+    elementwise = hidden * (GELU_FLOPS if use_gelu else 1) + src.numel * (2 + 2 * LAYER_NORM_FLOPS)
+    return multi_head_attention_flops(src, src, src, embed_dim, num_heads,
+                                      qkv_weight) + feed_forward + FlopCount(elementwise)
+
+
 register_each(
     "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu _triton_scaled_dot_attention",
-    flash_flops)
+    forward_of(causal_at=4))
 register_flop_impl("aten::_scaled_dot_product_flash_attention.quantized", forward_of(causal_at=7))
 register_each("_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention", forward_of(causal_at=6))
 register_each(
@@ -254,11 +244,20 @@ register_each("_cudnn_attention_forward", cudnn_flops)
 register_each("_flash_attention_forward", raw_flash_flops)
 register_each("_flash_attention_forward_no_dropout_inplace",
               lambda _out, *args, **kwargs: raw_flash_flops(*args, **kwargs))
-register_each("_flash_attention_backward", raw_flash_backward_flops)
+register_each("_flash_attention_backward", lambda grad_out, query, key, value, _out, _logsumexp, *rest, **options: (
+    raw_flash_flops(query, key, value, *rest, count=Attention.backward, **options)))
 register_each("_efficient_attention_forward", raw_efficient_flops)
-register_each("_efficient_attention_backward", raw_efficient_backward_flops)
+register_each("_efficient_attention_backward",
+    lambda grad_out, query, key, value, bias, _out, cu_q, cu_k, max_q, max_k, _logsumexp, _p, _seed, _offset, mask_type,
+    *_, window_size=None, **__: (
+        raw_problem(query, key, value, cu_q, max_q, max_k).backward(query, efficient_window(mask_type, window_size))))
 # flex_attention, dense: its block mask is data
 register_flop_impl(torch.ops.higher_order.flex_attention,
     lambda query, key, value, *_, **__: Attention.of(query, key, value).forward(query))
 register_flop_impl(torch.ops.higher_order.flex_attention_backward,
     lambda query, key, value, *_, **__: Attention.of(query, key, value).backward(query))
+register_each("_native_multi_head_attention _triton_multi_head_attention", multi_head_attention_flops)
+# the fast path of torch.nn.TransformerEncoder
+register_each("_transformer_encoder_layer_fwd", encoder_layer_flops)
+# A bias added to each of q, k, v, and q divided by the root of the head dimension
+register_each("_transform_bias_rescale_qkv", lambda qkv, *_, **__: FlopCount(qkv.numel + qkv.numel // 3))

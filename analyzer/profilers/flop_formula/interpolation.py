@@ -65,25 +65,19 @@ def grid_sampler(dims: int) -> Formula:
     return grid_sampler_flops
 
 
-def sampler_backward_flops(dims: int, grad: Spec, x: Spec, grid: Spec, interpolation_mode: int = 0,
-                           output_mask: Any = (True, True)) -> int:
+def grid_sampler_backward(dims: int) -> Formula:
     """Each tap: weight × grad summed into x's gradient (2), and for each coordinate of the grid's, the tap's value ×
     grad × the other weights, summed (dims + 1).
     """
-    nearest = interpolation_mode == 1
-    taps = int({0: 2 ** dims, 1: 1, 2: 16}[interpolation_mode])
-    of_input = 2 * taps if output_mask[0] else 0
-    of_grid = dims * (dims + 1) * taps if output_mask[1] and not nearest else 0
-    of_point = 4 * dims if nearest else grid_point_flops(dims)
-    return grad.numel * (of_input + of_grid) + prod(grid[:-1]) * of_point
-
-
-def grid_sampler_backward(dims: int) -> Formula:
-    """The formula of the gradients of input and grid, in ``dims`` dimensions."""
     def grid_sampler_backward_flops(grad: Spec, x: Spec, grid: Spec, interpolation_mode: int = 0, padding_mode: int = 0,
                                     align_corners: bool = False, output_mask: Any = (True, True), *_: Any,
                                     out: Any = None, **__: Any) -> int:
-        return sampler_backward_flops(dims, grad, x, grid, interpolation_mode, output_mask)
+        nearest = interpolation_mode == 1
+        taps = int({0: 2 ** dims, 1: 1, 2: 16}[interpolation_mode])
+        of_input = 2 * taps if output_mask[0] else 0
+        of_grid = dims * (dims + 1) * taps if output_mask[1] and not nearest else 0
+        of_point = 4 * dims if nearest else grid_point_flops(dims)
+        return grad.numel * (of_input + of_grid) + prod(grid[:-1]) * of_point
 
     return grid_sampler_backward_flops
 
@@ -101,11 +95,9 @@ for _dims in (2, 3):
     register_each(f"grid_sampler_{_dims}d_backward", grid_sampler_backward(_dims))
 del _dims
 register_each("cudnn_grid_sampler _grid_sampler_2d_cpu_fallback", grid_sampler(2))
-
-
-register_each("cudnn_grid_sampler_backward", lambda x, grid, grad, *_, **__: sampler_backward_flops(2, grad, x, grid))
-register_each("_grid_sampler_2d_cpu_fallback_backward",
-    lambda grad, x, grid, interpolation_mode=0, *_, **__: sampler_backward_flops(2, grad, x, grid, interpolation_mode))
+register_each("cudnn_grid_sampler_backward",
+    lambda x, grid, grad, *_, **__: grid_sampler_backward(2)(grad, x, grid))
+register_each("_grid_sampler_2d_cpu_fallback_backward", grid_sampler_backward(2))  # which is given no output mask
 # Each point's homogeneous coordinates by theta [n, d, d + 1]
 register_each("affine_grid_generator cudnn_affine_grid_generator",
     lambda theta, *_, out, **__: multiply_adds(out.numel * theta[-1]))

@@ -52,8 +52,8 @@ def solve_flops(a: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> int:
 
 
 def right_hand_sides(a: Spec, b: Spec) -> int:
-    """Columns of b for one matrix of a (a vector where b has a dimension less)."""
-    return max(1, b.numel // max(1, prod(a[:-2]) * a[-1]))
+    """Columns of b for one matrix of a, whose rows b has too (a vector where b has a dimension less)."""
+    return max(1, b.numel // max(1, prod(a[:-1])))
 
 
 def triangular_flops(a: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> int:
@@ -81,12 +81,6 @@ def eigh_flops(a: Spec, uplo: str = "L", compute_v: bool = True, *_: Any, out: A
     return matrices(a) * (9 * n ** 3 if compute_v else 4 * n ** 3 // 3)
 
 
-def svd_flops(a: Spec, full_matrices: bool = False, compute_uv: bool = True, *_: Any, out: Any = None,
-              **__: Any) -> int:
-    """FLOPs of ``_linalg_svd``."""
-    return matrices(a) * svd(a[-2], a[-1], compute_uv)
-
-
 def pinv_flops(a: Spec, *_: Any, out: Any = None, **__: Any) -> int:
     """A singular value decomposition and V Σ⁻¹ Uᵀ: k m (the scaling) and 2 m n k, k = min(m, n)."""
     m, n = a[-2:]
@@ -97,12 +91,7 @@ def pinv_flops(a: Spec, *_: Any, out: Any = None, **__: Any) -> int:
 def lstsq_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> int:
     """GELS: QR, then Qᵀb (4 m n - 2 n²) and a triangular solve (n²) for each right-hand side."""
     m, n = max(a[-2:]), min(a[-2:])
-    columns = max(1, b.numel // max(1, prod(a[:-2]) * a[-2]))
-    return matrices(a) * (qr(m, n) + columns * (4 * m * n - 2 * n * n + n * n))
-
-
-# Bader, Blanes and Casas 2019: the Taylor polynomial of degree 18 takes 5 products; squarings are data
-MATRIX_EXP_PRODUCTS = 5
+    return matrices(a) * (qr(m, n) + right_hand_sides(a, b) * (4 * m * n - 2 * n * n + n * n))
 
 
 # POTRF, SYTRF: n³/3
@@ -127,8 +116,10 @@ register_each("ormqr", ormqr_flops)
 register_each("_linalg_eigh", eigh_flops)
 register_each("linalg_eig", of_square(lambda n: 25 * n ** 3))  # Golub and Van Loan 7.5.6: 25 n³ with vectors,
 register_each("linalg_eigvals _linalg_eigvals", of_square(lambda n: 10 * n ** 3))  # 10 n³ without
-register_each("_linalg_svd", svd_flops)
-register_flop_impl("prims::svd", lambda a, *, out, full_matrices=False: svd_flops(a))
+register_each("_linalg_svd", lambda a, full_matrices=False, compute_uv=True, *_, **__: (
+    matrices(a) * svd(a[-2], a[-1], compute_uv)))
+register_flop_impl("prims::svd", lambda a, *, out, full_matrices=False: matrices(a) * svd(a[-2], a[-1], True))
 register_each("linalg_pinv", pinv_flops)
 register_each("linalg_lstsq", lstsq_flops)
-register_each("linalg_matrix_exp", of_square(lambda n: MATRIX_EXP_PRODUCTS * 2 * n ** 3))
+# Bader, Blanes and Casas 2019: the Taylor polynomial of degree 18 takes 5 products; squarings are data
+register_each("linalg_matrix_exp", of_square(lambda n: 5 * 2 * n ** 3))

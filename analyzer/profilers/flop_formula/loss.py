@@ -25,25 +25,14 @@ BACKWARD_FLOPS = {
 }
 
 
-def broadcast_numel(*specs: Any) -> int:
-    """Elements of the shape that ``specs`` broadcast to."""
-    return max(s.numel for s in tensors(specs))
-
-
 def elementwise_loss(flops: int) -> Formula:
-    """The formula of ``flops`` operations for each element, and the reduction."""
-    return lambda x, target, reduction=1, *_, **__: broadcast_numel(x, target) * (flops + (reduction != NONE))
+    """The formula of ``flops`` operations for each element of what x and target broadcast to, and the reduction."""
+    return lambda x, target, reduction=1, *_, **__: max(x.numel, target.numel) * (flops + (reduction != NONE))
 
 
 def elementwise_loss_backward(flops: int) -> Formula:
     """The formula of its gradient."""
-    return lambda grad, x, target, *_, **__: broadcast_numel(x, target) * flops
-
-
-def bce_logits_flops(x: Spec, target: Spec, weight: Any = None, pos_weight: Any = None, reduction: int = 1, *,
-                     out: Any = None, **_: Any) -> int:
-    """(1 - t) x - logsigmoid(x) (6): 9; a positive weight makes it × ((p - 1) t + 1): 4 more."""
-    return x.numel * (9 + 4 * (pos_weight is not None) + (weight is not None) + (reduction != NONE))
+    return lambda grad, x, target, *_, **__: max(x.numel, target.numel) * flops
 
 
 # Joining three states: two maxima, three differences, three exponentials, two sums, log, + maximum; and + the log
@@ -94,7 +83,10 @@ register_each("binary_cross_entropy",
 # g (x - t) / max((1 - x) x, ε), × weight, ÷ n for a mean
 register_each("binary_cross_entropy_backward",
     lambda grad, x, target, weight=None, reduction=1, *_, **__: x.numel * (6 + (weight is not None) + (reduction == 1)))
-register_each("binary_cross_entropy_with_logits", bce_logits_flops)
+# (1 - t) x - logsigmoid(x) (6): 9; a positive weight makes it × ((p - 1) t + 1): 4 more
+register_each("binary_cross_entropy_with_logits",
+    lambda x, target, weight=None, pos_weight=None, reduction=1, *_, **__: (
+        x.numel * (9 + 4 * (pos_weight is not None) + (weight is not None) + (reduction != NONE))))
 # Per target: a negation and a sum; with weights a product and the sum of weights
 register_each("nll_loss_forward nll_loss2d_forward", lambda x, target, weight=None, reduction=1, *_, **__: (
     target.numel * (1 + (weight is not None) + (reduction != NONE) * (1 + (weight is not None)))))

@@ -32,13 +32,6 @@ def linear_flops(x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> 
     return multiply_adds(x.numel * prod(weight[:-1]), x)
 
 
-def matmul_backward_flops(_grad: Spec, a: Spec, b: Spec, mask: list[bool], *, out: Any = None, **_: Any) -> FlopCount:
-    """FLOPs of ``matmul_backward``."""
-    each = matmul_flops(a, b)
-    wanted = bool(mask[0]) + bool(mask[1])
-    return FlopCount(each.flops * wanted, each.macs * wanted)
-
-
 def grouped_mm_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
     """Products over groups that split one dimension (rows, columns or k), or one per group (3-D by 3-D).
 
@@ -50,19 +43,17 @@ def grouped_mm_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> F
 
 
 def weight_packed_flops(x: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
-    """A product with a packed weight: x [..., k], out [..., n]."""
+    """A product with a packed weight, whose sizes are those of x [..., k] and out [..., n]."""
     return multiply_adds(out.numel * x[-1], x)
 
 
 def semi_structured_flops(_a: Spec, _meta: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
-    """2:4 sparse a times dense b [k, n], counted dense; half of the products meet a stored weight."""
-    dense = multiply_adds(out.numel * b[-2], b)
-    return FlopCount(dense.flops, dense.macs, executed_flops=dense.flops // 2)
+    """2:4 sparse a times dense b [k, n]."""
+    return half_executed(multiply_adds(out.numel * b[-2], b))
 
 
-def semi_structured_linear_flops(x: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
-    """FLOPs of ``_sparse_semi_structured_linear``."""
-    dense = multiply_adds(out.numel * x[-1], x)
+def half_executed(dense: FlopCount) -> FlopCount:
+    """2:4 sparse products, counted dense; half of them meet a stored weight."""
     return FlopCount(dense.flops, dense.macs, executed_flops=dense.flops // 2)
 
 
@@ -86,17 +77,6 @@ def trilinear_flops(i1: Spec, i2: Spec, i3: Spec, expand1: list[int], expand2: l
     return multiply_adds(first_pair + second_pair, i1)
 
 
-def bilinear_flops(a: Spec, b: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """FLOPs of ``bilinear``."""
-    features, m, n = weight
-    return multiply_adds(prod(a[:-1]) * features * (m * n + n), a)
-
-
-def packed_linear_flops(x: Spec, packed: Any, *_: Any, out: Spec, **__: Any) -> FlopCount:
-    """A linear layer whose quantised weight is an object of C++: its sizes are those of input and output."""
-    return multiply_adds(out.numel * x[-1], x)
-
-
 register_each("mm bmm mv dot vdot matmul linalg_matmul _scaled_mm _scaled_mm_v2 _int_mm _mixed_dtypes_linear",
               matmul_flops)
 # ``self + a @ b``: addmm, addmv, baddbmm, addbmm (whose batch is summed over, so each product still counts)
@@ -113,21 +93,25 @@ register_each("linear_backward mkldnn_linear_backward", lambda x, _grad, weight,
 register_each("mkldnn_linear_backward_input",
     lambda _size, grad, weight, *_, **__: multiply_adds(grad.numel * weight[-1], grad))
 register_each("mkldnn_linear_backward_weights", lambda grad, x, weight, *_, **__: linear_flops(x, weight))
-register_each("matmul_backward", matmul_backward_flops)
+register_each("matmul_backward",
+    lambda _grad, a, b, mask, *_, **__: sum([matmul_flops(a, b) for wanted in mask[:2] if wanted], FlopCount(0)))
 register_each("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", grouped_mm_flops)
 register_each(
     "_weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros "
     "_dyn_quant_matmul_4bit", weight_packed_flops)
 for _name in ("linear_dynamic", "linear_relu_dynamic", "linear_dynamic_fp16", "linear_relu_dynamic_fp16"):
-    register_flop_impl(f"quantized::{_name}", packed_linear_flops)
+    register_flop_impl(f"quantized::{_name}", weight_packed_flops)  # an object of C++
 register_each("_sparse_semi_structured_mm", semi_structured_flops)
 register_each("_sparse_semi_structured_addmm",
     lambda _self, a, meta, b, *_, out, **__: semi_structured_flops(a, meta, b, out=out))
-register_each("_sparse_semi_structured_linear", semi_structured_linear_flops)
+register_each("_sparse_semi_structured_linear",
+    lambda x, *_, out, **__: half_executed(multiply_adds(out.numel * x[-1], x)))
 register_each("_cslt_sparse_mm",
     lambda _compressed, b, *_, out, **__: semi_structured_flops(_compressed, _compressed, b, out=out))
 register_each("_trilinear", trilinear_flops)
-register_each("bilinear", bilinear_flops)
+# weight [features, m, n]
+register_each("bilinear",
+    lambda a, b, weight, *_, **__: multiply_adds(prod(a[:-1]) * weight[0] * (weight[1] + 1) * weight[2], a))
 # out[i] = sum over j of coefficients[i, j] * x[j]
 register_each("_compute_linear_combination",
     lambda x, coefficients, *_, **__: multiply_adds(x.numel * coefficients[0], x))

@@ -56,12 +56,6 @@ def norm_backward_flops(numel: int, output_mask: Any, weight: Any, through_momen
     return numel * (flops + of_bias)
 
 
-def group_norm_backward_flops(grad: Spec, x: Spec, _mean: Any, _rstd: Any, weight: Any, n: int, c: int, hxw: int,
-                              group: int, output_mask: Any, *, out: Any = None, **_: Any) -> int:
-    """FLOPs of ``native_group_norm_backward``."""
-    return norm_backward_flops(x.numel, output_mask, weight)
-
-
 def rms_norm_backward_flops(grad: Spec, x: Spec, _shape: Any, _rstd: Any, weight: Any, output_mask: Any, *,
                             out: Any = None, **_: Any) -> int:
     """Input: x̂ (1), g w (1), Σ g w x̂ (2), (g w - x̂ Σ) / rms (3). Weight: x̂ g summed (2), x̂ at hand or not."""
@@ -69,19 +63,14 @@ def rms_norm_backward_flops(grad: Spec, x: Spec, _shape: Any, _rstd: Any, weight
     return x.numel * (of_input * (7 - (weight is None)) + of_weight * (2 + (not of_input)))
 
 
-def batch_norm_backward_flops(grad: Spec, x: Spec, weight: Any, _mean: Any, _var: Any, _save_mean: Any,
-                              _save_invstd: Any, train: bool, eps: float, output_mask: Any, *_: Any, out: Any = None,
-                              **__: Any) -> int:
-    """In evaluation the statistics are constants: grad × weight / σ."""
-    return norm_backward_flops(x.numel, output_mask, weight, through_moments=bool(train))
-
-
 register_each("native_layer_norm layer_norm", layer_norm_flops)
 register_each("native_layer_norm_backward", lambda grad, x, _shape, _mean, _rstd, weight, bias, output_mask, *_, **__: (
     norm_backward_flops(x.numel, output_mask, weight)))
 register_each("native_group_norm",
     lambda x, weight=None, bias=None, *_, **__: x.numel * (MOMENTS_FLOPS + 1 + affine(weight, bias)))
-register_each("native_group_norm_backward", group_norm_backward_flops)
+register_each("native_group_norm_backward",
+    lambda grad, x, _mean, _rstd, weight, n, c, hxw, group, output_mask, *_, **__: (
+        norm_backward_flops(x.numel, output_mask, weight)))
 # Square, sum, × 1/rms, × weight
 register_each("_fused_rms_norm rms_norm", lambda x, _shape, weight=None, *_, **__: x.numel * (3 + (weight is not None)))
 register_each("_fused_rms_norm_backward", rms_norm_backward_flops)
@@ -90,7 +79,10 @@ register_each("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batc
 register_each("_native_batch_norm_legit_no_training _batch_norm_no_update quantized_batch_norm",
               batch_norm(None, training=False))
 register_each("_batch_norm_with_update", batch_norm(None, training=True))
-register_each("native_batch_norm_backward batch_norm_backward", batch_norm_backward_flops)
+# In evaluation the statistics are constants: grad × weight / σ
+register_each("native_batch_norm_backward batch_norm_backward",
+    lambda grad, x, weight, _mean, _var, _save_mean, _save_invstd, train, eps, output_mask, *_, **__: (
+        norm_backward_flops(x.numel, output_mask, weight, through_moments=bool(train))))
 # In cuDNN and MIOpen: they give all three gradients
 register_each("cudnn_batch_norm_backward miopen_batch_norm_backward",
     lambda x, grad, weight, *_, **__: norm_backward_flops(x.numel, (True, True, True), weight))

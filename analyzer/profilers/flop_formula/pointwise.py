@@ -18,23 +18,19 @@ from .size import first, per_input
 
 # Each line gives the operations in order; a name without a line is one elementary operation.
 ELEMENTARY = """
-    mul div true_divide multiply divide floor_divide remainder fmod neg negative abs absolute sgn sign reciprocal
-    sqrt rsqrt
-    square pow float_power exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh
-    atanh atan2
-    erf erfc erfinv sigmoid lgamma digamma polygamma i0 igamma igammac ceil floor round trunc fix frac frexp copysign
-    nextafter
-    hypot cbrt maximum minimum fmax fmin clamp_min clamp_max relu angle deg2rad rad2deg conj_physical _conj_physical
-    special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_spherical_bessel_j0
-    special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
-    special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_i0e special_i1 special_i1e special_erfcx
-    special_ndtri special_log_ndtr special_zeta special_chebyshev_polynomial_t special_chebyshev_polynomial_u
-    special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_hermite_polynomial_h
-    special_hermite_polynomial_he
-    special_laguerre_polynomial_l special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t
-    special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
-    bessel_i0 bessel_i0e bessel_i1 bessel_i1e bessel_j0 bessel_j1 spherical_bessel_j0 erfcx erf_inv ndtri zeta
-    _standard_gamma_grad _dirichlet_grad"""
+    mul div true_divide multiply divide floor_divide remainder fmod neg negative abs absolute sgn sign reciprocal sqrt
+    rsqrt square pow float_power exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh
+    acosh atanh atan2 erf erfc erfinv sigmoid lgamma digamma polygamma i0 igamma igammac ceil floor round trunc fix frac
+    frexp copysign nextafter hypot cbrt maximum minimum fmax fmin clamp_min clamp_max relu angle deg2rad rad2deg
+    conj_physical _conj_physical special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
+    special_spherical_bessel_j0 special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
+    special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_i0e
+    special_i1 special_i1e special_erfcx special_ndtri special_log_ndtr special_zeta special_chebyshev_polynomial_t
+    special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
+    special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
+    special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w bessel_i0 bessel_i0e bessel_i1
+    bessel_i1e bessel_j0 bessel_j1 spherical_bessel_j0 erfcx erf_inv ndtri zeta _standard_gamma_grad _dirichlet_grad"""
 
 POINTWISE_FLOPS = dict.fromkeys(ELEMENTARY.split(), 1) | {
     "leaky_relu": 1, "leaky_relu_backward": 1, "_prelu_kernel": 1, "prelu": 1,   # × slope

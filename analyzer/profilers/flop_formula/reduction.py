@@ -1,4 +1,4 @@
-"""Reductions, scans, sorts and sums by index.
+"""Reductions, scans, sorts, distances and sums by index (embedding bags among them).
 
 A reduction counts the operations on each input element, its accumulation among them (so a sum of n counts n);
 what is done once per result is left out, but for a mean, whose n - 1 sums and one quotient make n exactly.
@@ -14,8 +14,8 @@ import torch
 from analyzer.meta.spec import TensorSpec as Spec
 
 from .pointwise import COMPLEX_FLOPS
-from .registration import Formula, register_each
-from .size import broadcast, per_input, tensors
+from .registration import FlopCount, Formula, register_each
+from .size import broadcast, multiply_adds, per_input, tensors
 
 # FLOPs to one input element.
 REDUCTION_FLOPS = {
@@ -89,6 +89,32 @@ def index_put_flops(self: Spec, indices: Any, values: Spec, accumulate: bool = F
     return prod(broadcast(*given)) * untouched
 
 
+def pair_flops(p: float) -> int:
+    """An element of a pair: difference, |·| or square, + (or maximum); pow too for other exponents; a count for 0."""
+    return 3 if p in (1, 2, float("inf")) else 1 if p == 0 else 4
+
+
+def cdist_backward_flops(grad: Spec, x1: Spec, x2: Spec, p: float, *_: Any, out: Any = None, **__: Any) -> int:
+    """Difference, ÷ distance and × grad, + : 4; two more (abs, pow) for other exponents."""
+    return grad.numel * x1[-1] * (0 if p == 0 else 4 if p in (1, 2, float("inf")) else 6)
+
+
+def embedding_bag_flops(weight: Spec, indices: Spec, offsets: Spec, scale_grad_by_freq: bool = False, mode: int = 0,
+                        sparse: bool = False, per_sample_weights: Any = None, *_: Any, out: Any = None,
+                        **__: Any) -> FlopCount:
+    """Each index adds a row (mode 0), adds it to a mean (1) or compares it (2); with weights it is a multiply-add."""
+    elements = indices.numel * weight[-1]
+    return FlopCount(elements) if per_sample_weights is None else multiply_adds(elements)
+
+
+def bag_gradient_flops(grad: Spec, indices: Spec, mode: int, weights: Any) -> FlopCount:
+    """Each index adds its bag's gradient, ÷ the bag's size in mode 1, × a weight if given; mode 2 adds once a bag."""
+    if mode == 2:
+        return FlopCount(grad.numel)
+    elements = indices.numel * grad[-1]
+    return multiply_adds(elements) if weights is not None else FlopCount(elements * (2 if mode == 1 else 1))
+
+
 for _name, _flops in REDUCTION_FLOPS.items():
     register_each(_name, reduction(_name, _flops))
 del _name, _flops
@@ -124,3 +150,24 @@ register_each(
     "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward "
     "_upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward "
     "col2im", per_input(1))
+# Distances between the rows of x1 [..., p, m] and x2 [..., r, m]
+register_each("_cdist_forward", lambda x1, x2, p, *_, out, **__: out.numel * x1[-1] * pair_flops(p))
+register_each("_cdist_backward", cdist_backward_flops)
+register_each("_pdist_forward", lambda x, p=2, *_, out, **__: out.numel * x[-1] * pair_flops(p))
+register_each("_pdist_backward", lambda grad, x, p, *_, **__: cdist_backward_flops(grad, x, x, p))
+# √ of [-2 x1, |x1|², 1]·[x2, 1, |x2|²]: a product of m + 2 columns, the squared norms, × -2, maximum and root
+register_each("_euclidean_dist", lambda x1, x2, *_, out, **__: (
+    multiply_adds(out.numel * (x1[-1] + 2), x1) + FlopCount(3 * x1.numel + 2 * x2.numel + 2 * out.numel)))
+# A plain embedding moves rows and does no arithmetic
+register_each("_embedding_bag _embedding_bag_forward_only embedding_bag", embedding_bag_flops)
+register_each("_embedding_bag_backward",
+    lambda grad, indices, offsets, bags, sizes, maximum, rows, scaled, mode, sparse=False, weights=None, *_, **__: (
+        bag_gradient_flops(grad, indices, mode, weights)))
+register_each("_embedding_bag_dense_backward",
+    lambda grad, indices, bags, sizes, maximum, rows, scaled, mode, weights=None, *_, **__: (
+        bag_gradient_flops(grad, indices, mode, weights)))
+# The dot product of a row and its bag's gradient, for each index
+register_each("_embedding_bag_per_sample_weights_backward",
+    lambda grad, weight, indices, *_, **__: multiply_adds(indices.numel * weight[-1]))
+# Norm (2) and scale (1) of each row addressed, taken as distinct and all over the limit
+register_each("embedding_renorm", lambda weight, indices, *_, **__: 3 * indices.numel * weight[-1])

@@ -39,13 +39,6 @@ def ps_roi_align_flops(x: Spec, rois: Spec, scale: float, height: int, width: in
     return roi_align_flops(channels, rois, scale, height, width, sampling_ratio, out=out)
 
 
-def roi_align_backward_flops(grad: Spec, rois: Spec, scale: float, height: int, width: int, *rest: Any, out: Any = None,
-                             **_: Any) -> int | None:
-    """The last arguments are sampling_ratio and aligned."""
-    sampling_ratio = rest[-2]
-    return None if sampling_ratio <= 0 else grad.numel * sampling_ratio ** 2 * (SAMPLE_BACKWARD_FLOPS + 1)
-
-
 def sampled_columns(x: Spec, weight: Spec, positions: int) -> int:
     """Samples that a deformable convolution takes: one for each input channel, tap and output position."""
     return x[0] * x[1] * prod(weight[2:]) * positions
@@ -68,7 +61,9 @@ def deform_conv2d_backward_flops(grad: Spec, x: Spec, weight: Spec, *rest: Any, 
 
 register_flop_impl("torchvision::nms", nms_flops)
 register_flop_impl("torchvision::roi_align", roi_align_flops)
-register_flop_impl("torchvision::_roi_align_backward", roi_align_backward_flops)
+# The last arguments are sampling_ratio and aligned
+register_flop_impl("torchvision::_roi_align_backward", lambda grad, *rest, **_: (
+    None if rest[-2] <= 0 else grad.numel * rest[-2] ** 2 * (SAMPLE_BACKWARD_FLOPS + 1)))
 register_flop_impl("torchvision::ps_roi_align", ps_roi_align_flops)
 register_flop_impl("torchvision::deform_conv2d", deform_conv2d_flops)
 register_flop_impl("torchvision::_deform_conv2d_backward", deform_conv2d_backward_flops)
