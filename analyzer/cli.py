@@ -11,7 +11,7 @@ import torch
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
 from analyzer.report import choice
-from analyzer.report.command import add_compare_command, run_compare
+from analyzer.report.module_comparison import add_compare_command, run_compare
 from analyzer.runtime.command import add_measure_command, run_measure
 from analyzer.solver.command import add_fit_command, run_fit
 from analyzer.solver.plan_command import add_plan_command, run_plan

@@ -141,18 +141,6 @@ def biased_convolution_flops(x: Spec, weight: Spec, bias: Any, stride: Any, padd
     return FlopCount(2 * macs + (weight[1] * x[0] * outputs if bias is not None else 0), macs)
 
 
-def added_batched_flops(x: Spec, a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """A batched product that is added to something."""
-    macs = a.numel * b[-1]
-    return FlopCount(2 * macs + x.numel, macs)
-
-
-def interpolation_flops(x: Spec, size: Any, *rest: Any, out: Spec, **_: Any) -> int:
-    """1 an output element given a scale; given a size, its product alone, whatever the batch and the channels."""
-    scaled = any(isinstance(value, float) for value in rest)
-    return out.numel if scaled else prod(size)
-
-
 def recurrent_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf: Any, hx: Spec, cx: Any, mode: int,
                     hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool,
                     bidirectional: bool, *_: Any, out: Any = None, **__: Any) -> FlopCount:
@@ -173,30 +161,27 @@ def one_layer_flops(weight: list[Spec], mode: int, hidden_size: int) -> int:
     return products + sum(w.numel for w in weight if len(w) == 1) + elementwise * hidden_size
 
 
-def host_recurrent_flops(x: Spec, w_ih: Spec, w_hh: Spec, b_ih: Spec, b_hh: Spec, hx: Spec, cx: Spec, reverse: bool,
-                         batch_sizes: Any, mode: int, hidden_size: int, num_layers: int, has_biases: bool, *_: Any,
-                         out: Any = None, **__: Any) -> FlopCount:
-    """The same, which an LSTM runs on a CPU for each layer and direction."""
-    return FlopCount(
-        prod(x[:-1]) * one_layer_flops([w_ih, w_hh, b_ih, b_hh] if has_biases else [w_ih, w_hh], mode, hidden_size))
-
-
 DEEPSPEED: dict[str, Formula] = {
     **NORMS,
     **aten("mean.dim", pooled_mean([-1, -2], [-1, -2, -3])),
     **aten("convolution _convolution cudnn_convolution convolution_overrideable", biased_convolution_flops),
-    **aten("baddbmm", added_batched_flops),
+    **aten("baddbmm", lambda x, a, b, *_, **__: FlopCount(2 * a.numel * b[-1] + x.numel, a.numel * b[-1])),
     **aten(
         "relu _prelu_kernel elu leaky_relu silu gelu _softmax avg_pool1d avg_pool2d avg_pool3d max_pool1d_with_indices "
         "max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d mkldnn_max_pool3d adaptive_avg_pool1d "
         "_adaptive_avg_pool2d mkldnn_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d",
         per_input(1)),
+    # 1 an output element given a scale; given a size, its product alone, whatever the batch and the channels
     **aten(
         "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
         "upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa "
-        "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d", interpolation_flops),
+        "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d",
+        lambda x, size, *rest, out, **_: out.numel if any(isinstance(r, float) for r in rest) else prod(size)),
     **aten("_cudnn_rnn", recurrent_flops),
-    **aten("mkldnn_rnn_layer", host_recurrent_flops)}
+    # which an LSTM runs on a CPU for each layer and direction
+    **aten("mkldnn_rnn_layer",
+           lambda x, w_ih, w_hh, b_ih, b_hh, hx, cx, reverse, lengths, mode, size, layers, has_biases, *_, **__: (
+               prod(x[:-1]) * one_layer_flops([w_ih, w_hh, *((b_ih, b_hh) if has_biases else ())], mode, size)))}
 
 
 # fast paths: no function of theirs is replaced

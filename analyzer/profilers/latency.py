@@ -5,8 +5,6 @@ import functools
 import math
 from collections.abc import Callable
 
-import torch
-
 from analyzer.hardware import DeviceSpec, collective_seconds, roofline_seconds
 from analyzer.meta.signature import Signature
 from analyzer.record.log import Log
@@ -31,17 +29,13 @@ def call_seconds(call: OpCall, device: DeviceSpec, world_size: int = 1) -> float
     # an index (argmax) is computed in the dtype of what is compared
     tensors = (*call.signature.outputs, *call.signature.inputs)
     dtype = next((s.dtype for s in tensors if s.dtype.is_floating_point or s.dtype.is_complex),
-                 tensors[0].dtype) if tensors else None
-    dtype = _REAL.get(dtype, dtype)
+                 tensors[0].dtype).to_real() if tensors else None  # complex arithmetic is that of its parts
     # cuDNN may use TF32 by default, cuBLAS may not: torch.backends.cudnn.allow_tf32,
     # torch.backends.cuda.matmul.allow_tf32
     convolution = "convolution" in call.signature.op.__name__
     return roofline_seconds(flops, nbytes, dtype, device, uses_tensor_cores=macs > 0, allow_tf32=convolution)
 
 
-# The arithmetic of complex numbers is that of their parts.
-_REAL: dict[torch.dtype | None, torch.dtype] = {
-    torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 _RING = {
     "allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all", "gather": "all_gather",
     "scatter": "broadcast", "recv": "send"}

@@ -177,13 +177,13 @@ METADATA = {"is_same_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_
 # In place these do not look at what was there.
 OVERWRITES = {"copy", "fill", "zero", "normal", "uniform", "random", "exponential", "bernoulli", "log_normal",
               "geometric", "cauchy"}
-# Arguments that give a shape, not values: name of the operator to names of arguments.
-SHAPE_ONLY = {name: {"self", "input"} for name in (
+# Of these the argument ``self`` or ``input`` gives a shape, not values.
+SHAPE_ONLY = {
     "avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
     "_adaptive_avg_pool3d_backward", "nll_loss_backward", "nll_loss2d_backward", "max_pool2d_with_indices_backward",
     "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward",
     "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward", "replication_pad1d_backward",
-    "replication_pad2d_backward", "replication_pad3d_backward")}
+    "replication_pad2d_backward", "replication_pad3d_backward"}
 # Write into their running statistics, which their schemas do not say.
 BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
 RUNNING = {"running_mean", "running_var"}
@@ -196,7 +196,7 @@ def read_bytes(call: Call, argument: Argument) -> int:
     """Bytes that a call reads of one of its tensors."""
     name, spec = call.name, argument.spec
     touched = touched_bytes(spec)
-    if argument.is_out or name in SHAPE_ONLY and argument.name in SHAPE_ONLY[name]:
+    if argument.is_out or name in SHAPE_ONLY and argument.name in ("self", "input"):
         return 0
     if name.endswith("_like") or name.startswith("new_"):
         return 0  # take shape and dtype

@@ -36,14 +36,11 @@ def to_chrome_trace(profile: Profile, path: str | Path | None = None) -> dict[st
     clock = 0.0
     spans: dict[str, tuple[float, float]] = {}
     ends: dict[str, dict[str, float]] = {}
-    work: list[tuple[str, list[tuple[NodeInfo, float | None]]]] = [
-        ("forward", [(node, node.fwd_seconds) for node in profile.nodes])]
-    if profile.mode == "train":
-        work.append(("backward", [(node, node.bwd_seconds) for node in reversed(profile.nodes)]))
-    for phase, nodes in work:
+    for phase in ("forward", "backward") if profile.mode == "train" else ("forward",):
         start = clock
         ends[phase] = {}
-        for node, seconds in nodes:
+        for node in profile.nodes if phase == "forward" else reversed(profile.nodes):
+            seconds = node.fwd_seconds if phase == "forward" else node.bwd_seconds
             duration = 1.0 if not known else None if seconds is None else seconds * _MICROSECONDS
             events.append(_slice(node.name, phase, clock, duration, _describe(node, phase)))
             clock += duration or 0.0

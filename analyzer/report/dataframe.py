@@ -33,13 +33,14 @@ def to_dataframe(profile: Profile, what: str = "nodes") -> pandas.DataFrame:
                                 "pip install 'torch-analyzer[report]'") from error
     if what == "nodes":
         columns = _list_columns(NodeInfo)
-        rows: list[dict[str, Any]] = [{name: getattr(node, name) for name in columns} for node in profile.nodes]
+        rows = [[getattr(node, name) for name in columns] for node in profile.nodes]
     else:
-        own = {f"own_{name}": kind for name, kind in _list_columns(CostInfo).items()}
-        columns = {**_list_columns(ModuleInfo), **own}
-        rows = [] if profile.modules is None else [_flatten(module) for module in profile.modules.walk()]
-    return pandas.DataFrame({name: pandas.Series([row[name] for row in rows], dtype=_NULLABLE.get(kind, "object"))
-                             for name, kind in columns.items()})
+        of_module, of_own = _list_columns(ModuleInfo), _list_columns(CostInfo)
+        columns = {**of_module, **{f"own_{name}": kind for name, kind in of_own.items()}}
+        rows = [[*(getattr(module, name) for name in of_module), *(getattr(module.own, name) for name in of_own)]
+                for module in (() if profile.modules is None else profile.modules.walk())]
+    return pandas.DataFrame({name: pandas.Series([row[i] for row in rows], dtype=_NULLABLE.get(kind, "object"))
+                             for i, (name, kind) in enumerate(columns.items())})
 
 
 def _list_columns(record: type[NodeInfo | CostInfo]) -> dict[str, Any]:
@@ -50,6 +51,3 @@ def _list_columns(record: type[NodeInfo | CostInfo]) -> dict[str, Any]:
     return {name: hints[name] for name in names}
 
 
-def _flatten(module: ModuleInfo) -> dict[str, Any]:
-    own = {f"own_{name}": getattr(module.own, name) for name in CostInfo.__slots__}
-    return {**{name: getattr(module, name) for name in _list_columns(ModuleInfo)}, **own}

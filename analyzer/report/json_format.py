@@ -67,17 +67,14 @@ def read_data(data: Any) -> Profile:
         raise ProfileFormatError(f'not a saved profile: expected an object with "format": "{FORMAT}", got {found}')
     version, own = data.get("version"), package_version()
     if type(version) is not int or version != Profile.format_version:
+        writer = f", written by analyzer {data['analyzer_version']}" if data.get("analyzer_version") else ""
         raise ProfileFormatError(
-            f"format version {version!r}{_writer(data)}, and analyzer "
+            f"format version {version!r}{writer}, and analyzer "
             f"{'of this source tree' if own == 'source' else own} reads version "
             f"{Profile.format_version}: read it with the analyzer that wrote it, or profile the model again")
     fields = {key: value for key, value in data.items() if key not in ("format", "version")}
     profile: Profile = decoder_of(Profile)(fields, "")
     return profile
-
-
-def _writer(data: dict[str, Any]) -> str:
-    return f", written by analyzer {data['analyzer_version']}" if data.get("analyzer_version") else ""
 
 
 def load_text(source: str | Path) -> tuple[str, str]:

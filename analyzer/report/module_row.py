@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from analyzer.errors import InputError
 from analyzer.results.info import CostInfo, ModuleInfo, OperatorInfo
@@ -16,37 +17,27 @@ Ignored = Collection[str | type]
 SortKey = Callable[[ModuleInfo], float | None]
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleRow:
-    """One row: a module, or (``module`` is then its parent) what a module does itself."""
+class ModuleRow(NamedTuple):
+    """One row: a module, or (``module`` is then None) what its parent does itself."""
 
-    module: ModuleInfo
-    costs: CostInfo
+    name: str
+    type: str
     depth: int
-    is_own: bool = False
-
-    @property
-    def name(self) -> str:
-        """What the row is called."""
-        return OWN if self.is_own else name_module(self.module)
-
-    @property
-    def type(self) -> str:
-        """The class of the module."""
-        return "" if self.is_own else describe_type(self.module)
+    costs: CostInfo
+    module: ModuleInfo | None
 
 
 def list_rows(module: ModuleInfo, depth: int | None = None, key: SortKey | None = None) -> Iterator[ModuleRow]:
     """The tree below ``module``, parents first, down to ``depth``; a module that has children ends with its own row,
     unless that is nothing. ``key`` orders siblings, largest first and unknown last.
     """
-    yield ModuleRow(module, module, module.depth)
+    yield ModuleRow(name_module(module), describe_type(module), module.depth, module, module)
     if not module.children or (depth is not None and module.depth >= depth):
         return
     for child in module.children if key is None else sort_by(module.children, key):
         yield from list_rows(child, depth, key)
     if has_own_row(module):
-        yield ModuleRow(module, module.own, module.depth + 1, is_own=True)
+        yield ModuleRow(OWN, "", module.depth + 1, module.own, None)
 
 
 def leave_out(root: ModuleInfo, ignored: Ignored) -> ModuleInfo:

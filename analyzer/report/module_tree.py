@@ -87,7 +87,7 @@ def _format_cell(row: ModuleRow, column: Column, root: ModuleInfo, as_string: bo
     elif field in CostInfo.__slots__:
         value = getattr(row.costs, field)
     else:
-        value = "" if row.is_own else _OF_MODULE[field](row.module)
+        value = "" if row.module is None else _OF_MODULE[field](row.module)
     return column.format(value) if as_string else plain(value)
 
 

@@ -17,7 +17,7 @@ from analyzer.profilers.memory import alive_at, category_of, forward_ends, peak_
 from analyzer.record.log import Log, LogNode
 
 from .deferred import Groups
-from .info import HolderInfo, OperatorInfo, PhaseInfo, UncountedInfo
+from .info import OPERATOR_COSTS, HolderInfo, OperatorInfo, PhaseInfo, UncountedInfo
 from .module_shape import ModuleShape
 from .node_info import NodeInfo, describe_spec
 from .out_of_memory import describe_placement, describe_shortage, find_unfinished, list_finished_phases
@@ -28,7 +28,6 @@ from .wrapper import ModulePaths
 
 _NODE_FIELDS = {f.name for f in fields(NodeInfo)}
 _PHASE_FIELDS = {f.name for f in fields(PhaseInfo)}
-_OPERATOR_COSTS = ("flops", "macs", "seconds", "read_bytes", "written_bytes")
 _PROFILE_FIELDS = {f.name for f in fields(Profile)}
 
 
@@ -137,7 +136,7 @@ class ProfileBuilder:
                 calls[operator_key(call)] = calls.get(operator_key(call), 0) + 1
         found: dict[int, list[OperatorInfo]] = {}
         for (module, part, op), count in calls.items():
-            row = {k: v for k, v in rows.get((module, part, op), {}).items() if k in _OPERATOR_COSTS}
+            row = {k: v for k, v in rows.get((module, part, op), {}).items() if k in OPERATOR_COSTS}
             found.setdefault(module, []).append(OperatorInfo(op, count, phase=part, **row))
         for records in found.values():
             records.sort(key=lambda r: (r.phase, -(r.flops or 0), r.operator))

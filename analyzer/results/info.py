@@ -27,6 +27,9 @@ class PhaseInfo:
     written_bytes: int | None = None
 
 
+OPERATOR_COSTS = ("flops", "macs", "seconds", "read_bytes", "written_bytes")
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorInfo:
     """The calls of one operator in one part of the step: of the whole model, or of one module outside its submodules.
@@ -47,7 +50,7 @@ class OperatorInfo:
     def __add__(self, other: OperatorInfo) -> OperatorInfo:
         """The calls of both together, quantity by quantity; unknown plus anything is unknown."""
         costs: dict[str, Any] = {name: add_quantities((getattr(self, name), getattr(other, name)))
-                                 for name in ("flops", "macs", "seconds", "read_bytes", "written_bytes")}
+                                 for name in OPERATOR_COSTS}
         return replace(self, calls=self.calls + other.calls, **costs)
 
     @property

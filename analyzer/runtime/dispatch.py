@@ -1,7 +1,9 @@
 """Sees each operator that runs on real tensors, times it and reports it."""
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -11,6 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
+from analyzer.meta.intercept.replacement import replace
 from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.plain_type import ARGUMENTS
 from analyzer.meta.signature import Signature
@@ -148,3 +151,32 @@ def _count_bytes(storage: torch.UntypedStorage | torch.TypedStorage) -> int:
 
 def _specs(tensors: list[torch.Tensor]) -> tuple[TensorSpec, ...]:
     return tuple(to_specs(tensors))
+
+
+@contextmanager
+def run_as_written() -> Iterator[None]:
+    """Run compiled functions and modules eagerly, also those that are compiled in the block: operators are watched one
+    by one, which compiled code does not run.
+    """
+    with ExitStack() as undo:
+        is_set = False
+
+        def set_stance() -> None:
+            nonlocal is_set
+            # nothing was compiled before, where it is not there
+            if not is_set and "torch._dynamo.eval_frame" in sys.modules:
+                stance = torch.compiler.set_stance("force_eager")
+                undo.callback(stance.__exit__, None, None, None)
+                is_set = True
+
+        def compile(original: Any) -> Any:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                set_stance()
+                return result
+
+            return run
+
+        undo.callback(replace(torch, "compile", compile))
+        set_stance()
+        yield

@@ -19,13 +19,13 @@ from analyzer.record.tensor_walk import tensors_in
 from .clock import Clock, choose_clock
 from .latency import make_measured_profiler
 from .measure import check_device, make_profile
-from .recorder import RuntimeRecorder
+from .recorder import CallObserver, RuntimeRecorder
 
 _CACHES = ("past_key_values", "cache_params", "cache")  # under which names models take and return what they keep
 _AMOUNTS = ("flops", "macs", "read_bytes", "written_bytes", "seconds", "allocated_bytes", "peak_allocated_bytes")
 
 
-class PassObserver:
+class PassObserver(CallObserver):
     """Notes, of each call of the model, how many tokens of each sequence it reads and what it keeps."""
 
     def __init__(self) -> None:

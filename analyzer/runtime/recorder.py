@@ -5,7 +5,7 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -22,9 +22,8 @@ from analyzer.record.collector import rare_collections
 from analyzer.record.hooks import FAILED, listen
 from analyzer.record.recorder import Recorder
 
-from .as_written import run_as_written
 from .clock import Clock
-from .dispatch import MeasuringMode
+from .dispatch import MeasuringMode, run_as_written
 from .storage import StorageBook
 
 ROOT = 0
@@ -44,11 +43,12 @@ class Position(NamedTuple):
     events: int
 
 
-class CallObserver(Protocol):
+class CallObserver:
     """Is told of each call of the model itself."""
 
     def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call begins."""
+
     def left(self, result: Any) -> None:
         """It returned."""
 
@@ -75,7 +75,7 @@ class RuntimeRecorder(Recorder):
         self.call_spans: dict[int, list[list[Any]]] = {}
         #: where calls of the model began, in a loop of its user's
         self.root_calls: list[Position] = []
-        self.observer: CallObserver | None = None               #: is told of these calls
+        self.observer = CallObserver()                          #: is told of these calls
         self._open: list[tuple[int, list[Any] | None]] = []     # beside the stack: id of the module, its marks
         self._mode = MeasuringMode(self.ran, clock)
         self._mode_depth = 0
@@ -158,8 +158,7 @@ class RuntimeRecorder(Recorder):
             log = self.log
             self.root_calls.append(Position(len(log.call_slots), len(self.laps) - 1, len(log.node_slots),
                                             len(log.phases) - 1, log.events))
-            if self.observer is not None:
-                self.observer.entered(args, kwargs)
+            self.observer.entered(args, kwargs)
         span = None
         if index is not None and self.phase == "forward":
             span = [mark, None]
@@ -181,7 +180,7 @@ class RuntimeRecorder(Recorder):
             span[1] = mark
         try:
             super().leave_module(module, token, result)
-            if self.observer is not None and module is self.model and not self._stack:
+            if module is self.model and not self._stack:
                 self.observer.left(result)
         finally:
             self.clock.go()

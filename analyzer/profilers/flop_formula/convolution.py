@@ -18,12 +18,6 @@ def convolution_macs(x: Spec, weight: Spec, out: Spec, transposed: bool) -> int:
     return (x.numel if transposed else out.numel) * prod(weight[1:])
 
 
-def convolution_flops(x: Spec, weight: Spec, _bias: Any, _stride: Any, _padding: Any, _dilation: Any,
-                      transposed: bool = False, *_: Any, out: Spec, **__: Any) -> FlopCount:
-    """aten.convolution and _convolution."""
-    return multiply_adds(convolution_macs(x, weight, out, transposed), x)
-
-
 def forward_convolution_flops(x: Spec, weight: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
     """FLOPs of ``conv1d``, ``conv2d`` and their variants."""
     return multiply_adds(convolution_macs(x, weight, out, False), x)
@@ -50,13 +44,9 @@ def backward_of(transposed_at: int) -> Formula:
         grad, x, weight, rest[transposed_at - 3], rest[transposed_at])
 
 
-def slow_backward_flops(grad: Spec, x: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
-    """FLOPs of ``_slow_conv2d_backward``."""
-    mask = rest[3] if len(rest) > 3 else (True, True, True)  # the .grad_input overload fills all three
-    return backward(grad, x, weight, False, mask)
-
-
-register_each("convolution _convolution convolution_overrideable", convolution_flops)
+register_each("convolution _convolution convolution_overrideable",
+    lambda x, weight, bias, stride, padding, dilation, transposed=False, *_, out, **__: (
+        multiply_adds(convolution_macs(x, weight, out, transposed), x)))
 register_each(
     "conv1d conv2d conv3d cudnn_convolution mkldnn_convolution miopen_convolution miopen_depthwise_convolution "
     "_mps_convolution _nnpack_spatial_convolution _slow_conv2d_forward slow_conv3d_forward slow_conv3d thnn_conv2d "
@@ -75,7 +65,10 @@ register_each("mps_convolution_backward",
     lambda x, grad, weight, *rest, **__: backward(grad, x, weight, False, rest[-1]))
 register_each("mps_convolution_transpose_backward",
     lambda x, grad, weight, *rest, **__: backward(grad, x, weight, True, rest[-1]))
-register_each("_slow_conv2d_backward", slow_backward_flops)
+# The .grad_input overload has no mask and fills all three
+register_each("_slow_conv2d_backward",
+    lambda grad, x, weight, kernel_size, stride, padding, output_mask=(True, True, True), *_, **__: (
+        backward(grad, x, weight, False, output_mask)))
 # x [time, n, c_in], weight [taps, c_in, c_out], out [time, n, c_out]
 register_each("conv_tbc", lambda x, weight, *_, out, **__: multiply_adds(out.numel * weight[0] * weight[1], x))
 register_each("conv_tbc_backward",

@@ -45,12 +45,6 @@ def of_square(per_matrix: Any) -> Formula:
     return lambda a, *_, **__: matrices(a) * int(per_matrix(a[-1]))
 
 
-def solve_flops(a: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> int:
-    """LU, and two triangular solves of n² a right-hand side each."""
-    n = a[-1]
-    return matrices(a) * (lu(n, n) + 2 * n * n * right_hand_sides(a, b))
-
-
 def right_hand_sides(a: Spec, b: Spec) -> int:
     """Columns of b for one matrix of a, whose rows b has too (a vector where b has a dimension less)."""
     return max(1, b.numel // max(1, prod(a[:-1])))
@@ -75,12 +69,6 @@ def ormqr_flops(a: Spec, tau: Spec, other: Spec, left: bool = True, *_: Any, out
     return matrices(other) * (4 * n * m * k - 2 * n * k * k)
 
 
-def eigh_flops(a: Spec, uplo: str = "L", compute_v: bool = True, *_: Any, out: Any = None, **__: Any) -> int:
-    """Golub and Van Loan 8.3.5 (symmetric QR): 4/3 n³ for the values, 9 n³ with vectors."""
-    n = a[-1]
-    return matrices(a) * (9 * n ** 3 if compute_v else 4 * n ** 3 // 3)
-
-
 def pinv_flops(a: Spec, *_: Any, out: Any = None, **__: Any) -> int:
     """A singular value decomposition and V Σ⁻¹ Uᵀ: k m (the scaling) and 2 m n k, k = min(m, n)."""
     m, n = a[-2:]
@@ -100,7 +88,9 @@ register_each("linalg_lu linalg_lu_factor_ex", lambda a, *_, **__: matrices(a) *
 register_each("_linalg_det _linalg_slogdet", of_square(lambda n: lu(n, n) + n))  # and the product of the diagonal
 register_each("linalg_inv_ex", of_square(lambda n: 2 * n ** 3))  # GETRF + GETRI: 2/3 n³ + 4/3 n³
 register_each("cholesky_inverse", of_square(lambda n: 2 * n ** 3 // 3))  # POTRI
-register_each("_linalg_solve_ex", solve_flops)
+# LU, and two triangular solves of n² a right-hand side each
+register_each("_linalg_solve_ex",
+    lambda a, b, *_, **__: matrices(a) * (lu(a[-1], a[-1]) + 2 * a[-1] ** 2 * right_hand_sides(a, b)))
 register_each("linalg_lu_solve", lambda a, pivots, b, *_, out, **__: 2 * triangular_flops(a, b, out=out))
 # SYTRS: 2 n² a right-hand side
 register_each("linalg_ldl_solve", lambda a, pivots, b, *_, out, **__: 2 * triangular_flops(a, b, out=out))
@@ -113,7 +103,9 @@ register_each("linalg_qr", qr_flops)
 register_each("geqrf", lambda a, *_, **__: matrices(a) * qr(a[-2], a[-1]))
 register_each("linalg_householder_product", lambda a, tau, *_, **__: matrices(a) * form_q(a[-2], a[-1], tau[-1]))
 register_each("ormqr", ormqr_flops)
-register_each("_linalg_eigh", eigh_flops)
+# Golub and Van Loan 8.3.5 (symmetric QR): 4/3 n³ for the values, 9 n³ with vectors
+register_each("_linalg_eigh", lambda a, uplo="L", compute_v=True, *_, **__: (
+    matrices(a) * (9 * a[-1] ** 3 if compute_v else 4 * a[-1] ** 3 // 3)))
 register_each("linalg_eig", of_square(lambda n: 25 * n ** 3))  # Golub and Van Loan 7.5.6: 25 n³ with vectors,
 register_each("linalg_eigvals _linalg_eigvals", of_square(lambda n: 10 * n ** 3))  # 10 n³ without
 register_each("_linalg_svd", lambda a, full_matrices=False, compute_uv=True, *_, **__: (

@@ -42,18 +42,6 @@ CTC_JOIN_FLOPS = 9
 CTC_CLASS_FLOPS = 6
 
 
-def ctc_flops(log_probs: Spec, *_: Any, out: Any, **__: Any) -> int:
-    """Each (sample, time, state) of alpha, the second output, joins three states (Graves 2006, equation 6)."""
-    alpha = list(tensors(out))[1]
-    return CTC_STEP_FLOPS * alpha.numel
-
-
-def ctc_backward_flops(grad: Spec, log_probs: Spec, targets: Spec, input_lengths: Any, target_lengths: Any, loss: Spec,
-                       log_alpha: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """Beta as alpha; both joined by label (1 + logsumexp of two, 8); (exp(x) - exp(joined + loss - x)) g a class."""
-    return (CTC_STEP_FLOPS + CTC_JOIN_FLOPS) * log_alpha.numel + CTC_CLASS_FLOPS * log_probs.numel
-
-
 def vendor_ctc_flops(log_probs: Spec, targets: Spec, *_: Any, out: Any, **__: Any) -> int:
     """In cuDNN and MIOpen: loss and gradient at once; states are 2 labels + 1, the labels as in targets."""
     time, samples = log_probs[0], log_probs[1]
@@ -104,6 +92,10 @@ register_each("multilabel_margin_loss_forward", lambda x, *_, **__: 4 * x.numel 
 register_each("multilabel_margin_loss_backward", lambda grad, x, *_, **__: 4 * x.numel * (x[-1] if x else 1))
 register_flop_impl("torch_nn::_linear_cross_entropy_batch_chunked", linear_cross_entropy_flops)
 register_flop_impl("torch_nn::_linear_cross_entropy_batch_chunked_no_reduction", linear_cross_entropy_flops)
-register_each("_ctc_loss", ctc_flops)
-register_each("_ctc_loss_backward", ctc_backward_flops)
+# Each (sample, time, state) of alpha, the second output, joins three states (Graves 2006, equation 6)
+register_each("_ctc_loss", lambda *_, out, **__: CTC_STEP_FLOPS * list(tensors(out))[1].numel)
+# Beta as alpha; both joined by label (1 + logsumexp of two, 8); (exp(x) - exp(joined + loss - x)) g a class
+register_each("_ctc_loss_backward",
+    lambda grad, log_probs, targets, input_lengths, target_lengths, loss, log_alpha, *_, **__: (
+        (CTC_STEP_FLOPS + CTC_JOIN_FLOPS) * log_alpha.numel + CTC_CLASS_FLOPS * log_probs.numel))
 register_each("_cudnn_ctc_loss miopen_ctc_loss", vendor_ctc_flops)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 from analyzer.meta.spec import TensorSpec as Spec
 
@@ -44,20 +43,6 @@ def layer_backward_flops(rows: int, weights: list[Spec], mode: int, hidden_size:
     return layer_flops(rows, weights, mode, hidden_size, like, 1 + of_weights, CELL_BACKWARD_FLOPS)
 
 
-def cudnn_backward_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf: Any, hx: Spec, cx: Any,
-                         output: Spec, grad_output: Any, grad_hy: Any, grad_cy: Any, mode: int, hidden_size: int, *rest:
-                         Any, out: Any = None, **_: Any) -> FlopCount:
-    """Of cuDNN and MIOpen; the last argument says which gradients are wanted, weights the last of them."""
-    return layer_backward_flops(prod(x[:-1]), weight, mode, hidden_size, x, bool(rest[-1][3]))
-
-
-def mkldnn_backward_flops(x: Spec, w_ih: Spec, w_hh: Spec, b_ih: Spec, b_hh: Spec, hx: Spec, cx: Spec, output: Spec,
-                          hy: Spec, cy: Spec, grad_output: Any, grad_hy: Any, grad_cy: Any, reverse: bool, mode: int,
-                          hidden_size: int, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """One layer in one direction."""
-    return layer_backward_flops(prod(x[:-1]), [w_ih, w_hh], mode, hidden_size, x)
-
-
 def fused_cell(mode: int) -> Formula:
     """The formula of a cell whose gates arrive multiplied: its arithmetic, and for each bias a sum a gate.
 
@@ -73,13 +58,19 @@ def fused_cell(mode: int) -> Formula:
 # x [time, batch, features] (or batch first), or packed [rows, features]
 register_each("_cudnn_rnn", lambda x, weight, weight_stride0, weight_buf, hx, cx, mode, hidden_size, *_, **__: (
     layer_flops(prod(x[:-1]), weight, mode, hidden_size, x)))
-register_each("_cudnn_rnn_backward miopen_rnn_backward", cudnn_backward_flops)
+# The last argument says which gradients are wanted, weights the last of them
+register_each("_cudnn_rnn_backward miopen_rnn_backward",
+    lambda x, weight, weight_stride0, weight_buf, hx, cx, y, grad_y, grad_hy, grad_cy, mode, hidden_size, *rest, **_: (
+        layer_backward_flops(prod(x[:-1]), weight, mode, hidden_size, x, bool(rest[-1][3]))))
 register_each("miopen_rnn", lambda x, weight, weight_stride0, hx, cx, mode, hidden_size, *_, **__: (
     layer_flops(prod(x[:-1]), weight, mode, hidden_size, x)))
+# One layer in one direction
 register_each("mkldnn_rnn_layer",
     lambda x, w_ih, w_hh, b_ih, b_hh, hx, cx, reverse, lengths, mode, hidden_size, *_, **__: (
         layer_flops(prod(x[:-1]), [w_ih, w_hh], mode, hidden_size, x)))
-register_each("mkldnn_rnn_layer_backward", mkldnn_backward_flops)
+register_each("mkldnn_rnn_layer_backward",
+    lambda x, w_ih, w_hh, b_ih, b_hh, hx, cx, y, hy, cy, grad_y, grad_hy, grad_cy, reverse, mode, size, *_, **__: (
+        layer_backward_flops(prod(x[:-1]), [w_ih, w_hh], mode, size, x)))
 register_each("_lstm_mps", lambda x, hx, params, *_, **__: layer_flops(prod(x[:-1]), params, LSTM, hx[1][-1], x))
 register_each("lstm_mps_backward",
     lambda grad_y, grad_hy, grad_cy, z_state, cell_state, x, outputs, hx, params, *_, **__: (

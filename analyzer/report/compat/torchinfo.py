@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from analyzer.errors import InputError, is_count
 from analyzer.report.column import check_layout, escape_controls, print_rows
@@ -131,7 +132,7 @@ def list_layers(profile: Profile, root: ModuleInfo, mult_adds: str = "own") -> l
         _share_costs(runs, mult_adds)
         runs[0].params = _count_unlisted(runs[0].module, runs_of)
     for runs in runs_of.values():
-        runs[0].all_params = add_quantities(_sum_params(run) for run in runs)
+        runs[0].all_params = add_quantities(sum_rows(run, "params") for run in runs)
     return layers
 
 
@@ -151,8 +152,9 @@ def _count_unlisted(module: ModuleInfo, runs_of: Mapping[str, object]) -> int | 
                              if c.shared_with is None and c.path not in runs_of)])
 
 
-def _sum_params(layer: Layer) -> int | None:
-    return add_quantities([layer.params, *(_sum_params(child) for child in layer.children)])
+def sum_rows(layer: Layer, field: Literal["params", "macs"]) -> int | None:
+    """Of a row and of all rows below it."""
+    return add_quantities([getattr(layer, field), *(sum_rows(child, field) for child in layer.children)])
 
 
 def _calls_of_tree(root: ModuleInfo) -> tuple[ModuleCall, ...]:
@@ -262,7 +264,7 @@ class _Table:
         module, call = layer.module, layer.call
         whole = layer.is_leaf or layer.place.depth == self.depth
         params = layer.all_params if whole else layer.params
-        macs = sum_macs(layer) if whole else layer.macs
+        macs = sum_rows(layer, "macs") if whole else layer.macs
         shown = "--" if not params else f"{params:,}" if module.trainable_params or not whole else f"({params:,})"
         share = f"{params / self.total_params:.2%}" if params and self.total_params else "--"
         return {"kernel_size": "--" if module.kernel_size is None else str(list(module.kernel_size)),
@@ -272,11 +274,6 @@ class _Table:
                 "mult_adds": f"{macs:,}" if macs else "--", "trainable": describe_training(module),
                 "output_bytes": f"{sum(t.nbytes for t in call.outputs):,}" if call and call.outputs else "--",
                 "fwd_seconds": "--" if layer.seconds is None else f"{1000 * layer.seconds:.3f}"}
-
-
-def sum_macs(layer: Layer) -> int | None:
-    """Of a row and of all rows below it."""
-    return add_quantities([layer.macs, *(sum_macs(child) for child in layer.children)])
 
 
 def describe_training(module: ModuleInfo) -> str:
