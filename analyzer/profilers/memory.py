@@ -8,7 +8,7 @@ from analyzer.record.storage_life import StorageLife
 
 from .annotation import Annotation
 
-_HELD_BY_THE_MODEL = ("parameter", "buffer")
+_HELD_BY_THE_MODEL = {"parameter": "param_bytes", "buffer": "buffer_bytes"}
 
 
 def profile_memory(log: Log) -> Annotation:
@@ -45,8 +45,7 @@ def _fill_rows(log: Log, out: Annotation) -> None:
 
     for life in log.storages.values():
         if life.category in _HELD_BY_THE_MODEL:
-            name = "param_bytes" if life.category == "parameter" else "buffer_bytes"
-            out.add(out.modules, life.module, name, life.nbytes)
+            out.add(out.modules, life.module, _HELD_BY_THE_MODEL[life.category], life.nbytes)
             continue
         if life.category == "input":
             if trains and life.number in log.saved_inputs:
@@ -94,7 +93,7 @@ def _charge_held(log: Log, last: int, out: Annotation) -> set[int]:
         held = log.storages.get(number)
         if held is not None and held.category in _HELD_BY_THE_MODEL and number not in seen:
             seen.add(number)
-            out.nodes[node]["param_bytes" if held.category == "parameter" else "buffer_bytes"] += held.nbytes
+            out.nodes[node][_HELD_BY_THE_MODEL[held.category]] += held.nbytes
 
     for i, node in enumerate(log.nodes):
         if node.step == last and node.op == "get_attr":
@@ -117,9 +116,7 @@ def _describe_nodes(log: Log, last: int, out: Annotation, saved_at: dict[int, in
         row = out.nodes[i]
         for number in node.reads:
             life = log.storages.get(number)
-            if life is None:
-                continue
-            if trains and life.requires_grad:
+            if life is not None and trains and life.requires_grad:
                 row["backward_bytes"] += life.nbytes
         for number, _ in node.outputs:
             life = log.storages.get(number)

@@ -11,7 +11,7 @@ from analyzer.results.info import CostInfo, ModuleInfo, TimelinePoint
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter, register_view
 
-from .column import Column, format_quantity
+from .column import format_quantity
 from .module_row import OWN, describe_type, has_own_row, name_module
 from .module_tree import DEFAULT_COLUMNS as MODULE_COLUMNS
 from .node_table import TEN_COLUMNS, format_totals
@@ -79,15 +79,16 @@ def to_fragment(profile: Profile) -> str:
 
 def _fold(module: ModuleInfo) -> str:
     """One module as a line, and those below it folded behind it; a notebook has no style of ours."""
-    told = ", ".join(f"{column.header} {column.format(getattr(module, column.field))}" for column in MODULE_COLUMNS)
-    line = f"<b>{escape(name_module(module))}</b> {escape(describe_type(module))}: <small>{escape(told)}</small>"
+    def tell(costs: CostInfo) -> str:
+        told = (f"{column.header} {column.format(getattr(costs, column.field))}" for column in MODULE_COLUMNS)
+        return f"<small>{escape(', '.join(told))}</small>"
+
+    line = f"<b>{escape(name_module(module))}</b> {escape(describe_type(module))}: {tell(module)}"
     if not module.children:
         return f"<div style=\"margin-left:1.2em\">{line}</div>"
     below = "".join(map(_fold, module.children))
     if has_own_row(module):
-        own = ", ".join(
-            f"{column.header} {column.format(getattr(module.own, column.field))}" for column in MODULE_COLUMNS)
-        below += f"<div style=\"margin-left:1.2em\">{OWN}: <small>{escape(own)}</small></div>"
+        below += f"<div style=\"margin-left:1.2em\">{OWN}: {tell(module.own)}</div>"
     start = f"<details{' open' if module.depth == 0 else ''} style=\"margin-left:1.2em\">"
     return f"{start}<summary>{line}</summary>{below}</details>"
 
@@ -109,7 +110,7 @@ def _list_tree(root: ModuleInfo) -> Iterator[str]:
 
 
 def _list_module(module: ModuleInfo) -> Iterator[str]:
-    row = _tree_row(name_module(module), describe_type(module), module, MODULE_COLUMNS)
+    row = _tree_row(name_module(module), describe_type(module), module)
     if not module.children:
         yield f"<div class=\"leaf\">{row}</div>"
         return
@@ -117,12 +118,12 @@ def _list_module(module: ModuleInfo) -> Iterator[str]:
     for child in module.children:
         yield from _list_module(child)
     if has_own_row(module):
-        yield f"<div class=\"leaf\">{_tree_row(OWN, '', module.own, MODULE_COLUMNS)}</div>"
+        yield f"<div class=\"leaf\">{_tree_row(OWN, '', module.own)}</div>"
     yield "</div></details>"
 
 
-def _tree_row(name: str, kind: str, costs: CostInfo, columns: Sequence[Column]) -> str:
-    cells = "".join(f"<span>{escape(column.format(getattr(costs, column.field)))}</span>" for column in columns)
+def _tree_row(name: str, kind: str, costs: CostInfo) -> str:
+    cells = "".join(f"<span>{escape(column.format(getattr(costs, column.field)))}</span>" for column in MODULE_COLUMNS)
     return f"<span class=\"row\"><b>{escape(name)} <i>{escape(kind)}</i></b>{cells}</span>"
 
 

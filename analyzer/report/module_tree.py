@@ -91,7 +91,7 @@ def _format_cell(row: ModuleRow, column: Column, root: ModuleInfo, as_string: bo
     return column.format(value) if as_string else plain(value)
 
 
-def indent(depth: int) -> str:
+def indent(depth: int, bar: str = "│  ", first: str = "├─", last: str = "└─") -> str:
     """What stands before a module's name at that depth."""
     # no leading blanks: tabulate strips them
-    return "" if depth == 0 else "├─" if depth == 1 else "│  " * (depth - 1) + "└─"
+    return "" if depth == 0 else first if depth == 1 else bar * (depth - 1) + last

@@ -17,7 +17,7 @@ from analyzer.meta.intercept.replacement import replace
 from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.plain_type import ARGUMENTS
 from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec, to_specs
+from analyzer.meta.spec import to_specs
 
 from .clock import Clock
 
@@ -80,7 +80,7 @@ class MeasuringMode(DirectDispatchMode):
         except TypeError:
             frozen, signature = None, None
         if signature is None:
-            signature = Signature(func, *_to_specs((args, kwargs)), _specs(inputs), _specs(outputs))
+            signature = Signature(func, *_to_specs((args, kwargs)), tuple(to_specs(inputs)), tuple(to_specs(outputs)))
             if frozen is not None:
                 if len(_signatures) >= _LARGEST:
                     _signatures.clear()
@@ -141,16 +141,8 @@ def _flatten(args: Any, tensors: list[torch.Tensor], key: list[Any]) -> bool:
 
 def _to_specs(tree: Any) -> tuple[Any, Any]:
     """Arguments as a signature may keep them: specs of tensors, and the bytes of a storage, which holds real memory."""
-    args, kwargs = (to_specs(pytree.tree_map_only(_STORAGES, _count_bytes, part)) for part in tree)
+    args, kwargs = (to_specs(pytree.tree_map_only(_STORAGES, lambda storage: storage.nbytes(), part)) for part in tree)
     return tuple(args), kwargs
-
-
-def _count_bytes(storage: torch.UntypedStorage | torch.TypedStorage) -> int:
-    return storage.nbytes()
-
-
-def _specs(tensors: list[torch.Tensor]) -> tuple[TensorSpec, ...]:
-    return tuple(to_specs(tensors))
 
 
 @contextmanager

@@ -174,15 +174,6 @@ def efficient_window(custom_mask_type: int, window_size: int | None) -> Window:
     return Window(left, 0 if custom_mask_type else None, bottom_right=custom_mask_type == 2)
 
 
-def raw_efficient_flops(query: Spec, key: Spec, value: Spec, bias: Any, cu_seqlens_q: Spec | None,
-                        cu_seqlens_k: Spec | None, max_seqlen_q: int | None, max_seqlen_k: int | None, dropout_p: float,
-                        custom_mask_type: int, *_: Any, window_size: int | None = None, out: Any = None,
-                        **__: Any) -> FlopCount:
-    """FLOPs of ``_efficient_attention_forward``."""
-    problem = raw_problem(query, key, value, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
-    return problem.forward(query, efficient_window(custom_mask_type, window_size))
-
-
 def cudnn_flops(query: Spec, key: Spec, value: Spec, attn_bias: Any, cum_seq_q: Spec | None, cum_seq_k: Spec | None,
                 max_q: int, max_k: int, compute_log_sumexp: bool, dropout_p: float = 0.0, is_causal: bool = False, *_:
                 Any, out: Any = None, **__: Any) -> FlopCount:
@@ -246,7 +237,9 @@ register_each("_flash_attention_forward_no_dropout_inplace",
               lambda _out, *args, **kwargs: raw_flash_flops(*args, **kwargs))
 register_each("_flash_attention_backward", lambda grad_out, query, key, value, _out, _logsumexp, *rest, **options: (
     raw_flash_flops(query, key, value, *rest, count=Attention.backward, **options)))
-register_each("_efficient_attention_forward", raw_efficient_flops)
+register_each("_efficient_attention_forward",
+    lambda query, key, value, bias, cu_q, cu_k, max_q, max_k, _dropout_p, mask_type, *_, window_size=None, **__: (
+        raw_problem(query, key, value, cu_q, max_q, max_k).forward(query, efficient_window(mask_type, window_size))))
 register_each("_efficient_attention_backward",
     lambda grad_out, query, key, value, bias, _out, cu_q, cu_k, max_q, max_k, _logsumexp, _p, _seed, _offset, mask_type,
     *_, window_size=None, **__: (

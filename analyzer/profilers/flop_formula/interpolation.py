@@ -25,25 +25,24 @@ UPSAMPLE_BACKWARD_FLOPS = {"linear1d": 2 * 2, "bilinear2d": 4 * 3, "trilinear3d"
 SUPPORT = {"bilinear2d": 1, "bicubic2d": 2, "lanczos2d": 3}
 
 
-def filtered_flops(small_or_large: tuple[int, int], other: tuple[int, int], planes: int, support: int) -> int:
-    """Separable filtering of ``planes`` images from the first size to the second: rows, then columns, 2 FLOPs a tap."""
-    (h_in, w_in), (h_out, w_out) = small_or_large, other
+def filtered_flops(before: Spec, after: Spec, support: int) -> int:
+    """Separable filtering of images from one size to another: rows, then columns, 2 FLOPs a tap."""
+    (h_in, w_in), (h_out, w_out) = before[-2:], after[-2:]
 
     def taps(size_in: int, size_out: int) -> int:
         return ceil(support * max(1.0, size_in / size_out)) * 2 + 1
 
-    return 2 * planes * (h_in * w_out * taps(w_in, w_out) + h_out * w_out * taps(h_in, h_out))
+    return 2 * prod(before[:-2]) * (h_in * w_out * taps(w_in, w_out) + h_out * w_out * taps(h_in, h_out))
 
 
 def antialiased(support: int) -> Formula:
     """The formula of a filter that spans ``support`` input elements at scale 1."""
-    return lambda x, *_, out, **__: filtered_flops((x[-2], x[-1]), (out[-2], out[-1]), prod(x[:-2]), support)
+    return lambda x, *_, out, **__: filtered_flops(x, out, support)
 
 
 def antialiased_backward(support: int) -> Formula:
     """The transposed filter meets the same taps."""
-    return lambda grad, *_, out, **__: (
-        filtered_flops((out[-2], out[-1]), (grad[-2], grad[-1]), prod(grad[:-2]), support))
+    return lambda grad, *_, out, **__: filtered_flops(out, grad, support)
 
 
 def grid_point_flops(dims: int) -> int:

@@ -121,14 +121,6 @@ GELU_FLOPS = 5
 GELU_TANH_FLOPS = 9
 
 
-def gelu_backward_flops(_grad: Spec, x: Spec, *, out: Any = None, approximate: str = "none", **_: Any) -> int:
-    """Exact: cdf (4) and density c exp(-x·x / 2) (4), then g (cdf + x density) (3).
-
-    Tanh: its argument (5), tanh, halves of x and 1 + tanh (3), 1 - tanh² (2), derivative of argument (3), joined (4).
-    """
-    return x.numel * (11 if approximate == "none" else 18)
-
-
 for _name, _flops in POINTWISE_FLOPS.items():
     register_each(_name, pointwise(_name, _flops))
 # self + alpha * other: 1 FLOP an element, 2 where alpha is not 1
@@ -140,7 +132,10 @@ register_each("clamp clip", lambda _self, lower=None, upper=None, *_, out, min=N
 # Exact: 0.5 x (1 + erf(x / √2)). Tanh: 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x·x·x)))
 register_each("gelu",
     lambda x, *_, approximate="none", **__: x.numel * (GELU_FLOPS if approximate == "none" else GELU_TANH_FLOPS))
-register_each("gelu_backward", gelu_backward_flops)
+# Exact: cdf (4) and density c exp(-x·x / 2) (4), then g (cdf + x density) (3). Tanh: its argument (5), tanh, halves of
+# x and 1 + tanh (3), 1 - tanh² (2), derivative of argument (3), joined (4)
+register_each("gelu_backward",
+    lambda _grad, x, *, approximate="none", **_: x.numel * (11 if approximate == "none" else 18))
 # For each of grad's elements: s = sigmoid b; g s; g a s (1 - s)
 register_each("glu_backward", lambda grad, *_, **__: 6 * grad.numel)
 # Derivative of the two products of glu_backward: each of their factors in turn, 14 products and sums

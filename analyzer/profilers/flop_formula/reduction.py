@@ -99,14 +99,6 @@ def cdist_backward_flops(grad: Spec, x1: Spec, x2: Spec, p: float, *_: Any, out:
     return grad.numel * x1[-1] * (0 if p == 0 else 4 if p in (1, 2, float("inf")) else 6)
 
 
-def embedding_bag_flops(weight: Spec, indices: Spec, offsets: Spec, scale_grad_by_freq: bool = False, mode: int = 0,
-                        sparse: bool = False, per_sample_weights: Any = None, *_: Any, out: Any = None,
-                        **__: Any) -> FlopCount:
-    """Each index adds a row (mode 0), adds it to a mean (1) or compares it (2); with weights it is a multiply-add."""
-    elements = indices.numel * weight[-1]
-    return FlopCount(elements) if per_sample_weights is None else multiply_adds(elements)
-
-
 def bag_gradient_flops(grad: Spec, indices: Spec, mode: int, weights: Any) -> FlopCount:
     """Each index adds its bag's gradient, ÷ the bag's size in mode 1, × a weight if given; mode 2 adds once a bag."""
     if mode == 2:
@@ -159,7 +151,10 @@ register_each("_pdist_backward", lambda grad, x, p, *_, **__: cdist_backward_flo
 register_each("_euclidean_dist", lambda x1, x2, *_, out, **__: (
     multiply_adds(out.numel * (x1[-1] + 2), x1) + FlopCount(3 * x1.numel + 2 * x2.numel + 2 * out.numel)))
 # A plain embedding moves rows and does no arithmetic
-register_each("_embedding_bag _embedding_bag_forward_only embedding_bag", embedding_bag_flops)
+# Each index adds a row (mode 0), adds it to a mean (1) or compares it (2); with weights it is a multiply-add
+register_each("_embedding_bag _embedding_bag_forward_only embedding_bag",
+    lambda table, indices, offsets, scaled=False, mode=0, sparse=False, weights=None, *_, **__: (
+        (FlopCount if weights is None else multiply_adds)(indices.numel * table[-1])))
 register_each("_embedding_bag_backward",
     lambda grad, indices, offsets, bags, sizes, maximum, rows, scaled, mode, sparse=False, weights=None, *_, **__: (
         bag_gradient_flops(grad, indices, mode, weights)))

@@ -10,6 +10,7 @@ from typing import Literal
 from analyzer.errors import InputError, is_count
 from analyzer.report.column import check_layout, escape_controls, print_rows
 from analyzer.report.module_row import divide, find_root, name_module
+from analyzer.report.module_tree import indent
 from analyzer.results.info import ModuleCall, ModuleInfo
 from analyzer.results.node_info import TensorInfo
 from analyzer.results.profile import Profile
@@ -253,12 +254,7 @@ class _Table:
         return f"{text}: {depth}-{layer.index}" if "depth" in self.settings and depth else text
 
     def _start(self, depth: int) -> str:
-        if depth == 0:
-            return ""
-        ascii_only = "ascii_only" in self.settings
-        if depth == 1:
-            return "+ " if ascii_only else "├─"
-        return ("|    " if ascii_only else "│    ") * (depth - 1) + ("+ " if ascii_only else "└─")
+        return indent(depth, "|    ", "+ ", "+ ") if "ascii_only" in self.settings else indent(depth, "│    ")
 
     def _list_cells(self, layer: Layer) -> dict[str, str]:
         module, call = layer.module, layer.call
