@@ -29,7 +29,6 @@ def count_call(signature: Signature) -> FlopCount | None:
     """FLOPs and MACs of one call, or None where they are unknown.
 
     Unknown is an operator without a formula and not known to do no arithmetic, or a formula's own None (data decides).
-
     A call none of whose tensors is floating point or complex counts zero. Raises what the operator's formula raises.
 
     >>> a = TensorSpec.of((2, 3), (3, 1), torch.float32, "cpu")

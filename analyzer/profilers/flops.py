@@ -39,11 +39,7 @@ def make_flops_profiler(convention: str = "own") -> Callable[[Log], Annotation]:
     (1280, 256)
     """
     chosen = find_convention(convention)
-
-    def profile_flops(log: Log) -> Annotation:
-        return _Count(log, chosen).run()
-
-    return profile_flops
+    return lambda log: _Count(log, chosen).run()
 
 
 class _Count:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
-from analyzer.profilers.flop_formula.size import broadcast, tensors
+from analyzer.profilers.flop_formula.size import indexed_elements, tensors
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 from analyzer.record.storage_life import StorageLife
@@ -261,13 +260,8 @@ def filled_elements(call: Call, target: TensorSpec) -> int:
 
 def put_elements(call: Call, target: TensorSpec) -> int:
     """index_put: what the indices address; a mask addresses what data says, at most all that it covers."""
-    indices = call.given["indices"]
-    given = list(tensors(indices))
-    if any(i.dtype in (torch.bool, torch.uint8) for i in given):
-        return target.numel
-    untouched: int = prod(size for d, size in enumerate(target) if d >= len(indices) or indices[d] is None)
-    addressed: int = prod(broadcast(*given))
-    return addressed * untouched
+    addressed = indexed_elements(target, call.given["indices"])
+    return target.numel if addressed is None else addressed
 
 
 # In place these change only the elements that they address.

@@ -118,18 +118,16 @@ def summary(model: torch.nn.Module, input_size: Any = None, input_data: Any = No
     (10, 30, [3, 2])
     """
     given = input_data is not None or input_size is not None
-    columns = tuple(map(_plain, col_names)) if col_names is not None else ("output_size",
-                                                                           "num_params") if given else ("num_params", )
+    usual = ("output_size", "num_params") if given else ("num_params", )
+    columns = usual if col_names is None else tuple(map(_plain, col_names))
     if input_data is not None and input_size is not None:
         raise InputError("summary(input_size=..., input_data=...): give one of them")
     missing = [name for name in NEED_INPUT if name in columns]
     if missing and not given:
         raise InputError(f"summary(col_names={columns!r}): {', '.join(missing)} need input_size or input_data")
     verbose = (0 if hasattr(sys, "ps1") else 1) if verbose is None else int(verbose)
-    options = {
-        "col_names": columns, "col_width": col_width, "depth": depth, "row_settings": tuple(
-            map(_plain, row_settings or ("depth", ))), "verbose": verbose
-    }
+    options = {"col_names": columns, "col_width": col_width, "depth": depth, "verbose": verbose,
+               "row_settings": tuple(map(_plain, row_settings or ("depth", )))}
     training = {"train": True, "eval": False, None: False}.get(mode if mode is None else _plain(mode))
     if training is None:
         raise InputError(f"summary(mode={mode!r}): must be 'train' or 'eval'")
@@ -170,11 +168,10 @@ def make_inputs(model: torch.nn.Module, input_size: Any, input_data: Any, batch_
         return tuple(data) if isinstance(data, (list, tuple)) else (data,), {}
     if input_size is None:
         return (), {}
-    if not isinstance(input_size,
-                      (list, tuple)) or not input_size or any(size <= 0 for size in pytree.tree_leaves(input_size)):
-        raise InputError(
-            f"summary(input_size={input_size!r}): must be a size above 0 in each dimension, or a sequence of such sizes"
-        )
+    is_list = isinstance(input_size, (list, tuple)) and len(input_size) > 0
+    if not is_list or any(size <= 0 for size in pytree.tree_leaves(input_size)):
+        raise InputError(f"summary(input_size={input_size!r}): must be a size above 0 in each dimension, or a sequence "
+                         "of such sizes")
     sizes = [input_size] if isinstance(input_size[0], int) else list(input_size)
     kinds = list(dtypes or [torch.float32] * len(sizes))
     if len(kinds) != len(sizes):

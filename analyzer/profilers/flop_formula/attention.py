@@ -174,23 +174,11 @@ def efficient_window(custom_mask_type: int, window_size: int | None) -> Window:
     return Window(left, 0 if custom_mask_type else None, bottom_right=custom_mask_type == 2)
 
 
-def cudnn_flops(query: Spec, key: Spec, value: Spec, attn_bias: Any, cum_seq_q: Spec | None, cum_seq_k: Spec | None,
-                max_q: int, max_k: int, compute_log_sumexp: bool, dropout_p: float = 0.0, is_causal: bool = False, *_:
-                Any, out: Any = None, **__: Any) -> FlopCount:
-    """Raw cuDNN kernel: [batch, heads, sequence, dim], or packed as flash."""
-    problem = Attention.of(query, key, value) if cum_seq_q is None else raw_problem(
-        query, key, value, cum_seq_q, max_q, max_k)
-    return problem.forward(query, masked(is_causal))
-
-
-def cudnn_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, _out: Any, _logsumexp: Any, _seed: Any,
-                         _offset: Any, attn_bias: Any, cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int,
-                         max_k: int, dropout_p: float, is_causal: bool, *_: Any, out: Any = None,
-                         **__: Any) -> FlopCount:
-    """Both names of the cuDNN backward; the scaled-dot-product one is given no lengths for dense inputs."""
-    problem = raw_problem(query, key, value, cum_seq_q, max_q, max_k) if len(query) == 3 else Attention.of(
-        query, key, value)
-    return problem.backward(query, masked(is_causal))
+def cudnn_problem(query: Spec, key: Spec, value: Spec, cumulative_q: Spec | None, max_q: int, max_k: int) -> Attention:
+    """Raw cuDNN kernels: [batch, heads, sequence, dim], or packed as flash; of the dense, some are given no lengths."""
+    if len(query) == 3:
+        return raw_problem(query, key, value, cumulative_q, max_q, max_k)
+    return Attention.of(query, key, value)
 
 
 def multi_head_attention_flops(query: Spec, key: Spec, value: Spec, embed_dim: int, num_head: int, qkv_weight: Spec, *_:
@@ -230,8 +218,13 @@ register_each("_scaled_dot_product_flash_attention_backward", backward_of(causal
 register_each("_scaled_dot_product_flash_attention_for_cpu_backward", backward_of(causal_at=7))
 register_each("_scaled_dot_product_efficient_attention_backward", backward_of(causal_at=11))
 register_each("_scaled_dot_product_fused_attention_overrideable_backward", backward_of(causal_at=13))
-register_each("_scaled_dot_product_cudnn_attention_backward _cudnn_attention_backward", cudnn_backward_flops)
-register_each("_cudnn_attention_forward", cudnn_flops)
+register_each("_cudnn_attention_forward",
+    lambda query, key, value, bias, cu_q, cu_k, max_q, max_k, _logsumexp, _dropout_p=0.0, is_causal=False, *_, **__: (
+        cudnn_problem(query, key, value, cu_q, max_q, max_k).forward(query, masked(is_causal))))
+register_each("_scaled_dot_product_cudnn_attention_backward _cudnn_attention_backward",
+    lambda grad_out, query, key, value, _out, _logsumexp, _seed, _offset, bias, cu_q, cu_k, max_q, max_k, _dropout_p,
+    is_causal, *_, **__: (
+        cudnn_problem(query, key, value, cu_q, max_q, max_k).backward(query, masked(is_causal))))
 register_each("_flash_attention_forward", raw_flash_flops)
 register_each("_flash_attention_forward_no_dropout_inplace",
               lambda _out, *args, **kwargs: raw_flash_flops(*args, **kwargs))

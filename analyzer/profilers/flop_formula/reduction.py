@@ -6,16 +6,14 @@ Finding an extreme counts its comparisons; a boolean result (any, all, count_non
 """
 from __future__ import annotations
 
-from math import ceil, log2, prod
+from math import ceil, log2
 from typing import Any
-
-import torch
 
 from analyzer.meta.spec import TensorSpec as Spec
 
 from .pointwise import COMPLEX_FLOPS
 from .registration import FlopCount, Formula, register_each
-from .size import broadcast, multiply_adds, per_input, tensors
+from .size import indexed_elements, multiply_adds, per_input
 
 # FLOPs to one input element.
 REDUCTION_FLOPS = {
@@ -45,6 +43,7 @@ def norm_flops(x: Spec, order: Any = 2, *_: Any, out: Any = None, **__: Any) -> 
 def sorted_flops(x: Spec, *args: Any, out: Any = None, **kwargs: Any) -> int:
     """A comparison sort of each row: n ⌈log₂ n⌉ comparisons (Knuth, TAOCP 3, 5.3.1). CUDA's radix sorts do none.
 
+    >>> import torch
     >>> sorted_flops(Spec.of((3, 8), (8, 1), torch.float32, "cpu"))
     72
     """
@@ -76,17 +75,15 @@ def index_put_flops(self: Spec, indices: Any, values: Spec, accumulate: bool = F
 
     A boolean index addresses a number of elements that is data: those of ``values`` stand for it.
 
+    >>> import torch
     >>> grid, i = (Spec.of(s, (1,) * len(s), t, "cpu") for s, t in (((5, 7), torch.float32), ((3,), torch.int64)))
     >>> [index_put_flops(grid, *args) for args in (([i], grid, True), ([None, i], grid, True), ([i], grid))]
     [21, 15, 0]
     """
     if not accumulate:
         return 0
-    given = list(tensors(indices))
-    if any(i.dtype in (torch.bool, torch.uint8) for i in given):
-        return values.numel
-    untouched: int = prod(s for d, s in enumerate(self) if d >= len(indices) or indices[d] is None)
-    return prod(broadcast(*given)) * untouched
+    addressed = indexed_elements(self, indices)
+    return values.numel if addressed is None else addressed
 
 
 def pair_flops(p: float) -> int:

@@ -3,7 +3,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
+from math import prod
 from typing import Any
+
+import torch
 
 from analyzer.meta.spec import TensorSpec
 
@@ -71,6 +74,17 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
     """
     aligned = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
     return tuple(next((size for size in sizes if size != 1), 1) for sizes in aligned)[::-1]
+
+
+def indexed_elements(shape: Sequence[int], indices: Sequence[Any]) -> int | None:
+    """Elements of a tensor that ``indices`` address, of which None stands for a whole dimension; unknown where a mask
+    among them leaves that to data.
+    """
+    given = list(tensors(indices))
+    if any(i.dtype in (torch.bool, torch.uint8) for i in given):
+        return None
+    untouched: int = prod(size for d, size in enumerate(shape) if d >= len(indices) or indices[d] is None)
+    return prod(broadcast(*given)) * untouched
 
 
 def spread(sizes: int | Iterable[int], dims: int) -> tuple[int, ...]:
