@@ -111,7 +111,7 @@ def masked(is_causal: bool) -> Window:
     return CAUSAL if is_causal else DENSE
 
 
-def forward_of(causal_at: int) -> Formula:
+def forward_of(causal_at: int, count: Callable[..., FlopCount] = Attention.forward) -> Formula:
     """The formula of a kernel of [batch, heads, sequence, dim] tensors (query, key, value, ...) whose `is_causal` is
     argument ``causal_at``.
 
@@ -121,19 +121,15 @@ def forward_of(causal_at: int) -> Formula:
     """
     def sdpa_flops(query: Spec, key: Spec, value: Spec, *rest: Any, is_causal: bool = False, **_: Any) -> FlopCount:
         hides = rest[causal_at - 3] if len(rest) > causal_at - 3 else is_causal
-        return Attention.of(query, key, value).forward(query, masked(hides))
+        return count(Attention.of(query, key, value), query, masked(hides))
 
     return sdpa_flops
 
 
 def backward_of(causal_at: int) -> Formula:
     """The formula of a backward kernel (grad_out, query, key, value) whose `is_causal` is argument ``causal_at``."""
-    def sdpa_backward_flops(grad_out: Spec, query: Spec, key: Spec, value: Spec, *rest: Any, out: Any = None,
-                            **_: Any) -> FlopCount:
-        is_causal = bool(rest[causal_at - 4]) if len(rest) > causal_at - 4 else False
-        return Attention.of(query, key, value).backward(query, masked(is_causal))
-
-    return sdpa_backward_flops
+    after_grad = forward_of(causal_at - 1, Attention.backward)
+    return lambda grad_out, *args, **options: after_grad(*args, **options)
 
 
 def raw_problem(query: Spec, key: Spec, value: Spec, cumulative_q: Spec | None, max_q: int | None,
