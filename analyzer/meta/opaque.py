@@ -76,12 +76,8 @@ def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) ->
             raise TypeError(f"{func}: a tensor argument has data; make it under MetaTensorMode")
         storages.append(storage)
     device = next((s.device for s in storages if s.device.type != "cpu"), torch.device("cpu"))
-    kernel.depth += 1
-    try:
-        with without_modes():
-            result = impl(*args, **kwargs)
-    finally:
-        kernel.depth -= 1
+    with kernel, without_modes():
+        result = impl(*args, **kwargs)
     single = isinstance(result, Tensor)
     outputs = [result] if single else list(result)
     specs = tuple(TensorSpec.of(tuple(o.shape), o.stride(), o.dtype, str(device)) for o in outputs)

@@ -17,9 +17,15 @@ from .storage import MetaStorage, find_storage, next_number
 
 
 class _Kernel(threading.local):
-    """Set while a meta kernel runs: one written in Python reads ``.device`` and must see where tensors really are."""
+    """Entered while a meta kernel runs: one in Python reads ``.device`` and must see where tensors really are."""
 
     depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *exc: object) -> None:
+        self.depth -= 1
 
 
 kernel = _Kernel()

@@ -6,12 +6,10 @@ from typing import Any
 import torch
 
 from analyzer.cuda.kernel_registry import device_kernel, new_on_device_of
-from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import active_state
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.value.contents import read_known
-from analyzer.meta.value.expectation import balanced_counts
-from analyzer.meta.value.known_value import Deferred
+from analyzer.meta.value.expectation import count_evenly
 
 aten = torch.ops.aten
 
@@ -25,12 +23,8 @@ def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength
     state.assume(f"bincount: all values are taken to be below minlength={minlength}")
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     out = aten.new_empty.default(self, [minlength], dtype=dtype)
-    if weights is None and (state.options.unknown_size == "balanced" or state.repeats) and state.expects_contents:
-        state.assume(
-            f"bincount: unknown elements are taken to fall evenly into {minlength} bins (balanced) {state.where()}")
-        only = state.placeholder if state.repeats else None
-        with without_modes():
-            out.untyped_storage().known = Deferred(torch.tensor(balanced_counts(self.numel(), minlength, only)))
+    if weights is None:
+        count_evenly(state, "bincount", out, self.numel())
     return out
 
 

@@ -72,8 +72,8 @@ _ALWAYS_LT = (_aten._scaled_mm, _aten._int_mm)
 # Operators whose CUDA kernels ask for a cuBLAS handle, and where they do not always, when.
 _PRODUCTS: dict[Any, Callable[[Signature], bool]] = {
     **dict.fromkeys((_aten.mm, _aten.addmm, _aten._addmm_activation, _aten.bmm, _aten.baddbmm, _aten.addmv, _aten.mv,
-                     _aten.dot, _aten.vdot, _aten.addbmm), _not_empty),
-    **dict.fromkeys((_aten.addmm_, _aten.baddbmm_, _aten.addmv_, _aten.addbmm_), _not_empty),
+                     _aten.dot, _aten.vdot, _aten.addbmm, _aten.addmm_, _aten.baddbmm_, _aten.addmv_, _aten.addbmm_),
+                    _not_empty),
     **dict.fromkeys((*_ALWAYS_LT, _aten.linalg_solve_triangular, _aten.triangular_solve), lambda signature: True)}
 
 

@@ -169,24 +169,20 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
     shape_impl = (register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
                   or (device_shapes if device.type == "cuda" else host_shapes).find(func))
     _check_dtypes(func, args)
-    kernel.depth += 1
-    try:
-        with torch._C.DisableTorchFunction():
-            if shape_impl is not None:
-                return shape_impl(*args, **kwargs)
-            try:
-                return func(*args, **kwargs)
-            except RuntimeError as error:  # of which NotImplementedError is one
-                # torch/_library/custom_ops.py
-                if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):
-                    raise
-                shape_impl = (device_shapes.find(func) or sparse_shapes.find(func)
-                              or torch._decomp.decomposition_table.get(func))
-                if shape_impl is None:
-                    raise _no_kernel(state, func, error) from error
-                return shape_impl(*args, **kwargs)
-    finally:
-        kernel.depth -= 1
+    with kernel, torch._C.DisableTorchFunction():
+        if shape_impl is not None:
+            return shape_impl(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:  # of which NotImplementedError is one
+            # torch/_library/custom_ops.py
+            if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):
+                raise
+            shape_impl = (device_shapes.find(func) or sparse_shapes.find(func)
+                          or torch._decomp.decomposition_table.get(func))
+            if shape_impl is None:
+                raise _no_kernel(state, func, error) from error
+            return shape_impl(*args, **kwargs)
 
 
 # Which arguments must agree: the TORCH_CHECKs of aten/src/ATen/native/{,cuda/}{LinearAlgebra,Blas,Convolution}.cpp.

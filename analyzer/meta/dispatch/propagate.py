@@ -7,21 +7,13 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.operator_info import OperatorInfo
 from analyzer.meta.plain_type import NUMBERS
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
+from analyzer.meta.value import expectation
 from analyzer.meta.value.contents import covers_storage, defer_call, storage_numel, worth_following
-from analyzer.meta.value.expectation import (
-    CHOOSING,
-    chosen_among,
-    drawn_contents,
-    expected_counts,
-    expected_density,
-    finite_answer,
-)
-from analyzer.meta.value.known_value import Call, Deferred, Known, Result, Written, Zeros, window_of
+from analyzer.meta.value.known_value import Call, Known, Result, Written, Zeros, window_of
 
 from .resolve import OperatorCall
 
@@ -227,7 +219,7 @@ def _written_alone(call: OperatorCall, position: tuple[int, ...], target: Tensor
 
 
 def _assume_finite(state: MetaState, call: OperatorCall, storage: MetaStorage) -> None:
-    answer = finite_answer(call.info.name, call.args)
+    answer = expectation.finite_answer(call.info.name, call.args)
     if answer is not None:
         out = call.outputs[0]
         state.assume("floating data is taken to be finite where the model asks")
@@ -239,18 +231,14 @@ def _estimate(state: MetaState, call: OperatorCall) -> None:
     name, born = call.info.name, call.born
     first = born[0] if born else None
     if call.storages and first is not None and first.exact is None and not call.outputs[0].dtype.is_floating_point:
-        first.drawn_from = drawn_contents(name, call.storages)
-    if (choice := CHOOSING.get(name)) is not None and (chosen := born[choice]) is not None and chosen.exact is None:
-        chosen.drawn_from = chosen_among(name, call.args, call.kwargs)
+        first.drawn_from = expectation.drawn_contents(name, call.storages)
+    choice = expectation.CHOOSING.get(name)
+    if choice is not None and (chosen := born[choice]) is not None and chosen.exact is None:
+        chosen.drawn_from = expectation.chosen_among(name, call.args, call.kwargs)
     if state.options.unknown_size == "error" or first is None:
         return
-    density = expected_density(name, call.args, call.storages)
+    density = expectation.expected_density(name, call.args, call.storages)
     if density is not None:
         first.density = density
-    if first.known is None and state.expects_contents and (state.options.unknown_size == "balanced" or state.repeats):
-        counts = expected_counts(name, call.args, call.kwargs, state.placeholder if state.repeats else None)
-        if counts is not None:
-            state.assume(f"{name}: unknown elements are taken to fall evenly into {len(counts)} bins (balanced) "
-                         f"{state.where()}")
-            with without_modes():
-                first.known = Deferred(torch.tensor(counts, dtype=call.outputs[0].dtype))
+    if first.known is None and name == "histc":
+        expectation.count_evenly(state, name, call.outputs[0], call.args[0].numel())

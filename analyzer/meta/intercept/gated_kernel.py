@@ -30,15 +30,12 @@ class GatedKernels:
         self.key_name = key_name
         self.key: torch._C.DispatchKey = getattr(torch._C.DispatchKey, key_name)
         self._later = torch._C._dispatch_keyset_full_after(self.key)
-        self._impls: dict[str, tuple[Any, Callable[..., Any]]] = {}
+        self._impls: dict[str, Callable[..., Any]] = {}
         self._fallthrough: torch.library.Library | None = None
 
     def add(self, op: torch._ops.OpOverload, impl: Callable[..., Any]) -> None:
         """Call ``impl(keyset, *args, **kwargs)`` for ``op``; `redispatch` goes on to the operator's own kernel."""
-        self._impls[op.name().removeprefix("aten::")] = (op, impl)
-
-    def __iter__(self) -> Any:
-        return (op for op, _ in self._impls.values())
+        self._impls[op.name().removeprefix("aten::")] = impl
 
     def redispatch(self, op: Any, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What ``op`` does without the kernels of this key."""
@@ -52,7 +49,7 @@ class GatedKernels:
             self._fallthrough = torch.library.Library("_", "IMPL", self.key_name)
             self._fallthrough.fallback(torch.library.fallthrough_kernel)
         library = torch.library.Library("aten", "IMPL", self.key_name)
-        for name, (_, impl) in self._impls.items():
+        for name, impl in self._impls.items():
             library.impl(name, impl, with_keyset=True)
         return library._destroy
 

@@ -203,12 +203,8 @@ def _index_with_mask(state: MetaState, x: Tensor, indices: list[Any]) -> Tensor:
             rows.extend(_rows_of(state, index))
         else:
             rows.append(index)
-    kernel.depth += 1
-    try:
-        with torch._C.DisableTorchFunction():
-            shape = tuple(torch.ops.aten.index.Tensor(x, rows).shape)
-    finally:
-        kernel.depth -= 1
+    with kernel, torch._C.DisableTorchFunction():
+        shape = tuple(torch.ops.aten.index.Tensor(x, rows).shape)
     return _keep_origin(_new(state, x, shape, x.dtype), x)
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
 
-from .known_value import Known
+from .known_value import Deferred, Known
 
 Rule = Callable[[Any, list[MetaStorage], "float | None"], "float | None"]
 
@@ -33,12 +34,18 @@ def balanced_counts(total: int, bins: int, only: int | None = None) -> list[int]
     return [total * (i + 1) // bins - total * i // bins for i in range(bins)]
 
 
-def expected_counts(name: str, args: Any, kwargs: Any, only: int | None = None) -> list[int] | None:
-    """Expected contents of what ``histc`` counts, as routers do, by `balanced_counts`; None for other operators."""
-    if name != "histc":
-        return None
-    bins = args[1] if len(args) > 1 else kwargs.get("bins", 100)
-    return balanced_counts(args[0].numel(), bins, only)
+def count_evenly(state: MetaState, name: str, counts: torch.Tensor, total: int) -> None:
+    """Take ``total`` unknown elements that an operator counts, as routers do, to fall evenly into its bins, where that
+    is the policy.
+    """
+    if not state.expects_contents or state.options.unknown_size != "balanced" and not state.repeats:
+        return
+    bins = counts.numel()
+    state.assume(f"{name}: unknown elements are taken to fall evenly into {bins} bins (balanced) {state.where()}")
+    expected = balanced_counts(total, bins, state.placeholder if state.repeats else None)
+    with without_modes():
+        counts.untyped_storage().known = Deferred(  # type: ignore[attr-defined]
+            torch.tensor(expected, dtype=counts.dtype))
 
 
 def drawn_contents(name: str, storages: list[MetaStorage]) -> Known | None:

@@ -26,7 +26,7 @@ def going_on(state: MetaState, tensor: torch.Tensor) -> bool | None:
         return None
     frame = user_frame()
     place = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-    answer = None if place is None else value_that_stays(*place)
+    answer = None if place is None else _staying_values(place[0]).get(place[1])
     if place is None or answer is None:
         return None
     state.conditions[place] = state.conditions.get(place, 0) + 1
@@ -76,15 +76,11 @@ def _condition(state: MetaState, tensor: torch.Tensor) -> bool | None:
 # -- loops -------------------------------------------------------------------------------------------------------
 
 
-def value_that_stays(filename: str, line: int) -> bool | None:
-    """The truth value of the condition on a line that does not leave the loop around it; None where it decides no such
-    thing. ``if finished.all(): break`` gives False, ``while unfinished.any() and step < most`` gives True.
-    """
-    return _conditions(filename).get(line)
-
-
 @functools.lru_cache(maxsize=256)
-def _conditions(filename: str) -> dict[int, bool | None]:
+def _staying_values(filename: str) -> dict[int, bool | None]:
+    """By line, the truth value of the condition on it that does not leave the loop around it; None where two disagree.
+    ``if finished.all(): break`` gives False, ``while unfinished.any() and step < most`` gives True.
+    """
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except SyntaxError:
