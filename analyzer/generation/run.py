@@ -80,16 +80,14 @@ class _Generation:
         self.new_tokens, self.cache = new_tokens, cache
         # of a spectrogram the time comes last
         self.prompt_tokens = prompt.shape[-1 if prompt.is_floating_point() else 1]
-        self.finished: list[int] = []      # which passes were run, and of each of them:
-        self.read_tokens: list[int] = []
-        self.cache_bytes: list[int] = []
+        self.steps: list[GenerationStep] = []  # the passes that were run, without what they cost
 
     def run(self, samples: int | None) -> GenerationProfile:
         try:
             return self._run(samples)
         except DeviceOutOfMemoryError as error:  # the model itself does not fit
             unplaced = self.session.build_unplaced(self.module, error)
-            return self._result((), [], unplaced, None, self.cache, unplaced.assumptions, unplaced.out_of_memory)
+            return self._result((), unplaced, None, self.cache, unplaced.assumptions, unplaced.out_of_memory)
 
     def _run(self, samples: int | None) -> GenerationProfile:
         next_token: Tensor | None = None
@@ -109,17 +107,17 @@ class _Generation:
                         recorder.describe_step(step)
                     assert next_token is not None
                     next_token = self._pass(recorder, decoder, next_token, step, index)
-            decode = run.build() if len(self.finished) > 1 else None
+            decode = run.build() if len(self.steps) > 1 else None
             steps = self._list_steps(run)
             short = describe_shortage(recorder.log, ModulePaths())
             if short is not None and short.step is not None:
                 short = replace(short, step=passes[short.step])
-            return self._result(steps, self.finished, prefill, decode, decoder.cache_kind,
+            return self._result(steps, prefill, decode, decoder.cache_kind,
                                 tuple(recorder.mode.state.assumptions), short)
 
-    def _result(self, steps: Sequence[GenerationStep], finished: list[int], prefill: Profile, decode: Profile | None,
-                cache: str, assumptions: tuple[str, ...], short: OutOfMemoryInfo | None) -> GenerationProfile:
-        filled = tuple(fill_in(steps, finished[-1] + 1)) if finished else ()
+    def _result(self, steps: Sequence[GenerationStep], prefill: Profile, decode: Profile | None, cache: str,
+                assumptions: tuple[str, ...], short: OutOfMemoryInfo | None) -> GenerationProfile:
+        filled = tuple(fill_in(steps, steps[-1].index + 1)) if steps else ()
         return GenerationProfile(name=prefill.name, device=prefill.device, cache=cache, batch_size=self.prompt.shape[0],
                                  prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens, steps=filled,
                                  prefill=prefill, decode=decode, out_of_memory=short, assumptions=assumptions)
@@ -143,10 +141,9 @@ class _Generation:
         recorder.end()
         kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_kept(decoder.cache)}
         recorder.mark(tensors_kept(decoder.cache), "cache")
-        self.finished.append(index)
-        self.read_tokens.append(self.prompt_tokens +
-                                index if decoder.cache_kind == "none" else 1 if index else self.prompt_tokens)
-        self.cache_bytes.append(sum(kept.values()))
+        context = self.prompt_tokens + index
+        read = 1 if index and decoder.cache_kind != "none" else context
+        self.steps.append(GenerationStep(index, read, context, cache_bytes=sum(kept.values())))
         return chosen
 
     def _list_steps(self, run: Run) -> list[GenerationStep]:
@@ -155,9 +152,6 @@ class _Generation:
             for (step, phase), row in annotation.phases.items():
                 if phase == "forward":
                     rows.setdefault(step, {}).update(row)
-        steps = []
-        for step, index in enumerate(self.finished):
-            amounts: dict[str, Any] = {name: rows.get(step, {}).get(name) for name in _AMOUNTS}
-            steps.append(GenerationStep(index, self.read_tokens[step], self.prompt_tokens + index,
-                                        self.cache_bytes[step], **amounts))
-        return steps
+        amounts: list[dict[str, Any]] = [{name: rows.get(i, {}).get(name) for name in _AMOUNTS}
+                                         for i in range(len(self.steps))]
+        return [replace(step, **amount) for step, amount in zip(self.steps, amounts)]

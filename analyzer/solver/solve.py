@@ -36,7 +36,8 @@ class Planner:
     The program is a graph, or the profile that `symbolic_profile` left in ``meta["profile"]`` of one that is still
     there. ``args`` and ``kwargs`` are what it is called with; without them it is called as by its last
     `symbolic_profile`: with the same arguments, and unless given here the same ``loss_fn``, ``autocast`` and
-    ``device``. With a ``device`` the objective is seconds, else FLOPs. ``held_bytes`` are held besides all along
+    ``device``. With a ``device`` the objective is seconds, else FLOPs. ``granularity`` is ``"operator"``, or
+    ``"module"`` for plans that the user's own eager model can take. ``held_bytes`` are held besides all along
     (optimizer states, other models), for budgets of the whole step. With ``offload``, results that nodes outside of
     checkpoints make may wait on the host, at what PCIe takes there and back with nothing hiding it.
     """
@@ -224,9 +225,7 @@ def solve(profile_or_gm: Profile | fx.GraphModule, budget: int | float | str, me
     ``budget`` is bytes of the whole step at its peak (an int, or text such as ``"24GiB"``), or a share of the
     activations' memory at its peak without a plan (a float, or text such as ``"50%"``). ``method`` is ``"greedy"``,
     ``"chain"`` (dynamic programming), ``"exact"`` (a mixed-integer program; extra ``[solver]``) or ``"auto"``.
-    ``options`` are those of `Planner`: ``args``, ``kwargs``, ``loss_fn``, ``autocast``,
-    ``device`` (then the objective is seconds, else FLOPs), ``granularity`` (``"operator"``, or ``"module"`` for plans
-    that the user's own eager model can take), ``held_bytes``, ``offload`` (saved results may also wait on the host).
+    ``options`` are those of `Planner`.
 
     Every plan is replayed before it is returned; ``plan.planned`` is what it was measured to take.
 

@@ -40,11 +40,10 @@ def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] 
     target is called with.
 
     Jobs run on ``executor`` (any of `concurrent.futures`; a Dask cluster's is ``distributed.Client.get_executor()``),
-    else on
-    ``workers`` processes (by default one a core; 0 stays in this process). A worker builds a model once for all jobs
-    that can share it. A configuration that fails is a row with its ``error``, also one that kills its process. Workers
-    of Dask must run with ``distributed.worker.profile.enabled: false``: its sampling profiler holds frames, and with
-    them tensors that would be free, so that a step could be found to take a copy more. With ``resume``, rows are
+    else on ``workers`` processes (by default one a core; 0 stays in this process). A worker builds a model once for all
+    jobs that can share it. A configuration that fails is a row with its ``error``, also one that kills its process.
+    Workers of Dask must run with ``distributed.worker.profile.enabled: false``: its sampling profiler holds frames, and
+    with them tensors that would be free, so that a step could be found to take a copy more. With ``resume``, rows are
     appended to that JSONL file as they come, and those it holds are not run again (failed ones with ``retry_failed``).
 
     Raises InputError, TargetError, UnknownDeviceError or MissingExtraError before any work, SweepInterrupted on Ctrl-C.

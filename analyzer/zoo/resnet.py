@@ -7,12 +7,8 @@ from torch import Tensor, nn
 __all__ = ["ResNet", "resnet18", "resnet50"]
 
 
-def conv3x3(in_planes: int, out_planes: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(in_planes, out_planes, kernel_size=3, stride=stride, padding=1, bias=False)
-
-
-def conv1x1(in_planes: int, out_planes: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(in_planes, out_planes, kernel_size=1, stride=stride, bias=False)
+def conv(in_planes: int, out_planes: int, kernel_size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(in_planes, out_planes, kernel_size, stride, padding=kernel_size // 2, bias=False)
 
 
 class BasicBlock(nn.Module):
@@ -20,10 +16,10 @@ class BasicBlock(nn.Module):
 
     def __init__(self, in_planes: int, planes: int, stride: int, downsample: nn.Module | None) -> None:
         super().__init__()
-        self.conv1 = conv3x3(in_planes, planes, stride)
+        self.conv1 = conv(in_planes, planes, 3, stride)
         self.bn1 = nn.BatchNorm2d(planes)
         self.relu = nn.ReLU(inplace=True)
-        self.conv2 = conv3x3(planes, planes)
+        self.conv2 = conv(planes, planes, 3)
         self.bn2 = nn.BatchNorm2d(planes)
         self.downsample = downsample
 
@@ -39,11 +35,11 @@ class Bottleneck(nn.Module):
 
     def __init__(self, in_planes: int, planes: int, stride: int, downsample: nn.Module | None) -> None:
         super().__init__()
-        self.conv1 = conv1x1(in_planes, planes)
+        self.conv1 = conv(in_planes, planes, 1)
         self.bn1 = nn.BatchNorm2d(planes)
-        self.conv2 = conv3x3(planes, planes, stride)
+        self.conv2 = conv(planes, planes, 3, stride)
         self.bn2 = nn.BatchNorm2d(planes)
-        self.conv3 = conv1x1(planes, planes * self.expansion)
+        self.conv3 = conv(planes, planes * self.expansion, 1)
         self.bn3 = nn.BatchNorm2d(planes * self.expansion)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = downsample
@@ -61,7 +57,7 @@ def stack_blocks(block: type[BasicBlock | Bottleneck], in_planes: int, planes: i
     out_planes = planes * block.expansion
     downsample = None
     if stride != 1 or in_planes != out_planes:
-        downsample = nn.Sequential(conv1x1(in_planes, out_planes, stride), nn.BatchNorm2d(out_planes))
+        downsample = nn.Sequential(conv(in_planes, out_planes, 1, stride), nn.BatchNorm2d(out_planes))
     first = block(in_planes, planes, stride, downsample)
     return nn.Sequential(first, *(block(out_planes, planes, 1, None) for _ in range(count - 1)))
 
@@ -73,7 +69,7 @@ class ResNet(nn.Module):
                  num_classes: int = 1000) -> None:
         super().__init__()
         wide = block.expansion
-        self.conv1 = nn.Conv2d(3, 64, kernel_size=7, stride=2, padding=3, bias=False)
+        self.conv1 = conv(3, 64, 7, stride=2)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
