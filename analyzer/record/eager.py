@@ -155,8 +155,7 @@ class EagerStep:
         with torch._C._EnableTorchFunction(), casting(self.device_type, self.autocast):
             output = self.model(*self.args, **self.kwargs)
             recorder.forward_returned(output)
-            with recorder.computing_loss(self.loss_fn):
-                loss = self.loss_fn(output)
+            loss = recorder.compute_loss(self.loss_fn, output)
         check_loss(loss)
         del output
         recorder.mark([loss], "loss")

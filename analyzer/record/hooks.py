@@ -18,42 +18,38 @@ def listen(recorder: Any) -> Iterator[None]:
     """Report to ``recorder``, a `Recorder`, what runs in its thread; torch is as it was afterwards."""
     mine = recorder.hears
 
-    def in_phase(phase: str) -> Any:
+    def while_mine(run: Any) -> Any:
+        """Makes what takes the place of a function: ``run``, given the original, where the recorder hears of it."""
         def make(original: Any) -> Any:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                if not mine():
-                    return original(*args, **kwargs)
-                with recorder.during(phase):
-                    return original(*args, **kwargs)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return run(original, *args, **kwargs) if mine() else original(*args, **kwargs)
 
-            return run
+            return call
 
         return make
+
+    def zero_grad(original: Any, *args: Any, **kwargs: Any) -> Any:
+        with recorder.during("zero_grad"):
+            return original(*args, **kwargs)
 
     def backward(create_graph_at: int, inputs_at: int) -> Any:
         """A backward pass: what it computes is no recomputation, even where it runs inside one's block."""
-        def make(original: Any) -> Any:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                if not mine():
+        def run(original: Any, *args: Any, **kwargs: Any) -> Any:
+            def argument(name: str, at: int) -> Any:
+                return kwargs.get(name, args[at] if len(args) > at else None)
+
+            before = recorder.recomputing, recorder.creates_graph
+            recorder.recomputing = 0
+            recorder.creates_graph = bool(argument("create_graph", create_graph_at))
+            recorder.begins_backward(not recorder.creates_graph and argument("inputs", inputs_at) is None
+                                     and not argument("retain_graph", create_graph_at - 1))
+            try:
+                with recorder.during("backward"):
                     return original(*args, **kwargs)
-                before = recorder.recomputing, recorder.creates_graph
+            finally:
+                recorder.recomputing, recorder.creates_graph = before
 
-                def argument(name: str, at: int) -> Any:
-                    return kwargs.get(name, args[at] if len(args) > at else None)
-
-                recorder.recomputing = 0
-                recorder.creates_graph = bool(argument("create_graph", create_graph_at))
-                recorder.begins_backward(not recorder.creates_graph and argument("inputs", inputs_at) is None
-                                         and not argument("retain_graph", create_graph_at - 1))
-                try:
-                    with recorder.during("backward"):
-                        return original(*args, **kwargs)
-                finally:
-                    recorder.recomputing, recorder.creates_graph = before
-
-            return run
-
-        return make
+        return while_mine(run)
 
     def counting_recomputation(change: int) -> Any:
         """Checkpointing, of whatever make, runs the forward pass again under ``enable_grad``."""
@@ -73,7 +69,7 @@ def listen(recorder: Any) -> Iterator[None]:
         yield replace(torch.autograd, "grad", backward(create_graph_at=4, inputs_at=1))
         yield replace(torch.enable_grad, "__enter__", counting_recomputation(+1))
         yield replace(torch.enable_grad, "__exit__", counting_recomputation(-1))
-        yield replace(torch.optim.Optimizer, "zero_grad", in_phase("zero_grad"))
+        yield replace(torch.optim.Optimizer, "zero_grad", while_mine(zero_grad))
         yield _optimizer_steps(recorder, mine)
 
     with SharedReplacements(replacements).installed():

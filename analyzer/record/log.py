@@ -1,6 +1,8 @@
 """The one log that everything reported comes from: operator calls, and the lives of storages between them."""
 from __future__ import annotations
 
+import functools
+import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -126,6 +128,19 @@ def kind_of(call: OpCall, storages: Mapping[int, StorageLife]) -> Any:
         first = {n: i for i, n in reversed(list(enumerate(numbers)))}
         shared = tuple([first[n] for n in numbers]), tuple([storages[n].nbytes for n in call.inputs if n in storages])
     return call.signature, call.step, call.phase, call.recomputed, shared
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def identifier(name: str) -> str:
+    """``name`` as torch.fx would write it.
+
+    >>> identifier("layers.0.fc"), identifier("0"), identifier("add")
+    ('layers_0_fc', '_0', 'add')
+    """
+    if name.isidentifier():
+        return name
+    name = re.sub(r"\W", "_", name)
+    return f"_{name}" if name[:1].isdigit() else name or "_"
 
 
 @dataclass

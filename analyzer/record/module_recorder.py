@@ -11,11 +11,10 @@ from torch.nn.parameter import is_lazy
 from analyzer.meta.mode import MetaTensorMode
 
 from .event import OUTSIDE
-from .log import LogModule, LogModuleCall, LogNode
+from .log import LogModule, LogModuleCall, LogNode, identifier
 from .memory_recorder import ROOT, MemoryRecorder
 from .module_walk import walk_modules
 from .progress import report_progress
-from .row_name import identifier
 from .tensor_walk import describe, describe_tensors, tensors_in
 
 
@@ -72,13 +71,12 @@ class ModuleRecorder(MemoryRecorder):
         if self.is_leaf is not None:
             self.read(self.add_node("output", "output", "output", ROOT), tensors_in(output))
 
-    @contextmanager
-    def computing_loss(self, loss_fn: Any) -> Iterator[None]:
-        """What a block runs is the loss: a row of its own after the model's."""
+    def compute_loss(self, loss_fn: Callable[[Any], Any], output: Any) -> Any:
+        """What ``loss_fn`` gives; what it runs is a row of its own after the model's."""
         node = self.add_node("call_function", "loss", getattr(loss_fn, "__name__", type(loss_fn).__name__), ROOT)
         before, self.node = self.node, node
         try:
-            yield
+            return loss_fn(output)
         finally:
             self.node = before
 

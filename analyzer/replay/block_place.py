@@ -4,8 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from analyzer.record.log import Log, LogModuleCall, LogNode
-from analyzer.record.row_name import identifier
+from analyzer.record.log import Log, LogModuleCall, LogNode, identifier
 
 from .reel import Place
 from .restart import BLOCK

@@ -11,9 +11,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from analyzer.fx.graph.generator_state import GeneratorState
 from analyzer.fx.graph.storage_table import StorageTable
 from analyzer.fx.graph.version_alias import alias_with_version
+from analyzer.fx.random_state import GeneratorState
 
 _PRODUCTS = frozenset("mm addmm bmm baddbmm addbmm mv addmv dot convolution convolution_overrideable cudnn_convolution "
                       "mkldnn_convolution _scaled_mm _grouped_mm".split())

@@ -42,8 +42,7 @@ class GraphStep:
             if self.mode == "infer":
                 recorder.end()
                 return self.interpreter.rows
-            with recorder.computing_loss(self.loss_fn):
-                loss = self.loss_fn(output)
+            loss = recorder.compute_loss(self.loss_fn, output)
         check_loss(loss)
         del output
         recorder.mark([loss], "loss")

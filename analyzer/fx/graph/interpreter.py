@@ -203,8 +203,8 @@ class RecordingInterpreter(GraphInterpreter):
     def like(self, recorder: Recorder) -> RecordingInterpreter:
         """Another one, for a part of the same graph under another recorder."""
         other = copy.copy(self)
-        other.recorder, other.record, other.rows, other._paths, other.replay, other.env = recorder, RunRecord(
-        ), {}, {}, None, {}
+        other.recorder, other.record, other.replay = recorder, RunRecord(), None
+        other.rows, other._paths, other.env = {}, {}, {}
         return other
 
     def run_subgraph(self, subgraph: Subgraph, values: Sequence[Any]) -> tuple[Any, ...]:

@@ -59,7 +59,7 @@ class NodeWriter:
         self.regions = RegionStack(replays_checkpoints)
         self.graph = TracedGraph()
         self.paused = 0
-        self._pause = _Pause(self)
+        self.pause = _Pause(self)
         self.constants: dict[str, Any] = {}      #: attribute name on the graph module -> tensor, module or object
         self.modules: tuple[tuple[str, str], ...] = () #: (path, class) of the modules that run, outermost first
         #: nodes that the model did not ask for, such as the parts of a container; dropped where unused
@@ -69,10 +69,6 @@ class NodeWriter:
         self._kept: list[Any] = [borrowed.buffers] # keeps what `_nodes` names by id alive
         self._held: dict[int, Tensor] = {}       # id(tensor without a node) -> what the graph module holds for it
         self._paths = {id(fake): path for group in (borrowed.parameters, borrowed.buffers) for path, fake, _ in group}
-
-    def pause(self) -> _Pause:
-        """Write nothing down inside."""
-        return self._pause
 
     def placeholder(self, name: str, default: tuple[Any, ...], value: Any) -> None:
         """An argument of the forward, with what is inside it."""
@@ -129,7 +125,7 @@ class NodeWriter:
             return tensor
         originals = [original for original, _ in self.borrowed.fakes]
         if originals and all(torch._C.TensorBase.device.__get__(t).type == "meta" for t in originals):
-            with self.pause():
+            with self.pause:
                 return tensor.detach()
         value = read_known(tensor)
         if value is None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -36,11 +37,11 @@ Tensor = torch.Tensor
 class Tape(NodeWriter):
     """The listener of `MetaFunctionMode` while tracing: a node for each call that returns or changes a tensor."""
 
-    def __init__(self, state: MetaState, borrowed: Borrowed, replays_checkpoints: bool = False,
-                 splits_bias: bool = False, outlined: Mapping[Site, str] | None = None) -> None:
+    def __init__(self, state: MetaState, borrowed: Borrowed, replays_checkpoints: bool, splits_bias: bool,
+                 outlined: Mapping[Site, str]) -> None:
         super().__init__(state, borrowed, replays_checkpoints)
         #: functions and modules that are one node, with the line that asks for what depends on data
-        self.outlined = outlined or {}
+        self.outlined = outlined
         self.wanted: dict[Site, str] = {}        #: those that should be as well
         self.sizes = SizeWatch(state)
         self.contents: ContentWatch | None = None
@@ -61,14 +62,14 @@ class Tape(NodeWriter):
             impl = register_bias_split.find(func)
         if impl is not None and func not in self.active_impls:
             return self.run_impl(func, impl, args, kwargs)
-        result, differs = self._run_paused(lambda a, k: call(func, a, k), args, kwargs)
+        result, differs = self._run_paused(functools.partial(call, func), args, kwargs)
         self._record(func, args, kwargs, result, differs)
         return result
 
     def _run_paused(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any],
                     module: nn.Module | None = None) -> tuple[Any, bool]:
         """What ``run`` gives, with nothing written down inside, and whether more than sizes of it depends on data."""
-        with self.pause():
+        with self.pause:
             try:
                 result = run(args, kwargs)
             except DataDependentError:
@@ -88,7 +89,7 @@ class Tape(NodeWriter):
         if not writes(func, kwargs) and not describe_operator(func).is_random:
             self.optional.append(node)  # autograd's own, such as the detach of a saved result: nothing uses it
         if self.sizes.concerns(args, kwargs):
-            with self.pause():
+            with self.pause:
                 self.sizes.follow(lambda a, k: active.dispatch_mode.handle(func, a, k), args, kwargs, result)
         self.bind(result, node, rename=not writes(func, kwargs))
 
@@ -140,7 +141,7 @@ class Tape(NodeWriter):
                                                                               unknown_value="placeholder")
         self.state.expects_contents = True
         try:
-            with self.pause():
+            with self.pause:
                 result = run(args, kwargs)
                 for tensor, known in before:
                     if tensor.untyped_storage(

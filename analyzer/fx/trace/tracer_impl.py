@@ -4,6 +4,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from analyzer.meta.tensor import device_of
 from analyzer.registry import Registry
 
 register_tracer_impl: Registry[Callable[..., Any], Callable[..., Any]] = Registry("register_tracer_impl")
@@ -34,3 +38,15 @@ class LeafRegistry(Registry[Any, Callable[..., Any]]):
 register_leaf_function = LeafRegistry("register_leaf_function")
 """Make calls of a Python function one ``call_function`` node: ``register_leaf_function(f)``, or as a decorator. With
 ``register_leaf_function(f, impl)``, ``impl`` is what runs while tracing, for functions that cannot run without data."""
+
+
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """One node, whose score and mask functions are arguments; a block mask is another."""
+    if device_of(query).type != "cpu":
+        return flex_attention(query, key, value, *args, **kwargs)
+    with torch.no_grad():  # which has no backward on the host: the graph is asked for a gradient, or it is not
+        return flex_attention(query.detach(), key.detach(), value.detach(), *args, **kwargs)
+
+
+register_leaf_function(flex_attention, _attend)
+register_leaf_function(create_block_mask)

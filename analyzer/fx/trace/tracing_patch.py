@@ -25,7 +25,6 @@ from analyzer.meta.opaque import Opaque, call_opaque
 from analyzer.meta.shape_registry import register_shape_impl
 from analyzer.meta.state import current
 
-from . import flex_leaf  # noqa: F401  # registers it
 from .call_target import ApplyFunction, CallTarget
 from .leaf_module import find_leaf_impl
 from .outline import Site, module_site, outline_functions
@@ -131,7 +130,7 @@ def _apply_function(original: Any) -> Any:
         if cls is _checkpoint.CheckpointFunction:
             return _run_reentrant(tape, args[0], args[1], args[2:])
         if cls in _TRANSPARENT:
-            with tape.pause():
+            with tape.pause:
                 result = real(*args, **kwargs)
             if cls is BackwardHookFunction:
                 tape.state.assume(f"backward hooks of the module {tape.where()!r} are not part of the graph")
