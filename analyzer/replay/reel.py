@@ -21,6 +21,8 @@ from analyzer.record.log import Log, kind_of
 from analyzer.record.op_call import OpCall
 from analyzer.record.storage_life import StorageLife
 
+from .expansion import EventWriter
+
 if TYPE_CHECKING:
     from analyzer.record.recorder import Recorder
 
@@ -206,6 +208,17 @@ class Place:
         return OUTSIDE if row == OUTSIDE else self.places_of_rows[self.own_rows.index(row)]
 
 
+class _Names(dict[int, Any]):
+    """By number in the log of a reel, the number of each storage where that is played; looked up when first asked."""
+
+    def __init__(self, reel: Reel, place: Place) -> None:
+        self.slot_of, self.numbers = reel.slot_of, place.numbers
+
+    def __missing__(self, number: int) -> Any:
+        found = self[number] = self.numbers[self.slot_of[number]]
+        return found
+
+
 class Take:
     """One stretch of a reel that was played between two stops, and what the allocator gave.
 
@@ -239,90 +252,11 @@ class Take:
 
     def expand(self, log: Log) -> None:
         """Write it into the log."""
-        place, reel = self.place, self.reel
+        place, reel, first = self.place, self.reel, self.start.birth
         assert reel.log is not None
-        local, numbers, slot_of = reel.log, place.numbers, reel.slot_of
-        modules, rows, step = place.modules, place.rows, self.step
-        calls, storages, call, event = log.call_slots, log.storage_table, self.call, self.event
-        local_calls, local_storages = local.call_slots, local.storage_table
-        writer = ActWriter(log, self.takings, self.act)
-        for kind, what in reel.events[self.start.event:self.stop.event]:
-            if kind == CALLED:
-                theirs = local_calls[what]
-                calls.write(call, theirs.signature, [numbers[slot_of[n]] for n in theirs.inputs],
-                            [numbers[slot_of[n]]
-                             for n in theirs.outputs], step, theirs.phase, modules[theirs.module], rows[theirs.node],
-                            None if theirs.forward is None else theirs.forward + place.call_offset, theirs.recomputed)
-                call += 1
-                continue
-            event += 1
-            if kind == BORN:
-                life = local_storages[what]
-                number = numbers[slot_of[what]]
-                address, nbytes = writer.born(life.device, reel.sizes[slot_of[what] - reel.first_slot], call)
-                copy = StorageLife(log.life_table, number, life.nbytes, nbytes, address, life.device, event, call,
-                                   life.phase, step, rows[life.node], modules[life.module])
-                copy.category, copy.label, copy.requires_grad = life.category, life.label, life.requires_grad
-                log.add_life(copy)
-            elif kind == DIED:
-                number = numbers[slot_of[what]]
-                life = storages[number]
-                life.died, life.died_call = event, call
-                writer.died(life, call)
-            else:
-                writer.held(what, call)
-        writer.finish(call)
-
-
-class ActWriter:
-    """Writes the acts of the watched allocator into the places that were left for them, in order."""
-
-    def __init__(self, log: Log, takings: Placements, act: int) -> None:
-        self.log, self.takings, self.act = log, takings, act
-        self.block = 0
-        self.extras = iter(takings.extras)
-        self.extra = next(self.extras, None)
-
-    def _place(self, call: int, nbytes: int | None = None) -> tuple[int, int]:
-        """Address and size of the next block."""
-        while self.extra is not None and self.extra[0] <= self.block:
-            self._write(self.extra[1], self.extra[2], self.extra[3], call)
-            self.extra = next(self.extras, None)
-        found = self.takings.odd.get(self.block, nbytes)
-        assert found is not None
-        self.block += 1
-        return self.takings.addresses[self.block - 1], found
-
-    def _write(self, action: str, address: int, nbytes: int, call: int) -> None:
-        if self.log.keeps_acts:
-            self.log.act_slots.write(self.act, action, address, nbytes, call)
-            self.act += 1
-
-    def born(self, device: str, rounded_bytes: int, call: int) -> tuple[int, int]:
-        """Where the next storage was put, and how large its block is."""
-        address, nbytes = self._place(call, rounded_bytes)
-        if device == self.log.device and nbytes:
-            self._write("alloc", address, nbytes, call)
-        return address, nbytes
-
-    def died(self, life: StorageLife, call: int) -> None:
-        if life.device == self.log.device and life.block_bytes:
-            self._write("free", life.address, life.block_bytes, call)
-
-    def held(self, what: tuple[torch.device, tuple[int, ...]], call: int) -> None:
-        """Blocks taken and given back."""
-        claim, blocks = what
-        places = [self._place(call) for _ in blocks]
-        if str(claim) == self.log.device:
-            for address, nbytes in places:
-                if nbytes:
-                    self._write("alloc", address, nbytes, call)
-            for address, nbytes in places:
-                if nbytes:
-                    self._write("free", address, nbytes, call)
-
-    def finish(self, call: int) -> None:
-        assert self.block == len(self.takings.addresses) and self.extra is None
+        writer = EventWriter(log, reel.log, _Names(reel, place), place.modules, place.rows, place.call_offset, self.step,
+                             self.call, self.event, self.act)
+        writer.write(reel.events[self.start.event:self.stop.event], reel.sizes[first:self.stop.birth], self.takings)
 
 
 def play(recorder: Recorder, reel: Reel, place: Place, slots: list[Any], outside: Callable[[int], None]) -> list[Take]:

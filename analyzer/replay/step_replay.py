@@ -7,6 +7,7 @@ faster than Python can run a model.
 """
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,9 +21,9 @@ from analyzer.meta.tensor import revive, template
 from analyzer.record.event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, TAKEN, Event
 from analyzer.record.log import Log, LogNode
 from analyzer.record.recorder import Recorder
-from analyzer.record.storage_life import StorageLife
 
-from .reel import START, ActWriter, Reel, act_on
+from .expansion import EventWriter
+from .reel import START, Reel, act_on
 
 
 class StepReplay:
@@ -191,6 +192,14 @@ class Part(NamedTuple):
     what: Any
     survivors: list[tuple[Sequence[int], Sequence[int], int | None]]
 
+    def events_and_sizes(self) -> tuple[list[Event], Sequence[int]]:
+        """What happens in it, in terms of the first step's log, and the sizes of what is born in it."""
+        if self.kind == TAKEN:
+            take = self.what
+            return list(take.events()), take.reel.sizes[take.start.birth:take.stop.birth]
+        reel, start, stop = self.what
+        return reel.events[start.event:stop.event], reel.sizes[start.birth:stop.birth]
+
 
 class Repetition:
     """One playing of a step, to be written into the log."""
@@ -210,62 +219,27 @@ class Repetition:
                 yield self.step, part.what.reel, part.what.start.event, part.what.stop.event
 
     def expand(self, log: Log) -> None:
-        calls, storages = log.call_slots, log.storage_table
-        step, call, event, act = self.step, self.call, self.event, self.act
-        offset = self.node - self.nodes.start
-        numbers: dict[int, int] = {}
-        number = self.first_number
-        takings = iter(self.takings)
-        for part in self.parts:
-            if part.kind == TAKEN:
-                take = part.what
-                events, sizes = take.events(), iter(take.reel.sizes[take.start.birth:take.stop.birth])
-            elif part.kind == CALLED:
-                reel, start, stop = part.what
-                events, sizes = reel.events[start.event:stop.event], iter(reel.sizes[start.birth:stop.birth])
-            else:
-                continue
-            writer = ActWriter(log, next(takings), act)
-            for kind, what in events:
-                if kind == CALLED:
-                    old = calls[what]
-                    calls.write(call, old.signature, [numbers.get(n, n)
-                                                      for n in old.inputs], [numbers.get(n, n) for n in old.outputs],
-                                step, old.phase, old.module, old.node if old.node == OUTSIDE else old.node + offset,
-                                None if old.forward is None else old.forward + call - what, old.recomputed)
-                    call += 1
-                    continue
-                event += 1
-                if kind == BORN:
-                    life = storages[what]
-                    address, nbytes = writer.born(life.device, next(sizes), call)
-                    log.add_life(_copy_life(log, life, number, address, nbytes, event, call, step, offset))
-                    numbers[what] = number
-                    number += 1
-                elif kind == DIED:
-                    life = storages[numbers[what]]
-                    life.died, life.died_call = event, call
-                    writer.died(life, call)
-                else:
-                    writer.held(what, call)
-            writer.finish(call)
-            act = writer.act
-        for i, row in enumerate(self.nodes):
+        """Write it into the log, in which the step that it repeats is."""
+        offset, places = self.node - self.nodes.start, range(self.node, self.node + len(self.nodes))
+        parts = [part.events_and_sizes() for part in self.parts if part.kind in (CALLED, TAKEN)]
+        names = _Renumbered(zip([what for events, _ in parts for kind, what in events if kind == BORN],
+                                itertools.count(self.first_number)))
+        first_call = next((what for events, _ in parts for kind, what in events if kind == CALLED), 0)
+        writer = EventWriter(log, log, names, range(len(log.modules)), {OUTSIDE: OUTSIDE, **dict(zip(self.nodes, places))},
+                             self.call - first_call, self.step, self.call, self.event, self.act)
+        for part, takings in zip(parts, self.takings):
+            writer.write(*part, takings)
+        for row, place in zip(self.nodes, places):
             node = log.node_slots[row]
             assert node is not None
-            log.node_slots[self.node + i] = _copy_node(node, numbers, offset, step)
+            log.node_slots[place] = LogNode(
+                node.op, "", node.target, node.module, node.base, node.source,
+                tuple([(names[n], spec) for n, spec in node.outputs]), tuple([i + offset for i in node.inputs]),
+                tuple([names[n] for n in node.reads]), node.region, self.step)
 
 
-def _copy_life(log: Log, life: StorageLife, number: int, address: int, nbytes: int, event: int, call: int, step: int,
-               offset: int) -> StorageLife:
-    copy = StorageLife(log.life_table, number, life.nbytes, nbytes, address, life.device, event, call, life.phase, step,
-                       life.node if life.node == OUTSIDE else life.node + offset, life.module)
-    copy.category, copy.label, copy.requires_grad, copy.spec = life.category, life.label, life.requires_grad, life.spec
-    return copy
+class _Renumbered(dict[int, int]):
+    """Numbers of storages of a repetition; what was there before keeps its own."""
 
-
-def _copy_node(node: LogNode, numbers: dict[int, int], offset: int, step: int) -> LogNode:
-    return LogNode(node.op, "", node.target, node.module, node.base, node.source,
-                   tuple([(numbers.get(n, n), spec) for n, spec in node.outputs]),
-                   tuple([i + offset for i in node.inputs]), tuple([numbers.get(n, n) for n in node.reads]),
-                   node.region, step)
+    def __missing__(self, number: int) -> int:
+        return number
