@@ -14,13 +14,12 @@ from analyzer.fx.trace.leaf_module import is_leaf
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
-from analyzer.meta.state import LazyTouch
+from analyzer.meta.restart import Restart
 from analyzer.record.eager import EagerStep, OptimizerFactory
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
 from analyzer.replay.block_reuse import BlockReuse, pays
 from analyzer.replay.eager_step import ReplayedStep
-from analyzer.replay.restart import Restart
 from analyzer.replay.support import why_unsupported
 from analyzer.replay.twin import find_twins
 from analyzer.results.info import ReplayInfo, ReplayReport
@@ -123,10 +122,12 @@ class Replay:
 
     def forbid(self, restart: Restart) -> None:
         """Replay less in the next run."""
-        if restart.kind is None:
+        if restart.is_touched and not (self.blocks is not None and self.blocks.has_played(restart.module)):
+            self.reserves = False
+        elif restart.module is None:
             self.block_refusal, self.reserves = restart.reason, False
         else:
-            self.excluded[restart.kind] = restart.reason
+            self.excluded[type(restart.module)] = restart.reason
 
     def report(self, root: torch.nn.Module) -> ReplayReport:
         """What was replayed in the last run of ``root``, and why the rest was run."""
@@ -178,14 +179,12 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
             replay.begin(run)
             try:
                 with run.recording():
-                    try:
-                        run_step(run, options)
-                    except LazyTouch as touch:
-                        if replay.blocks is not None and replay.blocks.has_played(touch.block):
-                            raise Restart("its parameters are used outside of it", touch.block) from None
-                        raise
+                    run_step(run, options)
                 blocks = {i: reserved.twin for i, reserved in run.borrowed.reserved.items()}
                 return run.build(is_final=True, twins=blocks, wrappers=wrappers, replay=replay.report(run.root))
+            except Restart as restart:
+                replay.forbid(restart)
+                raise
             finally:
                 replay.end()
 
@@ -193,10 +192,8 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
         while True:
             try:
                 return expect_values(run_once, session.options)
-            except Restart as restart:
-                replay.forbid(restart)
-            except LazyTouch:
-                replay.reserves = False
+            except Restart:
+                continue
             except DeviceOutOfMemoryError as error:
                 return session.build_unplaced(module, error)
 

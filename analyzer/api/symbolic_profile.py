@@ -13,11 +13,11 @@ from analyzer.errors import InputError
 from analyzer.fx.graph.graph_step import GraphStep
 from analyzer.fx.graph.run_record import RunRecord, fingerprint_nodes
 from analyzer.hardware import DeviceSpec, find_device
+from analyzer.meta.restart import Restart
 from analyzer.meta.tensor import device_of
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
 from analyzer.record.tensor_walk import tensors_in
-from analyzer.replay.restart import Restart
 from analyzer.replay.support import why_unsupported
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile

@@ -16,7 +16,8 @@ from torch import nn
 from analyzer.meta.intercept.interrupt import InterruptsHeld
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.plain_type import LEAVES
-from analyzer.meta.state import LazyTouch, MetaState, current, indexed_device
+from analyzer.meta.restart import touched
+from analyzer.meta.state import MetaState, current, indexed_device
 from analyzer.meta.tensor import MetaTensor
 from analyzer.record.module_walk import REGISTRIES, walk_modules
 from analyzer.replay.reserved import Reserved
@@ -44,7 +45,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Ite
     its claims. They are allocated in the order of ``Module.to``: children, parameters, buffers. Tied tensors stay tied
     and shared storages shared. Put back: attributes and their containers, registered tensors and modules, hooks,
     training flags, classes of lazy modules, random number generators, torch's grad mode and default dtype. For the
-    tensors of ``twins`` only places are reserved; code that looks at them all the same raises LazyTouch.
+    tensors of ``twins`` only places are reserved; code that looks at them all the same raises Restart.
 
     >>> from analyzer.meta.mode import MetaTensorMode
     >>> layer = nn.Linear(2, 3)
@@ -151,7 +152,7 @@ class _Borrowing:
         if twin is not None:
             if id(twin.block) not in self.borrowed.reserved:
                 if module is not twin.block:
-                    raise LazyTouch(module)  # held from outside of its block
+                    raise touched(module)  # held from outside of its block
                 self._reserve(twin)
             return
         self.seen.add(id(module))

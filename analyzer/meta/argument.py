@@ -8,7 +8,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .intercept.mode_stack import without_modes
-from .state import LazyTouch, MetaState
+from .restart import touched
+from .state import MetaState
 from .storage import MetaStorage, find_storage
 from .tensor import META, MetaTensor, device_of, new_storage, tensor_on
 from .value.known_value import Deferred, small_enough
@@ -58,7 +59,7 @@ def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None) 
     """A fake tensor for one with data; tensors that share a storage get some that do. Its data is not read."""
     real = tensor.untyped_storage()
     if real._cdata in state.lazy:
-        raise LazyTouch(state.lazy[real._cdata])
+        raise touched(state.lazy[real._cdata])
     if device is None:
         device = device_of(tensor)
         device = state.adopted_device if device.type in ("cpu", "meta") else device

@@ -119,14 +119,6 @@ class MetaState:
         return " ".join(filter(None, [f"in module {module!r}" if module else "", f"at {place}" if place else ""]))
 
 
-class LazyTouch(BaseException):
-    """Code used a tensor of a lazily materialized block. No Exception: no handler in the model's code takes it."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__(type(block).__name__)
-        self.block = block
-
-
 class _Active(threading.local):
     """What is active in this thread; nested activations share the two modes that it has pushed."""
 

@@ -169,7 +169,7 @@ class EagerStep:
         """The optimizer's part."""
         assert self.optimizer is not None
         state = self.recorder.mode.state
-        plain = type(self.optimizer) in TORCHS_OWN and not has_step_hooks(self.optimizer, known=1)  # the recorder's own
+        plain = type(self.optimizer) in TORCHS_OWN and not has_step_hooks(self.optimizer)
         state.lists = ListMemo() if plain else None
         try:
             with torch._C._EnableTorchFunction():

@@ -1,7 +1,7 @@
 """Tells a recorder of module calls and of the phases of a step, by replacing a few functions of torch for a while."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,6 +9,8 @@ import torch
 
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.state import current
+
+from .optimizer_step import observed_steps
 
 FAILED = object()  #: what a module's call gave that ended with an exception
 
@@ -70,9 +72,8 @@ def listen(recorder: Any) -> Iterator[None]:
         yield replace(torch.enable_grad, "__enter__", counting_recomputation(+1))
         yield replace(torch.enable_grad, "__exit__", counting_recomputation(-1))
         yield replace(torch.optim.Optimizer, "zero_grad", while_mine(zero_grad))
-        yield _optimizer_steps(recorder, mine)
 
-    with SharedReplacements(replacements).installed():
+    with SharedReplacements(replacements).installed(), observed_steps(*_optimizer_steps(recorder, mine)):
         yield
 
 
@@ -103,18 +104,16 @@ def _reporting_calls(recorder: Any, mine: Any) -> Any:
     return module_call
 
 
-def _optimizer_steps(recorder: Any, mine: Any) -> Any:
-    """Every optimizer's ``step`` is a method of its own class: torch's global hooks see them all."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
+def _optimizer_steps(recorder: Any, mine: Any) -> tuple[Callable[..., None], Callable[..., None]]:
+    """What is done before and after every optimizer's step: each has a ``step`` of its own class."""
     interrupted: list[str] = []
 
-    def before(*_: Any) -> None:
+    def before(optimizer: Any) -> None:
         if mine():
             interrupted.append(recorder.phase)
             recorder.begin("optimizer")
 
-    def after(optimizer: Any, *_: Any) -> None:
+    def after(optimizer: Any) -> None:
         if mine():
             phase = interrupted.pop()
             if phase == "backward":  # a hook on a parameter steps as soon as its gradient is there
@@ -125,10 +124,4 @@ def _optimizer_steps(recorder: Any, mine: Any) -> Any:
                                  "parameters of the profiled model: its updates are not counted")
             recorder.resume(phase if phase == "backward" else "forward")
 
-    handles = (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after))
-
-    def remove() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return remove
+    return before, after

@@ -1,6 +1,9 @@
 """Private torch API: whether an optimizer's step is torch's own code and nothing else."""
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,10 +16,47 @@ TORCHS_OWN = frozenset({
     torch.optim.ASGD, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD})
 
 
-def has_step_hooks(optimizer: torch.optim.Optimizer, known: int = 0) -> bool:
-    """Whether hooks run before or after its step, besides ``known`` pairs that are registered for all optimizers."""
+_lock = threading.Lock()
+_observers: tuple[tuple[Callable[..., None], Callable[..., None]], ...] = ()  #: exchanged, never changed
+_handles: list[Any] = []
+
+
+@contextmanager
+def observed_steps(before: Callable[..., None], after: Callable[..., None]) -> Iterator[None]:
+    """Calls ``before`` and ``after`` every step of any optimizer in any thread, with the optimizer.
+
+    One pair of torch's global hooks serves all observers: torch fails where another thread adds one during a step.
+    """
+    global _observers
+    pair = before, after
+    with _lock:
+        _observers += pair,
+        if not _handles:
+            _handles.extend((_module.register_optimizer_step_pre_hook(_before_step),
+                             _module.register_optimizer_step_post_hook(_after_step)))
+    try:
+        yield
+    finally:
+        with _lock:
+            _observers = tuple([other for other in _observers if other is not pair])
+            while _handles and not _observers:
+                _handles.pop().remove()
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for before, _after in _observers:
+        before(optimizer)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for _before, after in _observers:
+        after(optimizer)
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether hooks run before or after its step, besides those of `observed_steps`."""
     own = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
-    return own + len(_module._global_optimizer_pre_hooks) + len(_module._global_optimizer_post_hooks) > 2 * known
+    return own + len(_module._global_optimizer_pre_hooks) + len(_module._global_optimizer_post_hooks) > len(_handles)
 
 
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:

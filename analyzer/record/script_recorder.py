@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.storage import MetaStorage
 
 from .event import OUTSIDE
 from .module_walk import walk_modules
+from .optimizer_step import observed_steps
 from .recorder import Recorder
 from .tensor_walk import tensors_in
 
@@ -50,14 +50,9 @@ class ScriptRecorder(Recorder):
     @contextmanager
     def counting_steps(self) -> Iterator[None]:
         """End the script with EnoughSteps after the steps asked for; inside `recording`, whose hooks run first."""
-        handles = (register_optimizer_step_pre_hook(
-            self._before_step), register_optimizer_step_post_hook(self._after_step))
-        self.start_step(0, placeholders=False)
-        try:
+        with observed_steps(self._before_step, self._after_step):
+            self.start_step(0, placeholders=False)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def finish(self) -> None:
         """The script has ended: what is freed from now on is no part of it. A step that was not finished counts only if
@@ -120,7 +115,7 @@ class ScriptRecorder(Recorder):
             if life.died is None and not life.category:
                 life.category = HELD
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.hears():
             if id(optimizer) not in self._optimizers:
                 kind = type(optimizer).__name__
@@ -129,7 +124,7 @@ class ScriptRecorder(Recorder):
             self.mark([p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None],
                       "gradient")
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         if not self.hears():
             return
         self.mark_states(optimizer)

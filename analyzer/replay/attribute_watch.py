@@ -62,6 +62,7 @@ def _wrap(cls: type) -> None:
                 reads.add((path, "*"))
         return original(self, name)  # type: ignore[call-arg]
 
+    __getattribute__.__wrapped__ = original  # type: ignore[attr-defined]
     cls.__getattribute__ = __getattribute__  # type: ignore[method-assign,assignment]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.restart import Restart
 from analyzer.meta.storage import take_numbers
 from analyzer.meta.tensor import alias, revive
 from analyzer.record.hold import Holding, find_holdings
@@ -18,7 +19,6 @@ from .block_place import BlockPlace
 from .block_trial import Trial
 from .reel import Reel, Take, play
 from .reserved import Reserved
-from .restart import Restart
 from .segment import Arguments, Backward, GradSpec, Refused, Segment, number_of
 from .unseen_gradient import BlockGradients
 

@@ -2,15 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analyzer.record.log import Log, LogModuleCall, LogNode, identifier
 
 from .reel import Place
-from .restart import BLOCK
-
-if TYPE_CHECKING:
-    from .segment import Segment
+from .segment import BLOCK, Segment
 
 
 class BlockPlace(Place):

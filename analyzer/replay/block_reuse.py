@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from analyzer.meta.restart import Restart
 from analyzer.meta.storage import MetaStorage
 from analyzer.record.autograd_node import describe_context
 from analyzer.record.module_walk import walk_modules
@@ -22,8 +23,7 @@ from .block_place import BlockPlace
 from .block_trial import Trial
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
 from .reserved import Reserved
-from .restart import BLOCK, Restart
-from .segment import Arguments, Borrow, GradSpec, PassedOn, Refused, Segment, number_of, writes_in_place
+from .segment import BLOCK, Arguments, Borrow, GradSpec, PassedOn, Refused, Segment, number_of, writes_in_place
 from .state_fingerprint import StateFingerprint
 from .state_value import describe_tensor_state
 from .twin import Twin
@@ -146,7 +146,7 @@ class BlockReuse:
             self._contents[id(module)] = survey(module, {})
             self._watch(self._contents[id(module)])
 
-    def has_played(self, block: nn.Module) -> bool:
+    def has_played(self, block: nn.Module | None) -> bool:
         """Whether a block was played."""
         return id(block) in self._played
 

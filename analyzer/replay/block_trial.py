@@ -24,8 +24,8 @@ from analyzer.record.recorder import Recorder
 from .attribute_watch import watch_reads
 from .cache_slot import CacheLike, Index, Slot, TrialCache, indexed
 from .reel import Reel
-from .restart import BLOCK
 from .segment import (
+    BLOCK,
     Arguments,
     Backward,
     Borrow,

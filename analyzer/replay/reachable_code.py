@@ -17,6 +17,7 @@ from analyzer.meta.plain_type import CODE_CONSTANTS
 
 _CONTAINERS = (dict, list, set, tuple)
 _STATELESS = frozenset({"torch", "numpy", *sys.stdlib_module_names} - {"__main__"})
+_WATCH = "analyzer.replay.attribute_watch"  #: may wrap a method of a class in another thread
 #: attributes that tell of a tensor's or an object's past, or by which code evades that its reads are seen
 _REVEALING = frozenset((
     "__getattribute__ getattr_static data_ptr _version is_leaf grad_fn _base _is_view retains_grad _getframe "
@@ -40,7 +41,7 @@ class Reachable:
 def is_stateless(value: Any) -> bool:
     """Whether a class, function or module comes from where nothing is kept that shows in what a module does."""
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    return str(module).partition(".")[0] in _STATELESS
+    return str(module).partition(".")[0] in _STATELESS or module == _WATCH
 
 
 def is_standard(cls: type) -> bool:

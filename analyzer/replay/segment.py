@@ -19,6 +19,7 @@ from analyzer.record.log import Log
 from .cache_slot import Slot
 from .reel import Reel
 
+BLOCK = "<block>"  #: stands for the path of a block, and of the model around it, in what a trial says
 Borrow = Callable[[nn.Module, torch.device], AbstractContextManager[Any]]
 GradSpec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, Holding] | None
 """Shape, stride and dtype of a gradient, and who holds it: only what autograd alone holds dies early, and of that only

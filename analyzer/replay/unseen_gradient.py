@@ -12,13 +12,13 @@ from torch import nn
 
 from analyzer.memory.allocator_replay import Opcode, Placements
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.restart import Restart
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import revive
 from analyzer.record.event import DIED
 from analyzer.record.log import Log
 
 from .reserved import Reserved, one_by_one
-from .restart import Restart
 
 if TYPE_CHECKING:
     from analyzer.record.recorder import Recorder

@@ -303,14 +303,14 @@ def test_threads_replay_side_by_side():
 
     def run() -> None:
         barrier.wait()
-        found.extend(profile(make, args=(X,), optimizer="adamw") for _ in range(3))
+        found.extend(profile(make, args=(X,), optimizer="adamw") for _ in range(12))
 
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 6 and all(p == expected for p in found)
+    assert len(found) == 24 and all(p == expected for p in found)
     assert all(any(row.replayed for row in p.replay if row.kind == "block") for p in found)
     assert {c: c.__dict__.get("__getattribute__") for c in before} == before and gc.get_threshold() == threshold
 

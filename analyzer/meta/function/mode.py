@@ -10,8 +10,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from analyzer.meta.opaque import call_opaque
+from analyzer.meta.restart import touched
 from analyzer.meta.shape_registry import register_shape_impl
-from analyzer.meta.state import LazyTouch, MetaState, active_state, indexed_device
+from analyzer.meta.state import MetaState, active_state, indexed_device
 from analyzer.meta.tensor import META, MetaTensor
 
 from . import answer, creation, move  # noqa: F401  # which fill the table
@@ -32,7 +33,7 @@ class MetaFunctionMode(TorchFunctionMode):
         state = self.state
         assert state is not None
         if state.lazy and args and id(args[0]) in state.lazy and func not in _ANSWERED_LAZILY:
-            raise LazyTouch(state.lazy[id(args[0])])
+            raise touched(state.lazy[id(args[0])])
         if type(func) is MethodWrapperType and state.tape is None and _PLAIN_KINDS.issuperset(
                 types) and func not in handlers:
             return func(*args, **(kwargs or {}))  # an attribute is read or written

@@ -25,7 +25,7 @@ def _why_unknown(optimizer: torch.optim.Optimizer) -> str | None:
         return "it is no optimizer of torch.optim"
     if optimizer.state:
         return "it has states before its first step"
-    if has_step_hooks(optimizer, known=1):  # the recorder's own
+    if has_step_hooks(optimizer):
         return "hooks run with its step"
     if any(callable(value) or isinstance(value, torch.Tensor) for value in vars(optimizer).values()):
         return "its step is replaced, or it holds a tensor"  # as the scale of a GradScaler
