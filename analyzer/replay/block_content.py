@@ -14,7 +14,7 @@ from analyzer.meta.plain_type import ARGUMENTS
 from analyzer.meta.storage import MetaStorage
 
 from .cache_slot import CacheLike
-from .segment import Refused
+from .match import Mismatch
 from .state_value import tensor_attributes
 
 LEAF_TYPES = (torch.Tensor, *ARGUMENTS)
@@ -70,7 +70,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[li
 
 
 def input_key(leaves: list[Any]) -> Hashable:
-    """What of the arguments decides a block's record. Raises Refused where an argument is more than a tensor or a plain
+    """What of the arguments decides a block's record. Raises Mismatch where an argument is more than a tensor or a plain
     value.
     """
     key: list[Any] = []
@@ -81,7 +81,7 @@ def input_key(leaves: list[Any]) -> Hashable:
             storage = x.untyped_storage() if is_plain else None
             attributes = tensor_attributes(x)
             if not isinstance(storage, MetaStorage) or attributes is None:
-                raise Refused("an argument is a sparse, wrapped or real tensor, or has objects for attributes")
+                raise Mismatch("an argument is a sparse, wrapped or real tensor, or has objects for attributes")
             group = groups.setdefault(storage.number, len(groups))
             contents = storage.known or storage.drawn_from
             known = None if contents is None else (id(contents), contents is storage.known)
@@ -90,5 +90,5 @@ def input_key(leaves: list[Any]) -> Hashable:
         elif isinstance(x, _UNCHANGING):
             key.append((type(x), x))
         else:
-            raise Refused("an argument is an object that its forward pass could change")
+            raise Mismatch("an argument is an object that its forward pass could change")
     return tuple(key)

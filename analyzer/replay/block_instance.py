@@ -17,9 +17,10 @@ from analyzer.record.recorder import Recorder
 
 from .block_place import BlockPlace
 from .block_trial import Trial
+from .match import Mismatch
 from .reel import Reel, Take, play
 from .reserved import Reserved
-from .segment import Arguments, Backward, GradSpec, Refused, Segment, number_of
+from .segment import Arguments, Backward, GradSpec, Segment, number_of
 from .unseen_gradient import BlockGradients
 
 _tokens: list[torch.Tensor] = []
@@ -221,7 +222,7 @@ class BlockInstance:
         if found is None:
             try:
                 again = self.reuse.make_trial(self.module, segment.arguments, specs).run()
-            except Refused as reason:
+            except Mismatch as reason:
                 raise Restart(str(reason), self.module) from None
             if again.reel.births != segment.reel.births:
                 raise Restart("it does not do the same twice", self.module)

@@ -22,8 +22,9 @@ from .block_key import ReadValues, structure_key
 from .block_place import BlockPlace
 from .block_trial import Trial
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
+from .match import Match, Mismatch
 from .reserved import Reserved
-from .segment import BLOCK, Arguments, Borrow, GradSpec, PassedOn, Refused, Segment, number_of, writes_in_place
+from .segment import BLOCK, Arguments, Borrow, GradSpec, PassedOn, Segment, number_of, writes_in_place
 from .state_fingerprint import StateFingerprint
 from .state_value import describe_tensor_state
 from .twin import Twin
@@ -196,10 +197,11 @@ class BlockReuse:
         result: Any = NotImplemented
         if id(module) in self.keys and self.recorder.step == 0 and self.recorder.phase == "forward":
             path, reason = self.path_of(module), None
-            try:
-                result = self._replay(module, args, kwargs)
-            except Refused as refused:
-                reason = str(refused)
+            match = self.can_replay(module, args, kwargs)
+            if isinstance(match, Match):
+                result = self._play(match)
+            else:
+                reason = str(match)
             _, earlier = self.decisions.get(path, ("", None))
             self.decisions[path] = type(module).__name__, earlier or reason  # one that was run once was run
         elif self.recorder.step == 0 and id(module) in self._played:
@@ -208,15 +210,21 @@ class BlockReuse:
             self.lend(module)
         return result
 
-    def _replay(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """As `run`. Raises Refused where the block has to be run."""
+    def can_replay(self, module: nn.Module, args: Any, kwargs: Any) -> Match | Mismatch:
+        """What a candidate may replay for these arguments, captured now where nothing alike was; else why it is run."""
+        try:
+            return self._match(module, args, kwargs)
+        except Mismatch as mismatch:
+            return mismatch
+
+    def _match(self, module: nn.Module, args: Any, kwargs: Any) -> Match:
         key = self.keys[id(module)]
         if id(module) in self._played:
             raise Restart("it is called again", self._played[id(module)])
         if torch.is_grad_enabled() and self.recorder.has_unnamed_nodes():
-            raise Refused("an autograd node before it belongs to no operator")
+            raise Mismatch("an autograd node before it belongs to no operator")
         if describe_context() != self._context:
-            raise Refused("autocast, saved-tensor hooks, a mode or another setting of torch is active")
+            raise Mismatch("autocast, saved-tensor hooks, a mode or another setting of torch is active")
         self._lend_inside(module)
         self._check_tensors(module)
         leaves, structure = flatten_arguments(args, kwargs)
@@ -224,18 +232,18 @@ class BlockReuse:
         inputs = input_key(likes)
         if torch.is_grad_enabled() and sum(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves) > 1:
             # Autograd adds each gradient to others of the same tensor when it comes, some in the middle of a block.
-            raise Refused("more than one argument has a gradient")
+            raise Mismatch("more than one argument has a gradient")
         if key in self._unreadable:
-            raise Refused(self._unreadable[key])
+            raise Mismatch(self._unreadable[key])
         variants = self._known.setdefault((key, structure, inputs, torch.is_grad_enabled()), [])
         for variant in variants:
             if self._may_play(variant.segment, module, leaves) and self._holds(variant, module):
                 self._plays[key] += 1
                 if variant.segment is None:
-                    raise Refused(variant.reason)
-                return self._play(variant.segment, module, leaves)
+                    raise Mismatch(variant.reason)
+                return Match(variant.segment, module, leaves)
         if len(variants) > self._plays[key]:  # what was tried was of no use to another: trials of more would not pay
-            raise Refused(f"it differs from those that were tried: {variants[-1].reason or 'in what they read'}")
+            raise Mismatch(f"it differs from those that were tried: {variants[-1].reason or 'in what they read'}")
         has_cache = any(type(x) is CacheLike for x in likes)
         variant = self._try(
             module,
@@ -243,29 +251,29 @@ class BlockReuse:
                       self._find_indices(module, key) if has_cache else [], self.given_up(module)))
         variants.append(variant)
         if variant.segment is None:
-            raise Refused(variant.reason)
+            raise Mismatch(variant.reason)
         if not self._may_play(variant.segment, module, leaves):
-            raise Refused("what it adds a gradient up of is read later, or its slot of a cache is taken")
-        return self._play(variant.segment, module, leaves)
+            raise Mismatch("what it adds a gradient up of is read later, or its slot of a cache is taken")
+        return Match(variant.segment, module, leaves)
 
     def _check_tensors(self, module: nn.Module) -> None:
-        """Raise Refused where parameters are not the block's own, or are not what they were when it was described."""
+        """Raise Mismatch where parameters are not the block's own, or are not what they were when it was described."""
         if id(module) in self._reserved:
             return
         contents, states = self._contents[id(module)], self._tensor_states
         if id(module) in self._touched:
-            raise Refused("its parameters are used outside of it")
+            raise Mismatch("its parameters are used outside of it")
         now = survey(module, {})
         if not are_identical(now.list_tensors(), contents.list_tensors()) or not are_identical(
                 dict.fromkeys(now.modules), contents.modules):
-            raise Refused("its modules or tensors were exchanged")
+            raise Mismatch("its modules or tensors were exchanged")
         for tensor in contents.list_tensors():
             if id(tensor) in self._tied:
-                raise Refused("it shares a parameter or buffer with another module")
+                raise Mismatch("it shares a parameter or buffer with another module")
             if tensor.grad is not None:
-                raise Refused("a parameter has a gradient already")
+                raise Mismatch("a parameter has a gradient already")
             if states.get(id(tensor)) != describe_tensor_state(tensor):
-                raise Refused("a tensor's attribute, hook, storage or requires_grad was changed")
+                raise Mismatch("a tensor's attribute, hook, storage or requires_grad was changed")
 
     def reserved(self, block: nn.Module) -> Reserved | None:
         """The places of the tensors of a block that has none yet."""
@@ -324,18 +332,18 @@ class BlockReuse:
             self._touched.add(id(block))
 
     def _try(self, module: nn.Module, arguments: Arguments) -> _Variant:
-        """Run a block in a sandbox. Raises Refused where that could leave something changed."""
+        """Run a block in a sandbox. Raises Mismatch where that could leave something changed."""
         shared = StateFingerprint(self.modules_in(module), own=False)
         if shared.unreadable:
             self._unreadable[self.keys[id(module)]] = shared.unreadable
-            raise Refused(shared.unreadable)
+            raise Mismatch(shared.unreadable)
         trial = self.make_trial(module, arguments, None)
         segment: Segment | None = None
         reason = ""
         try:
             segment = trial.run()
-        except Refused as refused:
-            reason = str(refused)
+        except Mismatch as mismatch:
+            reason = str(mismatch)
         finally:
             self.recorder.skip_sequence()
         values = ReadValues(module, trial.reads, self._patterns.get(id(module)))
@@ -343,7 +351,8 @@ class BlockReuse:
             segment, reason = None, f"it reads {values.outside}, through which more than the block can be reached"
         return _Variant(values, shared, segment, reason)
 
-    def _play(self, segment: Segment, module: nn.Module, leaves: list[Any]) -> Any:
+    def _play(self, match: Match) -> Any:
+        segment, module, leaves = match
         if torch.is_grad_enabled():
             self._played.update(dict.fromkeys(map(id, self._contents[id(module)].modules), module))
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]

@@ -23,6 +23,7 @@ from analyzer.record.recorder import Recorder
 
 from .attribute_watch import watch_reads
 from .cache_slot import CacheLike, Index, Slot, TrialCache, indexed
+from .match import Mismatch
 from .reel import Reel
 from .segment import (
     BLOCK,
@@ -32,7 +33,6 @@ from .segment import (
     GradSpec,
     InputLike,
     PassedOn,
-    Refused,
     Segment,
     number_of,
     writes_in_place,
@@ -74,7 +74,7 @@ class Trial:
         self.feeders: dict[int, int] = {}  # number of an autograd node that gives an input's gradient, and which input
 
     def run(self) -> Segment:
-        """The block's segment, with the backward pass where gradients are wanted. Raises Refused where it cannot be
+        """The block's segment, with the backward pass where gradients are wanted. Raises Mismatch where it cannot be
         played.
         """
         main_state = self.main.mode.state
@@ -126,29 +126,29 @@ class Trial:
             with torch._C._EnableTorchFunction(), watch_reads(self.block) as self.reads:
                 result = self._run_block(args, kwargs)
         except Exception as error:  # the run will raise it again, or takes a true integer for the index of a cache
-            if type(error) is Refused:
+            if type(error) is Mismatch:
                 raise
-            raise Refused(f"it raises {type(error).__name__}: {error}") from error
+            raise Mismatch(f"it raises {type(error).__name__}: {error}") from error
         finally:
             recorder.events = None
             change = before.change()
             before.put_back()
         if change:
-            raise Refused(f"its forward pass changes {change}")
+            raise Mismatch(f"its forward pass changes {change}")
         self._check_forward(state, seed)
         assumptions = list(state.assumptions)
         state.assumptions.clear()
         if any(known.was_read for known in self.contents):
-            raise Refused("it reads the contents of a buffer")
+            raise Mismatch("it reads the contents of a buffer")
         if not all(hold.is_held() for hold in holds):
-            raise Refused("an argument dies in its forward pass")
+            raise Mismatch("an argument dies in its forward pass")
         del holds
         self.reads.difference_update(place for place, index in self.indices.items() if not index.used)
         if trains and recorder.has_unnamed_nodes():
-            raise Refused("an autograd node at its end belongs to no operator of its own")
+            raise Mismatch("an autograd node at its end belongs to no operator of its own")
         taken, shape = pytree.tree_flatten((args, kwargs))
         if shape != self.arguments.structure or [id(x) for x in taken] != given:
-            raise Refused("its forward pass changes a list or a dictionary that it was given")
+            raise Mismatch("its forward pass changes a list or a dictionary that it was given")
         taken_cache = next(((i, x) for i, x in enumerate(taken) if type(x) is TrialCache), None)
         del taken
         out_leaves, structure = pytree.tree_flatten(result)
@@ -197,11 +197,11 @@ class Trial:
             return list(Source.apply(self._token, self, make))  # type: ignore[no-untyped-call]
 
     def _check_forward(self, state: MetaState, seed: int) -> None:
-        """Raise Refused where the forward pass did what a replay could not repeat."""
+        """Raise Mismatch where the forward pass did what a replay could not repeat."""
         if state.random_seed != seed or state.conditions or state.unknown_sizes:
-            raise Refused("it draws random scalars, or counts how often unknown data decides")
+            raise Mismatch("it draws random scalars, or counts how often unknown data decides")
         if any([phase.phase != "forward" for phase in self.recorder.log.phases]):
-            raise Refused("a backward pass runs in its forward pass")
+            raise Mismatch("a backward pass runs in its forward pass")
 
     def _capture_backward(self, segment: Segment, ends: list[torch.Tensor], before: StateFingerprint,
                           forward: list[Event], state: MetaState) -> Segment:
@@ -216,7 +216,7 @@ class Trial:
         change = before.change()
         if change:
             before.put_back()
-            raise Refused(f"its backward pass changes {change}")
+            raise Mismatch(f"its backward pass changes {change}")
         backward = segment.backwards[self.grad_specs] = self._finish(segment, forward)
         backward.assumptions = list(state.assumptions)
         del end  # until here the graph was there, with whatever else its nodes hold
@@ -256,7 +256,7 @@ class Trial:
         position, cache = argument
         path, attribute = next(place for place, index in self.indices.items() if index is cache._index)
         if cache._index.used:
-            raise Refused("it uses the index of its cache slot")
+            raise Mismatch("it uses the index of its cache slot")
         contents = cache._layer.__dict__
         tensors = [name for name, value in contents.items() if isinstance(value, torch.Tensor)]
         out_leaves += [contents[name] for name in tensors]
@@ -274,7 +274,7 @@ class Trial:
         for x in leaves:
             if not isinstance(x, torch.Tensor):
                 if not isinstance(x, LITERALS):
-                    raise Refused(f"it returns a {type(x).__name__}")
+                    raise Mismatch(f"it returns a {type(x).__name__}")
                 outputs.append(x)
                 continue
             if id(x) in places:
@@ -284,7 +284,7 @@ class Trial:
             storage: Any = x.untyped_storage()
             followed = storage.known is not None or storage.drawn_from is not None or storage.density is not None
             if number in known_alive or number in seen or followed:
-                raise Refused(
+                raise Mismatch(
                     "an output shares memory with an input, a parameter or another output, or its contents are known")
             seen.add(number)
             outputs.append((number, template(x), x.requires_grad, x._is_view()))
@@ -296,17 +296,17 @@ class Trial:
         born = {what for kind, what in forward if kind == BORN}
         local = born | inputs | held
         if len(born) < sum([kind == BORN for kind, _ in forward]):
-            raise Refused("it resizes a storage")
+            raise Mismatch("it resizes a storage")
         for kind, what in forward:
             if kind == CALLED:
                 call = log.calls[what]
                 if not local.issuperset(call.inputs) or not local.issuperset(call.outputs):
-                    raise Refused("it reads a tensor that is neither an input nor its own")
+                    raise Mismatch("it reads a tensor that is neither an input nor its own")
                 for number in _written(call):
                     if number in inputs:
-                        raise Refused("it writes to an input")
+                        raise Mismatch("it writes to an input")
             elif kind == DIED and what not in born:
-                raise Refused("something older dies in it")
+                raise Mismatch("something older dies in it")
 
     def _finish(self, segment: Segment, forward: list[Event]) -> Backward:
         log = self.recorder.log
@@ -320,7 +320,7 @@ class Trial:
             if parameter.grad is not None:
                 number = number_of(parameter.grad)
                 if number in kept:
-                    raise Refused("gradients share memory")
+                    raise Mismatch("gradients share memory")
                 kept.add(number)
                 log.storages[number].category = "gradient"
                 owner, _, name = path.rpartition(".")
@@ -332,11 +332,11 @@ class Trial:
                    for kind, what in forward + events if kind == BORN} | {n for n in self.incoming if n is not None}
         left = (ours & started) - kept
         if left:
-            raise Refused(f"{len(left)} tensors outlive its backward pass")
+            raise Mismatch(f"{len(left)} tensors outlive its backward pass")
         born = {what for kind, what in events if kind == BORN}
         if not {n
                 for _, _, n, _ in parameters} <= born or not kept <= born | {n for n in self.incoming if n is not None}:
-            raise Refused("a gradient was not made in its backward pass")
+            raise Mismatch("a gradient was not made in its backward pass")
         slot_of = dict(segment.reel.slot_of)
         outputs = {o[0] for o in segment.outputs if isinstance(o, tuple)}
         made = segment.reel.first_slot

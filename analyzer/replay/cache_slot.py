@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .match import Mismatch
+
 
 class CacheLike(NamedTuple):
     """A cache among a block's arguments, without the cache."""
@@ -53,10 +55,6 @@ for _name in (
         setattr(Index, f"__{_name}__", _asking(f"__{_name}__"))
 
 
-class CacheRefused(Exception):
-    """The cache was used in a way that playing could not repeat."""
-
-
 class TrialCache:
     """What a block's trial gets for a cache: it takes the keys and values of one slot, and nothing else can be done
     with it.
@@ -73,7 +71,7 @@ class TrialCache:
 
     def update(self, key_states: Any, value_states: Any, layer_idx: Any, *args: Any, **kwargs: Any) -> Any:
         if type(layer_idx) is not Index or self._index not in (None, layer_idx) and self._index is not layer_idx:
-            raise CacheRefused("the index of its cache slot is worked out")
+            raise Mismatch("the index of its cache slot is worked out")
         if self._layer is None:
             self._index, self._layer = layer_idx, self._like.layer()
         return self._layer.update(key_states, value_states, *args, **kwargs)
@@ -81,7 +79,7 @@ class TrialCache:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # who looks for a protocol, as the recorder does
             raise AttributeError(name)
-        raise CacheRefused(f"it reads {name} of a cache")
+        raise Mismatch(f"it reads {name} of a cache")
 
 
 class Slot(NamedTuple):

@@ -114,7 +114,7 @@ class ReplayedStep(EagerStep):
                     self.updates = found
                     self._settle()
                     return replay
-                self.update_reason = found
+                self.update_reason = str(found)
             else:
                 self.update_reason = "a later step of the model could differ from the first, or leave other gradients"
             self._take_all()

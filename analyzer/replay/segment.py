@@ -17,6 +17,7 @@ from analyzer.record.hold import Holding
 from analyzer.record.log import Log
 
 from .cache_slot import Slot
+from .match import Mismatch
 from .reel import Reel
 
 BLOCK = "<block>"  #: stands for the path of a block, and of the model around it, in what a trial says
@@ -133,15 +134,11 @@ class Segment:
         return [i for i, o in enumerate(self.outputs) if isinstance(o, tuple) and o[2]]
 
 
-class Refused(Exception):
-    """This block cannot be played again: it does something that a log does not tell."""
-
-
 def number_of(tensor: torch.Tensor) -> int:
     """The number of the storage of a tensor of the mode's."""
     storage = tensor.untyped_storage()
     if not isinstance(storage, MetaStorage):
-        raise Refused("a tensor with data")
+        raise Mismatch("a tensor with data")
     return storage.number
 
 

@@ -18,6 +18,7 @@ from analyzer.meta.plain_type import LEAVES
 from analyzer.record.module_walk import REGISTRIES
 
 from .block_key import CONTAINERS, getter
+from .match import Mismatch
 from .state_value import tensor_attributes
 
 _MOST = 2  # kinds that look alike, with which a block is compared: each kind more costs every other block a comparison
@@ -55,10 +56,6 @@ def _storages_of(tensors: Sequence[Any], kind: type) -> list[Any] | None:
     return None if any([type(storage) is not torch.UntypedStorage for storage in storages]) else storages
 
 
-class _Odd(Exception):
-    """A module that only its own run can tell of."""
-
-
 class Layout:
     """What one module of a pattern is, to be compared with others."""
 
@@ -66,9 +63,9 @@ class Layout:
         self.module, self.type = module, type(module)
         if isinstance(module,
                       (torch.jit.ScriptModule, nn.modules.lazy.LazyModuleMixin)) or "_orig_mod" in module._modules:
-            raise _Odd  # the last is torch.compile's wrapper
+            raise Mismatch("it is compiled, scripted or lazy")
         if module._buffers and not type(module).extra_repr.__module__.startswith("torch.nn."):
-            raise _Odd  # it may tell the contents of its buffers
+            raise Mismatch("its description may tell the contents of its buffers")
         contents = module.__dict__
         self.keys, self.values = tuple(contents), tuple(contents.values())
         self.plain: list[int] = []   # places of what may differ: numbers, names and the like
@@ -83,7 +80,7 @@ class Layout:
                 self.plain.append(at)
             elif kind is tuple or isinstance(
                     value, (torch.Tensor, nn.Module)) or kind.__module__ == "weakref" or name == "_compiled_call_impl":
-                raise _Odd  # what a borrowed module holds in its place
+                raise Mismatch("an attribute is an object of its own")
         #: registries that hold something, and under which names
         self.filled = [(name, tuple(contents[name])) for name in REGISTRIES if contents[name]]
 
@@ -138,7 +135,7 @@ class Pattern:
         while waiting:
             module, above = waiting.pop()
             if id(module) in seen:
-                raise _Odd  # a module in two places
+                raise Mismatch("it holds a module in two places")
             seen.add(id(module))
             index, base = len(self.layouts), len(self.found)
             above.append(index)
@@ -151,7 +148,7 @@ class Pattern:
                 if _storages_of(list(tensors.values()), kind) is None or any(
                     [t.untyped_storage().nbytes() != t.numel() * t.itemsize or not t.numel()
                      for t in tensors.values()]):
-                    raise _Odd
+                    raise Mismatch("a tensor is a view, empty, or has hooks")
                 found += [
                     HeldTensor(index, name, t.shape, t.dtype, t.requires_grad, t.numel(),
                                t.numel() * t.itemsize, tensor_attributes(t)) for name, t in tensors.items()
@@ -191,7 +188,7 @@ class Pattern:
         if not self.layouts and not self.is_odd:
             try:
                 self._look()
-            except _Odd:
+            except Mismatch:
                 self.is_odd = True
         twin = Twin(self)
         return twin if not self.is_odd and twin.take(block) else None

@@ -12,9 +12,9 @@ def played(monkeypatch):
     seen: list[str] = []
     original = BlockReuse._play
 
-    def count(self, segment, module, leaves):
-        seen.append(type(module).__name__)
-        return original(self, segment, module, leaves)
+    def count(self, match):
+        seen.append(type(match.target).__name__)
+        return original(self, match)
 
     monkeypatch.setattr(BlockReuse, "_play", count)
     monkeypatch.setattr("analyzer.replay.block_reuse.LEAST_LEAVES_SAVED", 0)  # the blocks here are small

@@ -14,8 +14,9 @@ from analyzer.record.event import BEGAN, BORN, CALLED, DIED, ENDED, Event
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import tensors_in
 
+from ..match import Mismatch
 from .expansion import Birth
-from .parameter import Mismatch, ParameterInfo, ParameterKind, contiguous_stride
+from .parameter import ParameterInfo, ParameterKind, contiguous_stride
 
 # Two of a kind show a loop's order and where its rounds begin, a third one that no round is another than those between
 # the first and the last.

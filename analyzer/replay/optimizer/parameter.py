@@ -12,12 +12,9 @@ from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import MetaTensor
 from analyzer.record.optimizer_step import has_gradient_hooks
 
+from ..match import Mismatch
 from ..reserved import Reserved, one_by_one
 from ..unseen_gradient import UnseenGradients
-
-
-class Mismatch(Exception):
-    """An optimizer has to run: what it does to a few parameters cannot be told of others; the message says why."""
 
 
 class ParameterKind(NamedTuple):

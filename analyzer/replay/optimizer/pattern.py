@@ -15,9 +15,9 @@ from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.record.event import BORN, CALLED, DIED
 
+from ..match import Mismatch
 from .capture import CapturedSteps
 from .expansion import Birth, Call, Died, Expansion, ListCall, Loop, Made, Pattern, Place
-from .parameter import Mismatch
 
 _FIRST, _MIDDLE, _LAST = range(3)  # the prototypes of a kind
 

@@ -12,12 +12,13 @@ from analyzer.record.log import Log
 from analyzer.record.recorder import Recorder
 from analyzer.record.storage_life import StorageLife
 
+from ..match import Mismatch
 from ..reel import Place, Reel, play
 from ..reserved import Reserved
 from ..unseen_gradient import UnseenGradients
 from .capture import PROTOTYPES, Capture
 from .expansion import Birth, Expansion
-from .parameter import Mismatch, UpdatedParameters
+from .parameter import UpdatedParameters
 from .pattern import find_pattern
 
 # A capture runs so many prototypes of each kind and has to be read, which takes as long as running four times as many
@@ -31,7 +32,7 @@ class OptimizerReplay:
 
     @staticmethod
     def make(recorder: Recorder, optimizer: torch.optim.Optimizer, groups: Iterable[Iterable[torch.Tensor | Reserved]],
-             unseen: UnseenGradients, steps: int) -> OptimizerReplay | str:
+             unseen: UnseenGradients, steps: int) -> OptimizerReplay | Mismatch:
         """The replay of an optimizer of known class and settings, or why it has to run.
 
         ``groups`` are the parameters of its groups, in its order.
@@ -39,11 +40,11 @@ class OptimizerReplay:
         try:
             updated = UpdatedParameters(torch.device(recorder.log.device), unseen, groups)
             if len(updated.infos) <= FEWEST_TIMES * PROTOTYPES * len(updated.kinds):
-                return "its parameters are so few that running it takes no longer"
+                return Mismatch("its parameters are so few that running it takes no longer")
             captured = Capture(recorder, optimizer, list(updated.kinds)).run(steps)
             return OptimizerReplay(recorder, updated, Expansion(find_pattern(captured), updated.infos), steps)
-        except Mismatch as reason:
-            return str(reason)
+        except Mismatch as mismatch:
+            return mismatch
 
     def __init__(self, recorder: Recorder, updated: UpdatedParameters, expansion: Expansion, steps: int) -> None:
         self.recorder = recorder

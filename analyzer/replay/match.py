@@ -1,0 +1,16 @@
+"""The answer to whether a captured segment may be replayed for a target."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Match(NamedTuple):
+    """It may: ``captured`` for ``target``, which was given ``arguments``."""
+
+    captured: Any
+    target: Any
+    arguments: list[Any]
+
+
+class Mismatch(Exception):
+    """It may not, and has to be run: raised where that is found out, returned by what is asked. The message says why."""
