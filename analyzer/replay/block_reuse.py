@@ -215,7 +215,7 @@ class BlockReuse:
         try:
             return self._match(module, args, kwargs)
         except Mismatch as mismatch:
-            return mismatch
+            return mismatch.with_traceback(None)  # which would hold the arguments
 
     def _match(self, module: nn.Module, args: Any, kwargs: Any) -> Match:
         key = self.keys[id(module)]

@@ -44,7 +44,7 @@ class OptimizerReplay:
             captured = Capture(recorder, optimizer, list(updated.kinds)).run(steps)
             return OptimizerReplay(recorder, updated, Expansion(find_pattern(captured), updated.infos), steps)
         except Mismatch as mismatch:
-            return mismatch
+            return mismatch.with_traceback(None)
 
     def __init__(self, recorder: Recorder, updated: UpdatedParameters, expansion: Expansion, steps: int) -> None:
         self.recorder = recorder
