@@ -122,7 +122,7 @@ class Replay:
 
     def forbid(self, restart: Restart) -> None:
         """Replay less in the next run."""
-        if restart.is_touched and not (self.blocks is not None and self.blocks.has_played(restart.module)):
+        if restart.is_touched:
             self.reserves = False
         elif restart.module is None:
             self.block_refusal, self.reserves = restart.reason, False
@@ -183,7 +183,7 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
                 blocks = {i: reserved.twin for i, reserved in run.borrowed.reserved.items()}
                 return run.build(is_final=True, twins=blocks, wrappers=wrappers, replay=replay.report(run.root))
             except Restart as restart:
-                replay.forbid(restart)
+                restart.is_touched &= replay.blocks is None or not replay.blocks.has_played(restart.module)
                 raise
             finally:
                 replay.end()
@@ -192,8 +192,8 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
         while True:
             try:
                 return expect_values(run_once, session.options)
-            except Restart:
-                continue
+            except Restart as restart:
+                replay.forbid(restart)
             except DeviceOutOfMemoryError as error:
                 return session.build_unplaced(module, error)
 
