@@ -39,12 +39,12 @@ def _nothing(*args: Any, **kwargs: Any) -> tuple[()]:
 SWITCHES: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "steps": ((StepReplay, "is_whole", _never),),
     "blocks": ((block_reuse, "LEAST_LEAVES_SAVED", float("inf")),),
-    "lazily materialized parameters": ((profile_module, "find_twins", _nothing),),
+    "lazily materialized parameters": ((profile_module, "find_isomorphs", _nothing),),
     "optimizer": ((optimizer_replay, "FEWEST_TIMES", float("inf")),),
     "subgraphs": (),
     "unmaterialized gradients": (
-        (Recorder, "unseen_gradients", property(lambda recorder: None, lambda recorder, value: None)),
-        (profile_module, "find_twins", _nothing)),
+        (Recorder, "unmaterialized_gradients", property(lambda recorder: None, lambda recorder, value: None)),
+        (profile_module, "find_isomorphs", _nothing)),
 }
 #: What falls with a mechanism, being built on it.
 FALLS_WITH = {"steps": "and the optimizer, which needs gradients that a replayed step left",

@@ -95,7 +95,7 @@ def measure_blocks(report: Report) -> None:
         "run (processor time), by leaf modules in a block and number of blocks. Before each ratio stands how many "
         "leaves the blocks beyond the second "
         f"hold: above {block_reuse.LEAST_LEAVES_SAVED} blocks are tried out (`LEAST_LEAVES_SAVED` in "
-        "`analyzer/replay/block_reuse.py`).",
+        "`analyzer/replay/block_replay.py`).",
         table)
 
 

@@ -51,7 +51,7 @@ NAMES = {
         "torch._C._autograd._get_sequence_nr", "torch._C._current_autograd_node",
         "torch._C._autograd._top_saved_tensors_default_hooks"
     ],
-    "record/hold.py": ["torch._C.TensorBase._use_count", "torch._C._storage_Use_Count"],
+    "record/reference_count.py": ["torch._C.TensorBase._use_count", "torch._C._storage_Use_Count"],
     "fx/graph/codegen.py": ["torch.fx.graph._format_target"],
     "fx/graph/storage_table.py": ["torch.UntypedStorage._cdata"],
     "fx/graph/version_alias.py": ["torch._C._SetExcludeDispatchKeyGuard", "torch._C.DispatchKey.ADInplaceOrView"],

@@ -18,10 +18,10 @@ from analyzer.meta.restart import Restart
 from analyzer.record.eager import EagerStep, OptimizerFactory
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
-from analyzer.replay.block_reuse import BlockReuse, pays
+from analyzer.replay.block_replay import BlockReplay, pays
 from analyzer.replay.eager_step import ReplayedStep
+from analyzer.replay.isomorph import find_isomorphs
 from analyzer.replay.support import why_unsupported
-from analyzer.replay.twin import find_twins
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.profile import Profile
 from analyzer.results.wrapper import list_wrappers
@@ -78,13 +78,13 @@ def profile(
     names = argument_names(module, args, kwargs)
     replay = Replay(why_nothing(module, reuse, step, session.options))
     # an optimizer of the user's own looks at every parameter
-    replay.reserves = replay.refusal is None and (mode == "infer" or optimizer is None or isinstance(optimizer, str))
+    replay.is_lazy = replay.refusal is None and (mode == "infer" or optimizer is None or isinstance(optimizer, str))
 
     def run_step(run: Run, options: ProfileOptions) -> None:
         run_args, run_kwargs = run.take_inputs(args, kwargs, names)
-        run.recorder.reuse = None if replay.blocks is None else replay.blocks.run
+        run.recorder.replay_block = None if replay.blocks is None else replay.blocks.run
         make: Callable[..., EagerStep] = EagerStep if replay.refusal is not None else partial(
-            ReplayedStep, lend=replay.lend, held=run.borrowed.held[0] if replay.reserves else None)
+            ReplayedStep, materialize=replay.materialize, held=run.borrowed.held[0] if replay.is_lazy else None)
         replay.step = make(run.recorder, run.root, run_args, run_kwargs, mode=mode, loss_fn=loss_fn,
                            optimizer=session.optimizer if mode == "train" else None, autocast=autocast, step=step,
                            device_type=session.device.type, options=options)
@@ -114,18 +114,18 @@ class Replay:
 
     def __init__(self, refusal: str | None) -> None:
         self.refusal = refusal           #: why nothing is replayed
-        self.reserves = refusal is None  #: whether blocks are materialized lazily
+        self.is_lazy = refusal is None  #: whether blocks are materialized lazily
         self.excluded: dict[type[torch.nn.Module], str] = {}  #: classes of which no block is replayed, and why
         self.block_refusal: str | None = None                 #: why no block at all is replayed
-        self.blocks: BlockReuse | None = None
+        self.blocks: BlockReplay | None = None
         self.step: EagerStep | None = None
 
     def forbid(self, restart: Restart) -> None:
         """Replay less in the next run."""
         if restart.is_touched:
-            self.reserves = False
+            self.is_lazy = False
         elif restart.module is None:
-            self.block_refusal, self.reserves = restart.reason, False
+            self.block_refusal, self.is_lazy = restart.reason, False
         else:
             self.excluded[type(restart.module)] = restart.reason
 
@@ -153,18 +153,18 @@ class Replay:
     def begin(self, run: Run) -> None:
         """Look for the blocks of a run."""
         with torch._C.DisableTorchFunction():
-            self.blocks = BlockReuse(run.recorder, run.root, borrow_module, is_leaf, self.excluded,
-                                     run.borrowed.reserved, run.borrowed.materialize
+            self.blocks = BlockReplay(run.recorder, run.root, borrow_module, is_leaf, self.excluded,
+                                     run.borrowed.lazy_blocks, run.borrowed.materialize
                                      ) if self.refusal is None and self.block_refusal is None else None
 
     def end(self) -> None:
         """Let go of what ran, which holds this."""
         self.blocks = self.step = None
 
-    def lend(self, block: torch.nn.Module) -> None:
+    def materialize(self, block: torch.nn.Module) -> None:
         """Make the tensors of a block."""
         if self.blocks is not None:
-            self.blocks.lend(block)
+            self.blocks.materialize(block)
 
 
 def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[Run, ProfileOptions], None],
@@ -172,18 +172,18 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
     """The profile of ``module``, run again with less replayed for as long as a run finds that it replayed too much."""
 
     def run_once(options: ProfileOptions) -> Profile:
-        twins = find_twins(module, lambda inner: type(inner) in replay.excluded or is_leaf(inner),
-                           pays) if replay.reserves else ()
-        wrappers = list_wrappers(module, [twin.block for twin in twins])
-        with session.open(module, options, twins=twins) as run:
+        isomorphs = find_isomorphs(module, lambda inner: type(inner) in replay.excluded or is_leaf(inner),
+                           pays) if replay.is_lazy else ()
+        wrappers = list_wrappers(module, [isomorph.block for isomorph in isomorphs])
+        with session.open(module, options, isomorphs=isomorphs) as run:
             replay.begin(run)
             try:
                 with run.recording():
                     run_step(run, options)
-                blocks = {i: reserved.twin for i, reserved in run.borrowed.reserved.items()}
-                return run.build(is_final=True, twins=blocks, wrappers=wrappers, replay=replay.report(run.root))
+                blocks = {i: lazy.isomorph for i, lazy in run.borrowed.lazy_blocks.items()}
+                return run.build(is_final=True, isomorphs=blocks, wrappers=wrappers, replay=replay.report(run.root))
             except Restart as restart:
-                restart.is_touched &= replay.blocks is None or not replay.blocks.has_played(restart.module)
+                restart.is_touched &= replay.blocks is None or not replay.blocks.has_replayed(restart.module)
                 raise
             finally:
                 replay.end()

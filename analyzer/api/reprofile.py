@@ -21,9 +21,9 @@ from analyzer.meta.spec import TensorSpec
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import new_storage, tensor_on
-from analyzer.record.hold import Hold
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
+from analyzer.record.reference_count import ReferenceCount
 from analyzer.record.tensor_walk import tensors_in
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
@@ -248,7 +248,7 @@ class _Window:
         session = self.last.session
         interpreter = RecordingInterpreter(part, recorder)
         self.result = interpreter.record
-        holds = [Hold(t) for n in given if n.op == "placeholder" for t in tensors_in(leaves[n.name])]
+        holds = [ReferenceCount(t) for n in given if n.op == "placeholder" for t in tensors_in(leaves[n.name])]
         recorder.start_step(0, placeholders=False)
         interpreter.begin_step()
         recorder.begin("forward")
@@ -272,7 +272,7 @@ class _Window:
                 tensor = None
         del output, value
         for hold in holds:
-            if hold.is_held():
+            if hold.has_grown():
                 recorder.log.saved_inputs.add(hold.tensor.untyped_storage().number)  # type: ignore[attr-defined]
         recorder.mark(gradients, "gradient")
         recorder.begin("backward")  # also where nothing has a gradient

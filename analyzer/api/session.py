@@ -32,8 +32,8 @@ from analyzer.record.eager import OptimizerFactory, find_optimizer
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import tensors_in
-from analyzer.replay.reserved import Reserved
-from analyzer.replay.twin import Twin
+from analyzer.replay.isomorph import Isomorph
+from analyzer.replay.lazy_block import LazyBlock
 from analyzer.results.build import ProfileBuilder, build_unplaced_profile
 from analyzer.results.module_shape import ModuleShape
 from analyzer.results.node_info import NodeInfo
@@ -83,11 +83,15 @@ class Session:
             yield mode
 
     @contextmanager
-    def open(self, module: torch.nn.Module, options: ProfileOptions | None = None, *, twins: Iterable[Twin] = (),
+    def open(self,
+             module: torch.nn.Module,
+             options: ProfileOptions | None = None,
+             *,
+             isomorphs: Iterable[Isomorph] = (),
              eager: bool = True) -> Iterator[Run]:
         """A run of ``module``, which is borrowed for the block; ``eager`` is not by a graph interpreter."""
         with InterruptsDeferred(), rare_collections(), self.simulate(options) as mode, borrow_module(
-                module, self.device, twins) as borrowed:
+                module, self.device, isomorphs) as borrowed:
             recorder = Recorder(mode, borrowed.root, self.device, is_leaf if eager else None,
                                 find_leaf_impl if eager else lambda module: None, borrowed.walked)
             yield Run(self, recorder, borrowed.root, borrowed)
@@ -141,7 +145,7 @@ class Run:
         """Tell the recorder what is there before the first step."""
         recorder, borrowed = self.recorder, self.borrowed
         attributes = [fake for fake, _ in borrowed.attributes]
-        held = [(item, category) if isinstance(item, Reserved) else item
+        held = [(item, category) if isinstance(item, LazyBlock) else item
                 for items, category in zip(borrowed.held, ("parameter", "buffer")) for item in items]
         recorder.register_existing([*held, *attributes])
         recorder.own_parameters_of(borrowed.by_path.values())
@@ -153,16 +157,16 @@ class Run:
         with torch._C.DisableTorchFunction():
             return [profiler(self.recorder.log) for profiler in self.session.profilers.values()]
 
-    def build(self, *, is_final: bool = False, twins: Mapping[int, Twin] = MappingProxyType({}),
+    def build(self, *, is_final: bool = False, isomorphs: Mapping[int, Isomorph] = MappingProxyType({}),
               wrappers: Collection[str] = (), blanks: Mapping[int, NodeInfo] = MappingProxyType({}),
               **facts: Any) -> Profile:
-        """The profile of what was recorded; ``facts`` go before what the session and the log say. ``twins`` are blocks
-        that were found to be like earlier ones, by id, ``wrappers`` the paths of compiled modules that were left out of
-        the run, ``blanks`` records of nodes to fill, by index in the log.
+        """The profile of what was recorded; ``facts`` go before what the session and the log say. ``isomorphs`` are
+        blocks that were found to be like earlier ones, by id, ``wrappers`` the paths of compiled modules that were left
+        out of the run, ``blanks`` records of nodes to fill, by index in the log.
         """
         annotations = self.annotate()
         with torch._C.DisableTorchFunction(), without_modes():  # a quantized layer unpacks its weights to be described
-            shape = ModuleShape.of(self.root, twins)
+            shape = ModuleShape.of(self.root, isomorphs)
         builder = ProfileBuilder(self.recorder.log, shape, annotations, ModulePaths(wrappers), blanks)
         with torch._C.DisableTorchFunction():
             return builder.build(is_final=is_final, **{

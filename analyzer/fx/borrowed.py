@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from analyzer.replay.reserved import Reserved
+from analyzer.replay.lazy_block import LazyBlock
 
 from .fake_tensor import FakeTensors
 
@@ -22,36 +22,36 @@ class Borrowed:
     a tensor of several names once, under the first. ``modules`` maps id(module) to its first path, registered modules
     only, ``by_path`` the other way; ``walked`` has them in order. ``root`` is the module to call: what a compiled one
     wraps. A buffer or another attribute is listed until the forward replaces it, which frees its memory. Tensors of a
-    block in ``reserved`` (by its id) have places and no fake tensors, and are in no list, until `materialize`.
+    block in ``lazy_blocks`` (by its id) have places and no fake tensors, and are in no list, until `materialize`.
     """
 
     def __init__(self, root: nn.Module, fakes: FakeTensors) -> None:
         self.root = root
         self.parameters: list[Triple] = []
-        self._buffers: list[tuple[str, weakref.ref[Tensor], Tensor] | Reserved] = []
+        self._buffers: list[tuple[str, weakref.ref[Tensor], Tensor] | LazyBlock] = []
         self.modules: dict[int, str] = {}
         self.by_path: dict[str, nn.Module] = {}
         self.walked: list[tuple[str, nn.Module]] = []
-        self.reserved: dict[int, Reserved] = {}
-        self._parameters: list[Tensor | Reserved] = []
+        self.lazy_blocks: dict[int, LazyBlock] = {}
+        self._parameters: list[Tensor | LazyBlock] = []
         self.fakes = fakes
-        self.materialize: Callable[[Reserved], None] = keep_lazy
+        self.materialize: Callable[[LazyBlock], None] = keep_lazy
 
     @property
     def buffers(self) -> list[Triple]:
         """(path, fake tensor, original) of each buffer, as long as nothing replaced it."""
         return [(entry[0], fake, entry[2]) for entry in self._buffers
-                if not isinstance(entry, Reserved) and (fake := entry[1]()) is not None]
+                if not isinstance(entry, LazyBlock) and (fake := entry[1]()) is not None]
 
     @property
-    def held(self) -> tuple[list[Tensor | Reserved], list[Tensor | Reserved]]:
+    def held(self) -> tuple[list[Tensor | LazyBlock], list[Tensor | LazyBlock]]:
         """All parameters, and all buffers, in order: fake tensors and blocks whose tensors are not made yet."""
-        found = [entry if isinstance(entry, Reserved) else entry[1]() for entry in self._buffers]
+        found = [entry if isinstance(entry, LazyBlock) else entry[1]() for entry in self._buffers]
         return self._parameters, [item for item in found if item is not None]
 
-    def add(self, item: Reserved | tuple[str, Tensor, Tensor], is_buffer: bool) -> None:
+    def add(self, item: LazyBlock | tuple[str, Tensor, Tensor], is_buffer: bool) -> None:
         """List a parameter or buffer, or a block of them."""
-        if isinstance(item, Reserved):
+        if isinstance(item, LazyBlock):
             self._buffers.append(item) if is_buffer else self._parameters.append(item)
         elif is_buffer:
             self._buffers.append((item[0], weakref.ref(item[1]), item[2]))
@@ -83,5 +83,5 @@ class Borrowed:
         return self.fakes.original_of(fake)
 
 
-def keep_lazy(reserved: Reserved) -> None:
+def keep_lazy(lazy: LazyBlock) -> None:
     """Nothing is materialized any more."""

@@ -20,8 +20,8 @@ from analyzer.meta.restart import touched
 from analyzer.meta.state import MetaState, current, indexed_device
 from analyzer.meta.tensor import MetaTensor
 from analyzer.record.module_walk import REGISTRIES, walk_modules
-from analyzer.replay.reserved import Reserved
-from analyzer.replay.twin import Twin
+from analyzer.replay.isomorph import Isomorph
+from analyzer.replay.lazy_block import LazyBlock
 
 from .borrowed import Borrowed, keep_lazy
 from .fake_tensor import FakeTensors
@@ -37,7 +37,9 @@ _OBJECT_DEPTH = 2  # plain objects of a module's (a config, a cache) and what th
 
 
 @contextmanager
-def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Iterable[Twin] = ()) -> Iterator[Borrowed]:
+def borrow_module(root: nn.Module,
+                  claim: torch.device | None = None,
+                  isomorphs: Iterable[Isomorph] = ()) -> Iterator[Borrowed]:
     """Swap the tensors of ``root`` for fake tensors; on leaving, everything is as it was, also after an exception.
 
     To be entered inside an active `MetaTensorMode`. Fake tensors claim ``claim``, or without one the device of the
@@ -45,7 +47,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Ite
     its claims. They are allocated in the order of ``Module.to``: children, parameters, buffers. Tied tensors stay tied
     and shared storages shared. Put back: attributes and their containers, registered tensors and modules, hooks,
     training flags, classes of lazy modules, random number generators, torch's grad mode and default dtype. For the
-    tensors of ``twins`` only places are reserved; code that looks at them all the same raises Restart.
+    tensors of ``isomorphs`` only places are kept; code that looks at them all the same raises Restart.
 
     >>> from analyzer.meta.mode import MetaTensorMode
     >>> layer = nn.Linear(2, 3)
@@ -57,7 +59,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None, twins: Ite
     """
     state = current()
     assert state is not None, "borrow_module() needs an active MetaTensorMode"
-    borrowing = _Borrowing(root, state, None if claim is None else indexed_device(claim), twins)
+    borrowing = _Borrowing(root, state, None if claim is None else indexed_device(claim), isomorphs)
     generators = save_generators()
     grad_enabled, default_dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     try:
@@ -84,12 +86,13 @@ _Contents = tuple[dict[Any, Any], tuple[Any, ...], tuple[Any, ...]]  # a mapping
 class _Borrowing:
     """One borrowing: what was swapped, and how to undo it."""
 
-    def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None, twins: Iterable[Twin]) -> None:
+    def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None,
+                 isomorphs: Iterable[Isomorph]) -> None:
         self.state, self.claim = state, claim
         root = uncompiled(root)
-        self.twins = {id(twin.block): twin for twin in twins}
-        self.inside = {id(module): twin for twin in self.twins.values() for module in twin.modules}
-        walked = walk_modules(root, left_out=[twin.block for twin in self.twins.values()])
+        self.isomorphs = {id(isomorph.block): isomorph for isomorph in isomorphs}
+        self.inside = {id(module): isomorph for isomorph in self.isomorphs.values() for module in isomorph.modules}
+        walked = walk_modules(root, left_out=[isomorph.block for isomorph in self.isomorphs.values()])
         held = (t for _, m in walked for tensors in (m._parameters, m._buffers) for t in tensors.values())
         self.fakes = FakeTensors(state, claim, is_placed(held))
         self.borrowed = Borrowed(root, self.fakes)
@@ -120,40 +123,40 @@ class _Borrowing:
             if container:
                 container.clear()
         self.empty.clear()
-        for twin in self.twins.values():
-            twin.put_back()
+        for isomorph in self.isomorphs.values():
+            isomorph.put_back()
         self.borrowed.materialize = keep_lazy
         self.fakes.forget_storages()
 
     # -- walking -------------------------------------------------------------------------------------------------
 
-    def _reserve(self, twin: Twin) -> None:
+    def _make_lazy(self, isomorph: Isomorph) -> None:
         assert self.claim is not None
-        self.borrowed.reserved[id(twin.block)] = Reserved(twin, self.claim, self.state.space)
-        self.state.lazy.update(dict.fromkeys(twin.tensors_and_storages(), twin.block))
+        self.borrowed.lazy_blocks[id(isomorph.block)] = LazyBlock(isomorph, self.claim, self.state.space)
+        self.state.lazy.update(dict.fromkeys(isomorph.tensors_and_storages(), isomorph.block))
 
-    def materialize(self, reserved: Reserved) -> None:
+    def materialize(self, lazy: LazyBlock) -> None:
         """Make the fake tensors of a block for which there are places."""
-        twin = reserved.twin
-        del self.borrowed.reserved[id(twin.block)]
-        for identity in twin.tensors_and_storages():
+        isomorph = lazy.isomorph
+        del self.borrowed.lazy_blocks[id(isomorph.block)]
+        for identity in isomorph.tensors_and_storages():
             del self.state.lazy[identity]
-        for module in twin.modules:
+        for module in isomorph.modules:
             del self.inside[id(module)]
-        self.fakes.places = reserved.places()
+        self.fakes.places = lazy.places()
         with without_modes():
-            self._walk(twin.block)
-        reserved.stand_ins = [found for tensor in twin.parameters if (found := self.fakes.of(tensor)) is not None]
+            self._walk(isomorph.block)
+        lazy.fake_tensors = [found for tensor in isomorph.parameters if (found := self.fakes.of(tensor)) is not None]
 
     def _walk(self, module: nn.Module) -> None:
         if id(module) in self.seen:
             return
-        twin = self.inside.get(id(module))
-        if twin is not None:
-            if id(twin.block) not in self.borrowed.reserved:
-                if module is not twin.block:
+        isomorph = self.inside.get(id(module))
+        if isomorph is not None:
+            if id(isomorph.block) not in self.borrowed.lazy_blocks:
+                if module is not isomorph.block:
                     raise touched(module)  # held from outside of its block
-                self._reserve(twin)
+                self._make_lazy(isomorph)
             return
         self.seen.add(id(module))
         self.kept.append(module)
@@ -286,9 +289,9 @@ class _Borrowing:
         borrowed.walked = walk_modules(borrowed.root)
         for path, module in borrowed.walked:
             if id(module) in self.inside:
-                if id(module) in borrowed.reserved:
+                if id(module) in borrowed.lazy_blocks:
                     for is_buffer in (False, True):
-                        borrowed.add(borrowed.reserved[id(module)], is_buffer)
+                        borrowed.add(borrowed.lazy_blocks[id(module)], is_buffer)
                 continue
             borrowed.modules[id(module)] = path
             borrowed.by_path[path] = module

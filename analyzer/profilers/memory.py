@@ -1,10 +1,10 @@
-"""Memory per node, module and phase, from the lives of storages."""
+"""Memory per node, module and phase, from the lifetimes of storages."""
 from __future__ import annotations
 
 import functools
 
 from analyzer.record.log import Log
-from analyzer.record.storage_life import StorageLife
+from analyzer.record.storage_lifetime import StorageLifetime
 
 from .annotation import Annotation
 
@@ -43,29 +43,30 @@ def _fill_rows(log: Log, out: Annotation) -> None:
     for i in range(len(log.modules)):
         out.modules[i].update(activation_bytes=0, saved_bytes=0)
 
-    for life in log.storages.values():
-        if life.category in _HELD_BY_THE_MODEL:
-            out.add(out.modules, life.module, _HELD_BY_THE_MODEL[life.category], life.nbytes)
+    for lifetime in log.storages.values():
+        if lifetime.category in _HELD_BY_THE_MODEL:
+            out.add(out.modules, lifetime.module, _HELD_BY_THE_MODEL[lifetime.category], lifetime.nbytes)
             continue
-        if life.category == "input":
-            if trains and life.number in log.saved_inputs:
-                saved_at[life.number] = life.nbytes
+        if lifetime.category == "input":
+            if trains and lifetime.number in log.saved_inputs:
+                saved_at[lifetime.number] = lifetime.nbytes
             continue
-        if life.step != last or life.phase != "forward" or life.category in ("loss", "workspace", "host copy"):
+        if lifetime.step != last or lifetime.phase != "forward" or lifetime.category in ("loss", "workspace",
+                                                                                         "host copy"):
             continue
-        saved = trains and (life.died is None or life.died > forward_end)
+        saved = trains and (lifetime.died is None or lifetime.died > forward_end)
         if saved:
-            saved_at[life.number] = life.nbytes
-        out.add(out.modules, life.module, "activation_bytes", life.nbytes)
+            saved_at[lifetime.number] = lifetime.nbytes
+        out.add(out.modules, lifetime.module, "activation_bytes", lifetime.nbytes)
         if saved:
-            out.add(out.modules, life.module, "saved_bytes", life.nbytes)
-        if life.node >= 0 and saved and log.nodes[life.node].step == last:
-            out.add(out.nodes, life.node, "incremental_bytes", life.nbytes)
+            out.add(out.modules, lifetime.module, "saved_bytes", lifetime.nbytes)
+        if lifetime.node >= 0 and saved and log.nodes[lifetime.node].step == last:
+            out.add(out.nodes, lifetime.node, "incremental_bytes", lifetime.nbytes)
     _describe_nodes(log, last, out, saved_at, trains)
 
 
 def _held(log: Log, category: str) -> int:
-    return sum([life.nbytes for life in log.lives_in(category)]) + log.unwritten[category]
+    return sum([lifetime.nbytes for lifetime in log.lifetimes_in(category)]) + log.unwritten[category]
 
 
 def forward_ends(log: Log) -> dict[int, int]:
@@ -115,48 +116,48 @@ def _describe_nodes(log: Log, last: int, out: Annotation, saved_at: dict[int, in
             continue
         row = out.nodes[i]
         for number in node.reads:
-            life = log.storages.get(number)
-            if life is not None and trains and life.requires_grad:
-                row["backward_bytes"] += life.nbytes
+            lifetime = log.storages.get(number)
+            if lifetime is not None and trains and lifetime.requires_grad:
+                row["backward_bytes"] += lifetime.nbytes
         for number, _ in node.outputs:
-            life = log.storages.get(number)
-            if life is None or number in seen or life.category in _HELD_BY_THE_MODEL:
+            lifetime = log.storages.get(number)
+            if lifetime is None or number in seen or lifetime.category in _HELD_BY_THE_MODEL:
                 continue
-            if node.op != "placeholder" and life.node != i:
+            if node.op != "placeholder" and lifetime.node != i:
                 continue  # an alias of what another node made
             seen.add(number)
             if number in saved_at:
-                row["output_bytes"] += life.nbytes
+                row["output_bytes"] += lifetime.nbytes
                 if node.op == "placeholder":
-                    row["incremental_bytes"] += life.nbytes
+                    row["incremental_bytes"] += lifetime.nbytes
             else:
-                row["temp_bytes"] += life.nbytes
+                row["temp_bytes"] += lifetime.nbytes
         accumulated += row["incremental_bytes"]
         row["accumulate_bytes"] = accumulated
 
 
-def category_of(life: StorageLife, log: Log, forward_ends: dict[int, int]) -> str:
+def category_of(lifetime: StorageLifetime, log: Log, forward_ends: dict[int, int]) -> str:
     """What a storage is held for."""
-    if life.category:
-        return life.category
-    if life.phase == "forward":
-        end = forward_ends.get(life.step, log.events)
-        if life.died is None or life.died > end:
-            return "cast copy" if _is_cast_of_parameter(life, log) else "activation"
+    if lifetime.category:
+        return lifetime.category
+    if lifetime.phase == "forward":
+        end = forward_ends.get(lifetime.step, log.events)
+        if lifetime.died is None or lifetime.died > end:
+            return "cast copy" if _is_cast_of_parameter(lifetime, log) else "activation"
     return "temporary"
 
 
-def _is_cast_of_parameter(life: StorageLife, log: Log) -> bool:
-    if life.born_call >= len(log.calls):
+def _is_cast_of_parameter(lifetime: StorageLifetime, log: Log) -> bool:
+    if lifetime.born_call >= len(log.calls):
         return False
-    call = log.calls[life.born_call]
+    call = log.calls[lifetime.born_call]
     if not call.inputs or call.signature.op.__name__.partition(".")[0] != "_to_copy":
         return False
     source = log.storages.get(call.inputs[0])
     return source is not None and source.category == "parameter"
 
 
-def alive_at(log: Log, event: int) -> list[StorageLife]:
+def alive_at(log: Log, event: int) -> list[StorageLifetime]:
     """Storages on the watched device that hold memory right after ``event``."""
     return [s for s in log.storages.values()
             if s.device == log.device and s.born <= event and (s.died is None or s.died > event)]
@@ -166,9 +167,9 @@ def peak_by_category(log: Log) -> dict[str, int]:
     """What memory is held for at the peak; adds up to the peak (in allocator blocks, rounded as the allocator does)."""
     ends = forward_ends(log)
     out: dict[str, int] = {}
-    for life in alive_at(log, log.peak_event):
-        category = category_of(life, log, ends)
-        out[category] = out.get(category, 0) + life.block_bytes
+    for lifetime in alive_at(log, log.peak_event):
+        category = category_of(lifetime, log, ends)
+        out[category] = out.get(category, 0) + lifetime.block_bytes
     if log.peak_workspace_bytes:
         out["workspace"] = out.get("workspace", 0) + log.peak_workspace_bytes
     return dict(sorted(out.items(), key=lambda kv: -kv[1]))

@@ -17,7 +17,7 @@ from analyzer.meta.spec import TensorSpec
 from analyzer.profilers.flop_formula.size import indexed_elements, tensors
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
-from analyzer.record.storage_life import StorageLife
+from analyzer.record.storage_lifetime import StorageLifetime
 
 from .annotation import WAYS, Annotation, operator_key
 
@@ -52,7 +52,7 @@ def touched_bytes(spec: TensorSpec) -> int:
     return min(distinct, span) * spec.dtype.itemsize
 
 
-def call_traffic(call: OpCall, storages: Mapping[int, StorageLife] | None = None) -> Traffic:
+def call_traffic(call: OpCall, storages: Mapping[int, StorageLifetime] | None = None) -> Traffic:
     """Bytes that one call reads and writes; none for a view, which touches nothing.
 
     With ``storages`` (`Log.storages`), arguments that share one count no more than it holds: ``x * x`` reads x once.
@@ -71,7 +71,7 @@ def call_traffic(call: OpCall, storages: Mapping[int, StorageLife] | None = None
     return plan.total
 
 
-def traffic_bytes(call: OpCall, storages: Mapping[int, StorageLife] | None = None) -> int:
+def traffic_bytes(call: OpCall, storages: Mapping[int, StorageLifetime] | None = None) -> int:
     """Bytes read and written by one call together."""
     read, written = call_traffic(call, storages)
     return read + written

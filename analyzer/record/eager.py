@@ -10,10 +10,10 @@ import torch
 from analyzer.errors import InputError
 from analyzer.meta.dispatch.list_memo import ListMemo
 
-from .hold import Hold
 from .optimizer_step import TORCHS_OWN, has_step_hooks
 from .options import ProfileOptions
 from .recorder import Recorder
+from .reference_count import ReferenceCount
 from .tensor_walk import tensors_in
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -70,16 +70,16 @@ def casting(device_type: str, dtype: torch.dtype | None) -> AbstractContextManag
     return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
 
 
-def hold_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Hold]:
+def hold_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ReferenceCount]:
     """The tensors that a model is about to be given: who refers to them now."""
-    return [Hold(t) for t in tensors_in((args, kwargs)) if t.layout is torch.strided]
+    return [ReferenceCount(t) for t in tensors_in((args, kwargs)) if t.layout is torch.strided]
 
 
-def note_saved_inputs(recorder: Recorder, holds: Iterable[Hold]) -> None:
+def note_saved_inputs(recorder: Recorder, holds: Iterable[ReferenceCount]) -> None:
     """Note the inputs that autograd holds after a forward pass."""
     for hold in holds:
         storage = recorder.storage_of(hold.tensor)
-        if storage is not None and hold.is_held():
+        if storage is not None and hold.has_grown():
             recorder.log.saved_inputs.add(storage.number)
 
 

@@ -88,9 +88,9 @@ def _reporting_calls(recorder: Any, mine: Any) -> Any:
             result: Any = FAILED
             try:
                 impl = recorder.find_leaf_impl(module)
-                if impl is None and recorder.reuse is not None:
+                if impl is None and recorder.replay_block is not None:
                     with torch._C.DisableTorchFunction():
-                        result = recorder.reuse(module, args, kwargs)
+                        result = recorder.replay_block(module, args, kwargs)
                     if result is not NotImplemented:
                         return result
                 result = original(module, *args, **kwargs) if impl is None else impl(module, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The one log that everything reported comes from: operator calls, and the lives of storages between them."""
+"""The one log that everything reported comes from: operator calls, and the lifetimes of storages between them."""
 from __future__ import annotations
 
 import functools
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from .act_table import Act, ActTable
+from .allocator_event_table import AllocatorEvent, AllocatorEventTable
 from .call_table import CallTable
 from .collector import rare_collections
 from .op_call import OpCall
-from .storage_life import LifeTable, StorageLife
+from .storage_lifetime import LifetimeTable, StorageLifetime
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class PhaseRecord:
     first_call: int
     last_call: int = 0                      #: one past the last
     end_event: int = 0
-    end_act: int = 0                        #: how many of `Log.acts` came before its end
+    end_allocator_event: int = 0                        #: how many of `Log.allocator_events` came before its end
     allocated_bytes: int = 0
     reserved_bytes: int | None = None
     peak_allocated_bytes: int = 0
@@ -84,7 +84,7 @@ class Shortage:
     module: int
     node: int
     event: int                              #: of the log's events, the last before it
-    act: int                                #: how many of `Log.acts` came before it
+    allocator_event: int                                #: how many of `Log.allocator_events` came before it
     requested_bytes: int
     short_bytes: int
     allocated_bytes: int
@@ -98,7 +98,7 @@ class Pending(Protocol):
     def expand(self, log: Log) -> None:
         """Write it into the log."""
 
-    def parts_played(self) -> Iterable[tuple[int, Any, int, int]]:
+    def replayed_parts(self) -> Iterable[tuple[int, Any, int, int]]:
         """The parts of captured traces that it is: (step, trace, first event, end)."""
 
 
@@ -116,11 +116,11 @@ class Tally(NamedTuple):
 
     step: int
     call: OpCall
-    storages: Mapping[int, StorageLife]
+    storages: Mapping[int, StorageLifetime]
     number: int
 
 
-def kind_of(call: OpCall, storages: Mapping[int, StorageLife]) -> Any:
+def kind_of(call: OpCall, storages: Mapping[int, StorageLifetime]) -> Any:
     """What calls have in common that a sum over calls could tell apart."""
     numbers = call.inputs + call.outputs
     shared: Any = None
@@ -147,13 +147,13 @@ def identifier(name: str) -> str:
 class Log:
     """Everything one recorded run did.
 
-    Read `calls`, `storages`, `nodes` and `acts`: replays are written out at the first reading. What writes while a run
-    is being recorded uses the fields behind them, in which places are left for replays.
+    Read `calls`, `storages`, `nodes` and `allocator_events`: replays are written out at the first reading. What writes
+    while a run is being recorded uses the fields behind them, in which places are left for replays.
     """
 
     call_slots: CallTable = field(default_factory=CallTable)
-    storage_table: dict[int, StorageLife] = field(default_factory=dict)
-    life_table: LifeTable = field(default_factory=LifeTable)
+    storage_table: dict[int, StorageLifetime] = field(default_factory=dict)
+    lifetime_table: LifetimeTable = field(default_factory=LifetimeTable)
     modules: list[LogModule] = field(default_factory=list)
     module_call_slots: list[LogModuleCall | None] = field(default_factory=list)
     node_slots: list[LogNode | None] = field(default_factory=list)
@@ -167,8 +167,8 @@ class Log:
     steps: int = 0
     device: str = ""                         #: the simulated device whose memory is watched
     assumptions: list[str] = field(default_factory=list)
-    act_slots: ActTable = field(default_factory=ActTable)
-    keeps_acts: bool = False
+    allocator_event_slots: AllocatorEventTable = field(default_factory=AllocatorEventTable)
+    keeps_allocator_events: bool = False
     shortage: Shortage | None = None         #: where the run ended for want of memory
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
     #: storages of parameters and buffers, but for those of `unlabelled`
@@ -185,18 +185,18 @@ class Log:
 
     def expect(self, number: int, nbytes: int, claim: str) -> None:
         """Note a storage that outlives the replay it was born in: its birth is written out later than its death."""
-        self.storage_table[number] = StorageLife(self.life_table, number, nbytes, nbytes, 0, claim, 0, -1, "", -1, -1,
-                                                 0)
+        self.storage_table[number] = StorageLifetime(self.lifetime_table, number, nbytes, nbytes, 0, claim, 0, -1, "",
+                                                     -1, -1, 0)
 
-    def add_life(self, life: StorageLife) -> None:
+    def add_lifetime(self, lifetime: StorageLifetime) -> None:
         """Write out the birth of a replayed storage."""
-        known = self.storage_table.get(life.number)
+        known = self.storage_table.get(lifetime.number)
         if known is not None:
-            life.died, life.died_call = known.died, known.died_call
+            lifetime.died, lifetime.died_call = known.died, known.died_call
             if known.category:
-                life.category, life.label = known.category, known.label
-                life.requires_grad, life.spec = known.requires_grad, known.spec
-        self.storage_table[life.number] = life
+                lifetime.category, lifetime.label = known.category, known.label
+                lifetime.requires_grad, lifetime.spec = known.requires_grad, known.spec
+        self.storage_table[lifetime.number] = lifetime
 
     def labelled(self, label: str) -> int:
         """The number of the storage of a parameter or buffer."""
@@ -205,10 +205,10 @@ class Log:
         self.unlabelled.clear()
         return self.number_of_label[label]
 
-    def lives_in(self, category: str) -> list[StorageLife]:
+    def lifetimes_in(self, category: str) -> list[StorageLifetime]:
         """The storages of a category, of those that are written out."""
-        code = self.life_table.code_of.get(category)
-        return [life for life in self.storage_table.values() if life.is_for(code)]
+        code = self.lifetime_table.code_of.get(category)
+        return [lifetime for lifetime in self.storage_table.values() if lifetime.is_for(code)]
 
     @property
     def calls(self) -> Sequence[OpCall]:
@@ -217,7 +217,7 @@ class Log:
         return self.call_slots if self._read is None else self._read
 
     @property
-    def storages(self) -> dict[int, StorageLife]:
+    def storages(self) -> dict[int, StorageLifetime]:
         """Every storage, by number."""
         self.write_out()
         return self.storage_table
@@ -236,10 +236,10 @@ class Log:
         return self.module_call_slots  # type: ignore[return-value]
 
     @property
-    def acts(self) -> Sequence[Act]:
+    def allocator_events(self) -> Sequence[AllocatorEvent]:
         """What the watched device's allocator did, what was there at the start first; empty where it is not kept."""
         self.write_out()
-        return self.act_slots
+        return self.allocator_event_slots
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -269,7 +269,7 @@ class Log:
                 alike[key] = [call.step, call, table, 1]
             else:
                 found[3] += 1
-        parts = Counter(part for pending in self.pending for part in pending.parts_played())
+        parts = Counter(part for pending in self.pending for part in pending.replayed_parts())
         return [
             *(Tally(step, call, storages, number * count) for (step, part, start, stop), number in parts.items()
               for call, storages, count in part.tally(start, stop, self)), *(Tally(*row) for row in alike.values())]
@@ -282,9 +282,9 @@ class Log:
             self.pending.popleft().expand(self)
         self.is_ordered = True
         table = self.storage_table
-        ordered = sorted(table.values(), key=lambda life: life.born)
+        ordered = sorted(table.values(), key=lambda lifetime: lifetime.born)
         table.clear()
-        table.update((life.number, life) for life in ordered)
+        table.update((lifetime.number, lifetime) for lifetime in ordered)
 
     def _name_nodes(self) -> None:
         """Make the names of each step's nodes unique, as torch.fx does."""

@@ -1,4 +1,4 @@
-"""Writes down the lives of storages, and what the allocator says over each phase of a step."""
+"""Writes down the lifetimes of storages, and what the allocator says over each phase of a step."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from analyzer.meta.storage import MetaStorage, find_storage
 
 from .event import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, Event
 from .log import Log, PhaseRecord
-from .storage_life import StorageLife
+from .storage_lifetime import StorageLifetime
 from .tensor_walk import describe, tensors_in
 
 ROOT = 0  #: the root's index in `Log.modules`
@@ -64,7 +64,7 @@ class MemoryRecorder:
             self.events.append((ENDED, None))
         record, memory = self.log.phases[-1], self.memory
         record.last_call = len(self.log.call_slots)
-        record.end_event, record.end_act = self.log.events, len(self.log.act_slots)
+        record.end_event, record.end_allocator_event = self.log.events, len(self.log.allocator_event_slots)
         record.allocated_bytes, record.requested_bytes = memory.allocated_bytes, memory.requested_bytes
         record.reserved_bytes = memory.reserved_bytes
         record.peak_allocated_bytes, record.peak_requested_bytes, record.peak_reserved_bytes = memory.lap_peaks()
@@ -96,10 +96,11 @@ class MemoryRecorder:
         if self.events is not None:
             self.events.append((BORN, storage.number))
         region = storage.region
-        log.storage_table[storage.number] = StorageLife(log.life_table, storage.number, storage.nbytes(), region.bytes,
-                                                        region.address, str(storage.device), log.events,
-                                                        len(log.call_slots), self.phase, self.step, self.node,
-                                                        self._stack[-1] if self._stack else self.outermost)
+        log.storage_table[storage.number] = StorageLifetime(log.lifetime_table, storage.number,
+                                                            storage.nbytes(), region.bytes, region.address,
+                                                            str(storage.device), log.events, len(log.call_slots),
+                                                            self.phase, self.step, self.node,
+                                                            self._stack[-1] if self._stack else self.outermost)
         self.watch_peak(0)
 
     def died(self, storage: MetaStorage) -> None:
@@ -108,10 +109,10 @@ class MemoryRecorder:
         log.events += 1
         if self.events is not None:
             self.events.append((DIED, storage.number))
-        life = log.storage_table.get(storage.number)
-        if life is not None:
-            life.died = log.events
-            life.died_call = len(log.call_slots)
+        lifetime = log.storage_table.get(storage.number)
+        if lifetime is not None:
+            lifetime.died = log.events
+            lifetime.died_call = len(log.call_slots)
 
     def watch_peak(self, workspace_bytes: int) -> None:
         """Note the highest use so far, and the workspace that is part of it."""
@@ -121,18 +122,18 @@ class MemoryRecorder:
             log.peak_bytes, log.peak_event, log.peak_workspace_bytes = allocated, log.events, workspace_bytes
 
     def observe_memory(self) -> None:
-        """Write down every act of the allocator from here on, and as acts what it holds already."""
-        acts, calls = self.log.act_slots, self.log.call_slots
-        self.log.keeps_acts = True
+        """Write down every event of the allocator from here on, and as events what it holds already."""
+        allocator_events, calls = self.log.allocator_event_slots, self.log.call_slots
+        self.log.keeps_allocator_events = True
         if isinstance(self.memory, CachingAllocator):
             for spans in self.memory.mapped_ranges():
-                acts.append("segment_alloc" if spans[0].segment.page_bytes is None else "segment_map", spans[0].address,
-                            sum([span.size_bytes for span in spans]), 0)
+                allocator_events.append("segment_alloc" if spans[0].segment.page_bytes is None else "segment_map",
+                                        spans[0].address, sum([span.size_bytes for span in spans]), 0)
                 live = [span for span in spans if span.requested_bytes is not None]
-                acts.extend("alloc", [span.address for span in live], [span.size_bytes for span in live], 0)
+                allocator_events.extend("alloc", [span.address for span in live], [span.size_bytes for span in live], 0)
 
         def observe(action: str, address: int, nbytes: int) -> None:
-            acts.append(action, address, nbytes, len(calls))
+            allocator_events.append(action, address, nbytes, len(calls))
 
         self.memory.observer = observe
 
@@ -154,10 +155,11 @@ class MemoryRecorder:
         log = self.log
         log.events += 1
         number = -1 - len(self.space.library_workspaces)  # storages count from 0
-        life = log.storage_table[number] = StorageLife(log.life_table, number, nbytes, region.bytes, region.address,
-                                                       str(claim), log.events, len(log.call_slots), self.phase,
-                                                       self.step, OUTSIDE, ROOT)
-        life.category, life.label = "workspace", label
+        lifetime = log.storage_table[number] = StorageLifetime(log.lifetime_table, number, nbytes, region.bytes,
+                                                               region.address, str(claim), log.events,
+                                                               len(log.call_slots), self.phase, self.step, OUTSIDE,
+                                                               ROOT)
+        lifetime.category, lifetime.label = "workspace", label
         self.watch_peak(0)
 
     # ---- what storages are for
@@ -169,15 +171,15 @@ class MemoryRecorder:
 
     def mark(self, tensors: Any, category: str, label: str = "") -> None:
         """Put the storages of ``tensors`` that have no category yet into ``category``."""
-        lives = self.log.storage_table
+        lifetimes = self.log.storage_table
         for tensor in tensors:
             if tensor.layout is torch.strided:
                 storage = self.storage_of(tensor)
-                life = None if storage is None else lives.get(storage.number)
-                if life is not None and not life.category:
-                    life.category, life.label = category, label
-                    life.requires_grad = tensor.requires_grad
-                    life.spec = describe(tensor) if category == "input" else None
+                lifetime = None if storage is None else lifetimes.get(storage.number)
+                if lifetime is not None and not lifetime.category:
+                    lifetime.category, lifetime.label = category, label
+                    lifetime.requires_grad = tensor.requires_grad
+                    lifetime.spec = describe(tensor) if category == "input" else None
 
     def mark_states(self, optimizer: torch.optim.Optimizer) -> None:
         """Put the storages of an optimizer's states into their category."""

@@ -54,10 +54,10 @@ class ModuleRecorder(MemoryRecorder):
         self.first_node = len(self.log.node_slots)
         self._producer.clear()
         self.node = OUTSIDE
-        for life in self.log.lives_in("input") if placeholders else ():
-            node = self.add_node("placeholder", life.label or "input", life.label or "input", ROOT)
-            self.node_at(node).outputs += ((life.number, life.spec),)
-            self._producer[life.number] = node
+        for lifetime in self.log.lifetimes_in("input") if placeholders else ():
+            node = self.add_node("placeholder", lifetime.label or "input", lifetime.label or "input", ROOT)
+            self.node_at(node).outputs += ((lifetime.number, lifetime.spec),)
+            self._producer[lifetime.number] = node
 
     def describe_step(self, step: int) -> None:
         """Write down the calls of modules of this step, and forget those of an earlier one."""
@@ -100,7 +100,7 @@ class ModuleRecorder(MemoryRecorder):
         return len(nodes) - 1
 
     def node_at(self, index: int) -> LogNode:
-        """A row that was not played."""
+        """A row that was not replayed."""
         node = self.log.node_slots[index]
         assert node is not None
         return node
@@ -220,8 +220,8 @@ class ModuleRecorder(MemoryRecorder):
         """Note the storages made before the recording began, and blocks not materialized, with their category."""
         for tensor in tensors:
             if isinstance(tensor, tuple):
-                reserved, category = tensor
-                reserved.enter(self.log, category, self._module_index[id(reserved.twin.block)])
+                lazy, category = tensor
+                lazy.enter(self.log, category, self._module_index[id(lazy.isomorph.block)])
                 self.watch_peak(0)
             elif tensor.layout is torch.strided and not is_lazy(tensor):
                 storage = self.storage_of(tensor)
@@ -238,7 +238,7 @@ class ModuleRecorder(MemoryRecorder):
 
     def own_parameters_of(self, modules: Iterable[torch.nn.Module]) -> None:
         """As `own_parameters`, for these modules alone."""
-        lives, number_of_label = self.log.storage_table, self.log.number_of_label
+        lifetimes, number_of_label = self.log.storage_table, self.log.number_of_label
         for module in modules:
             index = self._module_index[id(module)]
             path = self.log.modules[index].path
@@ -248,11 +248,11 @@ class ModuleRecorder(MemoryRecorder):
                         continue
                     self._parameter_owner.setdefault(id(tensor), index)
                     storage = self.storage_of(tensor)
-                    life = None if storage is None else lives.get(storage.number)
-                    if life is None:
+                    lifetime = None if storage is None else lifetimes.get(storage.number)
+                    if lifetime is None:
                         continue
                     label = f"{path}.{name}" if path else name
-                    if not life.category:
-                        life.belongs(category, label, index)
-                    number_of_label[label] = life.number
-                    life.requires_grad = tensor.requires_grad
+                    if not lifetime.category:
+                        lifetime.belongs(category, label, index)
+                    number_of_label[label] = lifetime.number
+                    lifetime.requires_grad = tensor.requires_grad

@@ -16,7 +16,7 @@ class ProfileOptions(MetaOptions):
     raises DataDependentError.
     ``unknown_condition`` is ``"false"`` here: a profile says what it took for granted, and goes on.
     ``steps`` training steps are run; the first makes gradients and optimizer states, the last is the steady state.
-    ``set_to_none`` is what ``zero_grad`` gets. ``keep_events`` keeps the memory timeline and the allocator's acts.
+    ``set_to_none`` is what ``zero_grad`` gets. ``keep_events`` keeps the memory timeline and the allocator's events.
     With ``capacity_bytes`` the device has that much for the allocator, with ``limit_to_device`` what the profiled
     device has (less what is known to be taken outside the allocator); a step that needs more ends where it runs out and
     `Profile.out_of_memory` tells where.

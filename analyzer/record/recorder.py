@@ -41,18 +41,19 @@ class Recorder(ModuleRecorder):
         self.find_leaf_impl = find_leaf_impl
         self._call_of_sequence = SequenceIndex()
         self._hooked: set[int] = set()  # nodes of several calls, before which nothing may run
-        self._place_of_call: dict[int, tuple[int, int]] = {}  # module and node of calls that stand for a played block
+        self._place_of_call: dict[int, tuple[int, int]] = {}  # module and node of calls that stand for a replayed block
         self._collective_of_sequence: dict[int, int] = {}
         self._last_sequence = -1
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
         self.creates_graph = False  #: the running backward pass is itself differentiated
         self.shortage: Shortage | None = None  #: the last time that memory ran out
         self._shortage_cause: Callable[[], DeviceOutOfMemoryError | None] = lambda: None
-        #: plays a block's record instead of running it, where it can
-        self.reuse: Callable[[torch.nn.Module, Any, Any], Any] | None = None
+        #: replays a block's record instead of running it, where it can
+        self.replay_block: Callable[[torch.nn.Module, Any, Any], Any] | None = None
         self.watched: set[int] = set()  #: storages; `touched` is told of a forward call that reads one
         self.touched: Callable[[int, Signature], None] = _nothing
-        self.unseen_gradients: Any = None  #: `replay.unseen_gradient`; None where gradients may be looked at
+        #: `replay.unmaterialized_gradient`; None where gradients may be looked at
+        self.unmaterialized_gradients: Any = None
         self.before_backward: Callable[[bool], None] = _keep  #: told whether one pass computes all gradients, once
 
     def hears(self) -> bool:
@@ -117,10 +118,10 @@ class Recorder(ModuleRecorder):
             self.events.append((CALLED, index))
         log.call_slots.append(signature, in_numbers, out_numbers, self.step, phase, module, node, forward, recomputed)
         for number in out_numbers:
-            life = log.storage_table.get(number)
-            if life is not None and life.born_call == index and not life.category:
-                life.module, life.node = module, node
-                life.requires_grad = made_grad
+            lifetime = log.storage_table.get(number)
+            if lifetime is not None and lifetime.born_call == index and not lifetime.category:
+                lifetime.module, lifetime.node = module, node
+                lifetime.requires_grad = made_grad
 
     def _add_operator(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage],
                       module: int) -> int:
@@ -218,9 +219,9 @@ class Recorder(ModuleRecorder):
             _, module, node = self._forward_of_gradient(module, False)
         self.end()
         self._shortage_cause = weakref.ref(error)  # weak: its traceback holds tensors
-        self.shortage = Shortage(operator, self.phase, self.step, module, node, self.log.events, len(
-            self.log.act_slots), error.requested_bytes, error.short_bytes, error.allocated_bytes, error.reserved_bytes,
-                                 error.capacity_bytes)
+        self.shortage = Shortage(operator, self.phase, self.step, module, node, self.log.events,
+                                 len(self.log.allocator_event_slots), error.requested_bytes, error.short_bytes,
+                                 error.allocated_bytes, error.reserved_bytes, error.capacity_bytes)
 
     def end_short(self, error: DeviceOutOfMemoryError) -> None:
         """The run ended with ``error``: what was not finished is no step."""

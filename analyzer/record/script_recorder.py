@@ -103,17 +103,17 @@ class ScriptRecorder(Recorder):
         if tensor.requires_grad or tensor.layout is not torch.strided:
             return False
         storage = tensor.untyped_storage()
-        life = self.log.storages.get(storage.number) if isinstance(storage, MetaStorage) else None
-        return life is not None and life.node == OUTSIDE and life.module == 0
+        lifetime = self.log.storages.get(storage.number) if isinstance(storage, MetaStorage) else None
+        return lifetime is not None and lifetime.node == OUTSIDE and lifetime.module == 0
 
     def resume(self, phase: str) -> None:
         """What follows a backward pass, such as clipping, is the optimizer's, until a model is called again."""
         super().resume("optimizer" if self.phase == "backward" else phase)
 
     def _hold_what_is_there(self) -> None:
-        for life in self.log.storages.values():
-            if life.died is None and not life.category:
-                life.category = HELD
+        for lifetime in self.log.storages.values():
+            if lifetime.died is None and not lifetime.category:
+                lifetime.category = HELD
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.hears():

@@ -70,8 +70,8 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[li
 
 
 def input_key(leaves: list[Any]) -> Hashable:
-    """What of the arguments decides a block's record. Raises Mismatch where an argument is more than a tensor or a plain
-    value.
+    """What of the arguments decides a block's record. Raises Mismatch where an argument is more than a tensor or a
+    plain value.
     """
     key: list[Any] = []
     groups: dict[int, int] = {}

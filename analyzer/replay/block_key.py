@@ -60,13 +60,13 @@ def structure_key(module: nn.Module, memo: dict[int, int | None], numbers: dict[
 
 
 class ReadValues:
-    """The values that a block's forward pass read, to compare with another block's; ``pattern`` is what others were
+    """The values that a block's forward pass read, to compare with another block's; ``prototype`` is what others were
     found to be like it.
     """
 
-    def __init__(self, root: nn.Module, reads: set[tuple[str, str]], pattern: Any = None) -> None:
+    def __init__(self, root: nn.Module, reads: set[tuple[str, str]], prototype: Any = None) -> None:
         self.root = root
-        self.pattern = pattern if pattern is not None and pattern.is_unchanged() else None
+        self.prototype = prototype if prototype is not None and prototype.is_unchanged() else None
         self.positions = Positions(root)
         modules = dict(root.named_modules())
         index_of = {path: i for i, path in enumerate(modules)}
@@ -107,10 +107,10 @@ class ReadValues:
                 return name
         return None
 
-    def hold_for_twin(self, twin: Any) -> bool:
+    def hold_for_isomorph(self, isomorph: Any) -> bool:
         """As `hold_for`, for a block that was found to be like the one whose values these are."""
-        return twin.pattern is self.pattern and not self.computed and self.read.isdisjoint(
-            twin.differing) and twin.holds_the_same()
+        return isomorph.prototype is self.prototype and not self.computed and self.read.isdisjoint(
+            isomorph.differing) and isomorph.holds_the_same()
 
     def hold_for(self, other: nn.Module, its: Sequence[nn.Module]) -> bool:
         """Whether ``other``, of the same structure, would have given the same values; ``its`` are the modules in it,

@@ -1,9 +1,9 @@
-"""Blocks that fill one slot of a key-value cache of the library transformers: the cache that a trial gets, and what
-playing does to the real one.
+"""Blocks that fill one slot of a key-value cache of the library transformers: the cache that a capture gets, and what
+replaying does to the real one.
 
 A cache is an object that a forward pass changes, and the index of a slot an attribute in which alike blocks differ.
-Neither keeps a block from being played where all that it does is to fill its own, empty slot: the trial gets a cache of
-one slot, and an index that tells if it was used for anything else.
+Neither keeps a block from being replayed where all that it does is to fill its own, empty slot: the capture gets a
+cache of one slot, and an index that tells if it was used for anything else.
 """
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def _asking(name: str) -> Any:
 
 
 for _name in (
-        "eq ne lt le gt ge hash bool int float index add radd sub rsub mul rmul floordiv rfloordiv truediv rtruediv mod rmod divmod rdivmod "
+        "eq ne lt le gt ge hash bool int float index add radd sub rsub mul rmul floordiv rfloordiv truediv rtruediv mod rmod "
+        "divmod rdivmod "
         "pow rpow neg pos abs invert and rand or ror xor rxor lshift rlshift rshift rrshift round trunc floor ceil "
-        "str repr format complex"
-).split():
+        "str repr format complex").split():
     if hasattr(int, f"__{_name}__"):
         setattr(Index, f"__{_name}__", _asking(f"__{_name}__"))
 
 
-class TrialCache:
-    """What a block's trial gets for a cache: it takes the keys and values of one slot, and nothing else can be done
+class CaptureCache:
+    """What a block's capture gets for a cache: it takes the keys and values of one slot, and nothing else can be done
     with it.
     """
 
@@ -96,7 +96,7 @@ class Slot(NamedTuple):
 
 
 def like_cache(value: Any) -> CacheLike | None:
-    """``value`` as a cache whose slots can be played; None where it is no such cache."""
+    """``value`` as a cache whose slots can be replayed; None where it is no such cache."""
     library = sys.modules.get("transformers.cache_utils")
     if library is None or type(value) is not library.DynamicCache or value.offloading:
         return None

@@ -14,11 +14,11 @@ from analyzer.record.eager import EagerStep, default_loss
 from analyzer.record.event import Event
 from analyzer.record.module_walk import walk_modules
 
+from .lazy_block import LazyBlock, one_by_one
 from .optimizer.eligibility import why_run
-from .reserved import Reserved, one_by_one
 from .state_fingerprint import StateFingerprint
 from .step_replay import StepReplay
-from .unseen_gradient import BlockGradients, UnseenGradients
+from .unmaterialized_gradient import BlockGradients, UnmaterializedGradients
 
 if TYPE_CHECKING:
     from .optimizer.replay import OptimizerReplay
@@ -30,14 +30,14 @@ _PLAIN = (torch.Tensor, *ARGUMENTS)
 class ReplayedStep(EagerStep):
     """A step of the built-in kind, with ``set_to_none``, whose model runs once where a later run would do the same.
 
-    ``held`` are the model's parameters where some are only lazily materialized; ``lend`` makes the tensors of such a
-    block. An optimizer that is given must not be held elsewhere then.
+    ``held`` are the model's parameters where some are only lazily materialized; ``materialize`` makes the tensors of
+    such a block. An optimizer that is given must not be held elsewhere then.
     """
 
-    def __init__(self, *args: Any, held: Sequence[torch.Tensor | Reserved] | None = None,
-                 lend: Callable[[torch.nn.Module], None] = lambda block: None, **settings: Any) -> None:
-        self._held = held if held is not None and any(isinstance(p, Reserved) for p in held) else None
-        self.lend = lend
+    def __init__(self, *args: Any, held: Sequence[torch.Tensor | LazyBlock] | None = None,
+                 materialize: Callable[[torch.nn.Module], None] = lambda block: None, **settings: Any) -> None:
+        self._held = held if held is not None and any(isinstance(p, LazyBlock) for p in held) else None
+        self.materialize = materialize
         super().__init__(*args, **settings)
         #: whether the optimizer has only some of the parameters
         self.is_partial = self._held is not None
@@ -46,21 +46,23 @@ class ReplayedStep(EagerStep):
         self.update_reason: str | None = None        #: why the optimizer is run
         self.step_reason: str | None = None          #: why steps after the first are run
         self.replay: StepReplay | None = None
-        self.unseen = UnseenGradients(self.recorder) #: gradients of the present step that were replayed
+        self.unmaterialized = UnmaterializedGradients(self.recorder) #: gradients of the present step that were replayed
 
     @property
-    def held(self) -> Sequence[torch.Tensor | Reserved]:
+    def held(self) -> Sequence[torch.Tensor | LazyBlock]:
         """The model's parameters, and in place of those of a block that was not materialized yet that block."""
         return list(self.model.parameters()) if self._held is None else self._held
 
     @property
     def parameters(self) -> list[torch.Tensor]:
         """The parameters that are tensors."""
-        lazy = [block.twin for block in self._held or () if isinstance(block, Reserved) and block.stand_ins is None]
+        lazy = [
+            block.isomorph for block in self._held or () if isinstance(block, LazyBlock) and block.fake_tensors is None
+        ]
         if not lazy:
             return list(self.model.parameters())
-        waiting = {id(tensor) for twin in lazy for tensor in twin.parameters}
-        walked = walk_modules(self.model, left_out=[twin.block for twin in lazy])
+        waiting = {id(tensor) for isomorph in lazy for tensor in isomorph.parameters}
+        walked = walk_modules(self.model, left_out=[isomorph.block for isomorph in lazy])
         found = {id(p): p for _, module in walked for p in module._parameters.values() if p is not None}
         return [p for i, p in found.items() if i not in waiting]
 
@@ -69,7 +71,7 @@ class ReplayedStep(EagerStep):
         self.replays_updates = self.optimizer is not None and self.update_reason is None
         if not self.replays_updates:
             with torch._C.DisableTorchFunction():
-                self._take_all()
+                self._materialize_all()
         super().run()
 
     @property
@@ -78,7 +80,7 @@ class ReplayedStep(EagerStep):
 
     def run_step(self, index: int) -> None:
         if self.replay is not None:
-            self.replay.play()
+            self.replay.replay()
         elif index == 0 and (self.options.steps > 1 or self.replays_updates):
             self.replay = self._run_watched()
         else:
@@ -90,7 +92,8 @@ class ReplayedStep(EagerStep):
         before = self._list_fingerprints()
         events: list[Event] = []
         recorder.events = events
-        recorder.unseen_gradients = self.unseen if self.replays_updates or self._drops_gradients() else None
+        recorder.unmaterialized_gradients = self.unmaterialized if self.replays_updates or self._drops_gradients(
+        ) else None
         try:
             self.run_model()
             self.drop_gradients()
@@ -101,15 +104,16 @@ class ReplayedStep(EagerStep):
                     state.put_back()
             raise
         finally:
-            recorder.events = recorder.unseen_gradients = None
+            recorder.events = recorder.unmaterialized_gradients = None
         replay = StepReplay(recorder, events, first_node=recorder.first_node)
         self.step_reason = self._why_run_again(before)
         if self.replays_updates and self.optimizer is not None:
-            self.unseen.check(self.parameters)
-            if self.step_reason is None and self._leave_unseen(replay) and replay.is_whole():
+            self.unmaterialized.check(self.parameters)
+            if self.step_reason is None and self._leave_unmaterialized(replay) and replay.is_whole():
                 from .optimizer.replay import OptimizerReplay  # not needed by those who train nothing
 
-                found = OptimizerReplay.make(recorder, self.optimizer, self._updated(), self.unseen, self.options.steps)
+                found = OptimizerReplay.make(recorder, self.optimizer, self._updated(), self.unmaterialized,
+                                             self.options.steps)
                 if isinstance(found, OptimizerReplay):
                     self.updates = found
                     self._settle()
@@ -117,8 +121,8 @@ class ReplayedStep(EagerStep):
                 self.update_reason = str(found)
             else:
                 self.update_reason = "a later step of the model could differ from the first, or leave other gradients"
-            self._take_all()
-            self.unseen.show(self.parameters)
+            self._materialize_all()
+            self.unmaterialized.show(self.parameters)
             replay = StepReplay(recorder, events, first_node=recorder.first_node)
         for parameter in self.parameters:
             if parameter.grad is not None:
@@ -130,7 +134,7 @@ class ReplayedStep(EagerStep):
         self._settle()
         return replay
 
-    def _why_run_again(self, before: list[StateFingerprint | Reserved]) -> str | None:
+    def _why_run_again(self, before: list[StateFingerprint | LazyBlock]) -> str | None:
         """Why a second run of the model could differ from the one that just ended."""
         if not all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((self.args, self.kwargs))):
             return "an argument is an object that its forward pass could change"
@@ -140,59 +144,60 @@ class ReplayedStep(EagerStep):
                 if change is not None:
                     return change if state.unreadable else f"it changes {change}"
             elif not state.holds():
-                return f"it changes a {type(state.twin.block).__name__} that was not replayed"
+                return f"it changes a {type(state.isomorph.block).__name__} that was not replayed"
         if self.optimizer is not None:  # else there are no gradients any more
             updated = {id(parameter) for group in self._updated() for parameter in group}
-            if any(self.unseen.look(p) is not None and id(p) not in updated for p in self.parameters):
+            if any(self.unmaterialized.look(p) is not None and id(p) not in updated for p in self.parameters):
                 return "a gradient stays that the optimizer does not know"
         return None
 
     def _settle(self) -> None:
         """Say that no code of the model's runs any more."""
         for block in self.held:
-            if isinstance(block, Reserved):
+            if isinstance(block, LazyBlock):
                 block.settle()
 
-    def _take_all(self) -> None:
+    def _materialize_all(self) -> None:
         """Let the optimizer have all parameters as tensors."""
         if self.make_optimizer is None or not self.is_partial:
             return
-        for block in [p for p in one_by_one(self.held) if isinstance(p, Reserved)]:
-            self.lend(block.twin.block)
-            self.unseen.lend(block)
+        for block in [p for p in one_by_one(self.held) if isinstance(p, LazyBlock)]:
+            self.materialize(block.isomorph.block)
+            self.unmaterialized.materialize(block)
         # those that were there before the first step: a forward pass may have put others in their place
         parameters = [p for p in one_by_one(self.held) if isinstance(p, torch.nn.Parameter)]
         self.optimizer = self.make_optimizer([p for p in parameters if p.requires_grad])
         self.is_partial = False
 
-    def _updated(self) -> list[Sequence[torch.Tensor | Reserved]]:
+    def _updated(self) -> list[Sequence[torch.Tensor | LazyBlock]]:
         """The parameters of the optimizer's groups, in its order."""
         assert self.optimizer is not None
         if self.is_partial:  # then there is one group
-            return [[p for p in one_by_one(self.held) if isinstance(p, Reserved) or p.requires_grad]]
+            return [[p for p in one_by_one(self.held) if isinstance(p, LazyBlock) or p.requires_grad]]
         return [group["params"] for group in self.optimizer.param_groups]
 
-    def _leave_unseen(self, replay: StepReplay) -> bool:
+    def _leave_unmaterialized(self, replay: StepReplay) -> bool:
         """Let the replay leave gradients of which no tensors are made; False where one is no plain tensor."""
-        unseen = self.unseen
+        unmaterialized = self.unmaterialized
         for parameter in one_by_one(self.held):
-            if isinstance(parameter, Reserved):
-                if (found := unseen.of_block(parameter)) is not None:
-                    replay.leave_unseen(found.numbers, functools.partial(_add_block, unseen, parameter, found))
-            elif (like := unseen.look(parameter)) is not None:
+            if isinstance(parameter, LazyBlock):
+                if (found := unmaterialized.of_block(parameter)) is not None:
+                    replay.leave_unmaterialized(found.numbers,
+                                                functools.partial(_add_block, unmaterialized, parameter, found))
+            elif (like := unmaterialized.look(parameter)) is not None:
                 if like.layout is not torch.strided:
                     return False
                 like = like if parameter.grad is None else template(like)
-                replay.leave_unseen(unseen.numbers_of((parameter, )),
-                                    functools.partial(unseen.add, (parameter, ), likes=(like, )))
+                replay.leave_unmaterialized(unmaterialized.numbers_of((parameter, )),
+                                    functools.partial(unmaterialized.add, (parameter, ), likes=(like, )))
         return True
 
-    def _list_fingerprints(self) -> list[StateFingerprint | Reserved]:
-        reserved = [p for p in self.held if isinstance(p, Reserved)]
-        inside = {id(module) for block in reserved for module in block.twin.modules}
+    def _list_fingerprints(self) -> list[StateFingerprint | LazyBlock]:
+        lazy = [p for p in self.held if isinstance(p, LazyBlock)]
+        inside = {id(module) for block in lazy for module in block.isomorph.modules}
         modules = [module for module in self.recorder.modules() if id(module) not in inside]
         functions = () if self.loss_fn is default_loss else (self.loss_fn,)
-        return [StateFingerprint(modules, functions, values=(self.args, self.kwargs)), *reserved]
+        return [StateFingerprint(modules, functions, values=(self.args, self.kwargs)), *lazy]
 
     def _drops_gradients(self) -> bool:
         """Whether gradients are dropped before any code could look at them."""
@@ -203,18 +208,18 @@ class ReplayedStep(EagerStep):
             super().drop_gradients()
             return
         with self.recorder.during("zero_grad"):
-            self.unseen.drop(self.held)
+            self.unmaterialized.drop(self.held)
 
     def update(self) -> None:
         if self.updates is None:
             super().update()
             return
-        self.updates.play(self.unseen)
+        self.updates.replay(self.unmaterialized)
         with self.recorder.during("zero_grad"):
-            self.unseen.drop(self.updates.holders)
+            self.unmaterialized.drop(self.updates.holders)
 
 
-def _add_block(unseen: UnseenGradients, reserved: Reserved, first: BlockGradients, numbers: list[int],
+def _add_block(unmaterialized: UnmaterializedGradients, lazy: LazyBlock, first: BlockGradients, numbers: list[int],
                places: list[Any]) -> None:
     """The gradients of a block that a replayed step left, like those of the ``first`` one."""
-    unseen.add_block(reserved, first._replace(numbers=numbers, places=places))
+    unmaterialized.add_block(lazy, first._replace(numbers=numbers, places=places))

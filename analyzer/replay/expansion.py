@@ -1,4 +1,4 @@
-"""Writes what was replayed into the log: the one place where captured events become calls, lives and acts."""
+"""Writes what was replayed into the log: the one place where captured events become calls, lifetimes and allocator events."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,27 +7,29 @@ from typing import Any
 from analyzer.memory.allocator_replay import Placements
 from analyzer.record.event import BORN, CALLED, DIED, Event
 from analyzer.record.log import Log
-from analyzer.record.storage_life import StorageLife
+from analyzer.record.storage_lifetime import StorageLifetime
 
 
 class EventWriter:
     """Writes events of a ``source`` log into places that were left in a ``log``, one captured part after another.
 
     ``names`` give the number here of each storage there, ``modules`` and ``rows`` the indices; ``call_offset`` is added
-    to the index of a forward call. ``call``, ``event`` and ``act`` are how many there were in the log before.
+    to the index of a forward call. ``call``, ``event`` and ``allocator_event`` are how many there were in the log
+    before.
     """
 
     def __init__(self, log: Log, source: Log, names: Mapping[int, Any], modules: Sequence[int], rows: Mapping[int, int],
-                 call_offset: int, step: int, call: int, event: int, act: int) -> None:
+                 call_offset: int, step: int, call: int, event: int, allocator_event: int) -> None:
         self.log, self.source, self.names, self.modules, self.rows = log, source, names, modules, rows
-        self.call_offset, self.step, self.call, self.event, self.act = call_offset, step, call, event, act
+        self.call_offset, self.step = call_offset, step
+        self.call, self.event, self.allocator_event = call, event, allocator_event
 
-    def write(self, events: Iterable[Event], rounded_sizes: Iterable[int], takings: Placements) -> None:
-        """Write one part, whose storages have sizes as the allocator rounds them, and were put at ``takings``."""
+    def write(self, events: Iterable[Event], rounded_sizes: Iterable[int], placements: Placements) -> None:
+        """Write one part, whose storages have sizes as the allocator rounds them, and were put at ``placements``."""
         log, names, modules, rows, step = self.log, self.names, self.modules, self.rows, self.step
         calls, storages, source_calls = log.call_slots, log.storage_table, self.source.call_slots
         source_storages, sizes = self.source.storage_table, iter(rounded_sizes)
-        self._begin(takings)
+        self._begin(placements)
         for kind, what in events:
             if kind == CALLED:
                 theirs = source_calls[what]
@@ -39,37 +41,38 @@ class EventWriter:
                 continue
             self.event += 1
             if kind == BORN:
-                life = source_storages[what]
+                lifetime = source_storages[what]
                 address, nbytes = self._next_block(next(sizes))
-                if life.device == log.device and nbytes:
-                    self._write_act("alloc", address, nbytes)
-                copy = StorageLife(log.life_table, names[what], life.nbytes, nbytes, address, life.device, self.event,
-                                   self.call, life.phase, step, rows[life.node], modules[life.module])
-                copy.category, copy.label, copy.requires_grad = life.category, life.label, life.requires_grad
-                copy.spec = life.spec
-                log.add_life(copy)
+                if lifetime.device == log.device and nbytes:
+                    self._write_allocator_event("alloc", address, nbytes)
+                copy = StorageLifetime(log.lifetime_table, names[what], lifetime.nbytes, nbytes, address,
+                                       lifetime.device, self.event, self.call, lifetime.phase, step,
+                                       rows[lifetime.node], modules[lifetime.module])
+                copy.category, copy.label, copy.requires_grad = lifetime.category, lifetime.label, lifetime.requires_grad
+                copy.spec = lifetime.spec
+                log.add_lifetime(copy)
             elif kind == DIED:
-                life = storages[names[what]]
-                life.died, life.died_call = self.event, self.call
-                if life.device == log.device and life.block_bytes:
-                    self._write_act("free", life.address, life.block_bytes)
+                lifetime = storages[names[what]]
+                lifetime.died, lifetime.died_call = self.event, self.call
+                if lifetime.device == log.device and lifetime.block_bytes:
+                    self._write_allocator_event("free", lifetime.address, lifetime.block_bytes)
             else:
                 self._write_held(*what)
-        assert self.block == len(takings.addresses) and self.extra is None
+        assert self.block == len(placements.addresses) and self.extra is None
 
-    def _begin(self, takings: Placements) -> None:
-        self.takings, self.block, self.extras = takings, 0, iter(takings.extras)
+    def _begin(self, placements: Placements) -> None:
+        self.placements, self.block, self.extras = placements, 0, iter(placements.extras)
         self.extra = next(self.extras, None)
 
     def _next_block(self, nbytes: int | None = None) -> tuple[int, int]:
         """Address and size of the next block, after what the allocator did before it gave that."""
         while self.extra is not None and self.extra[0] <= self.block:
-            self._write_act(*self.extra[1:])
+            self._write_allocator_event(*self.extra[1:])
             self.extra = next(self.extras, None)
-        found = self.takings.odd.get(self.block, nbytes)
+        found = self.placements.odd.get(self.block, nbytes)
         assert found is not None
         self.block += 1
-        return self.takings.addresses[self.block - 1], found
+        return self.placements.addresses[self.block - 1], found
 
     def _write_held(self, claim: Any, blocks: Sequence[int]) -> None:
         """Blocks that a kernel takes and gives back."""
@@ -77,9 +80,9 @@ class EventWriter:
         for action in ("alloc", "free") if str(claim) == self.log.device else ():
             for address, nbytes in places:
                 if nbytes:
-                    self._write_act(action, address, nbytes)
+                    self._write_allocator_event(action, address, nbytes)
 
-    def _write_act(self, action: str, address: int, nbytes: int) -> None:
-        if self.log.keeps_acts:
-            self.log.act_slots.write(self.act, action, address, nbytes, self.call)
-            self.act += 1
+    def _write_allocator_event(self, action: str, address: int, nbytes: int) -> None:
+        if self.log.keeps_allocator_events:
+            self.log.allocator_event_slots.write(self.allocator_event, action, address, nbytes, self.call)
+            self.allocator_event += 1

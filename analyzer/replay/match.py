@@ -13,4 +13,5 @@ class Match(NamedTuple):
 
 
 class Mismatch(Exception):
-    """It may not, and has to be run: raised where that is found out, returned by what is asked. The message says why."""
+    """It may not, and has to be run: raised where that is found out, returned by what is asked. The message says why.
+    """

@@ -93,8 +93,10 @@ def reaches_outside(value: Any, inside: Mapping[int, Any]) -> bool:
 def are_alike(now: Iterable[Any], before: Iterable[Any]) -> bool:
     if all(map(operator.is_, now, before)):
         return True
-    return all([a is b or (b.tensor() is a if type(b) is WeakTensor else type(a) is type(b) and type(a) in PLAIN and a == b)
-                for a, b in zip(now, before)])
+    return all([
+        a is b or (b.tensor() is a if type(b) is WeakTensor else type(a) is type(b) and type(a) in PLAIN and a == b)
+        for a, b in zip(now, before)
+    ])
 
 
 def is_equal(now: Any, before: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Plays a recorded forward and backward pass again: the same calls and the same lives of storages, at whatever
+"""Replays a recorded forward and backward pass again: the same calls and the same lifetimes of storages, at whatever
 addresses are free now.
 
 A steady-state step runs the operators of the first step in the same order; what differs is what is in memory before it.
@@ -23,11 +23,11 @@ from analyzer.record.log import Log, LogNode
 from analyzer.record.recorder import Recorder
 
 from .expansion import EventWriter
-from .reel import START, Reel, act_on
+from .segment import START, Segment, run_instructions
 
 
 class StepReplay:
-    """The events of one recorded stretch, which can be played again.
+    """The events of one recorded stretch, which can be replayed.
 
     Storages that were there before keep their numbers; those born in the stretch get new ones.
     """
@@ -37,12 +37,12 @@ class StepReplay:
         self.events = events
         self.nodes = range(first_node, len(recorder.log.node_slots))
         self._left: dict[int, tuple[torch.Tensor, Callable[[torch.Tensor], None]]] = {}
-        self._unseen: list[tuple[Sequence[int], Callable[[list[int], list[Any]], None]]] = []
-        self._unseen_numbers: set[int] = set()
+        self._unmaterialized: list[tuple[Sequence[int], Callable[[list[int], list[Any]], None]]] = []
+        self._unmaterialized_numbers: set[int] = set()
         self._shared = False
         self._survivors: set[int] = set()
         self._closed = True  # nothing that was there before died
-        self._live: Reel | None = None
+        self._live: Segment | None = None
         self._parts: list[Part] = []
         self._slot_of: dict[int, int] = {}
         self._slot_count = 0
@@ -66,7 +66,7 @@ class StepReplay:
         self._survivors.discard(number)
 
     def leave(self, tensor: torch.Tensor, receive: Callable[[torch.Tensor], None]) -> None:
-        """Say that the stretch leaves ``tensor`` behind; when it is played again, ``receive`` gets its like."""
+        """Say that the stretch leaves ``tensor`` behind; when it is replayed, ``receive`` gets its like."""
         if tensor.layout is not torch.strided:
             self._closed = False  # a sparse gradient is several tensors
             return
@@ -75,21 +75,21 @@ class StepReplay:
         self._shared = self._shared or storage.number in self._left
         self._left[storage.number] = (template(tensor), receive)
 
-    def leave_unseen(self, numbers: Sequence[int], receive: Callable[[list[int], list[Any]], None]) -> None:
+    def leave_unmaterialized(self, numbers: Sequence[int], receive: Callable[[list[int], list[Any]], None]) -> None:
         """Say that the stretch leaves storages behind whose likes are never looked at; ``receive`` gets their numbers
         and places.
         """
-        self._shared = self._shared or not self._unseen_numbers.isdisjoint(numbers)
-        self._unseen.append((numbers, receive))
-        self._unseen_numbers.update(numbers)
+        self._shared = self._shared or not self._unmaterialized_numbers.isdisjoint(numbers)
+        self._unmaterialized.append((numbers, receive))
+        self._unmaterialized_numbers.update(numbers)
 
     def is_whole(self) -> bool:
         """Whether all that outlives the stretch is known to `leave`, each on a storage of its own, and nothing older
         died in it.
         """
-        return self._closed and not self._shared and self._survivors == self._left.keys() | self._unseen_numbers
+        return self._closed and not self._shared and self._survivors == self._left.keys() | self._unmaterialized_numbers
 
-    def play(self) -> None:
+    def replay(self) -> None:
         """Repeat the stretch as the recorder's present step."""
         recorder, log, space = self.recorder, self.recorder.log, self.recorder.space
         if self._live is None:
@@ -98,7 +98,7 @@ class StepReplay:
         log.pending.append(again)
         log.node_slots.extend([None] * len(self.nodes))
         slots: list[Any] = [None] * self._slot_count
-        blocks: dict[int, list[Any]] = {}  # of each played block's place
+        blocks: dict[int, list[Any]] = {}  # of each replayed block's place
         numbers: dict[int, int] = {}
         births = 0
         for part in self._parts:
@@ -108,23 +108,23 @@ class StepReplay:
             if part.kind == ENDED:
                 recorder.end()
                 continue
-            takings = Placements(log.peak_bytes)
-            again.takings.append(takings)
+            placements = Placements(log.peak_bytes)
+            again.placements.append(placements)
             if part.kind == TAKEN:
-                take = part.what
-                reel, start, stop = take.reel, take.start, take.stop
-                mine = blocks.get(id(take.place))
+                instance = part.what
+                segment, start, stop = instance.segment, instance.start, instance.stop
+                mine = blocks.get(id(instance.site))
                 if mine is None:
-                    mine = blocks[id(take.place)] = [None] * take.place.count_slots()
-                for slot, number in take.freed:
+                    mine = blocks[id(instance.site)] = [None] * instance.site.count_slots()
+                for slot, number in instance.freed:
                     mine[slot] = slots[self._slot_of[number]]
             else:
-                reel, start, stop = part.what
+                segment, start, stop = part.what
                 mine = slots
-            if stop.act > start.act:
-                act_on(recorder, reel, start.act, stop.act, mine, takings)
+            if stop.instruction > start.instruction:
+                run_instructions(recorder, segment, start.instruction, stop.instruction, mine, placements)
             log.call_slots.leave(stop.call - start.call)
-            first = again.first_number + births - start.birth - reel.first_slot
+            first = again.first_number + births - start.birth - segment.first_slot
             for theirs, olds, place in part.survivors:
                 numbers.update(zip(olds, [first + slot for slot in theirs]))
                 if place is not None:
@@ -138,12 +138,12 @@ class StepReplay:
                 held = slots[place]  # a span of the accelerator's allocator, or a whole block of another memory
                 block = recorder.memory.block_of(held, space.stream) if isinstance(held, Span) else held
                 receive(revive(like, claim, numbers[number], block, space))
-        for theirs, take in self._unseen:
-            take([numbers[number] for number in theirs], [slots[self._slot_of[number]] for number in theirs])
+        for theirs, leave in self._unmaterialized:
+            leave([numbers[number] for number in theirs], [slots[self._slot_of[number]] for number in theirs])
 
-    def _compile(self) -> Reel:
-        """Make the parts that the allocator can play: stretches of live events, whose reel this gives, and blocks that
-        were played.
+    def _compile(self) -> Segment:
+        """Make the parts that the allocator can replay: stretches of live events, whose segment this gives, and blocks
+        that were replayed.
         """
         slot_of = self._slot_of
         elsewhere: dict[int, torch.device] = {}
@@ -156,36 +156,36 @@ class StepReplay:
             for slots, numbers in what.survivors if kind == TAKEN else ():
                 places = range(count, count + len(slots))
                 slot_of.update(zip(numbers, places))
-                if not what.reel.elsewhere.keys().isdisjoint(slots):
-                    elsewhere.update((place, what.reel.elsewhere[slot]) for slot, place in zip(slots, places)
-                                     if slot in what.reel.elsewhere)
+                if not what.segment.elsewhere.keys().isdisjoint(slots):
+                    elsewhere.update((place, what.segment.elsewhere[slot]) for slot, place in zip(slots, places)
+                                     if slot in what.segment.elsewhere)
                 survivors.append((slots, numbers, count))
                 count = places.stop
             others.append(Part(kind, what, survivors))
         self._slot_count = count
-        reel = Reel(self.recorder.log, self.events, slot_of, 0, set(slot_of), elsewhere, self.recorder.memory,
+        segment = Segment(self.recorder.log, self.events, slot_of, 0, set(slot_of), elsewhere, self.recorder.memory,
                     takes_workspaces=False)
-        reel.log = None
-        left = {slot_of[number]: number for number in (*self._left, *self._unseen_numbers)}
+        segment.log = None
+        left = {slot_of[number]: number for number in (*self._left, *self._unmaterialized_numbers)}
         parts = self._parts
         start = START
-        for stop, other in zip((*reel.breaks, reel.end), (*others, None)):
+        for stop, other in zip((*segment.breaks, segment.end), (*others, None)):
             if stop.event > start.event:
                 mine = [slot for slot in range(start.birth, stop.birth) if slot in left]
                 parts.append(
-                    Part(CALLED, (reel, start, stop), [(mine, [left[slot] for slot in mine], None)] if mine else []))
+                    Part(CALLED, (segment, start, stop), [(mine, [left[slot] for slot in mine], None)] if mine else []))
             if other is not None:
                 parts.append(other)
                 start = stop._replace(event=stop.event + 1)
-        return reel
+        return segment
 
 
 class Part(NamedTuple):
-    """A piece of a step: live events (their reel and its marks around them), a `Take` of a played block, or the begin
-    or end of a phase.
+    """A piece of a step: live events (their segment and its marks around them), an `Instance` of a replayed block, or
+    the begin or end of a phase.
 
-    ``survivors`` are those born in it that outlive the playing, by lots: slots, numbers in the first step, and of those
-    born in a block the first slot among the live storages.
+    ``survivors`` are those born in it that outlive the replay, by lots: slots, numbers in the first step, and of
+    those born in a block the first slot among the live storages.
     """
 
     kind: int
@@ -195,28 +195,28 @@ class Part(NamedTuple):
     def events_and_sizes(self) -> tuple[list[Event], Sequence[int]]:
         """What happens in it, in terms of the first step's log, and the sizes of what is born in it."""
         if self.kind == TAKEN:
-            take = self.what
-            return list(take.events()), take.reel.sizes[take.start.birth:take.stop.birth]
-        reel, start, stop = self.what
-        return reel.events[start.event:stop.event], reel.sizes[start.birth:stop.birth]
+            instance = self.what
+            return list(instance.events()), instance.segment.sizes[instance.start.birth:instance.stop.birth]
+        segment, start, stop = self.what
+        return segment.events[start.event:stop.event], segment.sizes[start.birth:stop.birth]
 
 
 class Repetition:
-    """One playing of a step, to be written into the log."""
+    """One replay of a step, to be written into the log."""
 
     def __init__(self, parts: list[Part], nodes: range, log: Log, step: int, first_number: int) -> None:
         self.parts, self.nodes, self.step, self.first_number = parts, nodes, step, first_number
-        self.takings: list[Placements] = []
-        self.call, self.event, self.act, self.node = len(log.call_slots), log.events, len(log.act_slots), len(
-            log.node_slots)
+        self.placements: list[Placements] = []
+        self.call, self.event, self.allocator_event, self.node = len(log.call_slots), log.events, len(
+            log.allocator_event_slots), len(log.node_slots)
 
-    def parts_played(self) -> Iterator[tuple[int, Reel, int, int]]:
+    def replayed_parts(self) -> Iterator[tuple[int, Segment, int, int]]:
         live = next((part.what[0] for part in self.parts if part.kind == CALLED), None)
         if live is not None:
             yield self.step, live, 0, live.end.event
         for part in self.parts:
             if part.kind == TAKEN:
-                yield self.step, part.what.reel, part.what.start.event, part.what.stop.event
+                yield self.step, part.what.segment, part.what.start.event, part.what.stop.event
 
     def expand(self, log: Log) -> None:
         """Write it into the log, in which the step that it repeats is."""
@@ -225,10 +225,12 @@ class Repetition:
         names = _Renumbered(zip([what for events, _ in parts for kind, what in events if kind == BORN],
                                 itertools.count(self.first_number)))
         first_call = next((what for events, _ in parts for kind, what in events if kind == CALLED), 0)
-        writer = EventWriter(log, log, names, range(len(log.modules)), {OUTSIDE: OUTSIDE, **dict(zip(self.nodes, places))},
-                             self.call - first_call, self.step, self.call, self.event, self.act)
-        for part, takings in zip(parts, self.takings):
-            writer.write(*part, takings)
+        writer = EventWriter(log, log, names, range(len(log.modules)), {
+            OUTSIDE: OUTSIDE,
+            **dict(zip(self.nodes, places))
+        }, self.call - first_call, self.step, self.call, self.event, self.allocator_event)
+        for part, placements in zip(parts, self.placements):
+            writer.write(*part, placements)
         for row, place in zip(self.nodes, places):
             node = log.node_slots[row]
             assert node is not None

@@ -5,7 +5,7 @@ import functools
 
 import torch
 
-from analyzer.record.hold import learn_holdings
+from analyzer.record.reference_count import learn_holdings
 
 _OLDEST = (2, 13)  # torch 2.9 counts the holders of a gradient otherwise, and frees some gradients at other times
 

@@ -62,7 +62,7 @@ class ProfileBuilder:
         ended_early = log.shortage is not None and log.shortage.step < 2  # before a second step was whole
         known = {name: value for name, value in self.totals.items() if name in _PROFILE_FIELDS}
         known["uncounted"] = tuple(UncountedInfo(*row) for row in known.get("uncounted") or ())
-        inputs = {s.label: describe_spec(s.spec) for s in log.lives_in("input") if s.spec is not None}
+        inputs = {s.label: describe_spec(s.spec) for s in log.lifetimes_in("input") if s.spec is not None}
         return {**known, "params": self.shape.count_parameters(), "inputs": inputs,
                 "batch_size": next((t.shape[0] for t in inputs.values() if t.shape), None),
                 "torch_version": str(torch.__version__), "analyzer_version": package_version(),

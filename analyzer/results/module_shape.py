@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from analyzer.replay.twin import Twin
+from analyzer.replay.isomorph import Isomorph
 
 from .node_info import TensorInfo
 
@@ -30,7 +30,7 @@ class ParameterShape(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TwinShape:
+class IsomorphShape:
     """A block like an earlier one but for keys and some settings (extra_repr and kernel size, by place in it)."""
 
     first: ModuleShape
@@ -40,12 +40,12 @@ class TwinShape:
     numel: int
 
     @classmethod
-    def of(cls, twin: Twin, first: ModuleShape) -> TwinShape:
-        """The shape of ``twin`` as it is now."""
-        settings = {i: (twin.modules[i].extra_repr(), _kernel_size(twin.modules[i]))
-                    for i in {i for i, _ in twin.differing}}
-        return cls(first, list(map(id, twin.modules)), list(map(id, twin.parameters)), settings,
-                   sum([t.numel for t in twin.pattern.parameters]))
+    def of(cls, isomorph: Isomorph, first: ModuleShape) -> IsomorphShape:
+        """The shape of ``isomorph`` as it is now."""
+        settings = {i: (isomorph.modules[i].extra_repr(), _kernel_size(isomorph.modules[i]))
+                    for i in {i for i, _ in isomorph.differing}}
+        return cls(first, list(map(id, isomorph.modules)), list(map(id, isomorph.parameters)), settings,
+                   sum([t.numel for t in isomorph.prototype.parameters]))
 
     def expand(self) -> ModuleShape:
         """It as one of its own."""
@@ -69,24 +69,24 @@ class ModuleShape:
     training: bool
     kernel_size: tuple[int, ...] | None
     parameters: tuple[ParameterShape, ...]
-    below: tuple[tuple[str, ModuleShape | TwinShape], ...]
+    below: tuple[tuple[str, ModuleShape | IsomorphShape], ...]
 
     @classmethod
-    def of(cls, root: torch.nn.Module, twins: Mapping[int, Twin] = MappingProxyType({})) -> ModuleShape:
-        """The shape of ``root`` as it is now; ``twins`` are the blocks in it that are like an earlier one, by id."""
-        whole = cls._describe(root, twins, {})
-        assert isinstance(whole, ModuleShape)  # a twin is like something before it
+    def of(cls, root: torch.nn.Module, isomorphs: Mapping[int, Isomorph] = MappingProxyType({})) -> ModuleShape:
+        """The shape of ``root`` as it is now; ``isomorphs`` are blocks in it that are like an earlier one, by id."""
+        whole = cls._describe(root, isomorphs, {})
+        assert isinstance(whole, ModuleShape)  # an isomorph is like something before it
         return whole
 
     @classmethod
-    def _describe(cls, module: torch.nn.Module, twins: Mapping[int, Twin],
-                  firsts: dict[int, ModuleShape]) -> ModuleShape | TwinShape:
-        twin = twins.get(id(module))
-        if twin is not None:
-            return TwinShape.of(twin, firsts[id(twin.pattern.block)])
+    def _describe(cls, module: torch.nn.Module, isomorphs: Mapping[int, Isomorph],
+                  firsts: dict[int, ModuleShape]) -> ModuleShape | IsomorphShape:
+        isomorph = isomorphs.get(id(module))
+        if isomorph is not None:
+            return IsomorphShape.of(isomorph, firsts[id(isomorph.prototype.block)])
         parameters = [ParameterShape(id(p), name, p.shape, p.dtype, p.device, p.numel(), p.requires_grad)
                       for name, p in module._parameters.items() if p is not None]
-        children = [(name, cls._describe(child, twins, firsts)) for name, child in module._modules.items()
+        children = [(name, cls._describe(child, isomorphs, firsts)) for name, child in module._modules.items()
                     if child is not None]
         found = firsts[id(module)] = cls(id(module), type(module).__name__, module.extra_repr(), module.training,
                                          _kernel_size(module), tuple(parameters), tuple(children))
@@ -95,22 +95,22 @@ class ModuleShape:
     @property
     def children(self) -> list[tuple[str, ModuleShape]]:
         """Names and shapes of the modules that it holds."""
-        return [(name, child.expand() if isinstance(child, TwinShape) else child) for name, child in self.below]
+        return [(name, child.expand() if isinstance(child, IsomorphShape) else child) for name, child in self.below]
 
     def count_parameters(self) -> int:
         """Elements of all parameters, each counted once."""
         distinct: dict[int, int] = {}
-        twins = 0
+        isomorphs = 0
         waiting = [self]
         while waiting:
             module = waiting.pop()
             distinct.update((p.key, p.numel) for p in module.parameters)
             for _, child in module.below:
-                if isinstance(child, TwinShape):
-                    twins += child.numel  # a twin shares no parameter
+                if isinstance(child, IsomorphShape):
+                    isomorphs += child.numel  # an isomorph shares no parameter
                 else:
                     waiting.append(child)
-        return twins + sum(distinct.values())
+        return isomorphs + sum(distinct.values())
 
     def distinct_parameters(self) -> dict[int, ParameterShape]:
         """Every parameter once, by its key."""

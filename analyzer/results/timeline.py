@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from analyzer.profilers.memory import category_of, forward_ends
-from analyzer.record.act_table import Act
+from analyzer.record.allocator_event_table import AllocatorEvent
 from analyzer.record.log import Log
-from analyzer.record.storage_life import StorageLife
+from analyzer.record.storage_lifetime import StorageLifetime
 
 from .info import MemoryEvent, TimelinePoint
 
@@ -24,8 +24,8 @@ def read_memory(log: Log) -> tuple[tuple[TimelinePoint, ...], tuple[MemoryEvent,
     if not log.phases:
         return (), ()
     # after it comes what the end of the run frees
-    end = log.phases[-1].end_act if log.shortage is None else log.shortage.act
-    changes = [*_what_was_there(log), *log.acts[:end]]
+    end = log.phases[-1].end_allocator_event if log.shortage is None else log.shortage.allocator_event
+    changes = [*_what_was_there(log), *log.allocator_events[:end]]
     if not changes:
         return (), ()
     first_call = _first_call_shown(log)
@@ -47,22 +47,24 @@ def _first_call_shown(log: Log) -> int:
     return first[max(reaching)] if reaching else 0
 
 
-def _what_was_there(log: Log) -> Iterator[Act]:
+def _what_was_there(log: Log) -> Iterator[AllocatorEvent]:
     """An allocation for each storage of the host that was there before (an allocator tells of its own)."""
-    if log.acts and log.device == "cpu":
-        made = {change[1] for change in log.acts if change[0] == "alloc"}  # addresses of the host are never used twice
+    if log.allocator_events and log.device == "cpu":
+        made = {change[1]
+                for change in log.allocator_events
+                if change[0] == "alloc"}  # addresses of the host are never used twice
         for lifetime in log.storages.values():
             if lifetime.device == log.device and lifetime.block_bytes and lifetime.address not in made:
                 yield "alloc", lifetime.address, lifetime.block_bytes, 0
 
 
-def _find_owners(log: Log, changes: list[Act]) -> dict[int, StorageLife]:
+def _find_owners(log: Log, changes: list[AllocatorEvent]) -> dict[int, StorageLifetime]:
     """The storage behind each allocation, by its index; an allocation without one is a workspace."""
-    lifetimes: defaultdict[tuple[int, int, int], list[StorageLife]] = defaultdict(list)
+    lifetimes: defaultdict[tuple[int, int, int], list[StorageLifetime]] = defaultdict(list)
     for lifetime in sorted(log.storages.values(), key=lambda lifetime: lifetime.born):
         if lifetime.device == log.device:
             lifetimes[lifetime.address, lifetime.block_bytes, lifetime.born_call].append(lifetime)
-    owners: dict[int, StorageLife] = {}
+    owners: dict[int, StorageLifetime] = {}
     open_changes: dict[int, int] = {}  # address -> change that allocated it
     for i in reversed(range(len(changes))):  # a workspace of the same place and call comes before the storage
         action, address, nbytes, call = changes[i]
@@ -84,7 +86,7 @@ class _Names:
         self._of_storage: dict[int, tuple[str, str]] = {}
         self._of_operator: dict[object, str] = {}
 
-    def describe(self, change: Act, lifetime: StorageLife | None) -> MemoryEvent:
+    def describe(self, change: AllocatorEvent, lifetime: StorageLifetime | None) -> MemoryEvent:
         action, address, nbytes, call = change
         if action != "alloc" and action != "free":
             return MemoryEvent(action, address, nbytes)
@@ -104,7 +106,8 @@ class _Names:
         return self._of_operator.get(op) or self._of_operator.setdefault(op, str(op))
 
 
-def _state_after(changes: list[Act], owners: dict[int, StorageLife], names: _Names) -> Iterator[MemoryEvent]:
+def _state_after(changes: list[AllocatorEvent], owners: dict[int, StorageLifetime],
+                 names: _Names) -> Iterator[MemoryEvent]:
     """What the events leave: segments, then blocks, by address."""
     blocks: dict[int, int] = {}
     segments: dict[int, int] = {}
@@ -149,7 +152,7 @@ def join_spans(spans: Iterable[Span]) -> list[Span]:
     return joined
 
 
-def _points(log: Log, changes: list[Act], start: int, first_call: int) -> Iterator[TimelinePoint]:
+def _points(log: Log, changes: list[AllocatorEvent], start: int, first_call: int) -> Iterator[TimelinePoint]:
     """One point per call that changed what is in use, one more before it where it was higher while the call ran."""
     allocated = reserved = 0
     has_segments = log.device != "cpu"
@@ -178,7 +181,7 @@ def _points(log: Log, changes: list[Act], start: int, first_call: int) -> Iterat
                             reserved if has_segments else None)
 
 
-def _apply(change: Act, allocated: int, reserved: int) -> tuple[int, int]:
+def _apply(change: AllocatorEvent, allocated: int, reserved: int) -> tuple[int, int]:
     action, _, nbytes, _ = change
     if action == "alloc":
         return allocated + nbytes, reserved

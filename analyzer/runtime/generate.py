@@ -136,9 +136,9 @@ def number_passes(recorder: RuntimeRecorder) -> int:
         node.step = step_of(i, 2)
     for i, record in enumerate(log.phases):
         record.step = step_of(i, 3)
-    for life in log.storages.values():
-        if life.step >= 0:
-            life.step = step_of(life.born, 4)
+    for lifetime in log.storages.values():
+        if lifetime.step >= 0:
+            lifetime.step = step_of(lifetime.born, 4)
     log.module_calls.clear()  # those of all passes
     for module in log.modules:
         module.calls = -(-module.calls // (len(starts) + 1))

@@ -118,9 +118,13 @@ class _Reader:
         self.place_of_row = {rows[n.name]: i for i, n in enumerate(self.nodes)}
         self.place_of_call = self._place_calls()
         self.forward = [(i, call) for i, call in enumerate(self.log.calls) if call.phase == "forward"]
-        self.values = {life.number: life for life in watched(self.log) if life.born_call < len(self.log.calls)
-                       and life.phase == "forward" and life.category in ("", "loss", "cast copy")}
-        self.maker_place = {number: self.place_of_call[life.born_call] for number, life in self.values.items()}
+        self.values = {
+            lifetime.number: lifetime
+            for lifetime in watched(self.log)
+            if lifetime.born_call < len(self.log.calls) and lifetime.phase == "forward" and lifetime.category in (
+                "", "loss", "cast copy")
+        }
+        self.maker_place = {number: self.place_of_call[lifetime.born_call] for number, lifetime in self.values.items()}
         self.order = sorted(self.values, key=lambda v: (self.maker_place[v], v))
         self.index = {number: i for i, number in enumerate(self.order)}
         #: values in what each node returns
@@ -199,15 +203,15 @@ class _Reader:
             if call.phase != "backward":
                 continue
             for number in call.inputs:
-                life = self.log.storages.get(number)
-                if life is None or life.born_call >= first:
+                lifetime = self.log.storages.get(number)
+                if lifetime is None or lifetime.born_call >= first:
                     continue
                 if call.forward is not None and not call.recomputed:
                     reads.setdefault(call.forward, set()).add(number)
                 if number in self.values:
                     savers.setdefault(number, set()).add(self.atom_of[self.place_of_call[index]])
-        for number, life in self.values.items():
-            if number not in savers and (life.died_call is None or life.died_call > first):
+        for number, lifetime in self.values.items():
+            if number not in savers and (lifetime.died_call is None or lifetime.died_call > first):
                 savers[number] = {self.maker[number]}  # held without being read, by its maker
         return savers, reads
 
@@ -301,11 +305,11 @@ class _Reader:
         held = alive_bytes(list(self.values.values()), total)
         fresh = np.zeros(total, dtype=np.int64)  # values of the atom that runs
         atom_of_call = [self.atom_of[p] for p in self.place_of_call]
-        for number, life in self.values.items():
-            i = life.born_call
-            end = total if life.died_call is None else min(total, life.died_call)
+        for number, lifetime in self.values.items():
+            i = lifetime.born_call
+            end = total if lifetime.died_call is None else min(total, lifetime.died_call)
             while i < end and atom_of_call[i] == self.maker[number] and log.calls[i].phase == "forward":
-                fresh[i] += life.block_bytes
+                fresh[i] += lifetime.block_bytes
                 i += 1
         others = alive_bytes(
             [s for s in watched(log) if s.number not in self.values and s.category in ("", "loss")], total)

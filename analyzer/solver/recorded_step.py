@@ -17,7 +17,7 @@ from analyzer.api.symbolic_profile import symbolic_profile
 from analyzer.hardware import DeviceSpec
 from analyzer.profilers.annotation import Annotation
 from analyzer.record.log import Log
-from analyzer.record.storage_life import StorageLife
+from analyzer.record.storage_lifetime import StorageLifetime
 from analyzer.results.profile import Profile
 
 from .plan import StepInfo
@@ -51,34 +51,35 @@ class RecordedStep:
         return int((self.static_bytes + self.activation_bytes + self.gradient_bytes).max(initial=0))
 
 
-def watched(log: Log) -> list[StorageLife]:
+def watched(log: Log) -> list[StorageLifetime]:
     """The storages on the watched device."""
-    return [life for life in log.storages.values() if life.device == log.device]
+    return [lifetime for lifetime in log.storages.values() if lifetime.device == log.device]
 
 
-def alive_bytes(lives: list[StorageLife], calls: int) -> np.ndarray:
+def alive_bytes(lifetimes: list[StorageLifetime], calls: int) -> np.ndarray:
     """Bytes of ``lives`` that are alive when each of so many calls has run."""
     change = np.zeros(calls + 1, dtype=np.int64)
-    for life in lives:
-        end = calls if life.died_call is None else min(life.died_call, calls)
-        if life.born_call < end:
-            change[life.born_call] += life.block_bytes
-            change[end] -= life.block_bytes
+    for lifetime in lifetimes:
+        end = calls if lifetime.died_call is None else min(lifetime.died_call, calls)
+        if lifetime.born_call < end:
+            change[lifetime.born_call] += lifetime.block_bytes
+            change[end] -= lifetime.block_bytes
     return np.cumsum(change)[:calls]
 
 
 def read_step(log: Log) -> RecordedStep:
     """The memory of a one-step log that was kept with its allocator's acts."""
     calls = len(log.calls)
-    lives = watched(log)
-    static = [life for life in lives if life.category in _HELD_BEFORE]
+    lifetimes = watched(log)
+    static = [lifetime for lifetime in lifetimes if lifetime.category in _HELD_BEFORE]
     held = alive_bytes(static, calls)
-    gradients = alive_bytes([life for life in lives if life.category == "gradient"], calls)
+    gradients = alive_bytes([lifetime for lifetime in lifetimes if lifetime.category == "gradient"], calls)
     highest = np.zeros(calls + 1, dtype=np.int64)
-    seen = {address for action, address, _, _ in log.acts if action == "alloc"}
-    total = sum(life.block_bytes for life in static if life.address not in seen)  # made before the recording
+    seen = {address for action, address, _, _ in log.allocator_events if action == "alloc"}
+    total = sum(lifetime.block_bytes for lifetime in static
+                if lifetime.address not in seen)  # made before the recording
     last, opened = 0, False  # whether the call has taken memory yet: what is freed before that, the call before it held
-    for action, _, nbytes, call in log.acts:
+    for action, _, nbytes, call in log.allocator_events:
         if action not in ("alloc", "free"):
             continue
         if call > last:

@@ -125,9 +125,9 @@ def test_copies(gm: GraphModule, duplicate: Callable[[GraphModule], GraphModule]
     assert type(again).__mro__[1] is GraphModule and again.code == gm.code and again.meta == gm.meta
     assert [(n.op, n.name, str(n.args), str(n.kwargs))
             for n in again.graph.nodes] == [(n.op, n.name, str(n.args), str(n.kwargs)) for n in gm.graph.nodes]
-    twin = next(n for n in again.graph.nodes if n.name == node.name)
-    assert twin.meta["info"] == {"fwd_flops": 7} and twin.meta["source"] == node.meta["source"]
-    twin.meta["region"] = ("changed",)
+    isomorph = next(n for n in again.graph.nodes if n.name == node.name)
+    assert isomorph.meta["info"] == {"fwd_flops": 7} and isomorph.meta["source"] == node.meta["source"]
+    isomorph.meta["region"] = ("changed",)
     assert node.meta["region"] == ()
     args, kwargs = good()
     assert again(*args, **kwargs).equal(gm(*args, **kwargs))

@@ -17,7 +17,7 @@ from analyzer.fx.graph.subgraph import find_subgraphs
 from analyzer.fx.graph.subgraph_replay import SubgraphReplay
 from analyzer.zoo import MODELS
 from analyzer.zoo.llama import llama_1b
-from tests.record.block_model import Block, PostNorm, Stack, Sums, X
+from tests.replay.block_model import Block, PostNorm, Stack, Sums, X
 
 IDS = torch.ones(2, 32, dtype=torch.int64)
 
@@ -35,7 +35,7 @@ def played(monkeypatch):
         return number
 
     monkeypatch.setattr(SubgraphReplay, "replay_from", count)
-    monkeypatch.setattr("analyzer.replay.block_reuse.LEAST_LEAVES_SAVED", 0)  # the blocks here are small
+    monkeypatch.setattr("analyzer.replay.block_replay.LEAST_LEAVES_SAVED", 0)  # the blocks here are small
     return seen
 
 

@@ -46,12 +46,12 @@ def run_one_by_one(instructions, allocator, top):
         if opcode is Opcode.FREE:
             allocator.free(blocks.pop(slot))
             continue
-        is_held = opcode is not Opcode.ALLOCATE
-        taken = [allocator.allocate(nbytes) for nbytes in (requested if is_held else [requested])]
+        has_grown = opcode is not Opcode.ALLOCATE
+        taken = [allocator.allocate(nbytes) for nbytes in (requested if has_grown else [requested])]
         given += [(b.address, b.bytes) for b in taken]
         if allocator.allocated_bytes > best[0]:
-            best = allocator.allocated_bytes, at, sum(b.bytes for b in taken) if is_held else 0
-        if is_held:
+            best = allocator.allocated_bytes, at, sum(b.bytes for b in taken) if has_grown else 0
+        if has_grown:
             for block in taken:
                 allocator.free(block)
         else:

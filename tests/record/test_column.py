@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.record.act_table import ActTable
+from analyzer.record.allocator_event_table import AllocatorEventTable
 from analyzer.record.call_table import CallTable
 from analyzer.record.op_call import OpCall
 from analyzer.record.sequence_index import SequenceIndex
-from analyzer.record.storage_life import LifeTable, StorageLife
+from analyzer.record.storage_lifetime import LifetimeTable, StorageLifetime
 
 FIELDS = OpCall.__slots__
 NUMBERS = st.lists(st.integers(-3, 2**62), max_size=4).map(tuple)
@@ -55,7 +55,7 @@ def test_a_call_whose_place_was_left_cannot_be_read():
                                st.integers(0, 2**63), st.integers(0, 2**31)),
                      max_size=12), late=st.sets(st.integers(0, 11)))
 def test_acts_come_back(acts, late):
-    table = ActTable()
+    table = AllocatorEventTable()
     for i, act in enumerate(acts):
         table.leave(1) if i in late else table.append(*act)
     for i in late & set(range(len(acts))):
@@ -65,8 +65,8 @@ def test_acts_come_back(acts, late):
 
 
 def test_a_life_keeps_what_it_is_told():
-    table = LifeTable()
-    first, second = (StorageLife(table, n, 10 + n, 512, 2**47 + n, "cuda:0", 3, -1, "forward", 0, -1, 2)
+    table = LifetimeTable()
+    first, second = (StorageLifetime(table, n, 10 + n, 512, 2**47 + n, "cuda:0", 3, -1, "forward", 0, -1, 2)
                      for n in (7, 8 << 32))
     assert (first.number, second.number, first.nbytes, second.nbytes,
             second.address) == (7, 8 << 32, 17, 10 + (8 << 32), 2**47 + (8 << 32))

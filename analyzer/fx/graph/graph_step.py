@@ -9,7 +9,7 @@ from torch import fx
 
 from analyzer.record.eager import casting, check_loss, default_loss, hold_inputs, note_saved_inputs
 from analyzer.record.recorder import Recorder
-from analyzer.replay.unseen_gradient import UnseenGradients
+from analyzer.replay.unmaterialized_gradient import UnmaterializedGradients
 
 from .interpreter import RecordingInterpreter
 from .subgraph_replay import SubgraphReplay
@@ -47,13 +47,13 @@ class GraphStep:
         del output
         recorder.mark([loss], "loss")
         note_saved_inputs(recorder, holds)
-        unseen = recorder.unseen_gradients = UnseenGradients(recorder)
+        unmaterialized = recorder.unmaterialized_gradients = UnmaterializedGradients(recorder)
         try:
             loss.backward()
         finally:
-            recorder.unseen_gradients = None
+            recorder.unmaterialized_gradients = None
         parameters = list(self.module.parameters())
-        unseen.check(parameters)
+        unmaterialized.check(parameters)
         recorder.mark([p.grad for p in parameters if p.grad is not None], "gradient")
         recorder.end()
         return self.interpreter.rows

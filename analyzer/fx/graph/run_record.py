@@ -13,7 +13,7 @@ from analyzer.meta.spec import TensorSpec
 from analyzer.meta.storage import MetaStorage
 from analyzer.record.log import Log
 from analyzer.record.tensor_walk import describe
-from analyzer.replay.block_place import BlockPlace
+from analyzer.replay.block_site import BlockSite
 
 Tensor = torch.Tensor
 
@@ -39,22 +39,22 @@ class Unknown:
 
 
 @dataclass
-class Played:
+class ReplayedSubgraph:
     """Nodes, by name, that were not run: the ``records`` of as many others hold for them, with their own storages.
 
-    There is a record for each kind of gradients that a backward pass was given (`BlockPlace.grad_specs`). They agree on
-    values; storage n of the first is number ``place.numbers[slot_of[n]]``.
+    There is a record for each kind of gradients that a backward pass was given (`BlockSite.grad_specs`). They agree on
+    values; storage n of the first is number ``site.numbers[slot_of[n]]``.
     """
 
     names: list[str]
     records: dict[Any, RunRecord]
-    place: BlockPlace
+    site: BlockSite
     slot_of: dict[int, int]
 
     def write(self, record: RunRecord) -> None:
         """Write them into ``record``."""
-        first, numbers = next(iter(self.records.values())), self.place.numbers
-        ran = None if self.place.grad_specs is None else self.records[self.place.grad_specs]
+        first, numbers = next(iter(self.records.values())), self.site.numbers
+        ran = None if self.site.grad_specs is None else self.records[self.site.grad_specs]
         gradients = [{} for _ in self.names] if ran is None else list(ran.gradients.values())
 
         def rename(value: Any) -> Any:
@@ -75,7 +75,7 @@ class RunRecord:
     #: (category, path, bytes) of parameters and buffers it uses
     held: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
 
-    played: list[Played] = field(default_factory=list)  #: what is to be written into the above
+    replayed: list[ReplayedSubgraph] = field(default_factory=list)  #: what is to be written into the above
     log: Log | None = None  #: of the run, until it was read
 
     def complete(self) -> None:
@@ -84,22 +84,23 @@ class RunRecord:
         if log is None:
             return
         self._note_storages(log)  # which looks numbers up that were labels
-        for subgraph in self.played:
+        for subgraph in self.replayed:
             subgraph.write(self)
-        self.played.clear()
+        self.replayed.clear()
 
     def _note_storages(self, log: Log) -> None:
         """Note the parameters and buffers that each node uses, in order, and whether what it made is differentiable."""
         def note(node: int, number: int) -> None:
-            life = log.storages.get(number)
-            if life is not None and life.category in ("parameter", "buffer"):
+            lifetime = log.storages.get(number)
+            if lifetime is not None and lifetime.category in ("parameter", "buffer"):
                 held = self.held.setdefault(log.nodes[node].name, [])
-                if (life.category, life.label, life.nbytes) not in held:
-                    held.append((life.category, life.label, life.nbytes))
+                if (lifetime.category, lifetime.label, lifetime.nbytes) not in held:
+                    held.append((lifetime.category, lifetime.label, lifetime.nbytes))
 
         for i, node in enumerate(log.nodes):
-            lives = [log.storages[number] for number, _ in node.outputs if number in log.storages]
-            self.differentiable[node.name] = tuple(life.requires_grad for life in lives if life.node == i)
+            lifetimes = [log.storages[number] for number, _ in node.outputs if number in log.storages]
+            self.differentiable[node.name] = tuple(lifetime.requires_grad for lifetime in lifetimes
+                                                   if lifetime.node == i)
             for number, _ in node.outputs if node.op == "get_attr" else ():
                 note(i, number)
         for call in log.calls:

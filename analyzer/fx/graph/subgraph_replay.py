@@ -11,20 +11,20 @@ from torch import fx, nn
 from analyzer.fx.module_borrow import borrow_module
 from analyzer.record.log import Log
 from analyzer.record.recorder import Recorder
+from analyzer.replay.block_capture import BlockCapture
 from analyzer.replay.block_content import Contents
 from analyzer.replay.block_key import structure_key
-from analyzer.replay.block_place import BlockPlace
-from analyzer.replay.block_reuse import FEWEST, BlockReuse
-from analyzer.replay.block_trial import Trial
-from analyzer.replay.segment import Arguments, GradSpec, Segment
-from analyzer.replay.twin import Twin
+from analyzer.replay.block_replay import FEWEST, BlockReplay
+from analyzer.replay.block_site import BlockSite
+from analyzer.replay.captured_block import Arguments, CapturedBlock, GradSpec
+from analyzer.replay.isomorph import Isomorph
 
 from .interpreter import RecordingInterpreter
-from .run_record import Played, RunRecord
+from .run_record import ReplayedSubgraph, RunRecord
 from .subgraph import Subgraph, find_subgraphs
 
 
-class SubgraphReplay(BlockReuse):
+class SubgraphReplay(BlockReplay):
     """Decides for each subgraph of a graph whether it is replayed or run."""
 
     def __init__(self, recorder: Recorder, gm: fx.GraphModule, interpreter: RecordingInterpreter) -> None:
@@ -39,7 +39,7 @@ class SubgraphReplay(BlockReuse):
         self._records: defaultdict[Arguments, dict[tuple[GradSpec, ...], RunRecord]] = defaultdict(dict)
 
     def _list_keys(self, root: nn.Module, modules: Sequence[nn.Module], contents: dict[int, Contents],
-                   is_excluded: Callable[[nn.Module], bool], twins: Sequence[Twin]) -> dict[int, Hashable]:
+                   is_excluded: Callable[[nn.Module], bool], isomorphs: Sequence[Isomorph]) -> dict[int, Hashable]:
         memo: dict[int, int | None] = {}
         numbers: dict[Hashable, int] = {}
         keys: dict[int, Hashable] = {}
@@ -72,26 +72,28 @@ class SubgraphReplay(BlockReuse):
         """Positions of the inputs that later nodes read."""
         return self._subgraphs[id(module)].read_later
 
-    def make_trial(self, module: nn.Module, arguments: Arguments, grad_specs: tuple[GradSpec, ...] | None) -> Trial:
+    def make_capture(self, module: nn.Module, arguments: Arguments,
+                     grad_specs: tuple[GradSpec, ...] | None) -> BlockCapture:
         """A run of the subgraph in a sandbox."""
-        return _SubgraphTrial(self, self._subgraphs[id(module)], arguments, grad_specs)
+        return _SubgraphCapture(self, self._subgraphs[id(module)], arguments, grad_specs)
 
-    def make_place(self, segment: Segment, module: nn.Module, numbers: Iterable[Sequence[Any]],
-                   producers: dict[int, int | None]) -> BlockPlace:
+    def make_site(self, captured: CapturedBlock, module: nn.Module, numbers: Iterable[Sequence[Any]],
+                   producers: dict[int, int | None]) -> BlockSite:
         """A place for a replay, in the rows of the subgraph's nodes."""
         subgraph, interpreter = self._subgraphs[id(module)], self.interpreter
-        place = _SubgraphPlace(segment, subgraph, numbers, producers, self.recorder,
+        site = _SubgraphSite(captured, subgraph, numbers, producers, self.recorder,
                               [interpreter.rows[n] for n in subgraph.nodes])
         names = [n.name for n in subgraph.nodes]
-        interpreter.record.played.append(Played(names, self._records[segment.arguments], place, segment.reel.slot_of))
-        return place
+        interpreter.record.replayed.append(
+            ReplayedSubgraph(names, self._records[captured.arguments], site, captured.segment.slot_of))
+        return site
 
     def learn(self, arguments: Arguments, grad_specs: tuple[GradSpec, ...], record: RunRecord) -> None:
         """What the run of a subgraph said of its nodes' values, and of their gradients for some of its results'."""
         self._records[arguments][grad_specs] = record
 
 
-class _SubgraphTrial(Trial):
+class _SubgraphCapture(BlockCapture):
     """One run of a subgraph in a sandbox."""
 
     def __init__(self, reuse: SubgraphReplay, subgraph: Subgraph, arguments: Arguments,
@@ -99,22 +101,22 @@ class _SubgraphTrial(Trial):
         super().__init__(reuse.recorder, subgraph.module, arguments, reuse.borrow, grad_specs)
         self.reuse, self.subgraph = reuse, subgraph
 
-    def run(self) -> Segment:
-        segment = super().run()
+    def run(self) -> CapturedBlock:
+        captured = super().run()
         self.reuse.learn(self.arguments, self.grad_specs, self.interpreter.record)
-        return segment
+        return captured
 
     def _run_block(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.interpreter = self.reuse.interpreter.like(self.recorder)
         return self.interpreter.run_subgraph(self.subgraph, args)
 
 
-class _SubgraphPlace(BlockPlace):
+class _SubgraphSite(BlockSite):
     """The place of a subgraph in the log of a graph: its rows are there already."""
 
-    def __init__(self, segment: Segment, subgraph: Subgraph, numbers: Iterable[Sequence[Any]],
+    def __init__(self, captured: CapturedBlock, subgraph: Subgraph, numbers: Iterable[Sequence[Any]],
                  producers: dict[int, int | None], recorder: Recorder, rows: Sequence[int]) -> None:
-        super().__init__(segment, subgraph.path, numbers, producers, recorder.log, recorder.step, None)
+        super().__init__(captured, subgraph.path, numbers, producers, recorder.log, recorder.step, None)
         self.places_of_rows = rows
 
     def reserve(self, log: Log) -> None:

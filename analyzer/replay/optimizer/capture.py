@@ -59,8 +59,8 @@ class Capture:
                     self._run_step(recorder)
             if self.mode.state.assumptions:
                 raise Mismatch("its step takes something for granted")
-        if any(life.died is None and life.category not in ("parameter", "optimizer state")
-               for life in recorder.log.storage_table.values()):
+        if any(lifetime.died is None and lifetime.category not in ("parameter", "optimizer state")
+               for lifetime in recorder.log.storage_table.values()):
             raise Mismatch("a tensor outlives the step that is no state")
         return self._describe(recorder)
 
@@ -124,8 +124,9 @@ class Capture:
 
         def describe(kind: int, what: Any) -> tuple[Any, ...]:
             if kind == BORN:
-                life = log.storage_table[what]
-                return BORN, number(what), Birth(life.nbytes, life.device, life.category, life.requires_grad)
+                lifetime = log.storage_table[what]
+                return BORN, number(what), Birth(lifetime.nbytes, lifetime.device, lifetime.category,
+                                                 lifetime.requires_grad)
             if kind == DIED:
                 return DIED, number(what)
             if kind != CALLED:

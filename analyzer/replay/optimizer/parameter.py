@@ -12,9 +12,9 @@ from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import MetaTensor
 from analyzer.record.optimizer_step import has_gradient_hooks
 
+from ..lazy_block import LazyBlock, one_by_one
 from ..match import Mismatch
-from ..reserved import Reserved, one_by_one
-from ..unseen_gradient import UnseenGradients
+from ..unmaterialized_gradient import UnmaterializedGradients
 
 
 class ParameterKind(NamedTuple):
@@ -67,18 +67,19 @@ class UpdatedParameters:
     Raises Mismatch where one is more than a plain tensor with a dense gradient on a storage of its own on ``device``.
     """
 
-    def __init__(self, device: torch.device, unseen: UnseenGradients,
-                 groups: Iterable[Iterable[torch.Tensor | Reserved]]) -> None:
-        self.device, self.unseen = device, unseen
+    def __init__(self, device: torch.device, unmaterialized: UnmaterializedGradients,
+                 groups: Iterable[Iterable[torch.Tensor | LazyBlock]]) -> None:
+        self.device, self.unmaterialized = device, unmaterialized
         self.kinds: dict[ParameterKind, int] = {}
         self.infos: list[ParameterInfo] = []
         self.numbers: list[int] = []
-        self.holders: list[torch.Tensor | Reserved] = []  #: the parameters, or their block where it is not materialized
+        self.holders: list[torch.Tensor | LazyBlock] = [
+        ]  #: the parameters, or their block where it is not materialized
         self._infos: dict[Any, ParameterInfo] = {}
         self._infos_of_blocks: dict[Any, list[tuple[int, ParameterInfo]]] = {}
         for group, parameters in enumerate(groups):
             for parameter in one_by_one(parameters):
-                if isinstance(parameter, Reserved):
+                if isinstance(parameter, LazyBlock):
                     self._add_block(group, parameter)
                 else:
                     self._add(group, parameter)
@@ -88,7 +89,7 @@ class UpdatedParameters:
     def _add(self, group: int, parameter: torch.Tensor) -> None:
         if has_gradient_hooks(parameter):
             raise Mismatch("hooks run with a parameter's gradient")
-        gradient = self.unseen.look(parameter)
+        gradient = self.unmaterialized.look(parameter)
         if gradient is None:
             return
         storage: Any = parameter.untyped_storage() if parameter.layout is torch.strided else None
@@ -101,15 +102,18 @@ class UpdatedParameters:
         self.numbers.append(storage.number)
         self.holders.append(parameter)
 
-    def _add_block(self, group: int, block: Reserved) -> None:
-        gradients = self.unseen.of_block(block)
+    def _add_block(self, group: int, block: LazyBlock) -> None:
+        gradients = self.unmaterialized.of_block(block)
         if gradients is None:
             return
-        parameters = block.twin.parameters
+        parameters = block.isomorph.parameters
         key = group, id(gradients.described), tuple([parameter.stride() for parameter in parameters])
         found = self._infos_of_blocks.get(key)
         if found is None:
-            place_of = {(held.module, held.name): (i, held) for i, held in enumerate(block.twin.pattern.parameters)}
+            place_of = {
+                (held.module, held.name): (i, held)
+                for i, held in enumerate(block.isomorph.prototype.parameters)
+            }
             found = self._infos_of_blocks[key] = [
                 (i, self._info(group, held.shape, parameters[i].stride(), held.dtype, held.nbytes, like))
                 for i, held, like in ((*place_of[index, name], like) for index, name, _, like in gradients.described)

@@ -10,12 +10,12 @@ from analyzer.meta.storage import take_numbers
 from analyzer.record.event import BORN, CALLED, OUTSIDE, Event
 from analyzer.record.log import Log
 from analyzer.record.recorder import Recorder
-from analyzer.record.storage_life import StorageLife
+from analyzer.record.storage_lifetime import StorageLifetime
 
+from ..lazy_block import LazyBlock
 from ..match import Mismatch
-from ..reel import Place, Reel, play
-from ..reserved import Reserved
-from ..unseen_gradient import UnseenGradients
+from ..segment import Segment, Site, replay
+from ..unmaterialized_gradient import UnmaterializedGradients
 from .capture import PROTOTYPES, Capture
 from .expansion import Birth, Expansion
 from .parameter import UpdatedParameters
@@ -31,14 +31,14 @@ class OptimizerReplay:
     """An optimizer's steps as segments that can be replayed on the memory of a recorder."""
 
     @staticmethod
-    def make(recorder: Recorder, optimizer: torch.optim.Optimizer, groups: Iterable[Iterable[torch.Tensor | Reserved]],
-             unseen: UnseenGradients, steps: int) -> OptimizerReplay | Mismatch:
+    def make(recorder: Recorder, optimizer: torch.optim.Optimizer, groups: Iterable[Iterable[torch.Tensor | LazyBlock]],
+             unmaterialized: UnmaterializedGradients, steps: int) -> OptimizerReplay | Mismatch:
         """The replay of an optimizer of known class and settings, or why it has to run.
 
         ``groups`` are the parameters of its groups, in its order.
         """
         try:
-            updated = UpdatedParameters(torch.device(recorder.log.device), unseen, groups)
+            updated = UpdatedParameters(torch.device(recorder.log.device), unmaterialized, groups)
             if len(updated.infos) <= FEWEST_TIMES * PROTOTYPES * len(updated.kinds):
                 return Mismatch("its parameters are so few that running it takes no longer")
             captured = Capture(recorder, optimizer, list(updated.kinds)).run(steps)
@@ -53,7 +53,7 @@ class OptimizerReplay:
         self.numbers: list[Sequence[int]] = [updated.numbers]  # of the storages of parameters, and of what is made
         self.slots: list[Any] = [None] * expansion.made        # what the allocator gave, by number in the segments
 
-    def play(self, unseen: UnseenGradients) -> None:
+    def replay(self, unmaterialized: UnmaterializedGradients) -> None:
         """Replay the recorder's present step on gradients that are there."""
         recorder, log = self.recorder, self.recorder.log
         segment, state_bytes = self.segments[recorder.step]
@@ -61,10 +61,10 @@ class OptimizerReplay:
         first = take_numbers()
         self.numbers.append(range(first, first + segment.births))
         parameters, *made = self.numbers
-        place = UpdatePlace((parameters, unseen.numbers_of(self.holders), *made), state_bytes)
+        site = UpdateSite((parameters, unmaterialized.numbers_of(self.holders), *made), state_bytes)
         log.unwritten["optimizer state"] += state_bytes
-        play(recorder, segment, place, self.slots, _keep)
-        log.pending.append(place)
+        replay(recorder, segment, site, self.slots, _keep)
+        log.pending.append(site)
         recorder.resume("forward")
 
 
@@ -72,14 +72,14 @@ def _keep(slot: int) -> None:
     raise AssertionError("an optimizer's step frees what it does not own")
 
 
-class UpdatePlace(Place):
+class UpdateSite(Site):
     """Where a step is replayed; the last of it that is written into the log, after its storages."""
 
     def __init__(self, numbers: Iterable[Sequence[Any]], state_bytes: int) -> None:
         super().__init__(numbers, (), ())
         self.modules, self.state_bytes = (_ROOT,), state_bytes
 
-    def parts_played(self) -> tuple[()]:
+    def replayed_parts(self) -> tuple[()]:
         """None besides those of the segment."""
         return ()
 
@@ -94,14 +94,14 @@ class _Compiler:
     def __init__(self, recorder: Recorder, expansion: Expansion) -> None:
         self.memory, self.expansion = recorder.memory, expansion
         self.log = Log(device=recorder.log.device)
-        self._lives: dict[Any, StorageLife] = {}
+        self._lives: dict[Any, StorageLifetime] = {}
         count = len(expansion.infos)
         table = self.log.storage_table
         for i, info in enumerate(expansion.infos):
             for number, nbytes in ((i, info.parameter_bytes), (count + i, info.gradient_bytes)):
                 table[number] = self._life(Birth(nbytes, self.log.device, "", False))
 
-    def compile(self, steps: int) -> list[tuple[Reel, int]]:
+    def compile(self, steps: int) -> list[tuple[Segment, int]]:
         """A segment of each step, and the bytes of the states that it makes."""
         found = []
         given = 2 * len(self.expansion.infos)
@@ -110,8 +110,15 @@ class _Compiler:
         for step in range(steps):
             first = self.expansion.made
             events, state_bytes = self._write(step)
-            reel = Reel(self.log, events, slot_of, first, set(slot_of), elsewhere, self.memory, takes_workspaces=False)
-            found.append((reel, state_bytes))
+            segment = Segment(self.log,
+                              events,
+                              slot_of,
+                              first,
+                              set(slot_of),
+                              elsewhere,
+                              self.memory,
+                              takes_workspaces=False)
+            found.append((segment, state_bytes))
         return found
 
     def _write(self, step: int) -> tuple[list[Event], int]:
@@ -129,10 +136,10 @@ class _Compiler:
                     state_bytes += birth.nbytes if birth.category else 0
         return events, state_bytes
 
-    def _life(self, birth: Birth) -> StorageLife:
+    def _life(self, birth: Birth) -> StorageLifetime:
         found = self._lives.get(birth)
         if found is None:
-            found = self._lives[birth] = StorageLife(self.log.life_table, 0, birth.nbytes, 0, 0, birth.device, 0, 0,
-                                                     _PHASE, 0, OUTSIDE, _ROOT)
+            found = self._lives[birth] = StorageLifetime(self.log.lifetime_table, 0, birth.nbytes, 0, 0, birth.device,
+                                                         0, 0, _PHASE, 0, OUTSIDE, _ROOT)
             found.category, found.requires_grad = birth.category, birth.requires_grad
         return found

@@ -7,12 +7,14 @@ from typing import overload
 
 from .numbering import Numbering
 
-Act = tuple[str, int, int, int]
+AllocatorEvent = tuple[str, int, int, int]
 """One allocator event: action, address, bytes, and the operator call in or before which it happened."""
 
 
-class ActTable(Sequence[Act]):
-    """A list of `Act`, each of which is made when it is read. `leave` keeps places for acts that are written later."""
+class AllocatorEventTable(Sequence[AllocatorEvent]):
+    """A list of `AllocatorEvent`, each of which is made when it is read. `leave` keeps places for events that are
+    written later.
+    """
 
     def __init__(self) -> None:
         # places beyond the columns are made when one of them, or one behind them, is written
@@ -42,7 +44,7 @@ class ActTable(Sequence[Act]):
         self._calls.append(call)
 
     def extend(self, action: str, addresses: Sequence[int], sizes: Sequence[int], call: int) -> None:
-        """Write acts of one kind behind the others."""
+        """Write events of one kind behind the others."""
         count = len(addresses)
         if self._length > len(self._actions):
             self._make_places()
@@ -53,7 +55,7 @@ class ActTable(Sequence[Act]):
         self._calls.extend([call] * count)
 
     def leave(self, count: int) -> None:
-        """Keep places for acts to be written later."""
+        """Keep places for events to be written later."""
         self._length += count
 
     def write(self, index: int, action: str, address: int, nbytes: int, call: int) -> None:
@@ -64,10 +66,10 @@ class ActTable(Sequence[Act]):
         self._addresses[index], self._sizes[index], self._calls[index] = address, nbytes, call
 
     @overload
-    def __getitem__(self, index: int) -> Act: ...
+    def __getitem__(self, index: int) -> AllocatorEvent: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Act]: ...
-    def __getitem__(self, index: int | slice) -> Act | list[Act]:
+    def __getitem__(self, index: slice) -> list[AllocatorEvent]: ...
+    def __getitem__(self, index: int | slice) -> AllocatorEvent | list[AllocatorEvent]:
         if isinstance(index, slice):
             return list(
                 zip(map(self._numbering.keys_at.__getitem__, self._actions[index]), self._addresses[index],
@@ -75,5 +77,5 @@ class ActTable(Sequence[Act]):
         return self._numbering.keys_at[
             self._actions[index]], self._addresses[index], self._sizes[index], self._calls[index]
 
-    def __iter__(self) -> Iterator[Act]:
+    def __iter__(self) -> Iterator[AllocatorEvent]:
         return zip(map(self._numbering.keys_at.__getitem__, self._actions), self._addresses, self._sizes, self._calls)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer.replay.twin import find_twins
+from analyzer.replay.isomorph import find_isomorphs
 
 from .block_model import Block, Stack
 
@@ -19,8 +19,8 @@ def stack(change=lambda block: None, count=4):
 
 def twins_of(model):
     places = {id(module): path for path, module in model.named_modules()}
-    found = find_twins(model, lambda module: False, lambda blocks, leaves: blocks >= 3)
-    return {places[id(twin.block)]: twin.differing for twin in found}
+    found = find_isomorphs(model, lambda module: False, lambda blocks, leaves: blocks >= 3)
+    return {places[id(isomorph.block)]: isomorph.differing for isomorph in found}
 
 
 EQUAL = {"blocks.1": {(0, "index")}, "blocks.2": {(0, "index")}, "blocks.3": {(0, "index")}}
@@ -28,9 +28,9 @@ EQUAL = {"blocks.1": {(0, "index")}, "blocks.2": {(0, "index")}, "blocks.3": {(0
 
 def test_blocks_that_differ_in_a_number():
     assert twins_of(stack()) == EQUAL
-    (twin, *_) = find_twins(stack(), lambda module: False, lambda blocks, leaves: True)
-    assert [type(m).__name__ for m in twin.modules] == ["Block", "Linear", "Linear"]
-    assert [(t.module, t.name, t.nbytes) for t in twin.pattern.tensors] == [
+    (isomorph, *_) = find_isomorphs(stack(), lambda module: False, lambda blocks, leaves: True)
+    assert [type(m).__name__ for m in isomorph.modules] == ["Block", "Linear", "Linear"]
+    assert [(t.module, t.name, t.nbytes) for t in isomorph.prototype.tensors] == [
         (1, "weight", 16 * 32 * 4), (1, "bias", 32 * 4), (2, "weight", 16 * 32 * 4), (2, "bias", 16 * 4)]
 
 
@@ -69,7 +69,7 @@ def test_a_block_that_is_another(change):
 
 
 def test_first_blocks_that_cannot_be_compared():
-    """What a borrowed module holds instead of its own is no twin's."""
+    """What a borrowed module holds instead of its own is no isomorph's."""
     for value in (torch.ones(1), nn.ReLU(), (1, torch.ones(1))):
         model = Stack(Block(i) for i in range(4))
         for block in model.blocks:
@@ -101,8 +101,8 @@ def test_what_somebody_else_holds_is_no_twins():
 def test_too_few_are_none():
     assert twins_of(Stack(Block(i) for i in range(2))) == {}
     # (4 - 2) x 2
-    assert find_twins(stack(), lambda module: False, lambda blocks, leaves: (blocks - 2) * leaves > 4) == []
-    assert find_twins(stack(), lambda module: type(module) is Block, lambda blocks, leaves: True) == []
+    assert find_isomorphs(stack(), lambda module: False, lambda blocks, leaves: (blocks - 2) * leaves > 4) == []
+    assert find_isomorphs(stack(), lambda module: type(module) is Block, lambda blocks, leaves: True) == []
 
 
 def test_modules_that_hold_themselves():
@@ -114,8 +114,8 @@ def test_modules_that_hold_themselves():
 
 def test_what_changed_is_found_and_put_back():
     model = stack()
-    twin = find_twins(model, lambda module: False, lambda blocks, leaves: True)[1]
-    block = twin.block
+    isomorph = find_isomorphs(model, lambda module: False, lambda blocks, leaves: True)[1]
+    block = isomorph.block
     before = dict(block.__dict__)
     weight = block.up.weight
     for change in (lambda: setattr(block, "index", 7), lambda: setattr(block, "new", 1),
@@ -124,10 +124,10 @@ def test_what_changed_is_found_and_put_back():
                    lambda: setattr(block.up, "weight", nn.Parameter(torch.zeros(32, 16))),
                    lambda: setattr(block, "up", nn.Linear(16, 32)), lambda: block.register_buffer("b", torch.zeros(1)),
                    lambda: block.eval(), lambda: setattr(block, "__dict__", dict(block.__dict__, index=9))):
-        assert twin.is_unchanged()
+        assert isomorph.is_unchanged()
         change()
-        assert not twin.is_unchanged()
-        twin.put_back()
-        assert twin.is_unchanged()
+        assert not isomorph.is_unchanged()
+        isomorph.put_back()
+        assert isomorph.is_unchanged()
         assert block.__dict__ == before and list(block.__dict__) == list(before)
         assert block.up.weight is weight and not block.up._forward_hooks

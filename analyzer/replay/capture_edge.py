@@ -6,25 +6,25 @@ from typing import Any
 
 import torch
 
-from analyzer.record.hold import ALONE, ALONE_VIEW
+from analyzer.record.reference_count import ALONE, ALONE_VIEW
 
-from .segment import number_of
+from .captured_block import number_of
 
 
 class Source(torch.autograd.Function):
     """Makes the inputs, which autograd then owns as it owns an earlier block's outputs; collects their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, trial: Any, make: Callable[[], list[torch.Tensor]]) -> Any:
-        ctx.trial = trial
+    def forward(ctx: Any, token: torch.Tensor, capture: Any, make: Callable[[], list[torch.Tensor]]) -> Any:
+        ctx.capture = capture
         tensors = make()
-        ctx.mark_non_differentiable(*[t for t, needs in zip(tensors, trial.needs_grad) if not needs])
+        ctx.mark_non_differentiable(*[t for t, needs in zip(tensors, capture.needs_grad) if not needs])
         ctx.set_materialize_grads(False)
         return tuple(tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        ctx.trial.returned = list(grads)
+        ctx.capture.returned = list(grads)
         return None, None, None
 
 
@@ -32,17 +32,17 @@ class Sink(torch.autograd.Function):
     """Takes the outputs; its backward gives each a fresh gradient that autograd alone owns."""
 
     @staticmethod
-    def forward(ctx: Any, trial: Any, *outputs: torch.Tensor) -> torch.Tensor:
-        ctx.trial = trial
+    def forward(ctx: Any, capture: Any, *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.capture = capture
         return torch.empty(0)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        made = [None if s is None else _make_gradient(s, ctx.trial.claim) for s in ctx.trial.grad_specs]
-        ctx.trial.kept = [g for g, s in zip(made, ctx.trial.grad_specs)
+        made = [None if s is None else _make_gradient(s, ctx.capture.claim) for s in ctx.capture.grad_specs]
+        ctx.capture.kept = [g for g, s in zip(made, ctx.capture.grad_specs)
                           if s is not None and s[3] not in (ALONE, ALONE_VIEW)]
-        ctx.trial.incoming = [None if g is None else number_of(g) for g in made]
-        ctx.trial.start_backward()
+        ctx.capture.incoming = [None if g is None else number_of(g) for g in made]
+        ctx.capture.start_backward()
         return (None, *made)
 
 

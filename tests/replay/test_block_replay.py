@@ -83,7 +83,7 @@ def test_an_index_that_is_read_is_a_difference(played):
 
 
 def test_small_and_few_blocks_are_run(played, monkeypatch):
-    monkeypatch.setattr("analyzer.replay.block_reuse.LEAST_LEAVES_SAVED", 24)
+    monkeypatch.setattr("analyzer.replay.block_replay.LEAST_LEAVES_SAVED", 24)
     # (14 - 2) x 2 leaves are no more than 24
     assert_same(Stack(Block(i) for i in range(14)), played, blocks=0, args=(X,))
     assert_same(Stack(Block(i) for i in range(15)), played, blocks=15, args=(X,))

@@ -6,7 +6,7 @@ from array import array
 from .numbering import Numbering
 
 
-class LifeTable:
+class LifetimeTable:
     """The columns behind the storage lifetimes of one log, in an array for each width: each is written at once."""
 
     __slots__ = ("wide", "narrow", "codes", "code_of", "labels", "specs")
@@ -34,51 +34,51 @@ class _Attribute:
 class _Wide(_Attribute):
     """An attribute that is a number of 64 bits."""
 
-    def __get__(self, life: StorageLife, owner: type | None = None) -> int:
-        return life.table.wide[life.row * _WIDE + self.column]
+    def __get__(self, lifetime: StorageLifetime, owner: type | None = None) -> int:
+        return lifetime.table.wide[lifetime.row * _WIDE + self.column]
 
-    def __set__(self, life: StorageLife, value: int) -> None:
-        life.table.wide[life.row * _WIDE + self.column] = value
+    def __set__(self, lifetime: StorageLifetime, value: int) -> None:
+        lifetime.table.wide[lifetime.row * _WIDE + self.column] = value
 
 
 class _Narrow(_Attribute):
     """An attribute that is a number of 32 bits."""
 
-    def __get__(self, life: StorageLife, owner: type | None = None) -> int:
-        return life.table.narrow[life.row * _NARROW + self.column]
+    def __get__(self, lifetime: StorageLifetime, owner: type | None = None) -> int:
+        return lifetime.table.narrow[lifetime.row * _NARROW + self.column]
 
-    def __set__(self, life: StorageLife, value: int) -> None:
-        life.table.narrow[life.row * _NARROW + self.column] = value
+    def __set__(self, lifetime: StorageLifetime, value: int) -> None:
+        lifetime.table.narrow[lifetime.row * _NARROW + self.column] = value
 
 
 class _Death(_Attribute):
     """An attribute that is a number of 32 bits, or None."""
 
-    def __get__(self, life: StorageLife, owner: type | None = None) -> int | None:
-        value = life.table.narrow[life.row * _NARROW + self.column]
+    def __get__(self, lifetime: StorageLifetime, owner: type | None = None) -> int | None:
+        value = lifetime.table.narrow[lifetime.row * _NARROW + self.column]
         return None if value == -1 else value
 
-    def __set__(self, life: StorageLife, value: int | None) -> None:
-        life.table.narrow[life.row * _NARROW + self.column] = -1 if value is None else value
+    def __set__(self, lifetime: StorageLifetime, value: int | None) -> None:
+        lifetime.table.narrow[lifetime.row * _NARROW + self.column] = -1 if value is None else value
 
 
 class _Name(_Attribute):
     """An attribute that is a name, of which its code is kept."""
 
-    def __get__(self, life: StorageLife, owner: type | None = None) -> str:
-        table = life.table
-        return table.code_of.keys_at[table.codes[life.row * _CODES + self.column]]
+    def __get__(self, lifetime: StorageLifetime, owner: type | None = None) -> str:
+        table = lifetime.table
+        return table.code_of.keys_at[table.codes[lifetime.row * _CODES + self.column]]
 
-    def __set__(self, life: StorageLife, value: str) -> None:
-        life.table.codes[life.row * _CODES + self.column] = life.table.code_of[value]
+    def __set__(self, lifetime: StorageLifetime, value: str) -> None:
+        lifetime.table.codes[lifetime.row * _CODES + self.column] = lifetime.table.code_of[value]
 
 
-class StorageLife:
+class StorageLifetime:
     """One storage: how large, what for, made where, alive from when to when (indices into the log's events)."""
 
     __slots__ = ("table", "row", "number")
 
-    def __init__(self, table: LifeTable, number: int, nbytes: int, block_bytes: int, address: int, device: str,
+    def __init__(self, table: LifetimeTable, number: int, nbytes: int, block_bytes: int, address: int, device: str,
                  born: int, born_call: int, phase: str, step: int, node: int, module: int) -> None:
         codes, code_of = table.codes, table.code_of
         self.table, self.row, self.number = table, len(codes) // _CODES, number

@@ -22,11 +22,11 @@ def lent(monkeypatch):
     found = []
     original = _Borrowing.materialize
 
-    def lend(self, reserved):
-        found.append(reserved.twin.block)
+    def materialize(self, reserved):
+        found.append(reserved.isomorph.block)
         original(self, reserved)
 
-    monkeypatch.setattr(_Borrowing, "materialize", lend)
+    monkeypatch.setattr(_Borrowing, "materialize", materialize)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Gradients of parameters that were played and that are dropped before they are looked at: no tensors are made of
+"""Gradients of parameters that were replayed and that are dropped before they are looked at: no tensors are made of
 them.
 """
 from __future__ import annotations
@@ -18,15 +18,15 @@ from analyzer.meta.tensor import revive
 from analyzer.record.event import DIED
 from analyzer.record.log import Log
 
-from .reserved import Reserved, one_by_one
+from .lazy_block import LazyBlock, one_by_one
 
 if TYPE_CHECKING:
     from analyzer.record.recorder import Recorder
 
 
-class Unseen(NamedTuple):
+class UnmaterializedGradient(NamedTuple):
     """A gradient: the number of its storage, its place in the watched memory, a tensor like it, and the block whose
-    playing left it, if a step was run.
+    replay left it, if a step was run.
     """
 
     number: int
@@ -36,13 +36,13 @@ class Unseen(NamedTuple):
 
     def come_twice(self) -> Restart:
         """What to raise where a gradient comes later, to be added to this one."""
-        assert self.block is not None  # a step that is played again runs nothing
+        assert self.block is not None  # a step that is replayed runs nothing
         return Restart("a gradient comes twice", self.block)
 
 
 class BlockGradients(NamedTuple):
-    """Those of the parameters of a block that have no stand-ins: numbers and places as in `Unseen`, and of each the
-    place of its module in the block, its name there, and a tensor like it.
+    """Those of the parameters of a block that have no fake tensors: numbers and places as in `UnmaterializedGradient`,
+    and of each the place of its module in the block, its name there, and a tensor like it.
     """
 
     numbers: Sequence[int]
@@ -51,45 +51,45 @@ class BlockGradients(NamedTuple):
     block: nn.Module | None
 
 
-class UnseenGradients:
+class UnmaterializedGradients:
     """Which parameters have one, and where the watched memory put it."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._found: dict[int, Unseen] = {}  # by id of the parameter
+        self._found: dict[int, UnmaterializedGradient] = {}  # by id of the parameter
         self._of_blocks: dict[int, BlockGradients] = {}  # by id of what is reserved
 
     def add(self, parameters: Iterable[torch.Tensor], numbers: Iterable[int], places: Iterable[Any],
             likes: Iterable[torch.Tensor], block: nn.Module | None = None) -> None:
-        """The playing of ``block``, or of a whole step, left these."""
-        self._found.update(zip(map(id, parameters), map(Unseen, numbers, places, likes, repeat(block))))
+        """The replay of ``block``, or of a whole step, left these."""
+        self._found.update(zip(map(id, parameters), map(UnmaterializedGradient, numbers, places, likes, repeat(block))))
 
-    def add_block(self, reserved: Reserved, gradients: BlockGradients) -> None:
-        """As `add`, for all parameters of a block that have no stand-ins."""
-        self._of_blocks[id(reserved)] = gradients
+    def add_block(self, lazy: LazyBlock, gradients: BlockGradients) -> None:
+        """As `add`, for all parameters of a block that have no fake tensors."""
+        self._of_blocks[id(lazy)] = gradients
 
-    def lend(self, reserved: Reserved) -> None:
+    def materialize(self, lazy: LazyBlock) -> None:
         """The block has its tensors now."""
-        found = self._of_blocks.pop(id(reserved), None)
+        found = self._of_blocks.pop(id(lazy), None)
         if found is not None:
-            modules = reserved.twin.modules
+            modules = lazy.isomorph.modules
             parameters = [cast(torch.Tensor, modules[index]._parameters[name]) for index, name, _, _ in found.described]
             self.add(parameters, found.numbers, found.places, [like for _, _, _, like in found.described], found.block)
 
-    def of_block(self, reserved: Reserved) -> BlockGradients | None:
-        """Those of a block without stand-ins."""
-        return self._of_blocks.get(id(reserved))
+    def of_block(self, lazy: LazyBlock) -> BlockGradients | None:
+        """Those of a block without fake tensors."""
+        return self._of_blocks.get(id(lazy))
 
     def look(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """The gradient of a parameter or a tensor like it."""
         found = self._found.get(id(parameter))
         return parameter.grad if found is None else found.like
 
-    def numbers_of(self, parameters: Iterable[torch.Tensor | Reserved]) -> list[int]:
+    def numbers_of(self, parameters: Iterable[torch.Tensor | LazyBlock]) -> list[int]:
         """The numbers of the storages of gradients, which are there."""
         numbers: list[int] = []
         for parameter in parameters:
-            if isinstance(parameter, Reserved):
+            if isinstance(parameter, LazyBlock):
                 numbers += self._of_blocks[id(parameter)].numbers
             elif (found := self._found.get(id(parameter))) is not None:
                 numbers.append(found.number)
@@ -102,7 +102,7 @@ class UnseenGradients:
 
     def show(self, parameters: Iterable[torch.Tensor]) -> None:
         """Make tensors of the gradients of ``parameters``. Raises Restart where one came later, to be added to what
-        was played.
+        was replayed.
         """
         recorder = self.recorder
         claim = torch.device(recorder.log.device)
@@ -118,20 +118,20 @@ class UnseenGradients:
                                         recorder.memory.block_of(found.place, recorder.space.stream), recorder.space)
 
     def check(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Raise Restart where a gradient came later, to be added to what was played."""
+        """Raise Restart where a gradient came later, to be added to what was replayed."""
         for parameter in parameters:
             if parameter.grad is not None and id(parameter) in self._found:
                 raise self._found[id(parameter)].come_twice()
 
-    def drop(self, parameters: Iterable[torch.Tensor | Reserved]) -> None:
+    def drop(self, parameters: Iterable[torch.Tensor | LazyBlock]) -> None:
         """Free the gradients of ``parameters`` in their order, those that are tensors among them.
 
-        Raises Restart where one came later, to be added to what was played.
+        Raises Restart where one came later, to be added to what was replayed.
         """
         numbers: list[int] = []
         places: list[Any] = []
         for parameter in one_by_one(parameters):
-            if isinstance(parameter, Reserved):
+            if isinstance(parameter, LazyBlock):
                 theirs = self._of_blocks.pop(id(parameter), None)
                 if theirs is not None:
                     numbers += theirs.numbers
@@ -149,7 +149,7 @@ class UnseenGradients:
                 numbers, places = [], []
                 parameter.grad = None
         self._free(numbers, places)
-        for gradients in self._of_blocks.values():  # it was lent its tensors meanwhile: they are in use
+        for gradients in self._of_blocks.values():  # it was given its tensors meanwhile: they are in use
             assert gradients.block is not None
             raise Restart("its parameters are used outside of it", gradients.block)
 
@@ -161,8 +161,8 @@ class UnseenGradients:
         recorder.memory.replay([(Opcode.FREE, slot, None, None) for slot in range(count)], places,
                                Placements(log.peak_bytes), None, recorder.space.stream)
         log.events += count
-        if log.keeps_acts:
-            log.act_slots.leave(count)
+        if log.keeps_allocator_events:
+            log.allocator_event_slots.leave(count)
         if recorder.events is not None:
             recorder.events.extend([(DIED, number) for number in numbers])
 
@@ -171,15 +171,17 @@ class Deaths:
     """Storages that died one after another, to be written into the log."""
 
     def __init__(self, numbers: Sequence[int], log: Log) -> None:
-        self.numbers, self.call, self.event, self.act = numbers, len(log.call_slots), log.events, len(log.act_slots)
+        self.numbers, self.call, self.event, self.allocator_event = numbers, len(log.call_slots), log.events, len(
+            log.allocator_event_slots)
 
-    def parts_played(self) -> tuple[()]:
+    def replayed_parts(self) -> tuple[()]:
         return ()
 
     def expand(self, log: Log) -> None:
         """Write them into the log."""
         for i, number in enumerate(self.numbers):
-            life = log.storage_table[number]
-            life.died, life.died_call = self.event + i + 1, self.call
-            if log.keeps_acts:
-                log.act_slots.write(self.act + i, "free", life.address, life.block_bytes, self.call)
+            lifetime = log.storage_table[number]
+            lifetime.died, lifetime.died_call = self.event + i + 1, self.call
+            if log.keeps_allocator_events:
+                log.allocator_event_slots.write(self.allocator_event + i, "free", lifetime.address,
+                                                lifetime.block_bytes, self.call)

@@ -1,4 +1,4 @@
-"""Runs each kind of block once and plays its record for the others, forward and backward."""
+"""Runs each kind of block once and replays its record for the others, forward and backward."""
 from __future__ import annotations
 
 import weakref
@@ -16,20 +16,20 @@ from analyzer.record.autograd_node import describe_context
 from analyzer.record.module_walk import walk_modules
 from analyzer.record.recorder import Recorder
 
+from .block_capture import BlockCapture
 from .block_content import LEAF_TYPES, Contents, are_identical, flatten_arguments, input_key, survey
-from .block_instance import BlockFunction, BlockInstance, gradient_token
 from .block_key import ReadValues, structure_key
-from .block_place import BlockPlace
-from .block_trial import Trial
+from .block_site import BlockSite
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
+from .captured_block import BLOCK, Arguments, Borrow, CapturedBlock, GradSpec, PassedOn, number_of, writes_in_place
+from .isomorph import Isomorph
+from .lazy_block import LazyBlock
 from .match import Match, Mismatch
-from .reserved import Reserved
-from .segment import BLOCK, Arguments, Borrow, GradSpec, PassedOn, Segment, number_of, writes_in_place
+from .replayed_block import BlockFunction, ReplayedBlock, gradient_token
 from .state_fingerprint import StateFingerprint
 from .state_value import describe_tensor_state
-from .twin import Twin
 
-# When a trial pays: it costs about one and a half runs of the block, so a kind needs three, and something to set up, so
+# When a capture pays: it costs about one and a half runs of the block, so a kind needs three, and something to set up, so
 # the blocks beyond the second must hold so many leaf modules: section "When a block is tried out" of
 # docs/performance.md, which benchmarks/speed.py measures.
 FEWEST = 3
@@ -37,30 +37,30 @@ LEAST_LEAVES_SAVED = 64
 
 
 def pays(blocks: int, leaves: int) -> bool:
-    """Whether so many alike blocks of so many leaf modules are worth a trial."""
+    """Whether so many alike blocks of so many leaf modules are worth a capture."""
     return blocks >= FEWEST and (blocks - 2) * leaves > LEAST_LEAVES_SAVED
 
 
-class BlockReuse:
-    """Decides for each call of a module whether it is played or run.
+class BlockReplay:
+    """Decides for each call of a module whether it is replayed or run.
 
-    ``reserved`` are blocks that have places and no tensors yet, by id; one that is run is lent its tensors first, by
-    ``lend``.
+    ``lazy_blocks`` are blocks that have places and no tensors yet, by id; one that is run is given its tensors first,
+    by ``materialize``.
     """
 
     def __init__(self, recorder: Recorder, root: nn.Module, borrow: Borrow, is_leaf: Callable[[nn.Module], bool],
-                 excluded: Collection[type[nn.Module]] = (), reserved: Mapping[int, Reserved] | None = None,
-                 lend: Callable[[Reserved], None] = lambda reserved: None) -> None:
-        self.recorder, self.borrow, self._lend_tensors = recorder, borrow, lend
+                 excluded: Collection[type[nn.Module]] = (), lazy_blocks: Mapping[int, LazyBlock] | None = None,
+                 materialize: Callable[[LazyBlock], None] = lambda lazy: None) -> None:
+        self.recorder, self.borrow, self._make_tensors = recorder, borrow, materialize
         contents: dict[int, Contents] = {}
-        twins = self._twins = [r.twin for r in (reserved or {}).values()]
-        self._patterns = {id(twin.pattern.block): twin.pattern for twin in twins}
-        self._reserved = {id(module): r for r in (reserved or {}).values() for module in r.twin.modules}
+        isomorphs = self._isomorphs = [r.isomorph for r in (lazy_blocks or {}).values()]
+        self._prototypes = {id(isomorph.prototype.block): isomorph.prototype for isomorph in isomorphs}
+        self._lazy = {id(module): r for r in (lazy_blocks or {}).values() for module in r.isomorph.modules}
         modules = [module for _, module in walk_modules(root)
-                   ] if not twins else [m for m in recorder.modules() if id(m) not in self._reserved]
-        for twin in twins:
-            contents[id(twin.block)] = Contents(twin.modules, twin.pattern.leaves,
-                                               list(map(weakref.ref, (*twin.parameters, *twin.buffers))))
+                   ] if not isomorphs else [m for m in recorder.modules() if id(m) not in self._lazy]
+        for isomorph in isomorphs:
+            contents[id(isomorph.block)] = Contents(isomorph.modules, isomorph.prototype.leaves,
+                                               list(map(weakref.ref, (*isomorph.parameters, *isomorph.buffers))))
         for module in modules:
             survey(module, contents)
         parents = Counter(id(child) for module in modules for child in module._modules.values() if child is not None)
@@ -72,12 +72,13 @@ class BlockReuse:
                 id(t) for held in (module._parameters, module._buffers) for t in held.values() if t is not None)
         self._tied = {i for i, n in owners.items() if n > 1}
         keys = self._list_keys(root, modules, contents, lambda module: type(module) in excluded or is_leaf(module),
-                               twins)
+                               isomorphs)
         counts = self._counts = Counter(k for k in keys.values() if k is not None)
         self._all_keys, self._leaves = keys, {i: contents[i].leaves for i in keys}
-        for twin in twins:
-            keys[id(twin.block)] = keys[id(twin.pattern.block)]
-            counts.update([k for layout in twin.pattern.layouts if (k := keys.get(id(layout.module))) is not None])
+        for isomorph in isomorphs:
+            keys[id(isomorph.block)] = keys[id(isomorph.prototype.block)]
+            counts.update(
+                [k for layout in isomorph.prototype.layouts if (k := keys.get(id(layout.module))) is not None])
         self.keys = {i: k for i, k in keys.items() if k is not None and pays(counts[k], contents[i].leaves)}
         self._contents = {i: contents[i]._replace(modules=list(dict.fromkeys(contents[i].modules))) for i in self.keys}
         # candidates that hold a parameter, by the number of its storage
@@ -86,26 +87,26 @@ class BlockReuse:
         self._tensor_states: dict[int, Any] = {}  # of candidates' tensors, by id
         recorder.watched, recorder.touched, recorder.before_backward = set(), self._touch, self._check_backward
         for i in self._contents:
-            if i not in self._reserved:
+            if i not in self._lazy:
                 self._watch(self._contents[i])
-        # what a played block read more than once, by the number of its storage, and the block
+        # what a replayed block read more than once, by the number of its storage, and the block
         self._summed: dict[int, nn.Module] = {}
         self._known: dict[Hashable, list[_Variant]] = {}
         self._unreadable: dict[Hashable, str] = {}  # why blocks of a structure are not tried
         self._views: dict[int, nn.Module] = {}      # outputs that are views, by the number of their storage
         self._context = describe_context()
-        self._played: dict[int, nn.Module] = {}  # each module of a played block, by id, and the block
-        self._plays: Counter[Hashable] = Counter()  # of another block's record, by structure
+        self._replayed: dict[int, nn.Module] = {}  # each module of a replayed block, by id, and the block
+        self._replays: Counter[Hashable] = Counter()  # of another block's record, by structure
         #: the class of each candidate that was called, and why it was run (None: it was replayed), by path
         self.decisions: dict[str, tuple[str, str | None]] = {}
 
     def _list_keys(self, root: nn.Module, modules: Sequence[nn.Module], contents: dict[int, Contents],
-                   is_excluded: Callable[[nn.Module], bool], twins: Sequence[Twin]) -> dict[int, Hashable]:
-        """What blocks have in common that may be played for each other, by id(block); None for one of a kind."""
+                   is_excluded: Callable[[nn.Module], bool], isomorphs: Sequence[Isomorph]) -> dict[int, Hashable]:
+        """What blocks have in common that may be replayed for each other, by id(block); None for one of a kind."""
         memo: dict[int, int | None] = {}
         numbers: dict[Hashable, int] = {}
-        for twin in twins:
-            memo[id(twin.block)] = structure_key(twin.pattern.block, memo, numbers)
+        for isomorph in isomorphs:
+            memo[id(isomorph.block)] = structure_key(isomorph.prototype.block, memo, numbers)
         return {id(module): structure_key(module, memo, numbers) for module in modules
                 if module is not root and len(module._modules) > 1 and not is_excluded(module)}
 
@@ -118,38 +119,38 @@ class BlockReuse:
                 self._blocks_of.setdefault(storage.number, []).append(block.modules[0])
                 self.recorder.watched.add(storage.number)
 
-    def lend(self, module: nn.Module) -> None:
+    def materialize(self, module: nn.Module) -> None:
         """Make the tensors of the block around ``module`` if there are only places for them."""
-        reserved = self._reserved.get(id(module))
-        if reserved is None:
+        lazy = self._lazy.get(id(module))
+        if lazy is None:
             return
-        self._lend_tensors(reserved)
-        twin, recorder = reserved.twin, self.recorder
-        for inner, layout in zip(twin.modules, twin.pattern.layouts):
-            del self._reserved[id(inner)]
+        self._make_tensors(lazy)
+        isomorph, recorder = lazy.isomorph, self.recorder
+        for inner, layout in zip(isomorph.modules, isomorph.prototype.layouts):
+            del self._lazy[id(inner)]
             key = self.keys.get(id(layout.module))
             if key is not None:
                 self.keys[id(inner)] = key
                 contents = self._contents[id(inner)] = survey(inner, {})
                 self._watch(contents)
-        reserved.fingerprint = StateFingerprint(twin.modules)
-        reserved.write_out(recorder.log)
-        recorder.own_parameters_of(twin.modules)
+        lazy.fingerprint = StateFingerprint(isomorph.modules)
+        lazy.write_out(recorder.log)
+        recorder.own_parameters_of(isomorph.modules)
 
-    def _lend_inside(self, module: nn.Module) -> None:
+    def _materialize_inside(self, module: nn.Module) -> None:
         """Make the tensors of blocks in a block that has its own."""
-        if not self._reserved or id(module) in self._reserved:
+        if not self._lazy or id(module) in self._lazy:
             return
-        inside = [inner for inner in self.modules_in(module) if id(inner) in self._reserved]
+        inside = [inner for inner in self.modules_in(module) if id(inner) in self._lazy]
         if inside:
             for inner in inside:
-                self.lend(inner)
+                self.materialize(inner)
             self._contents[id(module)] = survey(module, {})
             self._watch(self._contents[id(module)])
 
-    def has_played(self, block: nn.Module | None) -> bool:
-        """Whether a block was played."""
-        return id(block) in self._played
+    def has_replayed(self, block: nn.Module | None) -> bool:
+        """Whether a block was replayed."""
+        return id(block) in self._replayed
 
     def path_of(self, module: nn.Module) -> str:
         """The path of a block in the model."""
@@ -163,15 +164,16 @@ class BlockReuse:
         """Positions of the arguments that are known to be read after the block."""
         return ()
 
-    def make_trial(self, module: nn.Module, arguments: Arguments, grad_specs: tuple[GradSpec, ...] | None) -> Trial:
+    def make_capture(self, module: nn.Module, arguments: Arguments,
+                     grad_specs: tuple[GradSpec, ...] | None) -> BlockCapture:
         """The first run of a block, or another one for gradients of other specs."""
-        return Trial(self.recorder, module, arguments, self.borrow, grad_specs)
+        return BlockCapture(self.recorder, module, arguments, self.borrow, grad_specs)
 
-    def make_place(self, segment: Segment, module: nn.Module, numbers: Iterable[Sequence[Any]],
-                   producers: dict[int, int | None]) -> BlockPlace:
-        """The place of a block that is played in the log."""
+    def make_site(self, captured: CapturedBlock, module: nn.Module, numbers: Iterable[Sequence[Any]],
+                   producers: dict[int, int | None]) -> BlockSite:
+        """The site of a replayed block in the log."""
         recorder = self.recorder
-        return BlockPlace(segment, self.path_of(module), numbers, producers, recorder.log, recorder.step,
+        return BlockSite(captured, self.path_of(module), numbers, producers, recorder.log, recorder.step,
                           recorder.running_call())
 
     def explain(self) -> dict[str, tuple[str, str | None]]:
@@ -199,15 +201,15 @@ class BlockReuse:
             path, reason = self.path_of(module), None
             match = self.can_replay(module, args, kwargs)
             if isinstance(match, Match):
-                result = self._play(match)
+                result = self._replay_captured(match)
             else:
                 reason = str(match)
             _, earlier = self.decisions.get(path, ("", None))
             self.decisions[path] = type(module).__name__, earlier or reason  # one that was run once was run
-        elif self.recorder.step == 0 and id(module) in self._played:
-            raise Restart("it is called again", self._played[id(module)])
+        elif self.recorder.step == 0 and id(module) in self._replayed:
+            raise Restart("it is called again", self._replayed[id(module)])
         if result is NotImplemented:
-            self.lend(module)
+            self.materialize(module)
         return result
 
     def can_replay(self, module: nn.Module, args: Any, kwargs: Any) -> Match | Mismatch:
@@ -219,13 +221,13 @@ class BlockReuse:
 
     def _match(self, module: nn.Module, args: Any, kwargs: Any) -> Match:
         key = self.keys[id(module)]
-        if id(module) in self._played:
-            raise Restart("it is called again", self._played[id(module)])
+        if id(module) in self._replayed:
+            raise Restart("it is called again", self._replayed[id(module)])
         if torch.is_grad_enabled() and self.recorder.has_unnamed_nodes():
             raise Mismatch("an autograd node before it belongs to no operator")
         if describe_context() != self._context:
             raise Mismatch("autocast, saved-tensor hooks, a mode or another setting of torch is active")
-        self._lend_inside(module)
+        self._materialize_inside(module)
         self._check_tensors(module)
         leaves, structure = flatten_arguments(args, kwargs)
         likes = [x if isinstance(x, LEAF_TYPES) else like_cache(x) or x for x in leaves]
@@ -237,12 +239,12 @@ class BlockReuse:
             raise Mismatch(self._unreadable[key])
         variants = self._known.setdefault((key, structure, inputs, torch.is_grad_enabled()), [])
         for variant in variants:
-            if self._may_play(variant.segment, module, leaves) and self._holds(variant, module):
-                self._plays[key] += 1
-                if variant.segment is None:
+            if self._has_room_for(variant.captured, module, leaves) and self._holds(variant, module):
+                self._replays[key] += 1
+                if variant.captured is None:
                     raise Mismatch(variant.reason)
-                return Match(variant.segment, module, leaves)
-        if len(variants) > self._plays[key]:  # what was tried was of no use to another: trials of more would not pay
+                return Match(variant.captured, module, leaves)
+        if len(variants) > self._replays[key]:  # what was captured was of no use to another: capturing more would not pay
             raise Mismatch(f"it differs from those that were tried: {variants[-1].reason or 'in what they read'}")
         has_cache = any(type(x) is CacheLike for x in likes)
         variant = self._try(
@@ -250,15 +252,15 @@ class BlockReuse:
             Arguments(likes, structure,
                       self._find_indices(module, key) if has_cache else [], self.given_up(module)))
         variants.append(variant)
-        if variant.segment is None:
+        if variant.captured is None:
             raise Mismatch(variant.reason)
-        if not self._may_play(variant.segment, module, leaves):
+        if not self._has_room_for(variant.captured, module, leaves):
             raise Mismatch("what it adds a gradient up of is read later, or its slot of a cache is taken")
-        return Match(variant.segment, module, leaves)
+        return Match(variant.captured, module, leaves)
 
     def _check_tensors(self, module: nn.Module) -> None:
         """Raise Mismatch where parameters are not the block's own, or are not what they were when it was described."""
-        if id(module) in self._reserved:
+        if id(module) in self._lazy:
             return
         contents, states = self._contents[id(module)], self._tensor_states
         if id(module) in self._touched:
@@ -275,16 +277,16 @@ class BlockReuse:
             if states.get(id(tensor)) != describe_tensor_state(tensor):
                 raise Mismatch("a tensor's attribute, hook, storage or requires_grad was changed")
 
-    def reserved(self, block: nn.Module) -> Reserved | None:
+    def find_lazy(self, block: nn.Module) -> LazyBlock | None:
         """The places of the tensors of a block that has none yet."""
-        return self._reserved.get(id(block))
+        return self._lazy.get(id(block))
 
     def _holds(self, variant: _Variant, module: nn.Module) -> bool:
         """Whether what a forward pass read has these values in a block."""
-        reserved, values = self._reserved.get(id(module)), variant.values
-        if variant.segment is not None and not variant.shared.is_same():
+        lazy, values = self._lazy.get(id(module)), variant.values
+        if variant.captured is not None and not variant.shared.is_same():
             return False
-        return reserved is not None and values.hold_for_twin(reserved.twin) or values.hold_for(
+        return lazy is not None and values.hold_for_isomorph(lazy.isomorph) or values.hold_for(
             module, self._contents[id(module)].modules)
 
     def modules_in(self, block: nn.Module) -> list[nn.Module]:
@@ -294,18 +296,18 @@ class BlockReuse:
     def _find_indices(self, module: nn.Module, key: Hashable) -> list[tuple[str, str]]:
         """Integers in which a block differs from the others."""
         blocks = (c.modules[0] for i, c in self._contents.items() if self.keys[i] == key)
-        inner = (m for twin in self._twins for m, layout in zip(twin.modules, twin.pattern.layouts)
+        inner = (m for isomorph in self._isomorphs for m, layout in zip(isomorph.modules, isomorph.prototype.layouts)
                  if self.keys.get(id(layout.module)) == key)
         return index_candidates(module, next(m for m in (*blocks, *inner) if m is not module))
 
-    def _may_play(self, segment: Segment | None, module: nn.Module, leaves: list[Any]) -> bool:
+    def _has_room_for(self, captured: CapturedBlock | None, module: nn.Module, leaves: list[Any]) -> bool:
         """Whether the slot of a cache that the block would fill is free, and no later call reads what it adds
         gradients up of.
         """
-        if segment is None:
+        if captured is None:
             return True
-        slot = segment.slot
-        return segment.sums.isdisjoint(self.read_later(module)) and (slot is None or is_free(
+        slot = captured.slot
+        return captured.sums.isdisjoint(self.read_later(module)) and (slot is None or is_free(
             leaves[slot.argument], self._index_of(slot, module), slot.layer))
 
     def _index_of(self, slot: Slot, module: nn.Module) -> int:
@@ -313,22 +315,22 @@ class BlockReuse:
         return index
 
     def _check_backward(self, is_plain: bool) -> None:
-        if not is_plain and self._played:
+        if not is_plain and self._replayed:
             raise Restart("a gradient is computed within the step, twice or for some tensors only")
 
     def _touch(self, number: int, signature: Any) -> None:
         """A parameter is read by a call that is run: all uses of it belong to one sum, so its block must be run as
         well.
 
-        So do all uses of what a played block read more than once: autograd adds to what later ones left, one by one.
+        So do all uses of what a replayed block read more than once: autograd adds to what later ones left, one by one.
         """
         if number in self._views and writes_in_place(signature.op):
             raise Restart("its output, a view, is written to", self._views[number])
         if number in self._summed:
             raise Restart("its input is used after it", self._summed[number])
         for block in self._blocks_of.get(number, ()):
-            if id(block) in self._played:
-                raise Restart("its parameters are used outside of it", self._played[id(block)])
+            if id(block) in self._replayed:
+                raise Restart("its parameters are used outside of it", self._replayed[id(block)])
             self._touched.add(id(block))
 
     def _try(self, module: nn.Module, arguments: Arguments) -> _Variant:
@@ -337,56 +339,56 @@ class BlockReuse:
         if shared.unreadable:
             self._unreadable[self.keys[id(module)]] = shared.unreadable
             raise Mismatch(shared.unreadable)
-        trial = self.make_trial(module, arguments, None)
-        segment: Segment | None = None
+        capture = self.make_capture(module, arguments, None)
+        captured: CapturedBlock | None = None
         reason = ""
         try:
-            segment = trial.run()
+            captured = capture.run()
         except Mismatch as mismatch:
             reason = str(mismatch)
         finally:
             self.recorder.skip_sequence()
-        values = ReadValues(module, trial.reads, self._patterns.get(id(module)))
-        if segment is not None and values.outside:
-            segment, reason = None, f"it reads {values.outside}, through which more than the block can be reached"
-        return _Variant(values, shared, segment, reason)
+        values = ReadValues(module, capture.reads, self._prototypes.get(id(module)))
+        if captured is not None and values.outside:
+            captured, reason = None, f"it reads {values.outside}, through which more than the block can be reached"
+        return _Variant(values, shared, captured, reason)
 
-    def _play(self, match: Match) -> Any:
-        segment, module, leaves = match
+    def _replay_captured(self, match: Match) -> Any:
+        captured, module, leaves = match
         if torch.is_grad_enabled():
-            self._played.update(dict.fromkeys(map(id, self._contents[id(module)].modules), module))
+            self._replayed.update(dict.fromkeys(map(id, self._contents[id(module)].modules), module))
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         if torch.is_grad_enabled():
             for tensor in tensors if self._summed else ():
                 if number_of(tensor) in self._summed:
                     raise Restart("its input is used after it", module)
-            for i in segment.sums:
+            for i in captured.sums:
                 self._summed[number_of(leaves[i])] = module
                 self.recorder.watched.add(number_of(leaves[i]))
-        for text in segment.assumptions:
+        for text in captured.assumptions:
             self.assume(text, module)
-        run = BlockInstance(self, segment, module)
-        if torch.is_grad_enabled() and segment.differentiable:
+        run = ReplayedBlock(self, captured, module)
+        if torch.is_grad_enabled() and captured.differentiable:
             with torch._C.DisableTorchFunction():
                 made = list(BlockFunction.apply(run, gradient_token(), *tensors))  # type: ignore[no-untyped-call]
             run.sequence = self.recorder.skip_sequence()
-            self.recorder.let_stand(run.sequence, run.locate(segment.begins_at))
+            self.recorder.let_stand(run.sequence, run.locate(captured.begins_at))
         else:
             made = run.forward(tensors)
-        for tensor, output in zip(made, [o for o in segment.outputs if isinstance(o, tuple)]):
+        for tensor, output in zip(made, [o for o in captured.outputs if isinstance(o, tuple)]):
             if output[3] and torch.is_grad_enabled():
                 self._views[number_of(tensor)] = module
                 self.recorder.watched.add(number_of(tensor))
         rest = iter(made)
         outputs = [
             next(rest) if isinstance(o, tuple) else tensors[o.index] if isinstance(o, PassedOn) else o
-            for o in segment.outputs
+            for o in captured.outputs
         ]
-        if segment.slot is not None:
-            count = segment.structure.num_leaves
-            fill(leaves[segment.slot.argument], self._index_of(segment.slot, module), segment.slot, outputs[count:])
+        if captured.slot is not None:
+            count = captured.structure.num_leaves
+            fill(leaves[captured.slot.argument], self._index_of(captured.slot, module), captured.slot, outputs[count:])
             del outputs[count:]
-        return pytree.tree_unflatten(outputs, segment.structure)
+        return pytree.tree_unflatten(outputs, captured.structure)
 
 
     def assume(self, text: str, module: nn.Module) -> None:
@@ -395,11 +397,9 @@ class BlockReuse:
 
 
 class _Variant(NamedTuple):
-    """What a trial found: what the block read, the state that its code reaches, and what it does or why it is run."""
+    """What a capture found: what the block read, the state that its code reaches, and what it does or why it is run."""
 
     values: ReadValues
     shared: StateFingerprint
-    segment: Segment | None
+    captured: CapturedBlock | None
     reason: str
-
-

@@ -3,19 +3,19 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.replay.block_reuse import BlockReuse
+from analyzer.replay.block_replay import BlockReplay
 
 
 @pytest.fixture
 def played(monkeypatch):
     """The classes of the blocks that were played."""
     seen: list[str] = []
-    original = BlockReuse._play
+    original = BlockReplay._replay_captured
 
     def count(self, match):
         seen.append(type(match.target).__name__)
         return original(self, match)
 
-    monkeypatch.setattr(BlockReuse, "_play", count)
-    monkeypatch.setattr("analyzer.replay.block_reuse.LEAST_LEAVES_SAVED", 0)  # the blocks here are small
+    monkeypatch.setattr(BlockReplay, "_replay_captured", count)
+    monkeypatch.setattr("analyzer.replay.block_replay.LEAST_LEAVES_SAVED", 0)  # the blocks here are small
     return seen

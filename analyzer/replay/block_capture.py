@@ -16,32 +16,32 @@ from analyzer.meta.storage import MetaStorage, find_storage
 from analyzer.meta.tensor import template
 from analyzer.meta.value.known_value import Watched
 from analyzer.record.event import BORN, CALLED, DIED, Event
-from analyzer.record.hold import ALONE, Hold
 from analyzer.record.log import Log, LogModule, LogNode
 from analyzer.record.module_walk import walk_modules
 from analyzer.record.recorder import Recorder
+from analyzer.record.reference_count import ALONE, ReferenceCount
 
 from .attribute_watch import watch_reads
-from .cache_slot import CacheLike, Index, Slot, TrialCache, indexed
-from .match import Mismatch
-from .reel import Reel
-from .segment import (
+from .cache_slot import CacheLike, CaptureCache, Index, Slot, indexed
+from .capture_edge import Sink, Source
+from .captured_block import (
     BLOCK,
     Arguments,
-    Backward,
     Borrow,
+    CapturedBackward,
+    CapturedBlock,
     GradSpec,
     InputLike,
     PassedOn,
-    Segment,
     number_of,
     writes_in_place,
 )
+from .match import Mismatch
+from .segment import Segment
 from .state_fingerprint import StateFingerprint
-from .trial_edge import Sink, Source
 
 
-class _TrialRecorder(Recorder):
+class _CaptureRecorder(Recorder):
     """Says where in the block something happens; the last module of its log is the model around the block."""
 
     def __init__(self, *args: Any) -> None:
@@ -54,7 +54,7 @@ class _TrialRecorder(Recorder):
         return f"{BLOCK}.{below}" if below else BLOCK
 
 
-class Trial:
+class BlockCapture:
     """One run of a block in a sandbox."""
 
     def __init__(self, recorder: Recorder, block: nn.Module, arguments: Arguments, borrow: Borrow,
@@ -73,15 +73,15 @@ class Trial:
         self.contents: list[Watched] = []
         self.feeders: dict[int, int] = {}  # number of an autograd node that gives an input's gradient, and which input
 
-    def run(self) -> Segment:
-        """The block's segment, with the backward pass where gradients are wanted. Raises Mismatch where it cannot be
-        played.
+    def run(self) -> CapturedBlock:
+        """What the block does, with its backward pass where gradients are wanted. Raises Mismatch where it cannot be
+        replayed.
         """
         main_state = self.main.mode.state
         mode = MetaTensorMode(main_state.options, adopted_device=main_state.adopted_device)
         with mode:
             with self.borrow(self.block, self.claim) as borrowed, torch.set_grad_enabled(self.arguments.trains):
-                recorder = self.recorder = _TrialRecorder(mode, self.block, self.claim, self.main.is_leaf,
+                recorder = self.recorder = _CaptureRecorder(mode, self.block, self.claim, self.main.is_leaf,
                                                           self.main.find_leaf_impl)
                 with recorder.recording():
                     with torch._C.DisableTorchFunction():
@@ -100,10 +100,13 @@ class Trial:
                 storage.known = Watched(storage.known)
                 self.contents.append(storage.known)
 
-    def _run(self, state: MetaState) -> Segment:
+    def _run(self, state: MetaState) -> CapturedBlock:
         recorder, log = self.recorder, self.recorder.log
         trains = self.arguments.trains
-        held = {n: life.label for n, life in log.storages.items() if life.category in ("parameter", "buffer")}
+        held = {
+            n: lifetime.label
+            for n, lifetime in log.storages.items() if lifetime.category in ("parameter", "buffer")
+        }
         inputs = self._make_inputs(state)
         numbers = [number_of(t) for t in inputs]
         known_alive = set(log.storages)
@@ -115,12 +118,15 @@ class Trial:
         forward: list[Event] = []
         recorder.events = forward
         remaining = iter(inputs)
-        leaves = [next(remaining) if isinstance(x, InputLike) else TrialCache(x) if type(x) is CacheLike else x
+        leaves = [next(remaining) if isinstance(x, InputLike) else CaptureCache(x) if type(x) is CacheLike else x
                   for x in self.arguments.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.arguments.structure)
         places = {id(t): i for i, t in enumerate(inputs)}
         given = [id(x) for x in leaves]
-        holds = [Hold(x) for i, x in enumerate(leaves) if i in self.arguments.given_up and isinstance(x, torch.Tensor)]
+        holds = [
+            ReferenceCount(x) for i, x in enumerate(leaves)
+            if i in self.arguments.given_up and isinstance(x, torch.Tensor)
+        ]
         del leaves, remaining, inputs
         try:
             with torch._C._EnableTorchFunction(), watch_reads(self.block) as self.reads:
@@ -140,7 +146,7 @@ class Trial:
         state.assumptions.clear()
         if any(known.was_read for known in self.contents):
             raise Mismatch("it reads the contents of a buffer")
-        if not all(hold.is_held() for hold in holds):
+        if not all(hold.has_grown() for hold in holds):
             raise Mismatch("an argument dies in its forward pass")
         del holds
         self.reads.difference_update(place for place, index in self.indices.items() if not index.used)
@@ -149,7 +155,7 @@ class Trial:
         taken, shape = pytree.tree_flatten((args, kwargs))
         if shape != self.arguments.structure or [id(x) for x in taken] != given:
             raise Mismatch("its forward pass changes a list or a dictionary that it was given")
-        taken_cache = next(((i, x) for i, x in enumerate(taken) if type(x) is TrialCache), None)
+        taken_cache = next(((i, x) for i, x in enumerate(taken) if type(x) is CaptureCache), None)
         del taken
         out_leaves, structure = pytree.tree_flatten(result)
         del result
@@ -160,23 +166,23 @@ class Trial:
         del args, kwargs
         self._check(forward, set(numbers), set(held))
         slot_of = {number: slot for slot, number in enumerate((*numbers, *held))}
-        reel = Reel(log, [e for e in forward if e[0] < 4], slot_of,
+        segment = Segment(log, [e for e in forward if e[0] < 4], slot_of,
                     len(numbers) + len(held), set(), {}, self.main.memory)
         outputs = [(slot_of[o[0]], *o[1:]) if isinstance(o, tuple) else o for o in outputs]
         first_call = next((what for kind, what in forward if kind == CALLED), len(log.calls))
-        segment = Segment(log, reel, len(numbers), list(held.values()), outputs, structure,
-                          *_divide(log, first_node, slot_of, numbers, reel, outputs), first_call,
+        captured = CapturedBlock(log, segment, len(numbers), list(held.values()), outputs, structure,
+                          *_divide(log, first_node, slot_of, numbers, segment, outputs), first_call,
                           self._find_sums(out_leaves), self.arguments, slot, assumptions)
-        if not trains or not segment.differentiable:
-            return segment
+        if not trains or not captured.differentiable:
+            return captured
         self.grad_specs = self.given_grad_specs or tuple(  # what is in a cache is not differentiated
             (tuple(o[1].shape), o[1].stride(), o[1].dtype, ALONE) if i < plain_outputs else None
             for i, o in enumerate(outputs) if isinstance(o, tuple) and o[2])
         ends = [x for x, o in zip(out_leaves, outputs) if isinstance(o, tuple) and o[2]]
         if len(ends) == 1 and (of := recorder.call_of_sequence(ends[0].grad_fn._sequence_nr())) is not None:
-            segment.begins_at = of, log.calls[of].module, log.calls[of].node
+            captured.begins_at = of, log.calls[of].module, log.calls[of].node
         del out_leaves
-        return self._capture_backward(segment, ends, before, forward, state)
+        return self._capture_backward(captured, ends, before, forward, state)
 
     def _make_inputs(self, state: MetaState) -> list[torch.Tensor]:
         """Tensors like the arguments, which autograd owns, marked as inputs of the log."""
@@ -186,8 +192,8 @@ class Trial:
                 made = [x.make(state, storages) for x in self.arguments.tensors]
             for i, (tensor, needs) in enumerate(zip(made, self.needs_grad)):
                 recorder.mark([tensor], "input", f"input{i}")
-                life = recorder.log.storages[number_of(tensor)]
-                life.requires_grad = life.requires_grad or needs
+                lifetime = recorder.log.storages[number_of(tensor)]
+                lifetime.requires_grad = lifetime.requires_grad or needs
             return made
 
         self._token = torch.empty(0, requires_grad=True)  # kept, so that its death is no event of the block
@@ -203,9 +209,9 @@ class Trial:
         if any([phase.phase != "forward" for phase in self.recorder.log.phases]):
             raise Mismatch("a backward pass runs in its forward pass")
 
-    def _capture_backward(self, segment: Segment, ends: list[torch.Tensor], before: StateFingerprint,
-                          forward: list[Event], state: MetaState) -> Segment:
-        """The segment with its backward pass, which starts at ``ends``; these are let go of as a loss would do it."""
+    def _capture_backward(self, captured: CapturedBlock, ends: list[torch.Tensor], before: StateFingerprint,
+                          forward: list[Event], state: MetaState) -> CapturedBlock:
+        """The captured block with its backward pass, which starts at ``ends``; these are let go of as a loss would do it."""
         with torch._C.DisableTorchFunction():
             end = Sink.apply(self, *ends)  # type: ignore[no-untyped-call]
         ends.clear()
@@ -217,14 +223,14 @@ class Trial:
         if change:
             before.put_back()
             raise Mismatch(f"its backward pass changes {change}")
-        backward = segment.backwards[self.grad_specs] = self._finish(segment, forward)
+        backward = captured.backwards[self.grad_specs] = self._finish(captured, forward)
         backward.assumptions = list(state.assumptions)
         del end  # until here the graph was there, with whatever else its nodes hold
-        for kind, what in reversed(backward.reel.events):
+        for kind, what in reversed(backward.segment.events):
             if kind == CALLED and (of := self.recorder.log.calls[what].forward) is not None:
-                segment.stands_for = of, self.recorder.log.calls[of].module, self.recorder.log.calls[of].node
+                captured.stands_for = of, self.recorder.log.calls[of].module, self.recorder.log.calls[of].node
                 break
-        return segment
+        return captured
 
     def _run_block(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return nn.Module.__call__(self.block, *args, **kwargs)  # a class's own ``__call__`` runs around it
@@ -308,7 +314,7 @@ class Trial:
             elif kind == DIED and what not in born:
                 raise Mismatch("something older dies in it")
 
-    def _finish(self, segment: Segment, forward: list[Event]) -> Backward:
+    def _finish(self, captured: CapturedBlock, forward: list[Event]) -> CapturedBackward:
         log = self.recorder.log
         events = [e for e in self._backward if e[0] < 4]
         returned = [None if grad is None else (number_of(grad), template(grad), grad._is_view())
@@ -326,8 +332,11 @@ class Trial:
                 owner, _, name = path.rpartition(".")
                 parameters.append((place_of[owner], name, number, template(parameter.grad)))
         self.kept.clear()
-        ours = {n for n, life in log.storages.items()
-                if life.died is None and n >= 0 and life.nbytes and life.category not in ("parameter", "buffer")}
+        ours = {
+            n
+            for n, lifetime in log.storages.items()
+            if lifetime.died is None and n >= 0 and lifetime.nbytes and lifetime.category not in ("parameter", "buffer")
+        }
         started = {what
                    for kind, what in forward + events if kind == BORN} | {n for n in self.incoming if n is not None}
         left = (ours & started) - kept
@@ -337,25 +346,25 @@ class Trial:
         if not {n
                 for _, _, n, _ in parameters} <= born or not kept <= born | {n for n in self.incoming if n is not None}:
             raise Mismatch("a gradient was not made in its backward pass")
-        slot_of = dict(segment.reel.slot_of)
-        outputs = {o[0] for o in segment.outputs if isinstance(o, tuple)}
-        made = segment.reel.first_slot
+        slot_of = dict(captured.segment.slot_of)
+        outputs = {o[0] for o in captured.outputs if isinstance(o, tuple)}
+        made = captured.segment.first_slot
         inner = {n for n, slot in slot_of.items() if slot >= made and slot not in outputs}
         inner.update(n for n in self.incoming if n is not None and n not in kept and log.storages[n].nbytes)
-        first = made + segment.reel.births
+        first = made + captured.segment.births
         slot_of.update((n, first + i) for i, n in enumerate(self.incoming) if n is not None)
-        reel = Reel(log, events, slot_of, first + len(self.incoming), inner, dict(segment.reel.elsewhere),
+        segment = Segment(log, events, slot_of, first + len(self.incoming), inner, dict(captured.segment.elsewhere),
                     self.main.memory)
-        dying = {stop.slot for stop in reel.stops if 0 <= stop.slot < first}
+        dying = {stop.slot for stop in segment.stops if 0 <= stop.slot < first}
         freed = {
-            slot_of[what]: i for i, (kind, what) in enumerate(reel.events) if kind == DIED and what in self.incoming
+            slot_of[what]: i for i, (kind, what) in enumerate(segment.events) if kind == DIED and what in self.incoming
         }
-        return Backward(reel, [n is not None for n in self.incoming],
+        return CapturedBackward(segment, [n is not None for n in self.incoming],
                         [None if r is None else (slot_of[r[0]], *r[1:]) for r in returned],
                         [(place, name, slot_of[n], like) for place, name, n, like in parameters], dying, freed)
 
 
-def _divide(log: Log, first_node: int, slot_of: dict[int, int], inputs: list[int], reel: Reel,
+def _divide(log: Log, first_node: int, slot_of: dict[int, int], inputs: list[int], segment: Segment,
             outputs: list[Any]) -> tuple[list[int], list[tuple[int, int]], list[tuple[int, int]]]:
     """The rows of a forward pass that are its own, those that stand for inputs, and the last writers of its outputs."""
     nodes: list[LogNode] = log.nodes
@@ -363,7 +372,7 @@ def _divide(log: Log, first_node: int, slot_of: dict[int, int], inputs: list[int
     placeholders = [i for i in range(first_node, len(nodes)) if nodes[i].op == "placeholder"]
     seen = {o[0] for o in outputs if isinstance(o, tuple)}
     writers = {slot: row for row in rows for number, _ in nodes[row].outputs
-               if (slot := slot_of.get(number, -1)) >= 0 and (slot < reel.first_slot or slot in seen)}
+               if (slot := slot_of.get(number, -1)) >= 0 and (slot < segment.first_slot or slot in seen)}
     return rows, [(row, slot_of[number]) for row, number in zip(placeholders, dict.fromkeys(inputs))], list(
         writers.items())
 
@@ -373,5 +382,3 @@ def _written(call: Any) -> list[int]:
     if not writes_in_place(call.signature.op):
         return []
     return [n for n in call.outputs if n in call.inputs] or list(call.inputs[:1])
-
-

@@ -10,12 +10,12 @@ import torch
 from analyzer.meta.mode import MetaTensorMode
 
 
-class Hold:
+class ReferenceCount:
     """Counts of references to a tensor that the caller keeps, compared later.
 
-    An input is alive for as long as its caller wants, so its life does not tell whether autograd saved it; a reference
-    more than before the forward pass does: a saved variable shares the tensor or its storage, checkpointing keeps the
-    Python object.
+    An input is alive for as long as its caller wants, so its lifetime does not tell whether autograd saved it; a
+    reference more than before the forward pass does: a saved variable shares the tensor or its storage, checkpointing
+    keeps the Python object.
     """
 
     __slots__ = ("tensor", "_before")
@@ -24,7 +24,7 @@ class Hold:
         self.tensor = tensor
         self._before = _count_references(tensor)
 
-    def is_held(self) -> bool:
+    def has_grown(self) -> bool:
         """Whether there are more references than when this was made."""
         return any(now > before for now, before in zip(_count_references(self.tensor), self._before))
 

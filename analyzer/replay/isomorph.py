@@ -57,7 +57,7 @@ def _storages_of(tensors: Sequence[Any], kind: type) -> list[Any] | None:
 
 
 class Layout:
-    """What one module of a pattern is, to be compared with others."""
+    """What one module of a prototype is, to be compared with others."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.type = module, type(module)
@@ -99,7 +99,7 @@ def _are_equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b) and (type(a) is not tuple or list(map(type, a)) == list(map(type, b)))
 
 
-class Pattern:
+class Prototype:
     """A block that later ones are compared with.
 
     What its modules hold, attributes and then registered things, is also kept in one list (``found``), in which each
@@ -112,16 +112,16 @@ class Pattern:
         self.children: list[list[int]] = []     #: of each, the places of those that it holds
         self.found: list[Any] = []
         self.is_odd = False
-        self._acts: list[Instruction] = []
+        self._instructions: list[Instruction] = []
 
-    def acts(self, rounded_bytes: Callable[[int], int]) -> list[Instruction]:
+    def instructions(self, rounded_bytes: Callable[[int], int]) -> list[Instruction]:
         """What places its tensors in a memory that rounds so (`memory.allocator_replay`); a slot is a place in
         ``tensors``.
         """
-        if not self._acts:
-            self._acts = [(Opcode.ALLOCATE, at, rounded_bytes(self.tensors[at].nbytes), self.tensors[at].nbytes)
+        if not self._instructions:
+            self._instructions = [(Opcode.ALLOCATE, at, rounded_bytes(self.tensors[at].nbytes), self.tensors[at].nbytes)
                           for at in self._order(0)]
-        return self._acts
+        return self._instructions
 
     def _look(self) -> None:
         """Describe the block, when the first other one is there to compare with."""
@@ -183,22 +183,22 @@ class Pattern:
         """Whether the settings of the block are those that others were compared with."""
         return all([layout.is_unchanged() for layout in self.layouts])
 
-    def match(self, block: nn.Module) -> Twin | None:
-        """``block`` as a twin of this one, if it is."""
+    def match(self, block: nn.Module) -> Isomorph | None:
+        """``block`` as an isomorph of this one, if it is."""
         if not self.layouts and not self.is_odd:
             try:
                 self._look()
             except Mismatch:
                 self.is_odd = True
-        twin = Twin(self)
-        return twin if not self.is_odd and twin.take(block) else None
+        isomorph = Isomorph(self)
+        return isomorph if not self.is_odd and isomorph.adopt(block) else None
 
 
-class Twin:
-    """A block like the first of its pattern: the same classes, settings, specs, and whatever objects they share."""
+class Isomorph:
+    """A block like the first of its prototype: the same classes, settings, specs, and whatever objects they share."""
 
-    def __init__(self, pattern: Pattern) -> None:
-        self.pattern = pattern
+    def __init__(self, prototype: Prototype) -> None:
+        self.prototype = prototype
         self.modules: list[nn.Module] = []           #: each before those that it holds
         self.parameters: list[torch.Tensor] = []
         self.buffers: list[torch.Tensor] = []
@@ -206,7 +206,7 @@ class Twin:
         #: places and names of settings that have other values than the first's
         self.differing: set[tuple[int, str]] = set()
         self.is_settled = False                      #: its modules change no more
-        self._found: list[Any] = []                  #: what its modules hold, as `Pattern.found`
+        self._found: list[Any] = []                  #: what its modules hold, as `Prototype.found`
         self._contents: list[dict[str, Any]] = []    # attributes of its modules
         self._views: list[ValuesView[Any]] = []      # what is in them and in registries now
 
@@ -222,10 +222,10 @@ class Twin:
         """These and the ids of its modules."""
         return chain(map(id, self.modules), self.tensors_and_storages())
 
-    def take(self, block: nn.Module) -> bool:
+    def adopt(self, block: nn.Module) -> bool:
         """Take ``block`` in; False where it is another kind."""
-        pattern, modules, found = self.pattern, self.modules, self._found
-        layouts, count = pattern.layouts, len(pattern.layouts)
+        prototype, modules, found = self.prototype, self.modules, self._found
+        layouts, count = prototype.layouts, len(prototype.layouts)
         waiting = [block]
         targets: dict[str, list[Any]] = dict(zip(REGISTRIES, (self.parameters, self.buffers, waiting)))
         while waiting:
@@ -253,26 +253,27 @@ class Twin:
         """Whether all that is held is the first's but for tensors, modules, empty containers, and settings that may
         differ: these are noted.
         """
-        pattern, found = self.pattern, self._found
-        if len(found) != len(pattern.found) or any([x is None for x in pattern.get_registered(found)]):
+        prototype, found = self.prototype, self._found
+        if len(found) != len(prototype.found) or any([x is None for x in prototype.get_registered(found)]):
             return False
-        empty = pattern.get_empty(found)
-        if any(empty) or list(map(type, empty)) != pattern.empty_types:
+        empty = prototype.get_empty(found)
+        if any(empty) or list(map(type, empty)) != prototype.empty_types:
             return False
-        apart = tuple(compress(pattern.places, map(operator.is_not, found, pattern.found)))
-        if apart == pattern.own:
+        apart = tuple(compress(prototype.places, map(operator.is_not, found, prototype.found)))
+        if apart == prototype.own:
             return True
-        for at in set(apart).difference(pattern.own):
-            if at not in pattern.plain or not _is_plain(found[at]):
+        for at in set(apart).difference(prototype.own):
+            if at not in prototype.plain or not _is_plain(found[at]):
                 return False
-            if not _are_equal(found[at], pattern.found[at]):
-                self.differing.add(pattern.plain[at])
+            if not _are_equal(found[at], prototype.found[at]):
+                self.differing.add(prototype.plain[at])
         return True
 
     def _fits(self) -> bool:
         """Whether the tensors have the specs of the first's."""
-        pattern = self.pattern
-        for tensors, specs, kind in zip((self.parameters, self.buffers), (pattern.parameters, pattern.buffers), _KINDS):
+        prototype = self.prototype
+        for tensors, specs, kind in zip((self.parameters, self.buffers), (prototype.parameters, prototype.buffers),
+                                        _KINDS):
             storages = _storages_of(tensors, kind)
             if storages is None or [
                     (t.shape, t.dtype, t.requires_grad, s.nbytes(), tensor_attributes(t) if t.__dict__ else ())
@@ -284,8 +285,8 @@ class Twin:
 
     def is_unchanged(self) -> bool:
         """Whether its modules hold what they held."""
-        return (self.holds_the_same() and not any(self.pattern.get_empty(self._found)) and all(
-            [tuple(contents) == layout.keys for contents, layout in zip(self._contents, self.pattern.layouts)]))
+        return (self.holds_the_same() and not any(self.prototype.get_empty(self._found)) and all(
+            [tuple(contents) == layout.keys for contents, layout in zip(self._contents, self.prototype.layouts)]))
 
     def holds_the_same(self) -> bool:
         """Whether its modules hold the things that they held, under whatever names."""
@@ -297,11 +298,11 @@ class Twin:
         """Give its modules what they held."""
         if self.is_settled or self.is_unchanged():
             return
-        for container in self.pattern.get_empty(self._found):
+        for container in self.prototype.get_empty(self._found):
             if container:
                 container.clear()
         values = iter(self._found)
-        for layout, module, contents in zip(self.pattern.layouts, self.modules, self._contents):
+        for layout, module, contents in zip(self.prototype.layouts, self.modules, self._contents):
             own = dict(zip(layout.keys, islice(values, len(layout.keys))))
             for name, names in layout.filled:
                 held = list(islice(values, len(names)))
@@ -327,15 +328,16 @@ def _ends(block: nn.Module) -> list[Hashable]:
     return found
 
 
-def find_twins(root: nn.Module, is_excluded: Callable[[nn.Module], bool], pays: Callable[[int, int],
-                                                                                         bool]) -> list[Twin]:
-    """The twins below ``root``, none of them in another; modules, tensors and storages of a twin are no one else's.
+def find_isomorphs(root: nn.Module, is_excluded: Callable[[nn.Module], bool], pays: Callable[[int, int],
+                                                                                         bool]) -> list[Isomorph]:
+    """The isomorphs below ``root``, none of them in another; modules, tensors and storages of an isomorph are no one
+    else's.
 
     ``is_excluded`` tells which modules are no blocks, ``pays`` whether so many blocks of so many leaves are worth it.
     """
-    patterns: dict[Hashable, list[Pattern]] = {}
-    latest: dict[type, Pattern] = {}  # the one that a block of the class was like last: most often the next is too
-    twins: list[Twin] = []
+    prototypes: dict[Hashable, list[Prototype]] = {}
+    latest: dict[type, Prototype] = {}  # the one that a block of the class was like last: most often the next is too
+    isomorphs: list[Isomorph] = []
     found: list[int] = []  # each module, tensor and storage, as often as it is held
     seen: set[int] = set()
     waiting = [root]
@@ -346,20 +348,19 @@ def find_twins(root: nn.Module, is_excluded: Callable[[nn.Module], bool], pays: 
         if len(module._modules) > 1 and is_called and module is not root and id(
                 module) not in seen and not is_excluded(module):
             likely = latest.get(type(module))
-            twin = None if likely is None else likely.match(module)
-            if twin is None:
-                kinds = patterns.setdefault((type(module), *_ends(module)), [])
-                twin = next(
-                    (twin
-                     for pattern in kinds if pattern is not likely and (twin := pattern.match(module)) is not None),
-                    None)
-            if twin is not None:
-                latest[type(module)] = twin.pattern
-                twins.append(twin)
-                found += twin.identities()
+            isomorph = None if likely is None else likely.match(module)
+            if isomorph is None:
+                kinds = prototypes.setdefault((type(module), *_ends(module)), [])
+                isomorph = next((isomorph for prototype in kinds
+                                 if prototype is not likely and (isomorph := prototype.match(module)) is not None),
+                                None)
+            if isomorph is not None:
+                latest[type(module)] = isomorph.prototype
+                isomorphs.append(isomorph)
+                found += isomorph.identities()
                 continue
             if len(kinds) < _MOST:
-                kinds.append(Pattern(module))
+                kinds.append(Prototype(module))
         found.append(id(module))
         if id(module) in seen:
             continue
@@ -371,6 +372,6 @@ def find_twins(root: nn.Module, is_excluded: Callable[[nn.Module], bool], pays: 
                     found.append(tensor.untyped_storage()._cdata)
         waiting += [child for child in reversed(list(module._modules.values())) if child is not None]
     shared = {identity for identity, times in Counter(found).items() if times > 1}
-    alone = [twin for twin in twins if shared.isdisjoint(twin.identities())]
-    counts = Counter(id(twin.pattern) for twin in alone)
-    return [twin for twin in alone if pays(counts[id(twin.pattern)] + 1, twin.pattern.leaves)]
+    alone = [isomorph for isomorph in isomorphs if shared.isdisjoint(isomorph.identities())]
+    counts = Counter(id(isomorph.prototype) for isomorph in alone)
+    return [isomorph for isomorph in alone if pays(counts[id(isomorph.prototype)] + 1, isomorph.prototype.leaves)]

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from analyzer import ProfileOptions, profile
 from analyzer.record.eager import OPTIMIZERS
-from analyzer.replay.block_reuse import BlockReuse
+from analyzer.replay.block_replay import BlockReplay
 from analyzer.replay.optimizer.replay import OptimizerReplay
 from analyzer.zoo import MODELS
 from analyzer.zoo.llama import llama_1b
@@ -23,15 +23,15 @@ from analyzer.zoo.llama import llama_1b
 def updates(monkeypatch):
     """The number of steps of optimizers that were played, in a list."""
     seen: list[int] = []
-    original = OptimizerReplay.play
+    original = OptimizerReplay.replay
 
-    def count(self, unseen):
+    def count(self, unmaterialized):
         seen.append(self.recorder.step)
-        original(self, unseen)
+        original(self, unmaterialized)
 
-    monkeypatch.setattr(OptimizerReplay, "play", count)
+    monkeypatch.setattr(OptimizerReplay, "replay", count)
     monkeypatch.setattr("analyzer.replay.optimizer.replay.FEWEST_TIMES", 0)  # the models here have few parameters
-    monkeypatch.setattr("analyzer.replay.block_reuse.LEAST_LEAVES_SAVED", 0)  # and small blocks
+    monkeypatch.setattr("analyzer.replay.block_replay.LEAST_LEAVES_SAVED", 0)  # and small blocks
     return seen
 
 
@@ -138,9 +138,9 @@ def test_built_in_optimizers_are_played(optimizer, device, updates, monkeypatch)
     monkeypatch.undo()
     model = nn.Sequential(*(Block(torch.float32) for _ in range(16)))
     seen: list[int] = []
-    original = OptimizerReplay.play
-    monkeypatch.setattr(OptimizerReplay, "play", lambda self, unseen:
-                        (seen.append(self.recorder.step), original(self, unseen))[1])
+    original = OptimizerReplay.replay
+    monkeypatch.setattr(OptimizerReplay, "replay", lambda self, unmaterialized:
+                        (seen.append(self.recorder.step), original(self, unmaterialized))[1])
     assert_same(model, seen, steps=2, args=(X,), optimizer=optimizer, device=device)
 
 
@@ -346,14 +346,14 @@ def test_parameters_and_models(model, args, steps, updates):
 def lent(monkeypatch):
     """Blocks that were given tensors when it turned out that somebody needs them."""
     seen: list[nn.Module] = []
-    original = BlockReuse.lend
+    original = BlockReplay.materialize
 
-    def lend(self, module):
-        if self.reserved(module) is not None:
+    def materialize(self, module):
+        if self.find_lazy(module) is not None:
             seen.append(type(module).__name__)
         original(self, module)
 
-    monkeypatch.setattr(BlockReuse, "lend", lend)
+    monkeypatch.setattr(BlockReplay, "materialize", materialize)
     return seen
 
 

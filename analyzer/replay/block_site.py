@@ -1,4 +1,4 @@
-"""A played block in the log: where it stands, its rows and modules."""
+"""A replayed block in the log: where it stands, its rows and modules."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -6,11 +6,11 @@ from typing import Any
 
 from analyzer.record.log import Log, LogModuleCall, LogNode, identifier
 
-from .reel import Place
-from .segment import BLOCK, Segment
+from .captured_block import BLOCK, CapturedBlock
+from .segment import Site
 
 
-class BlockPlace(Place):
+class BlockSite(Site):
     """The place of a block of the model's, at the module ``path``; ``numbers`` of what the block holds are labels until
     they are looked up.
 
@@ -18,17 +18,17 @@ class BlockPlace(Place):
     call of a module it is.
     """
 
-    def __init__(self, segment: Segment, path: str, numbers: Iterable[Sequence[Any]], producers: dict[int, int | None],
-                 log: Log, step: int, running_call: int | None) -> None:
+    def __init__(self, captured: CapturedBlock, path: str, numbers: Iterable[Sequence[Any]],
+                 producers: dict[int, int | None], log: Log, step: int, running_call: int | None) -> None:
         base = len(log.node_slots)
-        super().__init__(numbers, segment.rows, range(base, base + len(segment.rows)))
+        super().__init__(numbers, captured.rows, range(base, base + len(captured.rows)))
         self.path, self.producers, self.step, self.running_call = path, producers, step, running_call
         self.grad_specs: Any = None  #: of the gradients that its backward pass was given, once it ran
-        self.source, self.held = segment.log, range(segment.inputs, segment.inputs + len(segment.held))
+        self.source, self.held = captured.log, range(captured.inputs, captured.inputs + len(captured.held))
         self.index_of_path = log.index_of_path
         self.first_module_call = len(log.module_call_slots)
-        self.slot_of = segment.reel.slot_of
-        self.call_offset = len(log.call_slots) - segment.first_call
+        self.slot_of = captured.segment.slot_of
+        self.call_offset = len(log.call_slots) - captured.first_call
 
     def module_of(self, module: int) -> int:
         """The index in the log of one of the record's modules."""
@@ -42,7 +42,7 @@ class BlockPlace(Place):
         log.node_slots.extend([None] * len(self.own_rows))
         log.module_call_slots.extend([None] * (len(self.source.module_call_slots) - 1))
 
-    def parts_played(self) -> tuple[()]:
+    def replayed_parts(self) -> tuple[()]:
         return ()
 
     def expand(self, log: Log) -> None:
