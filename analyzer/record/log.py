@@ -92,14 +92,16 @@ class Shortage:
     capacity_bytes: int
 
 
-class Pending(Protocol):
+class Pending:
     """Something that was replayed and is not written into the log yet."""
 
     def expand(self, log: Log) -> None:
         """Write it into the log."""
+        raise NotImplementedError
 
     def replayed_parts(self) -> Iterable[tuple[int, Any, int, int]]:
-        """The parts of captured traces that it is: (step, trace, first event, end)."""
+        """The parts of captured segments that it is: (step, segment, first event, end); none where it has no calls."""
+        return ()
 
 
 class Labelled(Protocol):

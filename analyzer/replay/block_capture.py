@@ -128,19 +128,7 @@ class BlockCapture:
             if i in self.arguments.given_up and isinstance(x, torch.Tensor)
         ]
         del leaves, remaining, inputs
-        try:
-            with torch._C._EnableTorchFunction(), watch_reads(self.block) as self.reads:
-                result = self._run_block(args, kwargs)
-        except Exception as error:  # the run will raise it again, or takes a true integer for the index of a cache
-            if type(error) is Mismatch:
-                raise
-            raise Mismatch(f"it raises {type(error).__name__}: {error}") from error
-        finally:
-            recorder.events = None
-            change = before.change()
-            before.put_back()
-        if change:
-            raise Mismatch(f"its forward pass changes {change}")
+        result = self._run_forward(args, kwargs, before)
         self._check_forward(state, seed)
         assumptions = list(state.assumptions)
         state.assumptions.clear()
@@ -184,6 +172,23 @@ class BlockCapture:
         del out_leaves
         return self._capture_backward(captured, ends, before, forward, state)
 
+    def _run_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], before: StateFingerprint) -> Any:
+        """What the block returns; all that it changed is put back."""
+        try:
+            with torch._C._EnableTorchFunction(), watch_reads(self.block) as self.reads:
+                result = self._run_block(args, kwargs)
+        except Exception as error:  # the run will raise it again, or takes a true integer for the index of a cache
+            if type(error) is Mismatch:
+                raise
+            raise Mismatch(f"it raises {type(error).__name__}: {error}") from error
+        finally:
+            self.recorder.events = None
+            change = before.change()
+            before.put_back()
+        if change:
+            raise Mismatch(f"its forward pass changes {change}")
+        return result
+
     def _make_inputs(self, state: MetaState) -> list[torch.Tensor]:
         """Tensors like the arguments, which autograd owns, marked as inputs of the log."""
         def make() -> list[torch.Tensor]:
@@ -211,7 +216,7 @@ class BlockCapture:
 
     def _capture_backward(self, captured: CapturedBlock, ends: list[torch.Tensor], before: StateFingerprint,
                           forward: list[Event], state: MetaState) -> CapturedBlock:
-        """The captured block with its backward pass, which starts at ``ends``; these are let go of as a loss would do it."""
+        """The block with its backward pass, which starts at ``ends``; these are let go of as a loss would do it."""
         with torch._C.DisableTorchFunction():
             end = Sink.apply(self, *ends)  # type: ignore[no-untyped-call]
         ends.clear()

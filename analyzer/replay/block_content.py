@@ -22,6 +22,7 @@ _UNCHANGING = (*ARGUMENTS, CacheLike)
 
 
 def are_identical(a: Iterable[Any], b: Collection[Any]) -> bool:
+    """Whether the items are the same objects."""
     items = list(a)
     return len(items) == len(b) and all(map(operator.is_, items, b))
 

@@ -29,9 +29,8 @@ from .replayed_block import BlockFunction, ReplayedBlock, gradient_token
 from .state_fingerprint import StateFingerprint
 from .state_value import describe_tensor_state
 
-# When a capture pays: it costs about one and a half runs of the block, so a kind needs three, and something to set up, so
-# the blocks beyond the second must hold so many leaf modules: section "When a block is tried out" of
-# docs/performance.md, which benchmarks/speed.py measures.
+# When a capture pays: it costs about one and a half runs of the block, so a kind needs three, and something to set up,
+# so the blocks beyond the second must hold so many leaf modules: docs/performance.md, "When a block is tried out".
 FEWEST = 3
 LEAST_LEAVES_SAVED = 64
 
@@ -68,8 +67,8 @@ class BlockReplay:
         for module in modules:
             if parents[id(module)] > 1:
                 owners.update(map(id, contents[id(module)].list_tensors()))
-            owners.update(
-                id(t) for held in (module._parameters, module._buffers) for t in held.values() if t is not None)
+            held = (*module._parameters.values(), *module._buffers.values())
+            owners.update(id(tensor) for tensor in held if tensor is not None)
         self._tied = {i for i, n in owners.items() if n > 1}
         keys = self._list_keys(root, modules, contents, lambda module: type(module) in excluded or is_leaf(module),
                                isomorphs)
@@ -77,8 +76,8 @@ class BlockReplay:
         self._all_keys, self._leaves = keys, {i: contents[i].leaves for i in keys}
         for isomorph in isomorphs:
             keys[id(isomorph.block)] = keys[id(isomorph.prototype.block)]
-            counts.update(
-                [k for layout in isomorph.prototype.layouts if (k := keys.get(id(layout.module))) is not None])
+            inner = [keys.get(id(layout.module)) for layout in isomorph.prototype.layouts]
+            counts.update([k for k in inner if k is not None])
         self.keys = {i: k for i, k in keys.items() if k is not None and pays(counts[k], contents[i].leaves)}
         self._contents = {i: contents[i]._replace(modules=list(dict.fromkeys(contents[i].modules))) for i in self.keys}
         # candidates that hold a parameter, by the number of its storage
@@ -244,7 +243,7 @@ class BlockReplay:
                 if variant.captured is None:
                     raise Mismatch(variant.reason)
                 return Match(variant.captured, module, leaves)
-        if len(variants) > self._replays[key]:  # what was captured was of no use to another: capturing more would not pay
+        if len(variants) > self._replays[key]:  # what was captured was of no use to another: more would not pay
             raise Mismatch(f"it differs from those that were tried: {variants[-1].reason or 'in what they read'}")
         has_cache = any(type(x) is CacheLike for x in likes)
         variant = self._try(
@@ -339,9 +338,7 @@ class BlockReplay:
         if shared.unreadable:
             self._unreadable[self.keys[id(module)]] = shared.unreadable
             raise Mismatch(shared.unreadable)
-        capture = self.make_capture(module, arguments, None)
-        captured: CapturedBlock | None = None
-        reason = ""
+        capture, captured, reason = self.make_capture(module, arguments, None), None, ""
         try:
             captured = capture.run()
         except Mismatch as mismatch:
@@ -355,10 +352,9 @@ class BlockReplay:
 
     def _replay_captured(self, match: Match) -> Any:
         captured, module, leaves = match
-        if torch.is_grad_enabled():
-            self._replayed.update(dict.fromkeys(map(id, self._contents[id(module)].modules), module))
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         if torch.is_grad_enabled():
+            self._replayed.update(dict.fromkeys(map(id, self.modules_in(module)), module))
             for tensor in tensors if self._summed else ():
                 if number_of(tensor) in self._summed:
                     raise Restart("its input is used after it", module)
@@ -389,7 +385,6 @@ class BlockReplay:
             fill(leaves[captured.slot.argument], self._index_of(captured.slot, module), captured.slot, outputs[count:])
             del outputs[count:]
         return pytree.tree_unflatten(outputs, captured.structure)
-
 
     def assume(self, text: str, module: nn.Module) -> None:
         """Say that something was taken for granted in a block, as a run of it would have said it."""

@@ -42,9 +42,6 @@ class BlockSite(Site):
         log.node_slots.extend([None] * len(self.own_rows))
         log.module_call_slots.extend([None] * (len(self.source.module_call_slots) - 1))
 
-    def replayed_parts(self) -> tuple[()]:
-        return ()
-
     def expand(self, log: Log) -> None:
         """Write the rows of the block into the log, and what its modules were given."""
         numbers, source = self.numbers, self.source

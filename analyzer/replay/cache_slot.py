@@ -47,10 +47,9 @@ def _asking(name: str) -> Any:
 
 
 for _name in (
-        "eq ne lt le gt ge hash bool int float index add radd sub rsub mul rmul floordiv rfloordiv truediv rtruediv mod rmod "
-        "divmod rdivmod "
-        "pow rpow neg pos abs invert and rand or ror xor rxor lshift rlshift rshift rrshift round trunc floor ceil "
-        "str repr format complex").split():
+        "eq ne lt le gt ge hash bool int float index add radd sub rsub mul rmul floordiv rfloordiv truediv "
+        "rtruediv mod rmod divmod rdivmod pow rpow neg pos abs invert and rand or ror xor rxor lshift rlshift "
+        "rshift rrshift round trunc floor ceil str repr format complex").split():
     if hasattr(int, f"__{_name}__"):
         setattr(Index, f"__{_name}__", _asking(f"__{_name}__"))
 
@@ -70,6 +69,7 @@ class CaptureCache:
         return object.__getattribute__(self, "_like").kind  # type: ignore[no-any-return]
 
     def update(self, key_states: Any, value_states: Any, layer_idx: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `DynamicCache.update`, for one index only."""
         if type(layer_idx) is not Index or self._index not in (None, layer_idx) and self._index is not layer_idx:
             raise Mismatch("the index of its cache slot is worked out")
         if self._layer is None:

@@ -16,6 +16,7 @@ class Source(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, capture: Any, make: Callable[[], list[torch.Tensor]]) -> Any:
+        """Give what ``make`` makes."""
         ctx.capture = capture
         tensors = make()
         ctx.mark_non_differentiable(*[t for t, needs in zip(tensors, capture.needs_grad) if not needs])
@@ -24,6 +25,7 @@ class Source(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        """Keep the gradients of the inputs."""
         ctx.capture.returned = list(grads)
         return None, None, None
 
@@ -33,11 +35,13 @@ class Sink(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, capture: Any, *outputs: torch.Tensor) -> torch.Tensor:
+        """Give a tensor whose backward pass starts the block's."""
         ctx.capture = capture
         return torch.empty(0)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Make the gradients of the outputs."""
         made = [None if s is None else _make_gradient(s, ctx.capture.claim) for s in ctx.capture.grad_specs]
         ctx.capture.kept = [g for g, s in zip(made, ctx.capture.grad_specs)
                           if s is not None and s[3] not in (ALONE, ALONE_VIEW)]

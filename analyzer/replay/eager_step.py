@@ -67,6 +67,7 @@ class ReplayedStep(EagerStep):
         return [p for i, p in found.items() if i not in waiting]
 
     def run(self) -> None:
+        """Run all steps, of which the optimizer's are replayed where it is known."""
         self.update_reason = None if self.optimizer is None else why_run(self)
         self.replays_updates = self.optimizer is not None and self.update_reason is None
         if not self.replays_updates:
@@ -76,9 +77,11 @@ class ReplayedStep(EagerStep):
 
     @property
     def runs_model(self) -> bool:
+        """Whether the model runs, and is not replayed."""
         return self.replay is None
 
     def run_step(self, index: int) -> None:
+        """Run or replay one step."""
         if self.replay is not None:
             self.replay.replay()
         elif index == 0 and (self.options.steps > 1 or self.replays_updates):
@@ -204,6 +207,7 @@ class ReplayedStep(EagerStep):
         return self.optimizer is None and type(self.model).zero_grad is torch.nn.Module.zero_grad
 
     def drop_gradients(self) -> None:
+        """As ``zero_grad``, without tensors of gradients that were replayed."""
         if self.mode != "train" or not self._drops_gradients():
             super().drop_gradients()
             return
@@ -211,6 +215,7 @@ class ReplayedStep(EagerStep):
             self.unmaterialized.drop(self.held)
 
     def update(self) -> None:
+        """Run or replay the optimizer's step, and drop the gradients."""
         if self.updates is None:
             super().update()
             return

@@ -1,4 +1,4 @@
-"""Writes what was replayed into the log: the one place where captured events become calls, lifetimes and allocator events."""
+"""Writes what was replayed into the log: captured events become calls, lifetimes, allocator events."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,8 +48,8 @@ class EventWriter:
                 copy = StorageLifetime(log.lifetime_table, names[what], lifetime.nbytes, nbytes, address,
                                        lifetime.device, self.event, self.call, lifetime.phase, step,
                                        rows[lifetime.node], modules[lifetime.module])
-                copy.category, copy.label, copy.requires_grad = lifetime.category, lifetime.label, lifetime.requires_grad
-                copy.spec = lifetime.spec
+                copy.category, copy.label = lifetime.category, lifetime.label
+                copy.requires_grad, copy.spec = lifetime.requires_grad, lifetime.spec
                 log.add_lifetime(copy)
             elif kind == DIED:
                 lifetime = storages[names[what]]

@@ -212,6 +212,7 @@ class Isomorph:
 
     @property
     def block(self) -> nn.Module:
+        """The block itself."""
         return self.modules[0]
 
     def tensors_and_storages(self) -> Iterator[int]:

@@ -11,7 +11,7 @@ import torch
 from analyzer.memory.allocator_replay import Placements
 from analyzer.meta.storage import take_numbers
 from analyzer.record.event import OUTSIDE
-from analyzer.record.log import Log
+from analyzer.record.log import Log, Pending
 from analyzer.record.storage_lifetime import StorageLifetime
 
 from .isomorph import HeldTensor, Isomorph
@@ -85,7 +85,7 @@ def one_by_one(parameters: Iterable[torch.Tensor | LazyBlock]) -> Iterator[torch
             yield parameter
 
 
-class LazyLifetimes:
+class LazyLifetimes(Pending):
     """The births of the parameters or buffers of a reserved block. A profile that was not read yet holds this: nothing
     of the user's is in it.
     """
@@ -104,9 +104,6 @@ class LazyLifetimes:
     def labels(self, log: Log) -> list[str]:
         """What the log calls them."""
         return [f"{log.modules[self.first_module + t.module].path}.{t.name}" for t in self.tensors]
-
-    def replayed_parts(self) -> tuple[()]:
-        return ()
 
     def expand(self, log: Log) -> None:
         """Write them into the log."""

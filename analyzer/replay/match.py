@@ -13,5 +13,4 @@ class Match(NamedTuple):
 
 
 class Mismatch(Exception):
-    """It may not, and has to be run: raised where that is found out, returned by what is asked. The message says why.
-    """
+    """It may not, and is run: raised where that is found out, returned by what is asked; the message says why."""

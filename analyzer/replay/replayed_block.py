@@ -1,9 +1,9 @@
 """One replayed block: an autograd node, and the places of its storages from its forward to its backward pass."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,13 +12,9 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.restart import Restart
 from analyzer.meta.storage import take_numbers
 from analyzer.meta.tensor import alias, revive
-from analyzer.record.recorder import Recorder
 from analyzer.record.reference_count import Holding, find_holdings
 
-from .block_capture import BlockCapture
-from .block_site import BlockSite
-from .captured_block import Arguments, CapturedBackward, CapturedBlock, GradSpec, number_of
-from .lazy_block import LazyBlock
+from .captured_block import CapturedBackward, CapturedBlock, GradSpec, number_of
 from .match import Mismatch
 from .segment import Instance, Segment, replay
 from .unmaterialized_gradient import BlockGradients
@@ -35,28 +31,12 @@ def gradient_token() -> torch.Tensor:
     return _tokens[0]
 
 
-class BlockOwner(Protocol):
-    """What an instance of a block asks of `BlockReplay`."""
-
-    recorder: Recorder
-
-    def path_of(self, module: nn.Module) -> str: ...
-    def modules_in(self, block: nn.Module) -> list[nn.Module]: ...
-    def find_lazy(self, block: nn.Module) -> LazyBlock | None: ...
-    def materialize(self, module: nn.Module) -> None: ...
-    def assume(self, text: str, module: nn.Module) -> None: ...
-    def make_site(self, captured: CapturedBlock, module: nn.Module, numbers: Iterable[Sequence[Any]],
-                   producers: dict[int, int | None]) -> BlockSite:        ...
-
-    def make_capture(self, module: nn.Module, arguments: Arguments,
-                     grad_specs: tuple[GradSpec, ...] | None) -> BlockCapture:
-        ...
-
-
 class ReplayedBlock:
-    """One block replayed: the numbers and places of its storages, from its forward to its backward pass."""
+    """One block replayed: the numbers and places of its storages, from its forward to its backward pass; ``owner`` is
+    the `BlockReplay` that decided so.
+    """
 
-    def __init__(self, owner: BlockOwner, captured: CapturedBlock, module: nn.Module) -> None:
+    def __init__(self, owner: Any, captured: CapturedBlock, module: nn.Module) -> None:
         self.owner, self.captured, self.module = owner, captured, module
         self.recorder, self.space = owner.recorder, owner.recorder.space
         self.versions: list[tuple[torch.Tensor, int]] = []  # of what autograd saved
@@ -239,6 +219,7 @@ class BlockFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: ReplayedBlock, gradient_token: torch.Tensor, *tensors: torch.Tensor) -> Any:
+        """Replay the forward pass."""
         ctx.run, ctx.module = run, run.module
         made = run.forward(list(tensors))
         run.awaits_backward = True
@@ -250,6 +231,7 @@ class BlockFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        """Replay the backward pass; a second one restarts the run."""
         run, ctx.run = ctx.run, None
         if run is None:
             raise Restart("its backward pass runs twice", ctx.module)

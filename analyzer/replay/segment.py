@@ -1,8 +1,8 @@
-"""A recorded stretch of a run that can be replayed: what the allocator does at once, what the log says of it when
-it is read.
+"""A recorded part of a run that can be replayed: what the allocator does at once, what the log says of it when it is
+read.
 
-Replaying takes as long as the allocator needs to place the segment's storages; `Instance` keeps where they were put. Its
-calls, lifetimes and allocator events are written out from the record the first time that the log is read (`Log.calls` and the like).
+Replaying takes as long as the allocator needs to place the segment's storages; `Instance` keeps where they were put.
+Its calls, lifetimes and allocator events are written out when the log is read for the first time (`Log.calls`).
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from analyzer.cuda.workspaces.library import library_needs, take_library_workspaces
 from analyzer.memory.allocator_replay import Instruction, Opcode, Placements, hold
 from analyzer.record.event import BORN, CALLED, DIED, HELD, OUTSIDE, TAKEN, Event
-from analyzer.record.log import Log, kind_of
+from analyzer.record.log import Log, Pending, kind_of
 from analyzer.record.op_call import OpCall
 from analyzer.record.storage_lifetime import StorageLifetime
 
@@ -145,6 +145,7 @@ class Segment:
 
     @property
     def births(self) -> int:
+        """How many storages are born in it."""
         return self.end.birth
 
     def claim_of(self, slot: int) -> torch.device:
@@ -164,7 +165,7 @@ class Segment:
 START = Mark(0, 0, 0, 0)
 
 
-class Site:
+class Site(Pending):
     """Where a segment is replayed: its nodes, modules and storages in the log that it is replayed into. Plain data."""
 
     def __init__(self, numbers: Iterable[Sequence[Any]], own_rows: Sequence[int],
@@ -192,6 +193,7 @@ class Site:
         raise IndexError(slot)
 
     def count_slots(self) -> int:
+        """How many storages there are."""
         return sum(map(len, self._lots))
 
     def add_slots(self, numbers: Sequence[Any]) -> None:
@@ -209,8 +211,7 @@ class Site:
 
 
 class _Names(dict[int, Any]):
-    """By number in the log of a segment, the number of each storage where that is replayed; looked up when first asked.
-    """
+    """By number in the log of a segment, the number of each storage where that is replayed; found when asked for."""
 
     def __init__(self, segment: Segment, site: Site) -> None:
         self.slot_of, self.numbers = segment.slot_of, site.numbers
@@ -220,7 +221,7 @@ class _Names(dict[int, Any]):
         return found
 
 
-class Instance:
+class Instance(Pending):
     """One stretch of a segment that was replayed between two stops, and what the allocator gave.
 
     ``survivors`` are slots and numbers of the storages born in it that outlive the replay, by lots; ``freed`` slot
@@ -239,6 +240,7 @@ class Instance:
         self.freed: list[tuple[int, int]] = []
 
     def replayed_parts(self) -> list[tuple[int, Segment, int, int]]:
+        """As `Pending`."""
         return [(self.step, self.segment, self.start.event, self.stop.event)]
 
     def events(self) -> Iterator[Event]:

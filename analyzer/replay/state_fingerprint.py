@@ -285,13 +285,11 @@ class StateFingerprint:
         for holder, name, value in self._others:
             if not are_alike((look_up(holder, name),), (value,)):
                 return f"the variable {name or 'of a closure'}"
-        for tensor, state in self._tensors:
-            alive = tensor()
-            if alive is not None and describe_tensor_state(alive) != state:
-                return "a tensor's attribute, hook, storage or requires_grad"
-        for read, _, before in self._objects:
-            if not is_equal(read(), before):
-                return "an array or a generator of random numbers"
+        if any([(alive := tensor()) is not None and describe_tensor_state(alive) != state
+                for tensor, state in self._tensors]):
+            return "a tensor's attribute, hook, storage or requires_grad"
+        if not all([is_equal(read(), before) for read, _, before in self._objects]):
+            return "an array or a generator of random numbers"
         if any([watched.was_read and _known_of(tensor()) is not watched for tensor, watched in self._contents]):
             return "contents of a tensor, which it reads"
         return "the host's generators of random numbers" if self._random is not None and read_generators(

@@ -91,6 +91,7 @@ def reaches_outside(value: Any, inside: Mapping[int, Any]) -> bool:
 
 
 def are_alike(now: Iterable[Any], before: Iterable[Any]) -> bool:
+    """Whether values are the same objects, or plain and equal."""
     if all(map(operator.is_, now, before)):
         return True
     return all([
@@ -109,6 +110,7 @@ def is_equal(now: Any, before: Any) -> bool:
 
 
 def look_up(holder: Any, name: str) -> Any:
+    """What a dictionary, cell, class, module or object holds under a name; MISSING where it holds nothing."""
     if type(holder) is CellType:
         try:
             return holder.cell_contents
@@ -121,6 +123,7 @@ def look_up(holder: Any, name: str) -> Any:
 
 
 def set_value(holder: Any, name: str, value: Any) -> None:
+    """Let a holder hold a value under a name, or nothing."""
     if type(holder) is CellType:
         holder.cell_contents = value
     elif type(holder) is dict:
@@ -151,6 +154,7 @@ def leave_cache(old: Any) -> None:
 
 
 def read_generators() -> tuple[Any, ...]:
+    """The states of Python's and numpy's generators of random numbers."""
     numpy = sys.modules.get("numpy.random")
     if numpy is None:
         return (random.getstate(), )

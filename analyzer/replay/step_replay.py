@@ -19,7 +19,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage, take_numbers
 from analyzer.meta.tensor import revive, template
 from analyzer.record.event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, TAKEN, Event
-from analyzer.record.log import Log, LogNode
+from analyzer.record.log import Log, LogNode, Pending
 from analyzer.record.recorder import Recorder
 
 from .expansion import EventWriter
@@ -201,7 +201,7 @@ class Part(NamedTuple):
         return segment.events[start.event:stop.event], segment.sizes[start.birth:stop.birth]
 
 
-class Repetition:
+class Repetition(Pending):
     """One replay of a step, to be written into the log."""
 
     def __init__(self, parts: list[Part], nodes: range, log: Log, step: int, first_number: int) -> None:
@@ -211,6 +211,7 @@ class Repetition:
             log.allocator_event_slots), len(log.node_slots)
 
     def replayed_parts(self) -> Iterator[tuple[int, Segment, int, int]]:
+        """The live events as one, and those of each replayed block."""
         live = next((part.what[0] for part in self.parts if part.kind == CALLED), None)
         if live is not None:
             yield self.step, live, 0, live.end.event

@@ -16,7 +16,7 @@ from analyzer.meta.restart import Restart
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import revive
 from analyzer.record.event import DIED
-from analyzer.record.log import Log
+from analyzer.record.log import Log, Pending
 
 from .lazy_block import LazyBlock, one_by_one
 
@@ -167,15 +167,12 @@ class UnmaterializedGradients:
             recorder.events.extend([(DIED, number) for number in numbers])
 
 
-class Deaths:
+class Deaths(Pending):
     """Storages that died one after another, to be written into the log."""
 
     def __init__(self, numbers: Sequence[int], log: Log) -> None:
         self.numbers, self.call, self.event, self.allocator_event = numbers, len(log.call_slots), log.events, len(
             log.allocator_event_slots)
-
-    def replayed_parts(self) -> tuple[()]:
-        return ()
 
     def expand(self, log: Log) -> None:
         """Write them into the log."""

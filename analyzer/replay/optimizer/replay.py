@@ -79,10 +79,6 @@ class UpdateSite(Site):
         super().__init__(numbers, (), ())
         self.modules, self.state_bytes = (_ROOT,), state_bytes
 
-    def replayed_parts(self) -> tuple[()]:
-        """None besides those of the segment."""
-        return ()
-
     def expand(self, log: Log) -> None:
         """The states are in the log now."""
         log.unwritten["optimizer state"] -= self.state_bytes
