@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import CheckpointFunction
 
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.state import current
@@ -33,6 +34,13 @@ def listen(recorder: Any) -> Iterator[None]:
     def zero_grad(original: Any, *args: Any, **kwargs: Any) -> Any:
         with recorder.during("zero_grad"):
             return original(*args, **kwargs)
+
+    def checkpoint(original: Any, *args: Any) -> Any:
+        recorder.reentrant_checkpoints += 1
+        try:
+            return original(*args)
+        finally:
+            recorder.reentrant_checkpoints -= 1
 
     def backward(create_graph_at: int, inputs_at: int) -> Any:
         """A backward pass: what it computes is no recomputation, even where it runs inside one's block."""
@@ -71,6 +79,7 @@ def listen(recorder: Any) -> Iterator[None]:
         yield replace(torch.autograd, "grad", backward(create_graph_at=4, inputs_at=1))
         yield replace(torch.enable_grad, "__enter__", counting_recomputation(+1))
         yield replace(torch.enable_grad, "__exit__", counting_recomputation(-1))
+        yield replace(CheckpointFunction, "forward", while_mine(checkpoint))
         yield replace(torch.optim.Optimizer, "zero_grad", while_mine(zero_grad))
 
     with SharedReplacements(replacements).installed(), observed_steps(*_optimizer_steps(recorder, mine)):

@@ -44,6 +44,7 @@ class Recorder(ModuleRecorder):
         self._place_of_call: dict[int, tuple[int, int]] = {}  # module and node of calls that stand for a replayed block
         self._collective_of_sequence: dict[int, int] = {}
         self._last_sequence = -1
+        self.reentrant_checkpoints = 0  #: how many forward passes in one are under way
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
         self.creates_graph = False  #: the running backward pass is itself differentiated
         self.shortage: Shortage | None = None  #: the last time that memory ran out

@@ -161,6 +161,8 @@ class BlockCapture:
         captured = CapturedBlock(log, segment, len(numbers), list(held.values()), outputs, structure,
                           *_divide(log, first_node, slot_of, numbers, segment, outputs), first_call,
                           self._find_sums(out_leaves), self.arguments, slot, assumptions)
+        if not trains and captured.differentiable:
+            raise Mismatch("it enables gradients")
         if not trains or not captured.differentiable:
             return captured
         self.grad_specs = self.given_grad_specs or tuple(  # what is in a cache is not differentiated

@@ -71,6 +71,8 @@ class ReadValues:
         modules = dict(root.named_modules())
         index_of = {path: i for i, path in enumerate(modules)}
         self.count = len(modules)
+        #: places of modules whose whole ``__dict__`` was read, and the names in it
+        self.wholes = [(index_of[path], tuple(modules[path].__dict__)) for path, name in reads if name == "*"]
         self.values: list[tuple[int, str, Any]] = []   # place of a module, name of an attribute of its own, its value
         self.fixed: list[tuple[int, str]] = []         # what its class gives, unless an attribute hides it
         self.computed: list[tuple[int, str, Any]] = []
@@ -121,9 +123,9 @@ class ReadValues:
         if len(its) != self.count:
             return False  # one of them holds a module twice
         contents = [m.__dict__ for m in its]
-        for i, names in self._hidden:
-            if not names.isdisjoint(contents[i]):
-                return False
+        if any([tuple(contents[i]) != names for i, names in self.wholes]) or not all(
+                [names.isdisjoint(contents[i]) for i, names in self._hidden]):
+            return False
         where = Positions(other)
         for own in self._own:
             try:

@@ -224,6 +224,8 @@ class BlockReplay:
             raise Restart("it is called again", self._replayed[id(module)])
         if torch.is_grad_enabled() and self.recorder.has_unnamed_nodes():
             raise Mismatch("an autograd node before it belongs to no operator")
+        if self.recorder.reentrant_checkpoints:
+            raise Mismatch("it is in a reentrant checkpoint")
         if describe_context() != self._context:
             raise Mismatch("autocast, saved-tensor hooks, a mode or another setting of torch is active")
         self._materialize_inside(module)

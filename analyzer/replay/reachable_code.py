@@ -24,17 +24,20 @@ _REVEALING = frozenset((
     "currentframe get_referrers memory_allocated memory_reserved max_memory_allocated mem_get_info memory_stats Stream "
     "saved_tensors_hooks "
     "save_on_cpu").split())
+_ENVIRONMENT = frozenset(("environ", "getenv", "putenv", "environb"))
 
 
 
 class Reachable:
     """The places that reachable functions read: a dictionary, class or cell, and the name in it ("" of a cell).
 
-    ``unreadable`` names what in the code keeps its state from being known.
+    ``unreadable`` names what in the code keeps its state from being known, ``classes`` are those whose methods may run.
     """
 
     def __init__(self) -> None:
         self.places: list[tuple[Any, str]] = []
+        self.classes: list[type] = []
+        self.reads_environment = False
         self.unreadable: str | None = None
 
 
@@ -80,6 +83,7 @@ class _Search:
             if base in self._seen or is_stateless(base):
                 continue
             self._seen.add(base)
+            self.found.classes.append(base)
             for name, value in vars(base).items():
                 if isinstance(value, (FunctionType, staticmethod, classmethod, property, functools.partial)) or hasattr(
                         value, "__wrapped__"):
@@ -125,8 +129,11 @@ class _Search:
         named_globals, names = _names_in(function.__code__)
         found = self.found
         revealing = names & _REVEALING - {function.__name__}  # a class's own way to look up attributes
+        if "id" in named_globals and "id" not in function.__globals__:
+            revealing |= {"id"}
         if revealing:
             found.unreadable = f"its code asks for {min(revealing)}"
+        found.reads_environment |= not names.isdisjoint(_ENVIRONMENT)
         for name in names - self.names:
             self.pending += self.methods.pop(name, ())
         self.names |= names

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import operator
+import os
 import random
 import threading
 import weakref
@@ -32,11 +33,13 @@ from .state_value import (
     WeakTensor,
     are_alike,
     describe_tensor_state,
+    empty_cache_of,
+    find_added,
     is_equal,
-    leave_cache,
     look_up,
     reaches_outside,
     read_generators,
+    refill_environment,
     refill_of,
     revive,
     set_value,
@@ -77,6 +80,9 @@ class StateFingerprint:
         reachable = find_reachable({type(m) for m in modules if not isinstance(m, torch.jit.ScriptModule)},
                                    self._functions)
         self.unreadable = self.unreadable or reachable.unreadable
+        self._classes = [(cls, frozenset(vars(cls))) for cls in reachable.classes]
+        if reachable.reads_environment:
+            self._objects.append((os.environ.copy, refill_environment, os.environ.copy()))
         for holder, name in reachable.places:
             value = look_up(holder, name)
             self._places.append((holder, name, self._let_die(value)))
@@ -208,7 +214,7 @@ class StateFingerprint:
             self._objects.append((lambda: bytes(value), lambda old: value.__setitem__(slice(None), old), bytes(value)))
         elif isinstance(value, functools._lru_cache_wrapper):
             # a full cache keeps its size when it takes in another result
-            self._objects.append((lambda: value.cache_info().misses, leave_cache, value.cache_info().misses))
+            self._objects.append((lambda: value.cache_info().misses, empty_cache_of(value), value.cache_info().misses))
         elif hasattr(kind, "__next__"):
             self._give_up(f"it holds an iterator ({kind.__name__}), whose position cannot be read")
         elif isinstance(value, (MutableMapping, MutableSet, MutableSequence)):
@@ -276,15 +282,10 @@ class StateFingerprint:
             if len(sequence) != len(items) or not (sequence == items if isinstance(items, set) else are_alike(
                     sequence, items)):
                 return "a list or set"
-        for contents, names, found in self._rows:
-            if all(map(operator.is_, map(contents.get, names, repeat(MISSING)), found)):
-                continue
-            for name, value in zip(names, found):
-                if not are_alike((contents.get(name, MISSING),), (value,)):
-                    return f"the variable {name}"
-        for holder, name, value in self._others:
-            if not are_alike((look_up(holder, name),), (value,)):
-                return f"the variable {name or 'of a closure'}"
+        if any([find_added(cls, names) for cls, names in self._classes]):
+            return "an attribute of a class"
+        if (name := self._find_changed_variable()) is not None:
+            return f"the variable {name or 'of a closure'}"
         if any([(alive := tensor()) is not None and describe_tensor_state(alive) != state
                 for tensor, state in self._tensors]):
             return "a tensor's attribute, hook, storage or requires_grad"
@@ -292,8 +293,20 @@ class StateFingerprint:
             return "an array or a generator of random numbers"
         if any([watched.was_read and _known_of(tensor()) is not watched for tensor, watched in self._contents]):
             return "contents of a tensor, which it reads"
-        return "the host's generators of random numbers" if self._random is not None and read_generators(
-        ) != self._random else None
+        is_random = self._random is not None and read_generators() != self._random
+        return "the host's generators of random numbers" if is_random else None
+
+    def _find_changed_variable(self) -> str | None:
+        for contents, names, found in self._rows:
+            if all(map(operator.is_, map(contents.get, names, repeat(MISSING)), found)):
+                continue
+            for name, value in zip(names, found):
+                if not are_alike((contents.get(name, MISSING),), (value,)):
+                    return name
+        for holder, name, value in self._others:
+            if not are_alike((look_up(holder, name),), (value,)):
+                return name
+        return None
 
     def is_same(self) -> bool:
         """Whether all of it can be read and is what it was."""
@@ -308,6 +321,9 @@ class StateFingerprint:
                 mapping.update(found)
         for container in self._empty:
             container.clear()
+        for cls, names in self._classes:
+            for name in find_added(cls, names):
+                delattr(cls, name)
         for sequence, items in self._sequences:
             if isinstance(items, set):
                 sequence.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 import enum
 import functools
 import operator
+import os
 import random
 import sys
 import weakref
@@ -149,8 +150,25 @@ def refill_of(array: Any) -> Callable[[Any], None]:
     return refill
 
 
-def leave_cache(old: Any) -> None:
-    """What cannot be put back, and need not be: a cache."""
+def empty_cache_of(cached: Any) -> Callable[[Any], None]:
+    """Empties the cache of a function that had none; what is in another cannot be put back, and stays."""
+    was_empty = not cached.cache_info().currsize
+
+    def put_back(old: Any) -> None:
+        if was_empty:
+            cached.cache_clear()
+    return put_back
+
+
+def find_added(cls: type, names: frozenset[str]) -> set[str]:
+    """Attributes that a class has besides ``names`` and the watch of its reads."""
+    return set() if len(vars(cls)) == len(names) else set(vars(cls)) - names - {"__getattribute__"}
+
+
+def refill_environment(old: dict[str, str]) -> None:
+    """Put back the variables of the process's environment."""
+    os.environ.clear()
+    os.environ.update(old)
 
 
 def read_generators() -> tuple[Any, ...]:

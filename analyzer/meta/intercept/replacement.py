@@ -66,7 +66,7 @@ class _Chain:
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
-        self.missing = name not in vars(owner)
+        self.missing, self.own = name not in vars(owner), vars(owner).get(name)  # which may be a static method
         self.original = getattr(owner, name)
         self.links: list[list[Callable[[Any], Any]]] = []  # lists of one, so that equal functions are told apart
 
@@ -74,10 +74,10 @@ class _Chain:
         value = self.original
         for (make,) in self.links:
             value = make(value)
-        if self.links or not self.missing:
-            setattr(self.owner, self.name, value)
-        else:
+        if self.missing and not self.links:
             delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, value if self.links else self.own)
 
 
 _chains: dict[tuple[int, str], _Chain] = {}
