@@ -187,6 +187,11 @@ class Recorder(ModuleRecorder):
 
     # ---- autograd nodes of blocks that were not run
 
+    def start_step(self, step: int, placeholders: bool = True) -> None:
+        """As in the base class; autograd nodes that a backward pass made before belong to no call of the step."""
+        super().start_step(step, placeholders)
+        self.skip_sequence()
+
     def skip_sequence(self) -> int:
         """Autograd nodes were made that no call of the log made; the result is the number of the last."""
         self._last_sequence = next_sequence_number()

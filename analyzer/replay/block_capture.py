@@ -230,6 +230,9 @@ class BlockCapture:
         if change:
             before.put_back()
             raise Mismatch(f"its backward pass changes {change}")
+        if self.given_grad_specs is None and any([needs and grad is None for needs, grad in zip(
+                self.needs_grad, self.returned)]):
+            raise Mismatch("an argument gets no gradient, so that a run does not hold it")
         backward = captured.backwards[self.grad_specs] = self._finish(captured, forward)
         backward.assumptions = list(state.assumptions)
         del end  # until here the graph was there, with whatever else its nodes hold
