@@ -59,8 +59,8 @@ class Verdict(NamedTuple):
 
 def run_program(program: Program, reuse: bool) -> Profile | Failure:
     """The profile of a program, every field read, or what it raised."""
-    made = build(program)
     try:
+        made = build(program)  # features may not go together: then torch raises
         found = profile(made.model, args=(made.input,), mode=program.mode, optimizer=_optimizers.get(
             program.optimizer or "", program.optimizer), loss_fn=_losses.get(program.loss or ""),
                         autocast=program.autocast, device=program.device, reuse=reuse,

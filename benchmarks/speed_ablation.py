@@ -10,7 +10,7 @@ from unittest import mock
 from analyzer import symbolic_profile
 from analyzer.api import profile as profile_module
 from analyzer.record.recorder import Recorder
-from analyzer.replay import block_reuse
+from analyzer.replay import block_replay
 from analyzer.replay.optimizer import replay as optimizer_replay
 from analyzer.replay.step_replay import StepReplay
 
@@ -38,7 +38,7 @@ def _nothing(*args: Any, **kwargs: Any) -> tuple[()]:
 #: parameters; a step is not replayed where its events do not hold all that it left.
 SWITCHES: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "steps": ((StepReplay, "is_whole", _never),),
-    "blocks": ((block_reuse, "LEAST_LEAVES_SAVED", float("inf")),),
+    "blocks": ((block_replay, "LEAST_LEAVES_SAVED", float("inf")),),
     "lazily materialized parameters": ((profile_module, "find_isomorphs", _nothing),),
     "optimizer": ((optimizer_replay, "FEWEST_TIMES", float("inf")),),
     "subgraphs": (),

@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 
 from analyzer import Profile, profile
-from analyzer.replay import block_reuse
+from analyzer.replay import block_replay
 from analyzer.replay.optimizer import replay as optimizer_replay
 from analyzer.replay.optimizer.capture import PROTOTYPES
 
@@ -84,7 +84,7 @@ def _time_blocks(report: Report, leaves_of_a_block: Iterable[int], saved: Callab
 def measure_blocks(report: Report) -> None:
     """From how many leaves on it pays to try a block out: where `LEAST_LEAVES_SAVED` comes from."""
     def profile_from(least: float, model: torch.nn.Module, x: torch.Tensor) -> None:
-        with mock.patch.object(block_reuse, "LEAST_LEAVES_SAVED", least):
+        with mock.patch.object(block_replay, "LEAST_LEAVES_SAVED", least):
             profile(model, args=(x,))
 
     table = _time_blocks(report, (2, 4, 8, 16), lambda leaves, blocks: (blocks - 2) * leaves, partial(profile_from, 0),
@@ -94,7 +94,7 @@ def measure_blocks(report: Report) -> None:
         "Time of a profile in which one block is tried out and the others are played, to that of one in which all are "
         "run (processor time), by leaf modules in a block and number of blocks. Before each ratio stands how many "
         "leaves the blocks beyond the second "
-        f"hold: above {block_reuse.LEAST_LEAVES_SAVED} blocks are tried out (`LEAST_LEAVES_SAVED` in "
+        f"hold: above {block_replay.LEAST_LEAVES_SAVED} blocks are tried out (`LEAST_LEAVES_SAVED` in "
         "`analyzer/replay/block_replay.py`).",
         table)
 
