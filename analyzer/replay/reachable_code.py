@@ -37,7 +37,7 @@ class Reachable:
     def __init__(self) -> None:
         self.places: list[tuple[Any, str]] = []
         self.classes: list[type] = []
-        self.reads_environment = False
+        self.reads_environment = self.reads_identities = False
         self.unreadable: str | None = None
 
 
@@ -129,10 +129,9 @@ class _Search:
         named_globals, names = _names_in(function.__code__)
         found = self.found
         revealing = names & _REVEALING - {function.__name__}  # a class's own way to look up attributes
-        if "id" in named_globals and "id" not in function.__globals__:
-            revealing |= {"id"}
         if revealing:
             found.unreadable = f"its code asks for {min(revealing)}"
+        found.reads_identities |= "id" in named_globals and "id" not in function.__globals__
         found.reads_environment |= not names.isdisjoint(_ENVIRONMENT)
         for name in names - self.names:
             self.pending += self.methods.pop(name, ())

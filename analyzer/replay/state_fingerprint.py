@@ -81,6 +81,8 @@ class StateFingerprint:
                                    self._functions)
         self.unreadable = self.unreadable or reachable.unreadable
         self._classes = [(cls, frozenset(vars(cls))) for cls in reachable.classes]
+        if reachable.reads_identities and not own:  # those of other modules are others
+            self._give_up("its code asks for id")
         if reachable.reads_environment:
             self._objects.append((os.environ.copy, refill_environment, os.environ.copy()))
         for holder, name in reachable.places:
