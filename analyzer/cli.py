@@ -5,18 +5,23 @@ import argparse
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
 from analyzer.report import choice
+from analyzer.report.check import add_check_command, run_check
+from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
 from analyzer.report.module_comparison import add_compare_command, run_compare
+from analyzer.results.profile import Profile
 from analyzer.runtime.command import add_measure_command, run_measure
 from analyzer.solver.command import add_fit_command, run_fit
 from analyzer.solver.plan_command import add_plan_command, run_plan
 from analyzer.sweep.command import add_sweep_command, run_sweep
 from analyzer.zoo import command_option
+from analyzer.zoo.model_target import Target
 
 from . import __version__
 from .errors import AnalyzerError, ModelError
@@ -33,6 +38,9 @@ TARGET is one of
   hf:ConfigClass[:ModelClass]                           e.g. hf:BertConfig, hf:LlamaConfig:LlamaForCausalLM
   hf:CONFIG.json[:ModelClass]                           a config file, or the folder that holds config.json
   package.module:factory                                a callable of no arguments that returns an nn.Module
+  FILE.py:factory                                       such a callable in a file, e.g. a class: mynet.py:Net
+
+Several targets make one table with a row each.
 """
 
 _PROFILE_EXAMPLES = """\
@@ -43,11 +51,14 @@ examples:
   analyzer profile torchvision:resnet18 --mode infer --report torchinfo --columns output_size,num_params,mult_adds
   analyzer profile hf:BertConfig --mode infer --convention deepspeed --report deepspeed --top-modules 3
   analyzer profile mypackage.models:build --input tokens=int64:4x2048 --json profile.json
+  analyzer profile mynet.py:Net --input 8x3x224x224 --show modules --format csv --output modules.csv
+  analyzer profile resnet18 resnet50 vit_b_16 --optimizer adamw --format markdown
 
 exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be used
 """
 
 _SHOWN = ("table", "summary", "modules")
+_DEFAULT_SHOWN = "table,summary"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -60,6 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
     run = commands.add_parser("profile", help="predict what a step of a model costs", description=_PROFILE_HELP,
                               epilog=_PROFILE_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     command_option.add_target_options(run)
+    run.add_argument("others", nargs="*", metavar="TARGET", help="more models, to be compared with the first")
     command_option.add_step_options(run)
     run.add_argument("--device", default="h200",
                      help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
@@ -67,8 +79,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--convention", choices=("own", "deepspeed", "fvcore"), default="own", help=
         "whose way of counting FLOPs (default own: every operator, forward and backward; the others: the forward pass "
         "alone, as those packages print it)")
-    run.add_argument("--show", default="table,summary", metavar="WHAT",
-                     help=f"what to print, of {', '.join(_SHOWN)} (default table,summary)")
+    run.add_argument("--show", default=_DEFAULT_SHOWN, metavar="WHAT",
+                     help=f"what to print, of {', '.join(_SHOWN)} (default {_DEFAULT_SHOWN})")
     run.add_argument("--explain-replay", action="store_true",
                      help="print which parts were run once and replayed, and why the others were run")
     choice.add_file_options(run)
@@ -76,6 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     add_measure_command(commands)
     add_compare_command(commands)
+    add_check_command(commands)
     add_generate_command(commands)
     add_fit_command(commands)
     add_plan_command(commands)
@@ -96,8 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "dryrun":
         arguments.arguments += words[own + 1:]
     try:
-        commands = {"profile": run_profile, "measure": run_measure, "compare": run_compare, "generate": run_generate,
-                    "fit": run_fit, "plan": run_plan, "dryrun": run_dryrun, "sweep": run_sweep, "devices": run_devices}
+        commands = {"profile": run_profile, "measure": run_measure, "compare": run_compare, "check": run_check,
+                    "generate": run_generate, "fit": run_fit, "plan": run_plan, "dryrun": run_dryrun,
+                    "sweep": run_sweep, "devices": run_devices}
         return commands[arguments.command](arguments)
     except AnalyzerError as error:
         print(f"analyzer: {error}", file=sys.stderr)
@@ -127,46 +141,61 @@ def run_profile(arguments: argparse.Namespace) -> int:
     shown = choice.read_shown(arguments.show, _SHOWN)
     for path in (arguments.json, arguments.html, arguments.output):
         check_output(path)
-    choice.read_report_options(arguments, own=("depth", "sort"))
-
-    from analyzer.record.progress import watch_progress
-    from analyzer.report.progress_bar import ProgressBar
-    from analyzer.zoo.target import load_target
-
-    from .hardware import find_device
-
-    find_device(arguments.device)  # before any work: a wrong name costs no waiting
-    target = load_target(arguments.target)
-    inputs = command_option.choose_inputs(target, arguments.input, train=arguments.mode == "train")
-
-    from analyzer.api.argument import build_model
-    from analyzer.api.profile import profile
-    from analyzer.profilers.flops import make_flops_profiler
-
-    def build() -> torch.nn.Module:
-        return build_model(target.build).train(arguments.mode == "train")
-
-    bar = ProgressBar()
-    with watch_progress(bar):
-        try:
-            with command_option.model_errors(arguments.target):
-                args, kwargs = command_option.make_inputs(inputs)
-                found = profile(build, args, kwargs, mode=arguments.mode, optimizer=arguments.optimizer,
-                                autocast=command_option.find_autocast(arguments), device=arguments.device,
-                                profilers={"flops": make_flops_profiler(arguments.convention)})
-        finally:
-            bar.clear()
+    if arguments.others:
+        choice.check_model_options(arguments, _DEFAULT_SHOWN)
+        rows = list(zip([arguments.target, *arguments.others], _predict(arguments), strict=True))
+        table = model_table(rows, arguments.columns or DEFAULT_COLUMNS, arguments.format or "text")
+        choice.emit(table, arguments.output)
+        return 0
+    make_table = choice.read_table_options(arguments, shown)
+    found, = _predict(arguments)
     texts: dict[str, Callable[[], str]] = {
         "table": lambda: found.table(sort=arguments.sort, depth=arguments.depth, columns=("fwd_macs", "bwd_macs")),
         "summary": found.summary, "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort)}
     if arguments.report is not None:
         choice.print_report(found, arguments)
     else:
-        print("\n\n".join(texts[word]() for word in shown))
+        text = "\n\n".join(texts[word]() for word in shown) if make_table is None else make_table(found)
+        choice.emit(text, arguments.output)
     if arguments.explain_replay and found.replay is not None:
         print("\n" + found.replay.explain())
     choice.save_profile(found, arguments.json, arguments.html)
     return 0
+
+
+def _predict(arguments: argparse.Namespace) -> list[Profile]:
+    """A step of each target. Names and inputs of all are read before any work: a wrong one costs no waiting."""
+    from analyzer.record.progress import watch_progress
+    from analyzer.report.progress_bar import ProgressBar
+    from analyzer.zoo.target import load_target
+
+    from .hardware import find_device
+
+    find_device(arguments.device)
+    train = arguments.mode == "train"
+    targets = [load_target(text) for text in [arguments.target, *arguments.others]]
+    inputs = [command_option.choose_inputs(target, arguments.input, train=train) for target in targets]
+
+    from analyzer.api.argument import build_model
+    from analyzer.api.profile import profile
+    from analyzer.profilers.flops import make_flops_profiler
+
+    def build(target: Target) -> torch.nn.Module:
+        return build_model(target.build).train(train)
+
+    bar, found = ProgressBar(), []
+    with watch_progress(bar):
+        try:
+            for target, specs in zip(targets, inputs, strict=True):
+                with command_option.model_errors(target.name):
+                    args, kwargs = command_option.make_inputs(specs)
+                    found.append(profile(
+                        partial(build, target), args, kwargs, mode=arguments.mode, optimizer=arguments.optimizer,
+                        autocast=command_option.find_autocast(arguments), device=arguments.device,
+                        profilers={"flops": make_flops_profiler(arguments.convention)}))
+        finally:
+            bar.clear()
+    return found
 
 
 if __name__ == "__main__":

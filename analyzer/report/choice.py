@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,13 @@ from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 
 from .column import FORMATS
+from .data_table import is_drawn, list_modules, list_nodes
 from .module_tree import COLUMNS as TREE_COLUMNS
 from .module_tree import SHARE
+from .quantity import find_quantity
+
+#: By the words of ``--show``.
+_TABLES: dict[str, Callable[..., str]] = {"table": list_nodes, "modules": list_modules}
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -40,11 +45,12 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ignore-modules", type=split_words, metavar="NAMES",
                        help="classes or paths that count as their parent's own (deepspeed, largest, tree)")
     group.add_argument("--format", choices=tuple(FORMATS),
-                       help="of the tables: tree, largest, torchinfo (default text)")
+                       help="of the tables: tree, largest, torchinfo (default text); without a report, of the table "
+                       "that `profile --show` names, with modules by their paths, and in csv all quantities, unrounded")
     group.add_argument("--raw", action="store_true",
                        help="plain numbers, in bytes and seconds (deepspeed, largest, tree)")
     group.add_argument("--output", type=Path, metavar="FILE",
-                       help="write the report to this file instead of printing it")
+                       help="write the report, or the table of --format, to this file instead of printing it")
 
 
 def add_file_options(parser: argparse.ArgumentParser) -> None:
@@ -102,13 +108,52 @@ def parse_depth(text: str) -> int:
     return int(text)
 
 
+def read_table_options(arguments: argparse.Namespace, shown: Sequence[str]) -> Callable[[Profile], str] | None:
+    """The table that ``--format`` asks for where there is no report: the one that ``shown`` names, None where what is
+    shown is as it is for a terminal. Raises InputError, before any work, for an option that nothing follows.
+    """
+    if arguments.format is None or arguments.report is not None:
+        read_report_options(arguments, own=("depth", "sort"))
+        return None
+    if len(shown) != 1 or shown[0] not in _TABLES:
+        takers = [report for report in register_report if register_report.takes(report, "fmt")]
+        raise InputError(f"--format {arguments.format}: is that of one table; add --show table, --show modules, or "
+                         f"--report, one of {', '.join(takers)}")
+    if is_drawn(arguments.format):
+        read_report_options(arguments, own=("depth", "sort", "fmt", "output"))
+        return None
+    options = read_report_options(arguments, own=("depth", "sort", "columns", "fmt", "output"))
+    make = _TABLES[shown[0]]
+    return lambda profile: make(profile, **options)
+
+
+def check_model_options(arguments: argparse.Namespace, default_show: str) -> None:
+    """Raise InputError for an option that is of one profile, where several targets make one table."""
+    of_one = {"report": arguments.report, "json": arguments.json, "html": arguments.html,
+              "show": None if arguments.show == default_show else arguments.show,
+              "explain-replay": arguments.explain_replay or None, "depth": arguments.depth, "sort": arguments.sort}
+    for flag, value in of_one.items():
+        if value is not None:
+            given = "" if value is True else f" {value}"
+            raise InputError(f"--{flag}{given}: is of one model, and here are {1 + len(arguments.others)}, which make "
+                             "one table; profile them one at a time")
+    read_report_options(arguments, own=("columns", "fmt", "output"))
+    for name in arguments.columns or ():
+        if "." not in name:  # of paths, those of the profiles tell which there are
+            find_quantity(name, [], "--columns")
+
+
 def print_report(profile: Profile, arguments: argparse.Namespace) -> None:
     """Print the report, or write it to the file that ``--output`` names."""
-    text = profile.report(arguments.report, **read_report_options(arguments))
-    if arguments.output is None:
+    emit(profile.report(arguments.report, **read_report_options(arguments)), arguments.output)
+
+
+def emit(text: str, output: Path | None) -> None:
+    """Write a text to the file that ``--output`` names, or print it."""
+    if output is None:
         print(text)
     else:
-        write_output(arguments.output, text + "\n")
+        write_output(output, text + "\n")
 
 
 def split_words(text: str) -> list[str]:

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analyzer.errors import InputError
+from analyzer.output import check_output
 from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.results.profile import Profile
 
-from .choice import parse_depth, split_words
+from .choice import emit, parse_depth, split_words
 from .column import FORMATS, Column, check_layout, escape_controls, find_columns, print_rows
+from .data_table import ROOT, is_drawn, join_path, print_data
+from .model_table import DEFAULT_COLUMNS, model_table
 from .module_row import OWN, divide, find_root
 from .module_tree import COLUMNS, indent
 from .summary import describe_run
@@ -40,8 +44,9 @@ def compare_modules(predicted: Profile, measured: Profile, columns: Sequence[str
     """A table with, for each of the ``columns``, the figure of both profiles and the ratio of the first to the second.
 
     Modules are joined by path, wrappers (compiled, data-parallel and checkpointed modules) left out of it; those of one
-    profile alone are there too. ``depth`` is that of the deepest rows, ``fmt`` a table format as of `module_tree`.
-    Raises InputError for a profile without modules, an unknown column or format.
+    profile alone are there too. ``depth`` is that of the deepest rows, ``fmt`` a table format as of `module_tree`; in
+    others than text modules stand by their paths, and in CSV figures are unrounded. Raises InputError for a profile
+    without modules, an unknown column or format.
 
     >>> fast, slow = (Profile(name="Net", mode="infer", modules=ModuleInfo(path="", type="Net", fwd_seconds=s))
     ...               for s in (0.001, 0.004))
@@ -50,9 +55,12 @@ def compare_modules(predicted: Profile, measured: Profile, columns: Sequence[str
     """
     check_layout(depth, 0, fmt, "compare_modules()")
     shown = find_columns(_COLUMNS, columns, "compare_modules()")
+    pairs = [pair for pair in join_modules(predicted, measured) if depth is None or pair.depth <= depth]
+    if not is_drawn(fmt):
+        return _list_pairs(pairs, shown, fmt)
     rows = [[
         indent(pair.depth) + pair.name, pair.type, *(cell for column in shown for cell in _list_cells(pair, column))
-    ] for pair in join_modules(predicted, measured) if depth is None or pair.depth <= depth]
+    ] for pair in pairs]
     headers = ["Module", "Type",
                *(text for column in shown for text in (f"{column.header} (A)", f"{column.header} (B)", "A/B"))]
     table = print_rows(headers, rows, left=(0, 1), fmt=fmt)
@@ -90,8 +98,29 @@ def _unwrap(module: ModuleInfo) -> tuple[ModuleInfo, CostInfo]:
     return module, module.own
 
 
+def _list_pairs(pairs: Sequence[ModulePair], shown: Sequence[Column], fmt: str) -> str:
+    columns = [Column("path", "Module", "text"), Column("type", "Type", "text")]
+    for column in shown:
+        columns += [Column(f"{column.field}_a", f"{column.header} (A)", column.unit),
+                    Column(f"{column.field}_b", f"{column.header} (B)", column.unit),
+                    Column(f"{column.field}_ratio", "A/B", "text")]
+    rows: list[list[object]] = []
+    for pair in pairs:
+        row: list[object] = [join_path(pair.path, OWN) if pair.is_own else pair.path or ROOT, pair.type]
+        for column in shown:
+            values = _read_both(pair, column)
+            ratio = divide(*values)
+            row += [*values, ratio if ratio is None or fmt == "csv" else f"{ratio:.2f}"]
+        rows.append(row)
+    return print_data(columns, rows, fmt)
+
+
+def _read_both(pair: ModulePair, column: Column) -> list[float | None]:
+    return [None if costs is None else getattr(costs, column.field) for costs in (pair.predicted, pair.measured)]
+
+
 def _list_cells(pair: ModulePair, column: Column) -> list[str]:
-    values = [None if costs is None else getattr(costs, column.field) for costs in (pair.predicted, pair.measured)]
+    values = _read_both(pair, column)
     ratio = divide(*values)
     return [*map(column.format, values), "-" if ratio is None else f"{ratio:.2f}"]
 
@@ -100,29 +129,60 @@ def _describe(letter: str, profile: Profile) -> list[str]:
     return [f"{letter}: {describe_run(profile)[0]}; seconds: {profile.seconds_method}"]
 
 
+_MODULE_COLUMNS = ("fwd_seconds", "bwd_seconds")
+_HELP = """\
+Joins the modules of two profiles, predicted or measured, by their paths; of more profiles, or with --by model, prints
+one table with a row for each.
+"""
+
 _EXAMPLES = """\
 examples:
   analyzer profile resnet18 --json predicted.json && analyzer measure resnet18 --json measured.json
   analyzer compare predicted.json measured.json --depth 2 --columns fwd_seconds,bwd_seconds,fwd_flops
+  analyzer compare small.json medium.json large.json
+  analyzer compare before.json after.json --by model --columns params,phases.forward.peak_allocated_bytes
+  analyzer compare *.json --by model --format latex --output models.tex     # or csv: numbers unrounded; markdown
 """
 
 
 def add_compare_command(commands: Any) -> None:
     """Add ``compare`` to the subparsers of the command line."""
     parser = commands.add_parser(
-        "compare", help="two saved profiles side by side, module by module", epilog=_EXAMPLES,
-        description="Joins the modules of two profiles, predicted or measured, by their paths.",
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        "compare", help="saved profiles side by side: two module by module, several with a row each", epilog=_EXAMPLES,
+        description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", type=Path, metavar="FILE", help="a profile saved with --json")
     parser.add_argument("second", type=Path, metavar="FILE", help="another one")
-    parser.add_argument("--columns", type=split_words, default="fwd_seconds,bwd_seconds", metavar="NAMES",
-                        help="quantities, separated by commas (default %(default)s)")
+    parser.add_argument("others", type=Path, nargs="*", metavar="FILE", help="more of them")
+    parser.add_argument("--by", choices=("module", "model"),
+                        help="what a row is (default: module for two profiles, model for more)")
+    parser.add_argument("--columns", type=split_words, metavar="NAMES",
+                        help="quantities, separated by commas (default: "
+                        f"{','.join(_MODULE_COLUMNS)} by module, {','.join(DEFAULT_COLUMNS)} by model)")
     parser.add_argument("--depth", type=parse_depth, metavar="N", help="show modules down to this depth")
-    parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
+    parser.add_argument("--format", choices=tuple(FORMATS), default="text",
+                        help="of the table (default text); in others modules stand by their paths, and in csv numbers "
+                        "are unrounded")
+    parser.add_argument("--output", type=Path, metavar="FILE",
+                        help="write the table to this file instead of printing it")
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
     """``analyzer compare``; the result is the exit code."""
-    first, second = Profile.from_json(arguments.first), Profile.from_json(arguments.second)
-    print(compare_modules(first, second, arguments.columns, depth=arguments.depth, fmt=arguments.format))
+    check_output(arguments.output)
+    files = [arguments.first, arguments.second, *arguments.others]
+    by_model = (arguments.by or ("model" if arguments.others else "module")) == "model"
+    if by_model and arguments.depth is not None:
+        raise InputError(f"--depth {arguments.depth}: only modules have depths, and here a row is a model; leave it "
+                         "out, or give two profiles and --by module")
+    if not by_model and arguments.others:
+        raise InputError(f"--by module: modules of two profiles are set side by side, and these are {len(files)}; give "
+                         "two, or --by model")
+    profiles = [Profile.from_json(path) for path in files]
+    if by_model:
+        text = model_table([(str(path), profile) for path, profile in zip(files, profiles, strict=True)],
+                           arguments.columns or DEFAULT_COLUMNS, arguments.format)
+    else:
+        text = compare_modules(profiles[0], profiles[1], arguments.columns or _MODULE_COLUMNS, depth=arguments.depth,
+                               fmt=arguments.format)
+    emit(text, arguments.output)
     return 0

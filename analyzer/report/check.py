@@ -1,0 +1,199 @@
+"""Limits of a profile, alone or against a baseline: what a change of a model may cost before CI refuses it."""
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from analyzer.errors import InputError
+from analyzer.results.profile import Profile
+
+from .column import FORMATS, Column, check_layout, escape_controls, print_rows
+from .limit import GRAMMAR, Limit, parse_limit
+from .module_row import divide
+from .quantity import OF_MODEL, QUANTITIES, read_quantity
+from .summary import describe_run
+
+#: What must not grow where no limit is given.
+MAIN = ("params", "param_bytes", "buffer_bytes", "optimizer_bytes", "peak_allocated_bytes", "peak_reserved_bytes",
+        "fwd_flops", "bwd_flops", "recompute_flops", "step_seconds")
+#: The exit code of a limit that is exceeded, or cannot be verified.
+EXCEEDED = 4
+OK, OVER = "ok", "over the limit"
+_SETTINGS = ("name", "mode", "device", "optimizer", "autocast", "batch_size", "flop_convention", "seconds_method",
+             "torch_version")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """A limit and what became of it. Quantities are None where they are unknown."""
+
+    text: str                #: the limit as it was written
+    quantity: Column
+    baseline: float | None
+    now: float | None
+    limit: Fraction | None
+    verdict: str             #: ``"ok"``, ``"over the limit"``, or on which side it is unknown
+
+    @property
+    def holds(self) -> bool:
+        """Whether the quantity is known to be within its limit."""
+        return self.verdict == OK
+
+
+def check_profile(now: Profile, baseline: Profile | None = None, limits: Sequence[str] = ()) -> list[CheckRow]:
+    """A row for each of the ``limits``, which are written as ``"FIELD +N%"``, ``"FIELD +N"`` (both above the baseline)
+    or ``"FIELD N"``; without any, one for each main quantity, which must not be above the baseline's.
+
+    Limits hold exactly: a quantity may equal its limit. One that is unknown on a side that the limit asks for does not
+    hold; without ``limits``, what neither profile knows is left out. Of a step that ran out of memory only what the
+    model itself has is known. Raises InputError for a limit that cannot be read, a baseline that lacks, and where there
+    would be nothing to check.
+
+    >>> before, after = (Profile(name="Net", mode="infer", peak_allocated_bytes=n) for n in (1000, 1021))
+    >>> [row.verdict for row in check_profile(after, before, ["peak_allocated_bytes +2%", "peak_allocated_bytes 2KiB"])]
+    ['over the limit', 'ok']
+    """
+    if isinstance(limits, str):
+        raise InputError(f"check_profile(limits={limits!r}): give a list of limits, as in limits=[{limits!r}]")
+    if not limits and baseline is None:
+        raise InputError("check: nothing to check; give a baseline (--against FILE), limits (--max 'FIELD N'), or both")
+    profiles = [now] if baseline is None else [now, baseline]
+    if limits:
+        parsed = [parse_limit(text, profiles) for text in limits]
+        for limit in parsed:
+            if limit.is_relative and baseline is None:
+                raise InputError(f"--max {limit.text!r}: is relative to a baseline; give it with --against FILE, or an "
+                                 f"amount without a sign, e.g. '{limit.quantity.field} 40G'")
+        return [_judge(limit, now, baseline) for limit in parsed]
+    rows = [_judge(Limit(f"{name} +0%", QUANTITIES[name], share=Fraction(0)), now, baseline) for name in MAIN]
+    known = [row for row in rows if row.now is not None or row.baseline is not None]
+    if not known:
+        raise InputError(f"check: neither profile knows any of {', '.join(MAIN)}")
+    return known
+
+
+def _judge(limit: Limit, now: Profile, baseline: Profile | None) -> CheckRow:
+    name = limit.quantity.field
+    values = [None if profile is None else read_quantity(profile, name) for profile in (baseline, now)]
+    ended = [profile is not None and profile.out_of_memory is not None and name not in OF_MODEL
+             for profile in (baseline, now)]
+    most = None if limit.is_relative and ended[0] else limit.apply(values[0])
+    lacks_baseline = limit.is_relative and (values[0] is None or ended[0])
+    if values[1] is not None and most is not None and Fraction(values[1]) > most:
+        verdict = OVER  # also where memory ran out: the rest of the step would not have made it less
+    elif values[1] is None or ended[1]:
+        verdict = "unknown on both sides" if lacks_baseline else "unknown now"
+        verdict += " (out of memory)" if ended[1] else ""
+    elif lacks_baseline:
+        verdict = "unknown in the baseline" + (" (out of memory)" if ended[0] else "")
+    else:
+        verdict = OK
+    return CheckRow(limit.text, limit.quantity, values[0], values[1], most, verdict)
+
+
+def format_check(rows: Sequence[CheckRow], fmt: str = "text") -> str:
+    """The rows as one table, ``fmt`` as of `Profile.module_tree`; CSV holds plain numbers, and nothing for unknown."""
+    check_layout(None, 0, fmt, "format_check()")
+    if fmt == "csv":
+        return print_rows(("field", "baseline", "now", "change", "limit", "max", "verdict"), [
+            (row.quantity.field, *map(_write_plain, (row.baseline, row.now, _subtract(row), row.limit)), row.text,
+             row.verdict) for row in rows], fmt=fmt)
+    return print_rows(("Field", "Baseline", "Now", "Change", "Limit", "Verdict"), [
+        (row.quantity.field, row.quantity.format(row.baseline), row.quantity.format(row.now), _format_change(row),
+         row.quantity.format(None if row.limit is None else _simplify(row.limit)), row.verdict) for row in rows],
+        left=(0, 5), fmt=fmt)
+
+
+def _subtract(row: CheckRow) -> float | None:
+    return None if row.now is None or row.baseline is None else row.now - row.baseline
+
+
+def _format_change(row: CheckRow) -> str:
+    change = _subtract(row)
+    share = divide(change, row.baseline)
+    sign = "+" if change is not None and change > 0 else ""
+    return sign + row.quantity.format(change) + ("" if not change or share is None else f" ({share:+.2%})")
+
+
+def _simplify(value: float | Fraction) -> float:
+    """A whole number exactly, another one as the nearest float."""
+    if isinstance(value, Fraction):
+        return value.numerator if value.denominator == 1 else float(value)
+    return value
+
+
+def _write_plain(value: float | Fraction | None) -> str:
+    return "" if value is None else str(_simplify(value))
+
+
+def list_differences(now: Profile, baseline: Profile) -> Iterator[str]:
+    """What was not profiled alike, so that the quantities may differ for another reason than the model."""
+    for name in _SETTINGS:
+        before, after = getattr(baseline, name), getattr(now, name)
+        if before != after:
+            yield f"{name} ({before}, now {after})"
+    before, after = ([f"{name} {tensor}" for name, tensor in profile.inputs.items()] for profile in (baseline, now))
+    if before != after:
+        yield f"inputs ({', '.join(before) or None}, now {', '.join(after) or None})"
+
+
+_HELP = f"""\
+Compares a saved profile with a baseline, and exits with {EXCEEDED} where a quantity is above its limit.
+
+LIMIT is one of
+  'FIELD +N%'   at most N percent above the baseline (-N%: at least N percent below)
+  'FIELD +N'    at most so much above the baseline, e.g. 'peak_allocated_bytes +100MiB', 'step_seconds +5ms'
+  'FIELD N'     at most N, whatever the baseline, e.g. 'peak_reserved_bytes 40GiB', 'fwd_flops 2.5T'
+FIELD is a quantity of Profile ({', '.join(QUANTITIES)}),
+or a path, e.g. phases.forward.peak_allocated_bytes, first_step.backward.flops, peak_by_category.activation.
+Without --max, none of {', '.join(MAIN)} may grow.
+"""
+
+_EXAMPLES = f"""\
+examples:
+  analyzer profile mynet.py:Net --input 8x3x224x224 --json baseline.json        # on the main branch
+  analyzer profile mynet.py:Net --input 8x3x224x224 --json profile.json         # with a change
+  analyzer check profile.json --against baseline.json --max "peak_allocated_bytes +2%" --max "fwd_flops +0%"
+  analyzer check profile.json --max "peak_reserved_bytes 40GiB"                 # no baseline
+  analyzer check profile.json --against baseline.json --format markdown >> "$GITHUB_STEP_SUMMARY"
+
+exit codes: 0 all within their limits; 2 the command line or an input cannot be used; {EXCEEDED} a limit is exceeded, or
+a quantity that it needs is unknown
+"""
+
+
+def add_check_command(commands: Any) -> None:
+    """Add ``check`` to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "check", help="whether a saved profile is within limits, for CI", epilog=_EXAMPLES,
+        description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("profile", type=Path, metavar="FILE", help="a profile saved with --json")
+    parser.add_argument("--against", type=Path, metavar="BASELINE", help="another one, which it is compared with")
+    parser.add_argument("--max", action="append", default=[], metavar="LIMIT", dest="limits",
+                        help=f"{GRAMMAR.replace('%', '%%')}; may be repeated")
+    parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """``analyzer check``; the result is the exit code."""
+    now = Profile.from_json(arguments.profile)
+    baseline = None if arguments.against is None else Profile.from_json(arguments.against)
+    rows = check_profile(now, baseline, arguments.limits)
+    if arguments.format == "text":
+        sides = [("now", now)] if baseline is None else [("baseline", baseline), ("now", now)]
+        lines = [f"{side}: {describe_run(profile)[0]}" for side, profile in sides]
+        different = [] if baseline is None else list(list_differences(now, baseline))
+        lines += [f"not profiled alike: {', '.join(different)}"] if different else []
+        print(escape_controls("\n".join([*lines, ""])))
+    print(format_check(rows, arguments.format))
+    failed = [row.text for row in rows if not row.holds]
+    if failed:
+        sys.stdout.flush()
+        print(escape_controls(f"analyzer: {len(failed)} of {len(rows)} limits do not hold: {', '.join(failed)}"),
+              file=sys.stderr)
+    return EXCEEDED if failed else 0

@@ -1,0 +1,94 @@
+"""The quantities of a profile by name: ``peak_allocated_bytes``, ``phases.forward.flops``."""
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Sequence
+
+from analyzer.errors import InputError
+from analyzer.results.info import PhaseInfo
+from analyzer.results.profile import Profile
+
+from .column import Column, name_columns
+
+#: Those of the whole step.
+QUANTITIES = name_columns(
+    Column("params", "Params", "count"), Column("param_bytes", "Param size", "bytes"),
+    Column("buffer_bytes", "Buffer size", "bytes"), Column("optimizer_bytes", "Optimizer states", "bytes"),
+    Column("peak_allocated_bytes", "Peak allocated", "bytes"), Column("peak_reserved_bytes", "Peak reserved", "bytes"),
+    Column("fwd_flops", "Fwd FLOPs", "count"), Column("bwd_flops", "Bwd FLOPs", "count"),
+    Column("fwd_macs", "Fwd MACs", "count"), Column("bwd_macs", "Bwd MACs", "count"),
+    Column("recompute_flops", "Recomputed FLOPs", "count"), Column("recompute_macs", "Recomputed MACs", "count"),
+    Column("model_flops", "Model FLOPs", "count"), Column("hardware_flops", "Hardware FLOPs", "count"),
+    Column("executed_flops", "Executed FLOPs", "count"), Column("optimizer_flops", "Optimizer FLOPs", "count"),
+    Column("fwd_seconds", "Fwd time", "seconds"), Column("bwd_seconds", "Bwd time", "seconds"),
+    Column("optimizer_seconds", "Optimizer time", "seconds"), Column("step_seconds", "Step time", "seconds"),
+    Column("kernel_seconds", "Kernel time", "seconds"))
+#: Numbers that say what was run, not what it costs.
+SETTINGS = ("batch_size", "world_size", "data_parallel_size", "model_parallel_size", "profile_step", "measured_steps")
+#: What is known however far a step came before memory ran out.
+OF_MODEL = ("params", "param_bytes", "buffer_bytes")
+_OF_PHASE = tuple(field.name for field in dataclasses.fields(PhaseInfo))
+_PHASED = ("phases", "first_step")
+
+
+def find_quantity(name: str, profiles: Sequence[Profile], caller: str) -> Column:
+    """The quantity of that name, which at least one of ``profiles`` has a place for. Raises InputError, with the names
+    that resemble it, for another.
+
+    >>> find_quantity("step_seconds", [], "check").unit
+    'seconds'
+    >>> find_quantity("peak_alocated_bytes", [], "check")
+    Traceback (most recent call last):
+    analyzer.errors.InputError: check: no quantity 'peak_alocated_bytes'; did you mean peak_allocated_bytes or ...?
+    """
+    if name in QUANTITIES:
+        return QUANTITIES[name]
+    names = list_names(profiles)
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=3) or [known for known in names if name and name in known][:3]
+        hint = f"did you mean {' or '.join(near)}?" if near else "quantities are " + ", ".join(QUANTITIES)
+        paths = sorted({known.rpartition(".")[0] + "." for known in names if "." in known})
+        more = f" Paths begin with {', '.join(paths)}" if paths else ""
+        raise InputError(f"{caller}: no quantity {name!r}; {hint}{more}")
+    return Column(name, name, _find_unit(name))
+
+
+def list_names(profiles: Iterable[Profile]) -> list[str]:
+    """The quantities of the step, and by their paths those of the phases and categories that any profile has."""
+    names = list(QUANTITIES)
+    for profile in profiles:
+        names += [f"{step}.{phase}.{field}" for step in _PHASED for phase in getattr(profile, step)
+                  for field in _OF_PHASE]
+        names += [f"peak_by_category.{category}" for category in profile.peak_by_category]
+    return list(dict.fromkeys(names))
+
+
+def read_quantity(profile: Profile, name: str) -> float | None:
+    """Its value; None where it is unknown, or of a phase that the profile does not have.
+
+    >>> p = Profile(name="Net", mode="infer", peak_by_category={"input": 512}, phases={"forward": PhaseInfo(flops=3)})
+    >>> [read_quantity(p, name) for name in ("phases.forward.flops", "phases.backward.flops", "fwd_flops")]
+    [3, None, None]
+    >>> [read_quantity(p, f"peak_by_category.{name}") for name in ("input", "gradient")]
+    [512, 0]
+    """
+    first, _, rest = name.partition(".")
+    value: float | None
+    if first == "peak_by_category":
+        # categories add up to the peak: nothing is in one that is not named
+        value = profile.peak_by_category.get(rest, 0) if profile.peak_by_category else None
+    elif first in _PHASED:
+        phase, _, field = rest.rpartition(".")
+        info = getattr(profile, first).get(phase)
+        value = None if info is None else getattr(info, field)
+    else:
+        value = getattr(profile, name)
+    return value
+
+
+def _find_unit(name: str) -> str:
+    last = name.rpartition(".")[2]
+    if name.startswith("peak_by_category.") or last.endswith("bytes"):
+        return "bytes"
+    return "seconds" if last.endswith("seconds") else "count"

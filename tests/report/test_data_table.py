@@ -1,0 +1,242 @@
+"""Tables for other programs: paths instead of a drawn tree, numbers unrounded in CSV, one row a model."""
+from __future__ import annotations
+
+import csv
+import io
+import re
+from dataclasses import replace
+
+import pytest
+
+from analyzer.cli import main
+from analyzer.errors import InputError
+from analyzer.report.data_table import list_modules, list_nodes
+from analyzer.report.model_table import model_table
+from analyzer.report.module_comparison import compare_modules
+from analyzer.results.info import CostInfo
+from analyzer.results.profile import Profile
+
+DRAWN = re.compile("[├└│]")
+
+
+def read(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+# ---- nodes and modules of one profile
+
+
+def test_modules_are_rows_with_paths_and_all_costs_unrounded(mlp):
+    rows = read(list_modules(mlp))
+    assert [row["path"] for row in rows] == ["(model)", "body", "body.0", "body.1", "fc2", "again", "(own)"]
+    assert set(rows[0]) == {"path", "type"} | set(CostInfo.__slots__) - {"bwd_read_bytes", "bwd_written_bytes"}
+    # 2 x 8 x 16 x 32 and 2 x 8 x 32 x 4, an element of 8 x 32 and one of 8 x 4: the sum is exact, not 10.53 K
+    assert rows[0]["fwd_flops"] == str(8192 + 2048 + 256 + 32) and rows[2]["fwd_flops"] == "8192"
+    assert rows[0]["fwd_seconds"] == "" and float(rows[2]["fwd_seconds"]) == 2e-6  # unknown is empty
+
+
+def test_own_rows_stand_under_the_path_of_their_module(mlp):
+    rows = read(list_modules(replace(mlp, modules=mlp.modules.children[0]), columns=["params"]))
+    assert [row["path"] for row in rows] == ["body", "body.0", "body.1"]
+    body = replace(mlp.modules.children[0], own=CostInfo(params=7))
+    assert [row["path"] for row in read(list_modules(
+        replace(mlp, modules=replace(mlp.modules, children=(body,))), columns=["params"]))] == [
+        "(model)", "body", "body.0", "body.1", "body.(own)", "(own)"]
+
+
+def test_modules_are_sorted_and_cut_as_in_the_tree(mlp):
+    rows = read(list_modules(mlp, depth=1, sort="fwd_flops"))
+    assert [row["path"] for row in rows] == ["(model)", "body", "fc2", "again", "(own)"]
+    assert [row["path"] for row in read(list_modules(mlp, depth=0))] == ["(model)"]
+
+
+def test_nodes_are_rows_with_all_quantities_unrounded(mlp):
+    rows = read(list_nodes(mlp))
+    assert [row["name"] for row in rows] == ["x", "fc1", "act", "fc2", "mul", "output"]  # and no totals
+    assert (rows[1]["module_path"], rows[1]["param_bytes"], rows[1]["fwd_flops"]) == ("body.0", "2176", "8192")
+    assert (rows[1]["buffer_bytes"], rows[3]["buffer_bytes"]) == ("", "0")
+    assert [row["name"] for row in read(list_nodes(mlp, sort="fwd_flops", columns=["fwd_flops"]))][:2] == ["fc1", "fc2"]
+    # of depth 1: body.0 and body.1 are neighbours
+    assert [row["name"] for row in read(list_nodes(mlp, depth=1))] == ["x", "body", "fc2", "mul", "output"]
+
+
+@pytest.mark.parametrize("fmt", ["markdown", "latex", "html", "csv"])
+@pytest.mark.parametrize("make", [list_nodes, list_modules, lambda p, fmt: compare_modules(p, p, fmt=fmt)])
+def test_nothing_is_drawn_in_formats_for_papers(mlp, make, fmt):
+    assert "│" in mlp.module_tree()
+    text = make(mlp, fmt=fmt)
+    assert not DRAWN.search(text) and "body.0" in text
+
+
+def test_units_in_markdown(mlp):
+    lines = list_modules(mlp, fmt="markdown").splitlines()
+    assert [cell.strip() for cell in lines[0].split("|")[1:4]] == ["Module", "Type", "Params"]
+    assert "| body.0" in lines[4] and "8.19 K" in lines[4] and len({line.count("|") for line in lines}) == 1
+
+
+@pytest.mark.parametrize(("call", "text"), [
+    (lambda p: list_modules(p, columns=["fwd_flps"]), "did you mean 'fwd_flops'"),
+    (lambda p: list_modules(p, sort="calls"), "no column 'calls'"),
+    (lambda p: list_modules(p, depth=-1), "depth=-1"),
+    (lambda p: list_modules(replace(p, modules=None)), "has no module tree"),
+    (lambda p: list_nodes(p, columns=["parm_bytes"]), "did you mean 'param_bytes'"),
+    (lambda p: list_nodes(p, depth=0), "depth=0"),
+    (lambda p: list_nodes(p, fmt="word"), "'word'"),
+    (lambda p: model_table([("a", p)], ["fwd_flps"]), "no quantity 'fwd_flps'; did you mean fwd_flops"),
+    (lambda p: model_table([("a", p)], "params"), "give names of quantities"),
+    (lambda p: model_table([("a", p)], fmt="word"), "'word'"),
+])
+def test_errors(mlp, call, text):
+    with pytest.raises(InputError, match=re.escape(text)):
+        call(mlp)
+
+
+# ---- one row a model
+
+
+def test_a_row_a_model(mlp, bare, read_table):
+    rows = read_table(model_table([("one.json", mlp), ("two.json", bare)]))
+    # 10,528 and 12,576 FLOPs, 12 KiB, 15 us; of the other nothing is known
+    assert rows == [
+        {"Model": "one.json", "Mode": "train", "Device": "h200", "Params": "676", "Peak allocated": "12.00 KiB",
+         "Fwd FLOPs": "10.53 K", "Bwd FLOPs": "12.58 K", "Step time": "15.00 us"},
+        {"Model": "two.json", "Mode": "infer", "Device": "-", "Params": "-", "Peak allocated": "-", "Fwd FLOPs": "-",
+         "Bwd FLOPs": "-", "Step time": "-"}]
+
+
+def test_columns_by_path_and_figures_unrounded(mlp, bare):
+    row, other = read(model_table([("a", mlp), ("b", bare)], ["fwd_flops", "phases.backward.peak_allocated_bytes"],
+                                  fmt="csv"))
+    assert row == {"model": "a", "mode": "train", "device": "h200", "fwd_flops": "10528",
+                   "phases.backward.peak_allocated_bytes": "12288", "out_of_memory": "False"}
+    assert other["phases.backward.peak_allocated_bytes"] == ""
+
+
+def test_of_a_step_that_ran_out_of_memory_the_model_alone_is_known(mlp, out_of_memory, read_table):
+    ended = replace(mlp, out_of_memory=out_of_memory)
+    first, second = read_table(model_table([("fits", mlp), ("ends", ended)]))
+    assert (first["Out of memory"], second["Out of memory"]) == ("no", "yes")
+    assert (second["Params"], second["Peak allocated"], second["Fwd FLOPs"]) == ("676", "-", "-")
+
+
+def test_two_profiles_by_module_in_csv(mlp):
+    other = replace(mlp, modules=replace(mlp.modules, fwd_flops=21056, children=mlp.modules.children[:1]))
+    rows = {row["path"]: row for row in read(compare_modules(mlp, other, ["fwd_flops"], fmt="csv"))}
+    assert (rows["(model)"]["fwd_flops_a"], rows["(model)"]["fwd_flops_b"], rows["(model)"]["fwd_flops_ratio"]) == (
+        "10528", "21056", "0.5")
+    assert (rows["fc2"]["fwd_flops_a"], rows["fc2"]["fwd_flops_b"], rows["fc2"]["fwd_flops_ratio"]) == ("2048", "", "")
+
+
+# ---- the command line
+
+
+def run(capsys, *argv):
+    code = main(list(argv))
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture
+def files(tmp_path, mlp):
+    paths = [str(tmp_path / f"{name}.json") for name in "abc"]
+    for i, path in enumerate(paths):
+        replace(mlp, params=676 + i).to_json(path)
+    return paths
+
+
+def test_several_saved_profiles_are_a_row_each(capsys, files, tmp_path):
+    code, out, err = run(capsys, "compare", *files, "--columns", "params", "--format", "csv")
+    assert (code, err) == (0, "")
+    assert [(row["model"], row["params"]) for row in read(out)] == list(zip(files, ("676", "677", "678")))
+    output = tmp_path / "models.tex"
+    assert run(capsys, "compare", *files, "--format", "latex", "--output", str(output)) == (0, "", "")
+    assert output.read_text().startswith(r"\begin{tabular}{lllrrrrr}")
+    two = run(capsys, "compare", *files[:2], "--by", "model")[1]
+    assert two.startswith("Model") and len(two.splitlines()) == 4
+    assert run(capsys, "compare", *files[:2])[1].startswith("A: Net: one train step")  # by module, as ever
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    (["--depth", "1"], "--depth 1: only modules have depths, and here a row is a model"),
+    (["--by", "module"], "--by module: modules of two profiles are set side by side, and these are 3"),
+    (["--columns", "parms"], "no quantity 'parms'; did you mean params"),
+    (["--output", "/nowhere/x.csv"], "/nowhere"),
+])
+def test_options_that_rows_of_models_do_not_have(capsys, files, words, text):
+    code, out, err = run(capsys, "compare", *files, *words)
+    assert (code, out) == (2, "") and text in err
+
+
+RESNETS = ("profile", "resnet18", "resnet50", "--input", "2x3x32x32", "--mode", "infer")
+
+
+def test_several_targets_make_one_table(capsys, tmp_path):
+    code, out, err = run(capsys, *RESNETS)
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()[2:]] == ["resnet18", "resnet50"]
+    path = tmp_path / "models.csv"
+    assert run(capsys, *RESNETS, "--columns", "params,fwd_flops,phases.forward.peak_allocated_bytes", "--format", "csv",
+               "--output", str(path)) == (0, "", "")
+    rows = read(path.read_text())
+    # published: 11,689,512 and 25,557,032 parameters
+    assert [(row["model"], row["params"]) for row in rows] == [("resnet18", "11689512"), ("resnet50", "25557032")]
+    alone = tmp_path / "alone.json"
+    assert run(capsys, "profile", "resnet50", *RESNETS[3:], "--show", "summary", "--json", str(alone))[0] == 0
+    p = Profile.from_json(alone)
+    assert rows[1]["fwd_flops"] == str(p.fwd_flops)
+    assert rows[1]["phases.forward.peak_allocated_bytes"] == str(p.phases["forward"].peak_allocated_bytes)
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    (["--json", "x.json"], "--json x.json: is of one model, and here are 2, which make one table"),
+    (["--report", "tree"], "--report tree: is of one model"),
+    (["--show", "summary"], "--show summary: is of one model"),
+    (["--explain-replay"], "--explain-replay: is of one model"),
+    (["--depth", "1"], "--depth 1: is of one model"),
+    (["--top-modules", "1"], "--top-modules: only reports have this option"),
+    (["--columns", "parms"], "--columns: no quantity 'parms'; did you mean params"),
+    (["--output", "/nowhere/x.csv"], "/nowhere"),
+])
+def test_options_that_several_targets_do_not_have(capsys, words, text):
+    code, out, err = run(capsys, *RESNETS, *words)
+    assert (code, out) == (2, "") and text in err
+
+
+def test_a_wrong_second_target_costs_no_waiting(capsys, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the first model was profiled")
+
+    monkeypatch.setattr("analyzer.api.profile.profile", refuse)
+    code, out, err = run(capsys, "profile", "resnet18", "resnet51")
+    assert (code, out) == (2, "") and "resnet51: no model of that name" in err
+
+
+ONE = (*RESNETS[:2], *RESNETS[3:])
+
+
+@pytest.mark.parametrize(("words", "header", "first"), [
+    (["--show", "modules", "--format", "csv", "--columns", "params"], "path,type,params", "(model),ResNet,11689512"),
+    (["--show", "table", "--format", "csv", "--columns", "param_bytes"], "op,name,module_path,param_bytes",
+     "placeholder,x,,0"),
+])
+def test_one_table_of_one_target(capsys, tmp_path, words, header, first):
+    code, out, err = run(capsys, *ONE, *words)
+    assert (code, err) == (0, "") and out.splitlines()[:2] == [header, first]
+    path = tmp_path / "table.csv"
+    assert run(capsys, *ONE, *words, "--output", str(path)) == (0, "", "")
+    assert path.read_text() == out
+
+
+def test_text_is_as_without_a_format(capsys):
+    plain = run(capsys, *ONE, "--show", "modules", "--depth", "1")
+    assert plain == run(capsys, *ONE, "--show", "modules", "--depth", "1", "--format", "text") and "├─conv1" in plain[1]
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    (["--format", "csv"], "--format csv: is that of one table; add --show table, --show modules, or --report, one of"),
+    (["--format", "csv", "--show", "summary"], "is that of one table"),
+    (["--format", "text", "--show", "modules", "--columns", "params"], "--columns: only reports have this option"),
+    (["--format", "csv", "--show", "modules", "--raw"], "--raw: only reports have this option"),
+])
+def test_formats_that_nothing_follows(capsys, words, text):
+    code, out, err = run(capsys, *ONE, *words)
+    assert (code, out) == (2, "") and text in err
