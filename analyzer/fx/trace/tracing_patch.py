@@ -240,10 +240,12 @@ def _find_names(functions: frozenset[int]) -> list[tuple[Any, str]]:
     found: list[tuple[Any, str]] = []
     others: list[Any] = []
     clean: list[dict[str, Any]] = []
+    seen: set[int] = set()
     for module in modules:
         names = getattr(module, "__dict__", None)
-        if type(names) is not dict:
+        if type(names) is not dict or id(names) in seen:  # a script is there as __main__ and as __mp_main__
             continue
+        seen.add(id(names))
         if not functions.isdisjoint(map(id, names.values())):
             found += [(module, name) for name, value in names.items() if id(value) in functions]
         elif _is_library(names):
