@@ -74,6 +74,19 @@ def test_compiled_in_place_there_is_no_wrapper(plain):
     assert rows(profile(model, args=(X,), optimizer="adamw")) == rows(plain)
 
 
+def test_what_is_profiled_as_if_it_were_not_compiled_is_named():
+    sentence = "{}: a module under torch.compile is profiled as the module that it wraps".format
+    part, place, listed = Net(), Net(), Net()
+    part.b[0] = torch.compile(part.b[0], backend="eager")
+    place.b.compile(backend="eager")
+    listed.others = [torch.compile(nn.ReLU(), backend="eager")]
+    for model, names in [(torch.compile(Net(), backend="eager"), ["the model"]), (part, ["b.0"]), (place, ["b"]),
+                         (torch.compile(part, backend="eager"), ["the model", "_orig_mod.b.0"]),
+                         (listed, ["an unregistered ReLU"]), (Net(), [])]:
+        for mode in ("train", "infer"):
+            assert profile(model, args=(X,), mode=mode).assumptions == tuple(map(sentence, names))
+
+
 def test_distributed_data_parallel_is_a_level(plain, group):
     model = nn.parallel.DistributedDataParallel(Net())
     p = profile(model, args=(X,), optimizer="adamw")

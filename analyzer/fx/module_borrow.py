@@ -89,13 +89,15 @@ class _Borrowing:
     def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None,
                  isomorphs: Iterable[Isomorph]) -> None:
         self.state, self.claim = state, claim
-        root = uncompiled(root)
         self.isomorphs = {id(isomorph.block): isomorph for isomorph in isomorphs}
         self.inside = {id(module): isomorph for isomorph in self.isomorphs.values() for module in isomorph.modules}
         walked = walk_modules(root, left_out=[isomorph.block for isomorph in self.isomorphs.values()])
+        for path, module in walked:
+            if uncompiled(module) is not module or module.__dict__.get("_compiled_call_impl") is not None:
+                self._note_compiled(path or "the model")
         held = (t for _, m in walked for tensors in (m._parameters, m._buffers) for t in tensors.values())
         self.fakes = FakeTensors(state, claim, is_placed(held))
-        self.borrowed = Borrowed(root, self.fakes)
+        self.borrowed = Borrowed(uncompiled(root), self.fakes)
         self.borrowed.materialize = self.materialize
         self.undo: list[Callable[[], None] | _Contents] = []
         self.keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # modules of a class have the same ones
@@ -129,6 +131,9 @@ class _Borrowing:
         self.fakes.forget_storages()
 
     # -- walking -------------------------------------------------------------------------------------------------
+
+    def _note_compiled(self, what: str) -> None:
+        self.state.assume(f"{what}: a module under torch.compile is profiled as the module that it wraps")
 
     def _make_lazy(self, isomorph: Isomorph) -> None:
         assert self.claim is not None
@@ -174,8 +179,6 @@ class _Borrowing:
                     inner = uncompiled(child)
                     if inner is not child:
                         children[name] = inner
-                        self.state.assume(
-                            f"{name}: a module under torch.compile is profiled as the module that it wraps")
                     self._walk(inner)
         for tensors, is_buffer in ((attributes["_parameters"], False), (attributes["_buffers"], True)):
             if tensors:
@@ -185,8 +188,6 @@ class _Borrowing:
                         tensors[name] = self.fakes.make(tensor, readable=is_buffer)
         if attributes.get("_compiled_call_impl") is not None:
             attributes["_compiled_call_impl"] = None
-            self.state.assume(
-                f"{type(module).__name__}: a module under torch.compile is profiled as the module that it wraps")
         self._walk_items(attributes, _REGISTERED, 0)
 
     def _walk_scripted(self, module: torch.jit.ScriptModule) -> None:
@@ -234,6 +235,8 @@ class _Borrowing:
             return self.fakes.make(value, readable=True, constant=True)
         if isinstance(value, nn.Module):
             inner = uncompiled(value)
+            if inner is not value and id(inner) not in self.seen:
+                self._note_compiled(f"an unregistered {type(inner).__name__}")
             self._walk(inner)
             return inner
         if isinstance(value, _CONTAINERS):
