@@ -57,10 +57,17 @@ def build_model(factory: Any) -> torch.nn.Module:
 @contextmanager
 def set_training(module: torch.nn.Module, training: bool) -> Iterator[None]:
     """Put a module in training or in evaluation for a block; afterwards every flag is as it was."""
-    flags = [(inner, inner.training) for inner in module.modules()]
-    try:
+    with keep_flags(module):
         module.train(training)
         yield
+
+
+@contextmanager
+def keep_flags(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
+    """The modules of ``module``, whose training flags are at the end of the block as they were before it."""
+    flags = [(inner, inner.training) for inner in module.modules()]
+    try:
+        yield [inner for inner, _ in flags]
     finally:
         for inner, flag in flags:
             inner.training = flag

@@ -2,22 +2,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from analyzer.errors import DataDependentError
+from analyzer.errors import DataDependentError, InputError
 from analyzer.fx.module_borrow import borrow_module
 from analyzer.fx.trace.leaf_module import is_leaf
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.restart import Restart
-from analyzer.record.eager import EagerStep, OptimizerFactory
+from analyzer.record.eager import EagerStep, GradientFound, OptimizerFactory
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
+from analyzer.record.tensor_walk import tensors_in
 from analyzer.replay.block_replay import BlockReplay, pays
 from analyzer.replay.eager_step import ReplayedStep
 from analyzer.replay.isomorph import find_isomorphs
@@ -26,10 +28,14 @@ from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.profile import Profile
 from analyzer.results.wrapper import list_wrappers
 
-from .argument import argument_names, as_arguments, as_keywords, build_model
+from .argument import argument_names, as_arguments, as_keywords, build_model, keep_flags
 from .session import Profilers, Run, Session
 
 __all__ = ["Profile", "ProfileOptions", "profile"]
+
+#: what is assumed of a training step without gradients
+NOTHING_TO_TRAIN = ("no parameter and no input requires a gradient, so there is nothing to train: only the forward "
+                    "pass is profiled, without backward pass and optimizer")
 
 
 def profile(
@@ -45,6 +51,7 @@ def profile(
     options: ProfileOptions | None = None,
     reuse: bool = True,
     profilers: Profilers = None,
+    eval: bool = False,
 ) -> Profile:
     """Predict what a step of ``model`` costs on ``device``, without running it on data.
 
@@ -56,8 +63,15 @@ def profile(
     dtype. ``step(model, optimizer, *args, **kwargs)`` replaces the built-in training step. ``profilers`` adds to, or by
     name replaces, the default ones.
 
+    Training flags of modules are left as they are, whatever the ``mode``: ``mode="infer"`` runs dropout in a model that
+    is in training mode, and ``assumptions`` says so. With ``eval=True`` the profile is that after ``model.eval()``; the
+    flags are as they were afterwards. Where neither a parameter nor an input requires a gradient there is nothing to
+    train: then ``mode="train"`` profiles the forward pass (and ``loss_fn``), and the result's ``mode`` is ``"infer"``.
+
+    Of `DistributedDataParallel` one rank is run, and what ranks communicate is None.
     Bytes are exact integers; FLOPs count a multiply-add as two.
-    Raises InputError for arguments that cannot be used, UnknownDeviceError, UnsupportedOperatorError and
+    Raises InputError for arguments that cannot be used and for models sharded over ranks (`fully_shard`, FSDP, tensor
+    parallel: profile the module before it is wrapped), UnknownDeviceError, UnsupportedOperatorError and
     DataDependentError (see `analyzer.errors`), and whatever the model itself raises.
 
     >>> import torch
@@ -71,26 +85,58 @@ def profile(
     >>> p.phases["forward"].peak_allocated_bytes == tensors + 8_519_680 + 2**20
     True
     """
-    session = Session(device, options, mode=mode, optimizer=optimizer, autocast=autocast, loss_fn=loss_fn, step=step,
-                      profilers=profilers)
+    if not isinstance(eval, bool):
+        raise InputError(f"eval={eval!r}: must be True or False")
+    settings: dict[str, Any] = {"autocast": autocast, "loss_fn": loss_fn, "step": step, "profilers": profilers,
+                                "evaluates": eval}
+    session = Session(device, options, mode=mode, optimizer=optimizer, **settings)
     args, kwargs = as_arguments(args), as_keywords(kwargs)
     module = model if isinstance(model, torch.nn.Module) else build_model(model)
-    names = argument_names(module, args, kwargs)
-    replay = Replay(why_nothing(module, reuse, step, session.options))
+    call = ModelCall(module, args, kwargs, argument_names(module, args, kwargs))
+    flags: AbstractContextManager[list[torch.nn.Module]] = keep_flags(module) if eval else nullcontext([])
+    with flags as modules:
+        for inner in modules:
+            inner.training = False
+        if mode == "train" and step is None and not call.has_gradient():
+            try:
+                return run_model(Session(device, options, remarks=[NOTHING_TO_TRAIN], **settings), call, reuse,
+                                 looks_for_gradient=True)
+            except GradientFound:  # of a tensor that is neither
+                pass
+        return run_model(session, call, reuse)
+
+
+class ModelCall(NamedTuple):
+    """A model, and what it is called with."""
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: list[str]  #: of the positional arguments
+
+    def has_gradient(self) -> bool:
+        """Whether a parameter or an input requires a gradient."""
+        return any(t.requires_grad for t in (*self.module.parameters(), *tensors_in((self.args, self.kwargs))))
+
+
+def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -> Profile:
+    """The profile of a model's steps; ``settings`` are further ones of `EagerStep`."""
+    mode, step, optimizer = session.mode, session.step, session.facts["optimizer"]
+    replay = Replay(why_nothing(call.module, reuse, step, session.options))
     # an optimizer of the user's own looks at every parameter
-    replay.is_lazy = replay.refusal is None and (mode == "infer" or optimizer is None or isinstance(optimizer, str))
+    replay.is_lazy = replay.refusal is None and (mode == "infer" or optimizer != "custom")
 
     def run_step(run: Run, options: ProfileOptions) -> None:
-        run_args, run_kwargs = run.take_inputs(args, kwargs, names)
+        run_args, run_kwargs = run.take_inputs(call.args, call.kwargs, call.names)
         run.recorder.replay_block = None if replay.blocks is None else replay.blocks.run
         make: Callable[..., EagerStep] = EagerStep if replay.refusal is not None else partial(
             ReplayedStep, materialize=replay.materialize, held=run.borrowed.held[0] if replay.is_lazy else None)
-        replay.step = make(run.recorder, run.root, run_args, run_kwargs, mode=mode, loss_fn=loss_fn,
-                           optimizer=session.optimizer if mode == "train" else None, autocast=autocast, step=step,
-                           device_type=session.device.type, options=options)
+        replay.step = make(run.recorder, run.root, run_args, run_kwargs, mode=mode, loss_fn=session.loss_fn,
+                           optimizer=session.optimizer if mode == "train" else None, autocast=session.autocast,
+                           step=step, device_type=session.device.type, options=options, **settings)
         replay.step.run()
 
-    return run_replayed(session, module, run_step, replay)
+    return run_replayed(session, call.module, run_step, replay)
 
 
 def why_nothing(module: torch.nn.Module, reuse: bool, step: Callable[..., Any] | None,
@@ -180,6 +226,8 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
             try:
                 with run.recording():
                     run_step(run, options)
+                if session.mode == "infer":
+                    run.describe_training()
                 blocks = {i: lazy.isomorph for i, lazy in run.borrowed.lazy_blocks.items()}
                 return run.build(is_final=True, isomorphs=blocks, wrappers=wrappers, replay=replay.report(run.root))
             except Restart as restart:

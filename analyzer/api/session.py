@@ -12,6 +12,7 @@ import torch
 from analyzer.errors import InputError
 from analyzer.fx.borrowed import Borrowed
 from analyzer.fx.module_borrow import borrow_module, uncompiled
+from analyzer.fx.sharded_module import refuse_sharded
 from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.current_spec import simulated_spec, simulating
@@ -22,7 +23,7 @@ from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.profilers.annotation import Annotation, Profiler
-from analyzer.profilers.communication import profile_communication
+from analyzer.profilers.communication import leave_communication_unknown, profile_communication
 from analyzer.profilers.flops import profile_flops
 from analyzer.profilers.latency import make_latency_profiler
 from analyzer.profilers.memory import profile_memory
@@ -37,27 +38,35 @@ from analyzer.replay.lazy_block import LazyBlock
 from analyzer.results.build import ProfileBuilder, build_unplaced_profile
 from analyzer.results.module_shape import ModuleShape
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.parallel_size import find_parallel_sizes
+from analyzer.results.parallel_size import find_parallel_sizes, find_replica
 from analyzer.results.profile import Profile
 from analyzer.results.wrapper import ModulePaths
 
 from .argument import check_arguments
+from .training_flag import describe_training
 
 Profilers = Mapping[str, Profiler] | Sequence[Profiler] | None
+
+#: what is assumed of a model of which each rank has a copy
+UNKNOWN_COMMUNICATION = (
+    "{}: DistributedDataParallel is run as one rank alone; the bytes that ranks exchange are unknown, and the seconds "
+    "of the exchange and the memory of its buckets are in no figure")
 
 
 class Session:
     """What all runs of one request share: the simulated device, its options, the profilers and the facts of the result.
 
     ``device`` is a name of the catalogue, a `DeviceSpec`, or None for a device whose speed and memory are unknown;
-    tensors are then on ``place``, which a named device decides itself. Raises InputError for settings that no run could
-    use and UnknownDeviceError for a name that the catalogue does not hold.
+    tensors are then on ``place``, which a named device decides itself. A session that ``evaluates`` calls ``eval()`` of
+    the module that it has borrowed. ``remarks`` are assumptions of each profile. Raises InputError for settings that no
+    run could use and UnknownDeviceError for a name that the catalogue does not hold.
     """
 
     def __init__(self, device: str | DeviceSpec | None, options: ProfileOptions | None = None, *, mode: str = "infer",
                  optimizer: str | OptimizerFactory | None = None, autocast: torch.dtype | None = None,
                  loss_fn: Callable[[Any], torch.Tensor] | None = None, step: Callable[..., Any] | None = None,
-                 profilers: Profilers = None, place: torch.device | None = None) -> None:
+                 profilers: Profilers = None, place: torch.device | None = None, evaluates: bool = False,
+                 remarks: Iterable[str] = ()) -> None:
         options = options or ProfileOptions()
         check_arguments(mode, autocast, options, loss_fn=loss_fn, step=step)
         self.spec = None if device is None else find_device(device)
@@ -66,7 +75,8 @@ class Session:
         self.device = place or torch.device("cpu")  #: where tensors are
         if self.spec is not None:
             self.device = torch.device("cpu") if self.spec.kind == "cpu" else torch.device(self.spec.kind, 0)
-        self.options, self.remark = limit_memory(options, self.spec)
+        self.options, remark = limit_memory(options, self.spec)
+        self.evaluates, self.remarks = evaluates, (*remarks, *([] if remark is None else [remark]))
         self.profilers = choose_profilers(profilers, self.spec)
         self.facts: dict[str, Any] = {
             "mode": mode, "device": None if self.spec is None else self.spec.name,
@@ -78,8 +88,8 @@ class Session:
         """The simulated device for the length of a block; tensors that are nowhere are on it where it ``adopts``."""
         mode = MetaTensorMode(options or self.options, adopted_device=self.device if adopts else torch.device("cpu"))
         with mode, simulating(self.spec or simulated_spec()):
-            if self.remark:
-                mode.state.assume(self.remark)
+            for remark in self.remarks:
+                mode.state.assume(remark)
             yield mode
 
     @contextmanager
@@ -90,11 +100,17 @@ class Session:
              isomorphs: Iterable[Isomorph] = (),
              eager: bool = True) -> Iterator[Run]:
         """A run of ``module``, which is borrowed for the block; ``eager`` is not by a graph interpreter."""
+        refuse_sharded(module)
         with InterruptsDeferred(), rare_collections(), self.simulate(options) as mode, borrow_module(
                 module, self.device, isomorphs) as borrowed:
+            if self.evaluates:
+                borrowed.root.eval()
+            replica = find_replica(borrowed.walked)
+            if replica is not None:
+                mode.state.assume(UNKNOWN_COMMUNICATION.format(replica or "the model"))
             recorder = Recorder(mode, borrowed.root, self.device, is_leaf if eager else None,
                                 find_leaf_impl if eager else lambda module: None, borrowed.walked)
-            yield Run(self, recorder, borrowed.root, borrowed)
+            yield Run(self, recorder, borrowed.root, borrowed, is_replica=replica is not None)
 
     def casting(self) -> AbstractContextManager[object]:
         """The autocast region of a forward pass."""
@@ -103,16 +119,18 @@ class Session:
     def build_unplaced(self, module: torch.nn.Module, error: DeviceOutOfMemoryError) -> Profile:
         """The profile of a model that does not fit before its first step."""
         return build_unplaced_profile(module, error, name=type(uncompiled(module)).__name__, **self.facts,
-                                      assumptions=(self.remark,) if self.remark else ())
+                                      assumptions=self.remarks)
 
 
 class Run:
-    """One run of a session: its recorder, the module that is run, and the profile of what was recorded."""
+    """One run of a session: its recorder, the module that is run, and the profile of what was recorded. Of a module
+    that ``is_replica``, one copy of several, the bytes communicated are unknown.
+    """
 
-    def __init__(self, session: Session, recorder: Recorder, root: torch.nn.Module,
-                 borrowed: Borrowed | None = None) -> None:
+    def __init__(self, session: Session, recorder: Recorder, root: torch.nn.Module, borrowed: Borrowed | None = None,
+                 *, is_replica: bool = False) -> None:
         self.session, self.recorder, self.root = session, recorder, root
-        self._borrowed = borrowed
+        self._borrowed, self._is_replica = borrowed, is_replica
 
     @property
     def borrowed(self) -> Borrowed:
@@ -152,10 +170,18 @@ class Run:
         recorder.mark(attributes, "buffer")
         mark_inputs(recorder, args, kwargs, names)
 
+    def describe_training(self) -> None:
+        """Say in the assumptions what an inference step ran as in training."""
+        with torch._C.DisableTorchFunction():
+            text = describe_training(self.borrowed.walked, self.recorder.log)
+        if text is not None:
+            self.recorder.log.assumptions.append(text)
+
     def annotate(self) -> list[Annotation]:
         """What the session's profilers say of the log."""
         with torch._C.DisableTorchFunction():
-            return [profiler(self.recorder.log) for profiler in self.session.profilers.values()]
+            return [(leave_communication_unknown if self._is_replica and profiler is profile_communication
+                     else profiler)(self.recorder.log) for profiler in self.session.profilers.values()]
 
     def build(self, *, is_final: bool = False, isomorphs: Mapping[int, Isomorph] = MappingProxyType({}),
               wrappers: Collection[str] = (), blanks: Mapping[int, NodeInfo] = MappingProxyType({}),

@@ -52,6 +52,14 @@ def profile_communication(log: Log) -> Annotation:
     return out
 
 
+def leave_communication_unknown(log: Log) -> Annotation:
+    """The quantities of `profile_communication`, each None: for a model of which ranks communicate unseen."""
+    out = Annotation(lambda out: out.start_rows(log, {"fwd_comm_bytes": None, "bwd_comm_bytes": None}))
+    for record in log.phases:
+        out.phases[record.step, record.phase]["comm_bytes"] = None
+    return out
+
+
 def _fill_rows(log: Log, out: Annotation) -> None:
     out.start_rows(log, {"fwd_comm_bytes": 0, "bwd_comm_bytes": 0})
     for call in log.calls:

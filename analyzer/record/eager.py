@@ -83,16 +83,23 @@ def note_saved_inputs(recorder: Recorder, holds: Iterable[ReferenceCount]) -> No
             recorder.log.saved_inputs.add(storage.number)
 
 
+class GradientFound(BaseException):
+    """A step that was to run forward alone has something to train. No Exception: nothing but a driver handles it."""
+
+
 class EagerStep:
-    """One training or inference step, repeated under a recorder."""
+    """One training or inference step, repeated under a recorder. An inference step that ``looks_for_gradient`` runs
+    with gradients enabled, and the loss function that is given with it; it raises GradientFound where there is one.
+    """
 
     def __init__(self, recorder: Recorder, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *,
                  mode: str, loss_fn: Callable[[Any], torch.Tensor] | None, optimizer: OptimizerFactory | None,
                  autocast: torch.dtype | None, step: Callable[..., Any] | None, device_type: str,
-                 options: ProfileOptions) -> None:
+                 options: ProfileOptions, looks_for_gradient: bool = False) -> None:
         self.recorder, self.model, self.args, self.kwargs = recorder, model, args, kwargs
         self.mode, self.loss_fn, self.autocast, self.step = mode, loss_fn or default_loss, autocast, step
         self.device_type, self.options, self.make_optimizer = device_type, options, optimizer
+        self.looks_for_gradient = looks_for_gradient
         self.optimizer = None if optimizer is None else optimizer(
             [cast(torch.nn.Parameter, p) for p in self.parameters if p.requires_grad])
         self.holds = hold_inputs(args, kwargs)
@@ -144,10 +151,21 @@ class EagerStep:
 
     def _infer(self) -> None:
         self.recorder.begin("forward")
-        with torch._C._EnableTorchFunction(), torch.no_grad(), casting(self.device_type, self.autocast):
+        grad_mode: AbstractContextManager[object] = nullcontext() if self.looks_for_gradient else torch.no_grad()
+        with torch._C._EnableTorchFunction(), grad_mode, casting(self.device_type, self.autocast):
             output = self.model(*self.args, **self.kwargs)
+            if self.looks_for_gradient:
+                self._look_for_gradient(output)
         self.recorder.end()
         del output
+
+    def _look_for_gradient(self, output: Any) -> None:
+        """Raise GradientFound where the loss, or without a loss function any output, has a gradient."""
+        if self.loss_fn is not default_loss:
+            self.recorder.forward_returned(output)
+            output = self.recorder.compute_loss(self.loss_fn, output)
+        if any(t.requires_grad for t in tensors_in(output)):
+            raise GradientFound
 
     def _train(self) -> None:
         recorder = self.recorder

@@ -16,6 +16,7 @@ from analyzer.fx.borrowed import Borrowed
 from analyzer.fx.graph.codegen import RegionCodeGen
 from analyzer.fx.graph.graph_module import GraphModule
 from analyzer.fx.module_borrow import borrow_module, uncompiled
+from analyzer.fx.sharded_module import refuse_sharded
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
@@ -51,8 +52,9 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     With ``trace_act_ckpt`` the graph's code uses ``torch.utils.checkpoint`` where ``root`` does, else its nodes are
     only annotated. With ``bias_addition_split``, nodes of their own add the biases of linear and convolution layers.
 
-    Raises InputError for arguments that do not fit or that forward fails for, DataDependentError where forward asks for
-    contents that only data could give, UnsupportedOperatorError for an operator without a shape.
+    Raises InputError for arguments that do not fit or that forward fails for and for models sharded over ranks,
+    DataDependentError where forward asks for contents that only data could give, UnsupportedOperatorError for an
+    operator without a shape.
 
     >>> model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
     >>> gm = symbolic_trace(model, meta_args={"input": torch.empty(3, 4, device="meta")})
@@ -62,6 +64,7 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     torch.Size([3, 2])
     """
     module = uncompiled(root) if isinstance(root, nn.Module) else _FunctionModule(root)
+    refuse_sharded(module)
     bound = bind_arguments(module.forward, meta_args or {}, concrete_args or {})
     outlined: dict[Site, str] = {}
     unknown: frozenset[int] | None = frozenset()  # None where changed contents are constants that the graph checks

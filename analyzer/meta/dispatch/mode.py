@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from analyzer.errors import InputError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.interrupt import call_handlers, waiting
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
@@ -34,6 +35,10 @@ class MetaDispatchMode(DirectDispatchMode):
         for kind in types:
             # a tensor around tensors (nested, quantised): what it does with them comes here
             if getattr(kind, "__torch_dispatch__", None) is not torch._C._disabled_torch_dispatch_impl:
+                if kind.__name__ == "DTensor":  # which calls the same operator again
+                    raise InputError(
+                        f"{func} of a DTensor: ranks that share a tensor (fully_shard, parallelize_module) are not "
+                        "supported; profile the module as it is before it is wrapped")
                 with self, reopened(), mode_in_force():
                     return kind.__torch_dispatch__(func, types, args, kwargs or {})
         if is_engines_sum(func, args):

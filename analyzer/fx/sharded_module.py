@@ -1,0 +1,36 @@
+"""Modules of whose parameters each rank holds a part: they run only together."""
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import nn
+
+from analyzer.errors import InputError
+from analyzer.record.module_walk import walk_modules
+
+
+def refuse_sharded(root: nn.Module) -> None:
+    """Raise InputError where FSDP, ``fully_shard`` or tensor parallelism shards parameters of ``root``."""
+    fsdp, tensor = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
+    if fsdp is None and tensor is None:
+        return  # nothing is sharded
+    for path, module in walk_modules(root):
+        found = _find_wrapper(module, fsdp, tensor)
+        if found is not None:
+            raise InputError(
+                f"{path or 'the model'} ({type(module).__name__}) is sharded over ranks by {found}, and profiles of "
+                "several ranks are not supported: profile the module as it is before it is wrapped")
+
+
+def _find_wrapper(module: nn.Module, fsdp: Any, tensor: Any) -> str | None:
+    """What shards the parameters of a module itself."""
+    if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+        return "FullyShardedDataParallel"
+    if fsdp is not None and isinstance(module, fsdp.FSDPModule):
+        return "fully_shard"
+    if tensor is not None:
+        for name, held in (*module._parameters.items(), *module._buffers.items()):
+            if isinstance(held, tensor.DTensor):
+                return f"tensor parallelism (parallelize_module: {name} is a DTensor)"
+    return None

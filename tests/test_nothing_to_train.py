@@ -1,0 +1,84 @@
+"""mode="train" of a model without anything that requires a gradient is its forward pass, and says so."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from analyzer import MetaTensorMode, Profile, profile
+from analyzer.errors import InputError
+
+X = torch.empty(4, 8)
+SENTENCE = ("no parameter and no input requires a gradient, so there is nothing to train: only the forward pass is "
+            "profiled, without backward pass and optimizer")
+
+
+class Functions(nn.Module):
+    def forward(self, x):
+        return F.gelu(x) + 1
+
+
+def frozen():
+    return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).requires_grad_(False)
+
+
+@pytest.mark.parametrize("make", [nn.ReLU, Functions, frozen])
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw"}, {"reuse": False}])
+def test_what_cannot_be_trained_is_profiled_forward(make, settings):
+    model = make()
+    p, forward = profile(model, args=(X,), **settings), profile(model, args=(X,), mode="infer")
+    assert p.assumptions == (SENTENCE,) and forward.assumptions == ()
+    assert p.mode == "infer" and p.optimizer is None
+    assert list(p.phases) == list(p.first_step) == ["forward"]
+    for name in ("fwd_flops", "bwd_flops", "fwd_macs", "bwd_macs", "optimizer_flops", "model_flops", "bwd_seconds",
+                 "optimizer_seconds", "peak_allocated_bytes", "peak_reserved_bytes", "phases", "params",
+                 "optimizer_bytes"):
+        assert getattr(p, name) == getattr(forward, name), name
+    assert [n.backward_bytes for n in p.nodes] == [n.backward_bytes for n in forward.nodes]
+    assert SENTENCE in p.summary().replace("\n", " ").replace("  ", " ")
+    assert Profile.from_json(p.to_json()) == p
+
+
+def test_the_flops_of_a_relu_are_its_elements():
+    p = profile(nn.ReLU(), args=(X,))
+    assert (p.fwd_flops, p.model_flops, p.bwd_seconds) == (32, 32, None)
+
+
+def test_a_loss_is_part_of_the_forward_pass():
+    p = profile(nn.ReLU(), args=(X,), loss_fn=lambda out: out.square().mean())
+    assert p.mode == "infer" and p.assumptions == (SENTENCE,)
+    assert p.fwd_flops > profile(nn.ReLU(), args=(X,)).fwd_flops
+    assert "loss" in [n.name for n in p.nodes]
+
+
+def test_an_input_may_be_what_is_trained():
+    p = profile(nn.ReLU(), args=(X.clone().requires_grad_(),))
+    assert p.mode == "train" and "backward" in p.phases and p.assumptions == ()
+
+
+def test_a_tensor_that_nobody_registered_may_be_what_is_trained():
+    with MetaTensorMode():
+        scale = torch.ones(8, requires_grad=True, device="cuda")
+    for p in (profile(nn.ReLU(), args=(X,), loss_fn=lambda out: (out * scale).sum()),
+              profile(Scaled(), args=(X,))):
+        assert p.mode == "train" and "backward" in p.phases and SENTENCE not in p.assumptions
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.ones(8, requires_grad=True)
+
+    def forward(self, x):
+        return x * self.scale
+
+
+def test_an_output_without_a_gradient_of_a_model_with_parameters_is_an_error():
+    class Detached(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).detach()
+
+    with pytest.raises(InputError, match="the model returned .* with no floating tensor that has a gradient: pass "
+                                         "loss_fn=, or mode='infer'"):
+        profile(Detached(8, 8), args=(X,))

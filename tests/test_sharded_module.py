@@ -1,0 +1,115 @@
+"""Models of which each rank holds a part are refused with the wrapper's name; of replicas communication is unknown."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from analyzer import Profile, profile, symbolic_trace
+from analyzer.errors import InputError
+from analyzer.generation import profile_generate
+
+X = torch.empty(4, 8)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    def forward(self, x):
+        return self.b(self.a(x)) * 2
+
+
+@pytest.fixture(autouse=True)
+def group():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    before = dist.group.WORLD
+    yield
+    assert dist.group.WORLD is before and dist.get_world_size() == 4
+    dist.destroy_process_group()
+
+
+def mesh():
+    return dist.device_mesh.init_device_mesh("cpu", (4,))
+
+
+def fully_sharded():
+    from torch.distributed.fsdp import fully_shard
+    return fully_shard(Net(), mesh=mesh())
+
+
+def partly_sharded():
+    from torch.distributed.fsdp import fully_shard
+    model = Net()
+    fully_shard(model.b, mesh=mesh())
+    return model
+
+
+def fsdp():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    return FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
+
+
+def tensor_parallel():
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    return parallelize_module(Net(), mesh(), {"a": ColwiseParallel(), "b.0": RowwiseParallel()})
+
+
+ADVICE = "and profiles of several ranks are not supported: profile the module as it is before it is wrapped"
+CASES = [(fully_sharded, f"the model (FSDPNet) is sharded over ranks by fully_shard, {ADVICE}"),
+         (partly_sharded, f"b (FSDPSequential) is sharded over ranks by fully_shard, {ADVICE}"),
+         (fsdp, "the model (FullyShardedDataParallel) is sharded over ranks by FullyShardedDataParallel, " + ADVICE),
+         (tensor_parallel, "a (Linear) is sharded over ranks by tensor parallelism (parallelize_module: weight is a "
+                           f"DTensor), {ADVICE}")]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("make", "sentence"), CASES)
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_sharded_models_are_refused_by_the_name_of_their_wrapper(make, sentence, mode):
+    with pytest.raises(InputError) as caught:
+        profile(make(), args=(X,), mode=mode)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("make", "sentence"), CASES)
+def test_tracing_and_generation_refuse_them_too(make, sentence):
+    for run in (lambda model: symbolic_trace(model, meta_args={"x": X}),
+                lambda model: profile_generate(model, prompt_tokens=4, new_tokens=2)):
+        with pytest.raises(InputError) as caught:
+            run(make())
+        assert str(caught.value) == sentence
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("make", "sentence"), CASES)
+def test_they_may_be_wrapped_where_the_model_is_built(make, sentence):
+    with pytest.raises(InputError) as caught:
+        profile(make, args=(X,))
+    assert str(caught.value) == (sentence if make is fsdp else (
+        "aten.detach.default of a DTensor: ranks that share a tensor (fully_shard, parallelize_module) are not "
+        "supported; profile the module as it is before it is wrapped"))
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: nn.Sequential(m), lambda m: torch.compile(m, backend="eager")])
+def test_what_replicas_communicate_is_unknown(wrap):
+    p = profile(wrap(nn.parallel.DistributedDataParallel(Net())), args=(X,), optimizer="sgd")
+    assert {name: info.comm_bytes for name, info in p.phases.items()} == dict.fromkeys(
+        ("forward", "backward", "optimizer", "zero_grad"))
+    assert {info.comm_bytes for info in p.first_step.values()} == {None}
+    assert {(m.fwd_comm_bytes, m.bwd_comm_bytes) for m in p.modules.walk()} == {(None, None)}
+    assert {(n.fwd_comm_bytes, n.bwd_comm_bytes) for n in p.nodes} == {(None, None)}
+    (text,) = [a for a in p.assumptions if "DistributedDataParallel" in a]
+    assert text == (f"{'0' if isinstance(wrap(nn.ReLU()), nn.Sequential) else 'the model'}: DistributedDataParallel is "
+                    "run as one rank alone; the bytes that ranks exchange are unknown, and the seconds of the exchange "
+                    "and the memory of its buckets are in no figure")
+    assert Profile.from_json(p.to_json()) == p
+
+
+def test_a_model_that_is_no_replica_communicates_what_its_collectives_say():
+    p = profile(Net(), args=(X,))
+    assert {info.comm_bytes for info in p.phases.values()} == {0} and p.assumptions == ()
