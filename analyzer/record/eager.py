@@ -160,11 +160,16 @@ class EagerStep:
         del output
 
     def _look_for_gradient(self, output: Any) -> None:
-        """Raise GradientFound where the loss, or without a loss function any output, has a gradient."""
+        """Raise GradientFound where the loss, or without a loss function any output, has a gradient, and InputError
+        where no output could have one.
+        """
         if self.loss_fn is not default_loss:
             self.recorder.forward_returned(output)
             output = self.recorder.compute_loss(self.loss_fn, output)
-        if any(t.requires_grad for t in tensors_in(output)):
+        found = [t for t in tensors_in(output) if t.is_floating_point() or t.is_complex()]
+        if not found:
+            default_loss(output)  # which says what is missing
+        if any(t.requires_grad for t in found):
             raise GradientFound
 
     def _train(self) -> None:
