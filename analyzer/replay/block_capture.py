@@ -369,9 +369,11 @@ class BlockCapture:
         freed = {
             slot_of[what]: i for i, (kind, what) in enumerate(segment.events) if kind == DIED and what in self.incoming
         }
+        written = kept.union(*[_written(log.calls[what]) for kind, what in events if kind == CALLED])
         return CapturedBackward(segment, [n is not None for n in self.incoming],
                         [None if r is None else (slot_of[r[0]], *r[1:]) for r in returned],
-                        [(place, name, slot_of[n], like) for place, name, n, like in parameters], dying, freed)
+                        [(place, name, slot_of[n], like) for place, name, n, like in parameters], dying, freed,
+                        frozenset(i for i, n in enumerate(self.incoming) if n not in written))
 
 
 def _divide(log: Log, first_node: int, slot_of: dict[int, int], inputs: list[int], segment: Segment,

@@ -14,7 +14,7 @@ from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import new_storage, tensor_on
 from analyzer.record.log import Log
-from analyzer.record.reference_count import Holding
+from analyzer.record.reference_count import ALONE, ALONE_VIEW, Holding
 
 from .cache_slot import Slot
 from .match import Mismatch
@@ -86,7 +86,15 @@ class CapturedBackward:
     dying: set[int]                                   #: slots of inputs and outputs that autograd lets go of
     #: slots of gradients of outputs that the segment itself frees, and the event
     freed: dict[int, int]
+    #: positions in ``incoming`` of gradients that it neither writes to nor returns: they may as well be views
+    only_read: frozenset[int] = frozenset()
     assumptions: list[str] = field(default_factory=list)
+
+    def serves(self, own: tuple[GradSpec, ...], others: tuple[GradSpec, ...]) -> bool:
+        """Whether it does for gradients of ``others`` what it does for those of ``own``, that it was captured with."""
+        return len(own) == len(others) and all([
+            a == b or a is not None and b is not None and i in self.only_read and a[:3] == b[:3]
+            and (a[3], b[3]) == (ALONE, ALONE_VIEW) for i, (a, b) in enumerate(zip(own, others))])
 
     def __post_init__(self) -> None:
         self.gradients = [slot for _, _, slot, _ in self.parameters]
