@@ -91,7 +91,7 @@ def measure_blocks(report: Report) -> None:
                          partial(profile_from, float("inf")))
     report.add(
         "When a block is tried out",
-        "Time of a profile in which one block is tried out and the others are replayed, to that of one in which all are "
+        "Time of a profile in which one block is tried out and the others replayed, to that of one in which all are "
         "run (processor time), by leaf modules in a block and number of blocks. Before each ratio stands how many "
         "leaves the blocks beyond the second "
         f"hold: above {block_replay.LEAST_LEAVES_SAVED} blocks are tried out (`LEAST_LEAVES_SAVED` in "
