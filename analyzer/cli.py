@@ -25,7 +25,7 @@ from analyzer.zoo.model_target import Target
 
 from . import __version__
 from .errors import AnalyzerError, ModelError
-from .output import check_output
+from .output import check_output, drawing_plainly
 
 _PROFILE_HELP = """\
 Predicts what one training or inference step of a model costs: FLOPs, memory by phase, communication, time.
@@ -105,14 +105,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the result is the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     own = words.index("--") if words[:1] == ["dryrun"] and "--" in words else len(words)  # what follows is the script's
-    arguments = make_parser().parse_args(words[:own])
-    if arguments.command == "dryrun":
-        arguments.arguments += words[own + 1:]
+    commands = {"profile": run_profile, "measure": run_measure, "compare": run_compare, "check": run_check,
+                "generate": run_generate, "fit": run_fit, "plan": run_plan, "dryrun": run_dryrun, "sweep": run_sweep,
+                "devices": run_devices}
     try:
-        commands = {"profile": run_profile, "measure": run_measure, "compare": run_compare, "check": run_check,
-                    "generate": run_generate, "fit": run_fit, "plan": run_plan, "dryrun": run_dryrun,
-                    "sweep": run_sweep, "devices": run_devices}
-        return commands[arguments.command](arguments)
+        with drawing_plainly():
+            arguments = make_parser().parse_args(words[:own])
+            if arguments.command == "dryrun":
+                arguments.arguments += words[own + 1:]
+            return commands[arguments.command](arguments)
     except AnalyzerError as error:
         print(f"analyzer: {error}", file=sys.stderr)
         return 2

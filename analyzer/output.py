@@ -1,8 +1,15 @@
-"""Files that users ask for: whether one can be written is said before the work, and each is written whole or not."""
+"""Where output goes: a file, whether one can be written is said before the work, and each is written whole or not; or
+a terminal, whose encoding need not have what tables are drawn with.
+"""
 from __future__ import annotations
 
+import codecs
 import os
 import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 
 from .errors import OutputError
@@ -71,3 +78,43 @@ def _replace(target: Path, data: bytes) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+#: What stands for characters that an encoding does not have: of the same width where tables are drawn with them.
+_PLAIN = str.maketrans({
+    **dict.fromkeys("│├┃", "|"), **dict.fromkeys("─━", "-"), "└": "`", "█": "#", "░": ".", "…": "...", "–": "-",
+    "×": "x", "÷": "/", "·": "*", "→": "->", "≤": "<=", "≥": ">=", "µ": "u", "μ": "u"})
+_DRAWN_PLAINLY = "analyzer.plain"
+
+
+def _draw_plainly(error: UnicodeError) -> tuple[str, int]:
+    r"""Error handler of a codec: ASCII for what tables are drawn with, a question mark for all else.
+
+    >>> "\u251c\u2500Linear \u2192 caf\u00e9 \u6c34".encode("cp1252", _DRAWN_PLAINLY)
+    b'|-Linear -> caf\xe9 ?'
+    """
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start:error.end]
+    return "".join(c if c.isascii() else "?" for c in missing.translate(_PLAIN)), error.end
+
+
+codecs.register_error(_DRAWN_PLAINLY, _draw_plainly)
+
+
+@contextmanager
+def drawing_plainly() -> Iterator[None]:
+    """What is printed in the block is drawn in ASCII where stdout's encoding does not have the character; how its
+    user wants such characters treated (``PYTHONIOENCODING=ascii:replace``) stays.
+    """
+    stream = sys.stdout
+    if not isinstance(stream, TextIOWrapper) or stream.errors not in ("strict", "surrogateescape"):
+        yield
+        return
+    before = stream.errors
+    stream.reconfigure(errors=_DRAWN_PLAINLY)
+    try:
+        yield
+    finally:
+        if not stream.closed:
+            stream.reconfigure(errors=before)

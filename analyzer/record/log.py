@@ -38,6 +38,17 @@ class LogModuleCall:
     outputs: tuple[object, ...] = ()
 
 
+class OuterCall(NamedTuple):
+    """A forward run of a module with parameters that no other module called: the step, how many operator calls came
+    before it, the module's index, and how many samples it was given (the first size of its first tensor).
+    """
+
+    step: int
+    position: int
+    module: int
+    samples: int | None
+
+
 @dataclass(slots=True)
 class LogNode:
     """One row of the node table: an fx node, or in eager runs a leaf module's call or an operator outside leaves."""
@@ -158,6 +169,7 @@ class Log:
     lifetime_table: LifetimeTable = field(default_factory=LifetimeTable)
     modules: list[LogModule] = field(default_factory=list)
     module_call_slots: list[LogModuleCall | None] = field(default_factory=list)
+    outer_calls: list[OuterCall] = field(default_factory=list)  #: of steps that were not replayed
     node_slots: list[LogNode | None] = field(default_factory=list)
     phases: list[PhaseRecord] = field(default_factory=list)
     events: int = 0                          #: births, deaths and workspaces so far

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from analyzer.meta.mode import MetaTensorMode
 
 from .event import OUTSIDE
-from .log import LogModule, LogModuleCall, LogNode, identifier
+from .log import LogModule, LogModuleCall, LogNode, OuterCall, identifier
 from .memory_recorder import ROOT, MemoryRecorder
 from .module_walk import walk_modules
 from .progress import report_progress
@@ -171,6 +171,8 @@ class ModuleRecorder(MemoryRecorder):
         if index is None:  # made on the way, or behind a wrapper: it runs for its caller
             index = self._stack[-1] if self._stack else self.outermost
         record = self.log.modules[index]
+        if own is not None and not self._stack and self.phase == "forward":
+            self._note_outer_call(module, own, (args, kwargs))
         is_described = self.step == self.described_step
         record.calls += is_described
         self._stack.append(index)
@@ -194,6 +196,11 @@ class ModuleRecorder(MemoryRecorder):
             self.read(self.node, tensors_in((args, kwargs)))
             return self.node
         return -1
+
+    def _note_outer_call(self, module: torch.nn.Module, index: int, arguments: Any) -> None:
+        if next(module.parameters(), None) is not None:
+            samples = next((int(t.shape[0]) for t in tensors_in(arguments) if t.dim()), None)
+            self.log.outer_calls.append(OuterCall(self.step, len(self.log.call_slots), index, samples))
 
     def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
         """The innermost call ends; ``token`` is what `enter_module` gave for it."""

@@ -18,6 +18,7 @@ from analyzer.record.log import Log, LogNode
 
 from .deferred import Groups
 from .info import OPERATOR_COSTS, HolderInfo, OperatorInfo, PhaseInfo, UncountedInfo
+from .micro_batch import count_samples
 from .module_shape import ModuleShape
 from .node_info import NodeInfo, describe_spec
 from .out_of_memory import describe_placement, describe_shortage, find_unfinished, list_finished_phases
@@ -64,7 +65,7 @@ class ProfileBuilder:
         known["uncounted"] = tuple(UncountedInfo(*row) for row in known.get("uncounted") or ())
         inputs = {s.label: describe_spec(s.spec) for s in log.lifetimes_in("input") if s.spec is not None}
         return {**known, "params": self.shape.count_parameters(), "inputs": inputs,
-                "batch_size": next((t.shape[0] for t in inputs.values() if t.shape), None),
+                "batch_size": count_samples(log, next((t.shape[0] for t in inputs.values() if t.shape), None)),
                 "torch_version": str(torch.__version__), "analyzer_version": package_version(),
                 "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),
                 "out_of_memory": describe_shortage(log, self.paths), "assumptions": tuple(log.assumptions)}

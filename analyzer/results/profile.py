@@ -49,7 +49,8 @@ class Profile(DeferredFields):
     optimizer: str | None = None
     autocast: str | None = None              #: dtype
     inputs: dict[str, TensorInfo] = field(default_factory=dict)
-    #: samples in a step of one device: the first size of the first input that has one
+    #: samples in a step of one device, in all its micro-batches: the first size of the first input that has one, unless
+    #: several forward passes have a backward pass each
     batch_size: int | None = None
     world_size: int | None = None            #: processes; each figure of the profile is that of one of them
     data_parallel_size: int | None = None

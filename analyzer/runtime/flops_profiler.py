@@ -10,15 +10,17 @@ import torch
 
 from analyzer.api.argument import set_training
 from analyzer.errors import InputError
-from analyzer.output import write_output
+from analyzer.output import drawing_plainly, write_output
 from analyzer.results.info import ModuleInfo
+from analyzer.results.micro_batch import list_micro_batches
 from analyzer.results.profile import Profile
+from analyzer.units import add_quantities
 
 from .clock import Clock, choose_clock
 from .generate import PassObserver, split_generation
-from .measure import check_device, make_profile
+from .measure import input_device, make_profile
 from .number import duration_to_string, macs_to_string, number_to_string, params_to_string
-from .recorder import RuntimeRecorder
+from .recorder import RuntimeRecorder, device_of, has_data
 
 
 class FlopsProfiler:
@@ -29,7 +31,8 @@ class FlopsProfiler:
     `step` called at the end of each training step, latencies are the mean of the steps, and counts those of the last;
     with ``start_step`` and ``end_step`` (the last one that is measured) recording begins and ends by itself, whenever
     `start_profile` was called before. ``ds_engine`` is anything with DeepSpeed's ``world_size``, ``dp_world_size``,
-    ``mp_world_size`` and ``train_micro_batch_size_per_gpu()``. ``recompute_fwd_factor`` says how much of the forward
+    ``mp_world_size``, ``train_micro_batch_size_per_gpu()`` and, where no call of the model is seen,
+    ``gradient_accumulation_steps()``. ``recompute_fwd_factor`` says how much of the forward
     pass DeepSpeed's report takes to run again in backward. An exception that leaves the model ends the recording;
     nothing is left on the model or in torch.
 
@@ -70,7 +73,6 @@ class FlopsProfiler:
         """Begin to record, or with ``start_step`` to wait for it; what was recorded before is dropped. Modules of the
         types in ``ignore_list`` are not told apart from those that call them.
         """
-        check_device(self.model)
         self.stop_profile()
         self._recorder = self._made = None
         self._ignored = tuple(ignore_list or ())
@@ -87,7 +89,7 @@ class FlopsProfiler:
             self._record()
 
     def _record(self) -> None:
-        self._recorder = RuntimeRecorder(self.model, self.clock or choose_clock(check_device(self.model)), whole=False,
+        self._recorder = RuntimeRecorder(self.model, self.clock or choose_clock(device_of(self.model)), whole=False,
                                          ignored=self._ignored)
         self._recorder.start()
 
@@ -136,10 +138,16 @@ class FlopsProfiler:
             facts = {"world_size": engine.world_size, "data_parallel_size": engine.dp_world_size,
                      "model_parallel_size": engine.mp_world_size}
             if (batch := getattr(engine, "train_micro_batch_size_per_gpu", None)) is not None:
-                facts["batch_size"] = batch()
+                facts["batch_size"] = batch() * self._count_micro_batches(recorder, steps[-1], trained)
         found = make_profile(recorder, steps, self.convention, mode="train" if trained else "infer", **facts)
         recorder.log.steps = recorder.step + 1  # it may go on
         return found
+
+    def _count_micro_batches(self, recorder: RuntimeRecorder, step: int, trained: bool) -> int:
+        """Of one step: those that were seen, else those that the engine says."""
+        seen = len(list_micro_batches(recorder.log, step))
+        said = getattr(self.ds_engine, "gradient_accumulation_steps", None)
+        return seen or (said() if trained and said is not None else 1)
 
     @property
     def _root(self) -> ModuleInfo:
@@ -156,13 +164,13 @@ class FlopsProfiler:
         return macs_to_string(self._root.fwd_macs or 0) if as_string else self._root.fwd_macs
 
     def get_total_duration(self, as_string: bool = False) -> Any:
-        """Seconds of the forward pass of one step."""
-        return duration_to_string(self._root.fwd_seconds or 0) if as_string else self._root.fwd_seconds
+        """Seconds of the forward pass of one step; None, or ``-`` as text, of a model without data."""
+        return _write_seconds(self._root.fwd_seconds) if as_string else self._root.fwd_seconds
 
     def get_total_functional_duration(self, as_string: bool = False) -> Any:
-        """Seconds of the operators of the forward pass alone."""
-        seconds = sum(row.seconds or 0 for row in self.profile.operators if row.phase == "forward")
-        return duration_to_string(seconds) if as_string else seconds
+        """Seconds of the operators of the forward pass alone; None, or ``-`` as text, of a model without data."""
+        seconds = add_quantities(row.seconds for row in self.profile.operators if row.phase == "forward")
+        return _write_seconds(seconds) if as_string else seconds
 
     def get_total_params(self, as_string: bool = False) -> Any:
         """Parameters of the model, each once."""
@@ -183,13 +191,19 @@ class FlopsProfiler:
                                 output_file=output_file or None, recompute_fwd_factor=self.recompute_fwd_factor,
                                 ignore_modules=[kind for kind in self._ignored if kind in there])
         if not output_file:
-            print(text)
+            with drawing_plainly():
+                print(text)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print the classes of modules that cost most at each depth."""
         from analyzer.report.compat.deepspeed import aggregate
 
-        print("\n".join(aggregate(self._root, module_depth, top_modules)))
+        with drawing_plainly():
+            print("\n".join(aggregate(self._root, module_depth, top_modules)))
+
+
+def _write_seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else duration_to_string(seconds)
 
 
 def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | None = None, args: Any = None,
@@ -211,7 +225,7 @@ def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | Non
     prof, method = FlopsProfiler(model), mode or func_name
     run, call_args, call_kwargs = make_call(model, method, input_shape, args, kwargs)
     with set_training(model, False):
-        for _ in range(warm_up):
+        for _ in range(warm_up if has_data(model) else 0):
             run(*call_args, **call_kwargs)
         try:
             prof.start_profile(ignore_list=ignore_modules)
@@ -242,13 +256,13 @@ def print_generation(prof: FlopsProfiler, args: tuple[Any, ...], kwargs: dict[st
         before = Path(output_file).read_text(encoding="utf-8")
         write_output(output_file, f"{before}\n{text}\n")
     else:
-        print(f"\n{text}")
+        with drawing_plainly():
+            print(f"\n{text}")
 
 
 def make_call(model: torch.nn.Module, name: str, input_shape: tuple[int, ...] | None, args: Any,
               kwargs: dict[str, Any] | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """What to call and with what. Raises InputError where nothing says what it takes, or there is no such method."""
-    device = check_device(model)
     run = model if name == "forward" else getattr(model, name, None)
     if not callable(run):
         raise InputError(f"get_model_profile(func_name={name!r}): {type(model).__name__} has no such method")
@@ -256,7 +270,7 @@ def make_call(model: torch.nn.Module, name: str, input_shape: tuple[int, ...] | 
         if not isinstance(input_shape, tuple) or not input_shape:
             raise InputError(f"get_model_profile(input_shape={input_shape!r}): must be a tuple of at least one size")
         dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
-        return run, (torch.ones(input_shape, dtype=dtype, device=device),), dict(kwargs or {})
+        return run, (torch.ones(input_shape, dtype=dtype, device=input_device(model)),), dict(kwargs or {})
     args = () if args is None else (args,) if isinstance(args, torch.Tensor) else tuple(args)
     if not args and not kwargs:
         raise InputError("get_model_profile(): give input_shape, args or kwargs: what the model is to be called with")

@@ -107,8 +107,8 @@ def list_steps(recorder: RuntimeRecorder, observer: PassObserver, convention: st
     """What each pass cost."""
     rows: dict[int, dict[str, Any]] = {step: {} for step in range(len(recorder.root_calls))}
     # of no step the mean: each has its own time
-    for profiler in (make_flops_profiler(convention), profile_traffic, profile_memory,
-                     make_measured_profiler(recorder, ())):
+    timed = () if recorder.is_simulated else (make_measured_profiler(recorder, ()),)
+    for profiler in (make_flops_profiler(convention), profile_traffic, profile_memory, *timed):
         for (step, phase), row in profiler(recorder.log).phases.items():
             if phase == "forward":
                 rows[step].update(row)

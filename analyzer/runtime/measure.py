@@ -14,15 +14,17 @@ from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.fx.random_state import restore_generators, save_generators
 from analyzer.hardware import find_device
+from analyzer.meta.state import current
 from analyzer.profilers.flops import make_flops_profiler
 from analyzer.record.eager import EagerStep, OptimizerFactory
+from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
 from analyzer.results.profile import Profile
 from analyzer.units import format_seconds
 
 from .clock import Clock, choose_clock
 from .latency import make_measured_profiler
-from .recorder import RuntimeRecorder, device_of
+from .recorder import RuntimeRecorder, device_of, has_data
 
 LIVE_TENSORS = ("bytes are those of the tensors alive, without what an allocator rounds up or kernels take for "
                 "themselves")
@@ -57,32 +59,40 @@ def measure(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
                       autocast=autocast, loss_fn=loss_fn, step=step)
     if not isinstance(model, torch.nn.Module):
         model = build_real(model)
-    device = check_device(model)
-    args, kwargs = as_arguments(args), as_keywords(kwargs)
-    measured = range(warm_up, warm_up + steps)
+    check_device(model)
+    return run_steps(session, model, as_arguments(args), as_keywords(kwargs), range(warm_up, warm_up + steps),
+                     convention, clock)
+
+
+def run_steps(session: Session, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], steps: range,
+              convention: str, clock: Clock | None = None) -> Profile:
+    """The profile of ``steps``, with what is before them as a warm-up; of a model without data nothing is timed."""
+    device, mode, autocast = device_of(model), session.mode, session.autocast
     if autocast is None and torch.is_autocast_enabled(device.type):  # around this call
         autocast = torch.get_autocast_dtype(device.type)
-    with unchanged(model, device, weights=session.optimizer is not None or step is not None):
+    with unchanged(model, device, weights=session.optimizer is not None or session.step is not None):
         recorder = RuntimeRecorder(model, clock or choose_clock(device), whole=True)
         mark_inputs(recorder, args, kwargs, argument_names(uncompiled(model), args, kwargs))
-        driver = EagerStep(recorder, model, args, kwargs, mode=mode, loss_fn=loss_fn,
-                           optimizer=session.optimizer if mode == "train" else None, autocast=autocast, step=step,
-                           device_type=device.type, options=session.options)
+        driver = EagerStep(recorder, model, args, kwargs, mode=mode, loss_fn=session.loss_fn,
+                           optimizer=session.optimizer if mode == "train" else None, autocast=autocast,
+                           step=session.step, device_type=device.type, options=session.options)
         with recorder.recording():
             driver.run()
         compiled_seconds = None
-        if list_compiled(model):
+        if list_compiled(model) and not recorder.is_simulated:
             with torch.set_grad_enabled(mode == "train"), torch.autocast(device.type, dtype=autocast,
                                                                          enabled=autocast is not None):
-                compiled_seconds = time_runs(lambda: model(*args, **kwargs), recorder.clock, steps)
-        return make_profile(recorder, measured, convention, mode=mode, optimizer=session.facts["optimizer"],
+                compiled_seconds = time_runs(lambda: model(*args, **kwargs), recorder.clock, len(steps))
+        return make_profile(recorder, steps, convention, mode=mode, optimizer=session.facts["optimizer"],
                             autocast=None if autocast is None else str(autocast).removeprefix("torch."),
                             compiled_seconds=compiled_seconds)
 
 
 def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: str, *, mode: str,
                  compiled_seconds: float | None = None, **facts: Any) -> Profile:
-    """Means of ``steps``, counts of the last; ``compiled_seconds``: a compiled forward pass that is not watched."""
+    """Means of ``steps``, counts of the last; ``compiled_seconds``: a compiled forward pass that is not watched. What
+    ran without data was not measured: its seconds are predicted for the simulated device, and unknown without one.
+    """
     log, model = recorder.log, recorder.model
     log.steps = steps[-1] + 1
     recorder.describe_wrappers()
@@ -92,11 +102,22 @@ def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: st
         log.assumptions.append(f"compiled, measured as written: {', '.join(compiled)}" + (
             "" if compiled_seconds is None else
             f"; as compiled, a forward pass takes {format_seconds(compiled_seconds)}"))
-    session = Session(None, mode=mode, profilers={"flops": make_flops_profiler(convention),
-                                                  "measured": make_measured_profiler(recorder, steps)})
+    flops = make_flops_profiler(convention)
+    if recorder.is_simulated or runs_on_meta(log):
+        spec = recorder.spec
+        method = "not timed: it ran without data" if spec is None else f"predicted for {spec.name}, not calibrated"
+        session = Session(spec, mode=mode, profilers={"flops": flops})
+        return Run(session, recorder, model).build(**facts, seconds_method=method)
+    session = Session(None, mode=mode, profilers={"flops": flops, "measured": make_measured_profiler(recorder, steps)})
     facts = {"device": name_device(device), "measured_steps": len(steps), **facts,
              "seconds_method": f"measured on {describe_device(device)} ({recorder.clock.name})"}
     return Run(session, recorder, model).build(**facts)
+
+
+def runs_on_meta(log: Log) -> bool:
+    """Whether an operator gave a tensor without data, as of a model without parameters whose input is on meta."""
+    signatures = {call.signature for call in log.calls}
+    return any(spec.device == "meta" for signature in signatures for spec in signature.outputs)
 
 
 def build_real(factory: Any) -> torch.nn.Module:
@@ -110,11 +131,15 @@ def build_real(factory: Any) -> torch.nn.Module:
 
 def check_device(model: torch.nn.Module) -> torch.device:
     """The device that the model is on. Raises InputError where it has no data."""
-    device = device_of(model)
-    if device.type == "meta" or any(t.device.type == "meta" for t in model.parameters()):
+    if not has_data(model) and current() is None:
         raise InputError(f"{type(model).__name__} is on the meta device and has no data to run on: "
                          f"model.to_empty(device='cpu') gives it some, and analyzer.profile predicts without any")
-    return device
+    return device_of(model)
+
+
+def input_device(model: torch.nn.Module) -> torch.device:
+    """Where inputs of a model are made: without data where it has none and nothing simulates a device."""
+    return device_of(model) if has_data(model) or current() is not None else torch.device("meta")
 
 
 def describe_device(device: torch.device) -> str:

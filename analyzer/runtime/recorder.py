@@ -10,19 +10,23 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from analyzer.api.argument import argument_names
-from analyzer.api.session import mark_inputs
+from analyzer.api.session import Session, mark_inputs
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.fx.trace.leaf_module import is_leaf
+from analyzer.hardware import DeviceSpec
+from analyzer.hardware.current_spec import simulated_spec
 from analyzer.meta.address_space import HostMemory
 from analyzer.meta.intercept.mode_stack import is_active
 from analyzer.meta.signature import Signature
+from analyzer.meta.state import current
+from analyzer.meta.tensor import MetaTensor
 from analyzer.record.autograd_node import next_sequence_number
 from analyzer.record.collector import rare_collections
 from analyzer.record.hooks import FAILED, listen
 from analyzer.record.recorder import Recorder
 
-from .clock import Clock
+from .clock import Clock, NoClock
 from .dispatch import MeasuringMode, run_as_written
 from .storage import StorageBook
 
@@ -68,6 +72,15 @@ class RuntimeRecorder(Recorder):
     """
 
     def __init__(self, root: torch.nn.Module, clock: Clock, *, whole: bool, ignored: Collection[type] = ()) -> None:
+        #: whether what runs is simulated: no device spends the time that it takes
+        self.is_simulated = current() is not None or not has_data(root)
+        #: the device whose speed is then predicted, where one is simulated
+        self.spec: DeviceSpec | None = None
+        device = device_of(root)
+        if self.is_simulated:
+            clock = NoClock()
+            if current() is not None and device.type == simulated_spec().kind:
+                self.spec = simulated_spec()
         self.model, self.clock, self.whole, self.ignored = root, clock, whole, tuple(ignored)
         self.laps: list[tuple[Key | None, Any]] = []            #: who had the time before each mark
         self.spans: dict[int, Span] = {}                        #: marks around each operator, by index in `Log.calls`
@@ -81,7 +94,6 @@ class RuntimeRecorder(Recorder):
         self._mode_depth = 0
         self._undo: ExitStack | None = None
         self._thread = -1
-        device = device_of(root)
         memory = HostMemory()
         self.book = StorageBook(memory, device, cast(Any, self.born), cast(Any, self.died))
         leaves = {id(module): is_leaf(module) for module in root.modules()}
@@ -235,6 +247,8 @@ class RuntimeRecorder(Recorder):
     def start(self) -> None:
         """Begin to listen in this thread."""
         undo = ExitStack()
+        if self.is_simulated and current() is None:
+            undo.enter_context(Session(None).simulate())  # a CPU's kernels, where the model is on meta
         undo.enter_context(rare_collections())  # the records kept of each operator set off collections that find none
         undo.enter_context(listen(self))
         undo.enter_context(run_as_written())
@@ -289,5 +303,13 @@ class RuntimeRecorder(Recorder):
 
 
 def device_of(root: torch.nn.Module) -> torch.device:
-    """Where the first parameter or buffer of a model is."""
-    return next((t.device for tensors in (root.parameters(), root.buffers()) for t in tensors), torch.device("cpu"))
+    """Where the first parameter or buffer of a model is; a model on meta is taken to be on the CPU."""
+    cpu = torch.device("cpu")
+    found = next((t.device for tensors in (root.parameters(), root.buffers()) for t in tensors), cpu)
+    return cpu if found.type == "meta" else found
+
+
+def has_data(root: torch.nn.Module) -> bool:
+    """Whether all parameters of a model, and its first buffer where it has none, have data."""
+    tensors = [*root.parameters()] or [*root.buffers()][:1]
+    return not any(t.device.type == "meta" or isinstance(t, MetaTensor) for t in tensors)

@@ -1,15 +1,16 @@
 """Real storages, each with a number of its own until it is freed."""
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable
+from itertools import count, islice
 from typing import Any
 
 import torch
 
 from analyzer.meta.address_space import HostMemory, HostRegion
-from analyzer.meta.storage import find_storage
+from analyzer.meta.state import MetaState, current
+from analyzer.meta.storage import MetaStorage, find_storage
 
 
 class RealStorage:
@@ -33,7 +34,10 @@ class StorageBook:
                  died: Callable[[RealStorage], None]) -> None:
         self._memory, self._device, self._born, self._died = memory, device, born, died
         self._found: dict[int, RealStorage] = {}  # by address of the C++ object
-        self._next = itertools.count().__next__
+        #: what a simulation put in the place of a storage, and that storage, by address; and how many it had put so
+        self._originals: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._seen: tuple[MetaState | None, int] = (None, 0)
+        self._next = count().__next__
         #: stands for tensors that have no storage of their own
         self.nowhere = RealStorage(-1, 0, torch.device("cpu"), HostRegion(0, 0))
 
@@ -45,18 +49,33 @@ class StorageBook:
             storage = find_storage(tensor)
         except (NotImplementedError, RuntimeError):  # wrappers around other tensors need not have one
             return self.nowhere, False
+        if isinstance(storage, MetaStorage):
+            storage = self._original_of(storage)
         key = storage._cdata
         found = self._found.get(key)
         if found is not None and found.ref is not None and found.ref() is storage:
             return found, False
         size = storage.nbytes()
-        # only the memory of the model's device is watched
-        record = RealStorage(self._next(), size, tensor.device,
-                             self._memory.allocate(size if tensor.device == self._device else 0))
+        # only the memory of the model's device is watched, on which a model without data is taken to be
+        device = self._device if tensor.device.type == "meta" else tensor.device
+        record = RealStorage(self._next(), size, device, self._memory.allocate(size if device == self._device else 0))
         self._found[key] = record
         record.ref = weakref.ref(storage, self._when_gone(record, key))
         self._born(record)
         return record, True
+
+    def _original_of(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """The storage in whose place a simulation put this one; else itself."""
+        state = current()
+        if state is None:
+            return storage
+        seen = self._seen[1] if self._seen[0] is state else 0
+        for original, find in islice(state.fakes.values(), seen, None):
+            if (fake := find()) is not None:
+                self._originals[fake._cdata] = fake, original
+        self._seen = state, len(state.fakes)
+        fake, original = self._originals.get(storage._cdata, (None, storage))
+        return original if fake is storage else storage
 
     def _when_gone(self, record: RealStorage, key: int) -> Callable[[Any], None]:
         def gone(_: Any) -> None:
@@ -72,3 +91,5 @@ class StorageBook:
         for record in self._found.values():
             record.ref = None
         self._found.clear()
+        self._originals.clear()
+        self._seen = None, 0

@@ -11,14 +11,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from analyzer.api.argument import set_training
+from analyzer.api.session import Session
 from analyzer.errors import InputError
+from analyzer.output import drawing_plainly
+from analyzer.record.options import ProfileOptions
 from analyzer.report.compat.torchinfo import Layer, describe_training, list_layers, torchinfo_table
 from analyzer.report.module_row import first_shape, name_module
 from analyzer.results.profile import Profile
 
 from .clock import choose_clock
-from .measure import check_device, make_profile, measure
-from .recorder import RuntimeRecorder
+from .measure import input_device, make_profile, run_steps
+from .recorder import RuntimeRecorder, device_of
 
 NEED_INPUT = ("input_size", "output_size", "mult_adds")
 _cached: dict[str, Profile] = {}
@@ -139,16 +142,18 @@ def summary(model: torch.nn.Module, input_size: Any = None, input_data: Any = No
     if profile is None:
         if given:
             with set_training(model, training):
-                profile = measure(model, args, {**call_kwargs, **kwargs}, mode="infer", steps=1, warm_up=0)
+                session = Session(None, ProfileOptions(steps=1, keep_events=False), mode="infer")
+                profile = run_steps(session, model, args, {**call_kwargs, **kwargs}, range(1), "own")
         else:  # nothing is run
-            recorder = RuntimeRecorder(model, choose_clock(check_device(model)), whole=True)
+            recorder = RuntimeRecorder(model, choose_clock(device_of(model)), whole=True)
             profile = make_profile(recorder, [0], "own", mode="infer")
         if cache_forward_pass:
             _cached[name] = profile
     sizes = [list(t.shape) for t in pytree.tree_leaves((args, call_kwargs)) if isinstance(t, torch.Tensor)]
     found = ModelStatistics(profile, sizes, options)
     if verbose:
-        print(found)
+        with drawing_plainly():
+            print(found)
     return found
 
 
@@ -160,9 +165,11 @@ def clear_cached_forward_pass() -> None:
 def make_inputs(model: torch.nn.Module, input_size: Any, input_data: Any, batch_dim: int | None,
                 dtypes: Sequence[torch.dtype] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What to call the model with, on its device. Raises InputError for sizes that are none."""
-    device = check_device(model)
+    device = input_device(model)
     if input_data is not None:
-        data = pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), input_data)
+        data = input_data  # what its values say is of use to a model without data too
+        if device.type != "meta":
+            data = pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), data)
         if isinstance(data, Mapping):
             return (), dict(data)
         return tuple(data) if isinstance(data, (list, tuple)) else (data,), {}

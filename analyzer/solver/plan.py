@@ -31,11 +31,19 @@ class StepInfo:
     """What a training step took. *Activations* are neither there before the step nor gradients of parameters."""
 
     peak_activation_bytes: int
-    peak_bytes: int                 #: everything, parameters and gradients included
+    peak_bytes: int                 #: of the forward and backward pass, parameters and gradients included
     fwd_flops: int | None = None
     bwd_flops: int | None = None
     recompute_flops: int | None = None
     seconds: float | None = None    #: forward and backward, where a device was given
+
+    def peak_with_optimizer(self, held_bytes: int, update_bytes: int) -> int:
+        """The peak of the whole training step, with an optimizer that holds so much and takes so much to update.
+
+        >>> StepInfo(10, 40).peak_with_optimizer(20, 50)
+        60
+        """
+        return max(self.peak_bytes + held_bytes, update_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,7 @@ class Plan:
     True
     """
 
-    format_version: ClassVar[int] = 1
+    format_version: ClassVar[int] = 2
 
     model: str
     budget_bytes: int
@@ -76,6 +84,8 @@ class Plan:
     frontier: tuple[FrontierPoint, ...] = field(default=())
     offloads: tuple[str, ...] = ()      #: nodes whose saved results wait on the host
     offload_seconds: float = 0.0        #: of taking them there and back one after the other, which no replay measures
+    held_bytes: int = 0                 #: held besides all along: the optimizer's states
+    update_bytes: int = 0               #: everything at the peak of the optimizer's update, which no plan changes
 
     @property
     def gap(self) -> float | None:
@@ -93,6 +103,10 @@ class Plan:
             return self.planned.recompute_flops
         before, after = self.unplanned.seconds, self.planned.seconds
         return None if before is None or after is None else after - before + self.offload_seconds
+
+    def whole_step_bytes(self, step: StepInfo) -> int:
+        """The peak of the whole training step of which ``step`` is the forward and backward pass."""
+        return step.peak_with_optimizer(self.held_bytes, self.update_bytes)
 
     def share_of_step(self, overhead: float | None) -> float | None:
         """``overhead`` as a share of the step's seconds without the plan, or of the FLOPs of its forward pass."""
@@ -183,8 +197,9 @@ class Plan:
             f"activations at their peak: {format_bytes(before.peak_activation_bytes)} without the plan" +
             ("" if after is None else f", {format_bytes(after.peak_activation_bytes)} with it "
              f"({_percent(after.peak_activation_bytes, before.peak_activation_bytes)})"),
-            f"the whole step: {format_bytes(before.peak_bytes)}" +
-            ("" if after is None else f", {format_bytes(after.peak_bytes)}")]
+            f"the whole step: {format_bytes(self.whole_step_bytes(before))}" +
+            ("" if after is None else f", {format_bytes(self.whole_step_bytes(after))}") +
+            (f" (optimizer states: {format_bytes(self.held_bytes)})" if self.held_bytes else " (without an optimizer)")]
         if after is None:
             lines.append(
                 "not checked: solve from a graph, or measure the planned model with analyzer.solver.measure_step")
@@ -252,7 +267,8 @@ def draw_frontier(plan: Plan, path: str | Path) -> None:
     axes.plot(*zip(*known), marker="o", drawstyle="steps-pre", label="plans")
     own = plan.share_of_step(plan.overhead)
     if plan.planned is not None and own is not None:
-        peak = plan.planned.peak_bytes if plan.budget_of == "step" else plan.planned.peak_activation_bytes
+        whole = plan.whole_step_bytes(plan.planned)
+        peak = whole if plan.budget_of == "step" else plan.planned.peak_activation_bytes
         axes.plot([peak / 2**30], [100 * own], marker="*", markersize=14, linestyle="", label="this plan")
     axes.set_xlabel("peak memory of " + ("the step" if plan.budget_of == "step" else "activations") + ", GiB")
     axes.set_ylabel("overhead, % of the " + ("step's time" if plan.objective == "seconds" else "forward pass's FLOPs"))

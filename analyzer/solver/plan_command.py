@@ -92,12 +92,16 @@ def run_plan(arguments: argparse.Namespace) -> int:
         model = build_model(target.build).train()
         names = [name for name, _ in zip(inspect.signature(model.forward).parameters, args)]
         gm = symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs})
-        held = 0
+        held = update = 0
         if arguments.optimizer is not None:
-            held = profile(model, args, kwargs, optimizer=arguments.optimizer, autocast=autocast,
-                           device=arguments.device or "h200").optimizer_bytes or 0
+            step = profile(model, args, kwargs, optimizer=arguments.optimizer, autocast=autocast,
+                           device=arguments.device or "cpu")
+            held = step.optimizer_bytes or 0
+            update = max([phases["optimizer"].peak_allocated_bytes or 0 for phases in (step.first_step, step.phases)
+                          if "optimizer" in phases], default=0)
         planner = Planner(gm, args, kwargs, autocast=autocast, device=arguments.device,
-                          granularity=arguments.granularity, held_bytes=held, offload=arguments.offload)
+                          granularity=arguments.granularity, held_bytes=held, update_bytes=update,
+                          offload=arguments.offload)
         try:
             plan = planner.solve(arguments.budget, arguments.method)
         except InfeasibleBudgetError as error:

@@ -38,14 +38,16 @@ class Planner:
     `symbolic_profile`: with the same arguments, and unless given here the same ``loss_fn``, ``autocast`` and
     ``device``. With a ``device`` the objective is seconds, else FLOPs. ``granularity`` is ``"operator"``, or
     ``"module"`` for plans that the user's own eager model can take. ``held_bytes`` are held besides all along
-    (optimizer states, other models), for budgets of the whole step. With ``offload``, results that nodes outside of
+    (optimizer states, other models) and ``update_bytes`` is everything at the peak of the optimizer's update, both for
+    the whole step. With ``offload``, results that nodes outside of
     checkpoints make may wait on the host, at what PCIe takes there and back with nothing hiding it.
     """
 
     def __init__(self, profile_or_gm: Profile | fx.GraphModule, args: tuple[Any, ...] | None = None,
                  kwargs: dict[str, Any] | None = None, *, loss_fn: Callable[[Any], torch.Tensor] | None = None,
                  autocast: torch.dtype | None = None, device: str | DeviceSpec | None = None,
-                 granularity: str = "operator", held_bytes: int = 0, offload: bool = False) -> None:
+                 granularity: str = "operator", held_bytes: int = 0, update_bytes: int = 0,
+                 offload: bool = False) -> None:
         gm = find_program(profile_or_gm)
         if granularity not in ("operator", "module"):
             raise InputError(f"granularity={granularity!r}: must be 'operator' or 'module'")
@@ -55,7 +57,7 @@ class Planner:
                 loss_fn, autocast = loss_fn or known.loss_fn, autocast or known.session.autocast
                 device = device or known.session.spec
         self.gm, self.name = gm, type(gm).__name__
-        self.granularity, self.held_bytes = granularity, held_bytes
+        self.granularity, self.held_bytes, self.update_bytes = granularity, held_bytes, update_bytes
         self.device = None if device is None else find_device(device)
         self.offload_cost: float | None = None
         if offload:
@@ -192,7 +194,8 @@ class Planner:
         return None if count is None else count.flops
 
     def _peak(self, step: StepInfo, of: str) -> int:
-        return step.peak_bytes + self.held_bytes if of == "step" else step.peak_activation_bytes
+        whole = step.peak_with_optimizer(self.held_bytes, self.update_bytes)
+        return whole if of == "step" else step.peak_activation_bytes
 
     def _plan(self, units: list[Unit], budget: int, of: str, method: str, bound: float | None) -> Plan:
         problem = self.problem(of == "step")
@@ -213,7 +216,8 @@ class Planner:
                     method, "flops" if self.device is None else "seconds",
                     None if self.device is None else self.device.name, problem.fwd_cost, total_cost(units), bound,
                     (*self.profile.assumptions, *assumed), offloads=offloads,
-                    offload_seconds=sum(u.cost for u in units if u.offloads))
+                    offload_seconds=sum(u.cost for u in units if u.offloads), held_bytes=self.held_bytes,
+                    update_bytes=self.update_bytes)
 
 
 def solve(profile_or_gm: Profile | fx.GraphModule, budget: int | float | str, method: str = "auto",

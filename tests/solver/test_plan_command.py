@@ -2,9 +2,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from analyzer import profile
 from analyzer.cli import main
 from analyzer.solver import Plan
+from analyzer.units import format_bytes
+from analyzer.zoo import MODELS
 
 
 def run(capsys, *argv):
@@ -42,3 +46,33 @@ def test_budgets_of_the_step_count_optimizer_states(capsys):
 def test_what_cannot_be(capsys, argv, code, said):
     found, _, err = run(capsys, "plan", "resnet18", "--input", "2x3x64x64", *argv)
     assert found == code and said in err
+
+
+def test_the_whole_step_has_the_optimizers_states_and_update(capsys, tmp_path):
+    code, out, _ = run(capsys, "plan", "resnet18", "--input", "4x3x64x64", "--budget", "80%", "--optimizer", "adamw",
+                       "--device", "a100", "--json", str(tmp_path / "plan.json"))
+    plan = Plan.from_json(tmp_path / "plan.json")
+    model = MODELS["resnet18"].factory()
+    args = (torch.empty(4, 3, 64, 64),)
+    step = profile(model, args, optimizer="adamw", device="a100")
+    assert code == 0 and plan.held_bytes == step.optimizer_bytes > 2 * step.param_bytes
+    whole = plan.whole_step_bytes(plan.unplanned)
+    assert whole == pytest.approx(step.peak_allocated_bytes, rel=0.01)
+    assert f"the whole step: {format_bytes(whole)}, {format_bytes(plan.whole_step_bytes(plan.planned))} " \
+           f"(optimizer states: {format_bytes(step.optimizer_bytes)})" in out
+    # parameters, gradients, two states, and the square roots of one that the update makes
+    assert plan.update_bytes > 5 * step.param_bytes and plan.whole_step_bytes(plan.planned) >= plan.update_bytes
+
+
+def test_a_budget_below_the_optimizers_update_cannot_be_met(capsys):
+    code, _, err = run(capsys, "plan", "resnet18", "--input", "4x3x64x64", "--budget", "250 MB", "--optimizer", "adamw",
+                       "--device", "a100")
+    step = profile(MODELS["resnet18"].factory(), (torch.empty(4, 3, 64, 64),), optimizer="adamw", device="a100")
+    least = max(phases["optimizer"].peak_allocated_bytes for phases in (step.first_step, step.phases))
+    assert code == 3 and f"the smallest budget that one was found for is {least:,} bytes" in err
+
+
+def test_without_an_optimizer_the_whole_step_says_so(capsys):
+    _, out, _ = run(capsys, "plan", "resnet18", "--input", "2x3x64x64", "--budget", "80%")
+    line = next(line for line in out.splitlines() if line.startswith("the whole step"))
+    assert line.endswith("(without an optimizer)")

@@ -1,0 +1,145 @@
+"""Drop-ins on models without data: the figures of a CPU, and no time that no device spent."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import MetaTensorMode, profile
+from analyzer.dryrun.script import dry_run
+from analyzer.hardware import find_device
+from analyzer.hardware.current_spec import simulating
+from analyzer.runtime import FlopsProfiler, TIDSProfiler, get_model_profile, summary
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(32), nn.Linear(32, 96)
+
+    def forward(self, x, scale=None):
+        q, k, v = self.qkv(self.norm(x)).unsqueeze(1).chunk(3, -1)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return y if scale is None else y * scale.item()
+
+
+def conv():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+MODELS = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 2)), (3, 8)),
+    "attention": (Attention, (2, 5, 32)),
+    "lstm": (lambda: nn.LSTM(8, 16, 2, batch_first=True), (2, 7, 8)),
+    "conv": (conv, (2, 3, 16, 16)),
+}
+
+
+def on(device, name):
+    make, shape = MODELS[name]
+    with torch.device(device):
+        return make(), shape
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("figures", [
+    lambda model, shape: get_model_profile(model, shape, print_profile=False),
+    lambda model, shape: get_model_profile(model, args=(torch.ones(shape),), print_profile=False),
+    lambda model, shape: str(summary(model, shape, verbose=0, col_names=("output_size", "num_params", "mult_adds"))),
+    lambda model, shape: [vars(layer) for layer in summary(model, shape, verbose=0).summary_list],
+])
+def test_figures_are_those_of_the_cpu(name, figures):
+    model, shape = on("meta", name)
+    assert figures(model, shape) == figures(*on("cpu", name))
+    assert {t.device.type for t in model.parameters()} == {"meta"} and model.training
+
+
+@pytest.mark.parametrize("name", ["mlp", "attention", "lstm"])
+def test_a_training_step_on_meta(name):
+    found = {}
+    for device in ("meta", "cpu"):
+        model, shape = on(device, name)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with FlopsProfiler(model, convention="own") as prof:
+            out = model(torch.ones(shape, device=device))
+            (out[0] if isinstance(out, tuple) else out).sum().backward()
+            optimizer.step()
+        found[device] = prof
+    meta, cpu = (found[device].profile for device in ("meta", "cpu"))
+    assert (meta.fwd_flops, meta.bwd_flops, meta.mode, meta.batch_size) == (cpu.fwd_flops, cpu.bwd_flops, "train",
+                                                                           cpu.batch_size)
+    assert meta.modules.activation_bytes == cpu.modules.activation_bytes > 0
+    assert (meta.step_seconds, meta.measured_steps, meta.device) == (None, None, None)
+    prof = found["meta"]
+    assert prof.get_total_duration() is prof.get_total_functional_duration() is None
+    assert prof.get_total_duration(as_string=True) == prof.get_total_functional_duration(as_string=True) == "-"
+    assert found["cpu"].get_total_duration() > 0 and cpu.seconds_method.startswith("measured on cpu")
+
+
+def test_the_report_of_a_model_on_meta_names_no_time(capsys):
+    model, shape = on("meta", "mlp")
+    get_model_profile(model, shape)
+    lines = {line.partition(": ")[0]: line.partition(": ")[2].strip() for line in capsys.readouterr().out.splitlines()}
+    assert lines["Profile Summary at step 1"].endswith("latency: not timed: it ran without data")
+    assert lines["fwd latency"] == lines["fwd FLOPS per device = fwd flops per device / fwd latency"] == "-"
+    assert lines["fwd MACs per device"] == "480 MACs" and lines["samples/second"] == "-"
+
+
+def test_tids_on_meta():
+    model, shape = on("meta", "mlp")
+    prof = TIDSProfiler(model)
+    prof.start_profile()
+    model(torch.ones(shape, device="meta"))
+    found = prof.generate_profile()
+    prof.end_profile()
+    assert (found.macs, found.fwd_latency, found.children[0].fwd_latency_pctg) == (480, None, None)
+
+
+def test_values_of_inputs_are_known():
+    model, _ = on("meta", "attention")
+    args = (torch.ones(2, 5, 32), torch.tensor(2.0))
+    assert get_model_profile(model, args=args, print_profile=False) == get_model_profile(
+        on("cpu", "attention")[0], args=args, print_profile=False)
+
+
+def test_a_model_without_parameters_on_meta_was_not_measured():
+    with FlopsProfiler(nn.ReLU()) as prof:
+        prof.model(torch.ones(3, device="meta"))
+    assert prof.profile.seconds_method == "not timed: it ran without data" and prof.profile.fwd_seconds is None
+
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from analyzer.runtime import get_model_profile, measure, summary
+model = nn.Linear(4096, 4096).to(sys.argv[1])
+get_model_profile(model, (64, 4096))
+summary(model, (64, 4096), col_names=("output_size", "fwd_seconds"))
+print(measure(model, (torch.rand(64, 4096, device=sys.argv[1]),), mode="infer").summary())
+"""
+
+
+@pytest.mark.parametrize(("device", "said"), [("cuda", "predicted for t4, not calibrated"),
+                                              ("cpu", "not timed: it ran without data")])
+def test_a_dry_run_measures_nothing(device, said, tmp_path, capsys):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    found = dry_run(path, [device], device="t4")
+    assert found.error is None
+    out = capsys.readouterr().out
+    assert f"latency: {said}" in out and "measured on" not in out and "host clock" not in out
+    predicted = profile(nn.Linear(4096, 4096), torch.empty(64, 4096), mode="infer", device="t4").fwd_seconds
+    row = next(line for line in out.splitlines() if line.startswith("Linear   "))
+    assert row.split()[-1] == (f"{1000 * predicted:.3f}" if device == "cuda" else "--")
+
+
+def test_a_prediction_is_that_of_the_roofline():
+    with MetaTensorMode(), simulating(find_device("a100")):
+        model = nn.Linear(4096, 4096).cuda()
+        with FlopsProfiler(model) as prof:
+            model(torch.ones(64, 4096, device="cuda"))
+        p = prof.profile
+    predicted = profile(nn.Linear(4096, 4096), torch.empty(64, 4096), mode="infer", device="a100")
+    assert p.fwd_seconds == pytest.approx(predicted.fwd_seconds) and p.step_seconds > 0
+    assert p.device == "a100_80gb" and p.measured_steps is None

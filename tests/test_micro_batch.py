@@ -1,0 +1,120 @@
+"""Samples a second count all micro-batches of a step that accumulates gradients."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import profile
+from analyzer.dryrun.script import dry_run
+from analyzer.runtime import FlopsProfiler, measure
+
+MODEL = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+X = torch.rand(32, 64)
+
+
+def accumulate(model, optimizer, x):
+    for _ in range(8):
+        (model(x).sum() / 8).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def split(model, optimizer, x):
+    for part in x.split(12):
+        model(part).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def two_views(model, optimizer, x):
+    (model(x) - model(2 * x)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def evaluate_too(model, optimizer, x):
+    with torch.no_grad():
+        model(x)
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("run", [profile, measure])
+@pytest.mark.parametrize(("step", "samples"), [(accumulate, 256), (split, 32), (two_views, 32), (evaluate_too, 32),
+                                               (None, 32)])
+def test_samples_of_a_step(run, step, samples):
+    p = run(MODEL, (X,), step=step, optimizer="sgd")
+    assert p.batch_size == samples
+    assert p.samples_per_second == pytest.approx(samples / p.step_seconds)
+    line = next(s for s in p.report("deepspeed", as_string=False).splitlines() if s.startswith("samples/second"))
+    assert float(line.split()[-1]) == pytest.approx(samples / p.step_seconds, rel=1e-3)
+
+
+SCRIPT = """
+import torch
+from torch import nn
+model, loss = nn.Sequential(nn.Linear(64, 4)).cuda(), nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    for _ in range(8):
+        loss(model(torch.rand(32, 64, device="cuda")), torch.zeros(32, dtype=torch.long, device="cuda")).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+GAN = """
+import torch
+from torch import nn
+G, D = nn.Linear(8, 64).cuda(), nn.Linear(64, 1).cuda()
+optimizers = [torch.optim.Adam(m.parameters()) for m in (G, D)]
+for step in range(5):
+    fake = G(torch.rand(32, 8, device="cuda"))
+    D(torch.rand(32, 64, device="cuda")).mean().backward()
+    D(fake.detach()).mean().neg().backward()
+    optimizers[1].step()
+    D(fake).mean().backward()
+    optimizers[0].step()
+"""
+
+
+@pytest.mark.parametrize(("script", "samples"), [(SCRIPT, 256), (GAN, 32)])
+def test_samples_of_a_scripts_step(script, samples, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    found = dry_run(path)
+    assert found.error is None and found.profile.batch_size == samples
+    assert found.profile.samples_per_second == pytest.approx(samples / found.profile.step_seconds)
+
+
+class Engine:
+    world_size, dp_world_size, mp_world_size = 4, 4, 1
+
+    def train_micro_batch_size_per_gpu(self):
+        return 32
+
+    def gradient_accumulation_steps(self):
+        return 8
+
+
+@pytest.mark.parametrize(("passes", "samples"), [(8, 256), (1, 32)])
+def test_samples_of_an_engines_step(passes, samples):
+    """What was seen counts: an engine's own step is of one micro-batch."""
+    prof = FlopsProfiler(MODEL, ds_engine=Engine())
+    prof.start_profile()
+    for _ in range(passes):
+        MODEL(X).sum().backward()
+    prof.stop_profile()
+    p = prof.profile
+    assert p.samples_per_second == pytest.approx(4 * samples / p.step_seconds)
+    MODEL.zero_grad()
+
+
+def test_where_no_call_is_seen_the_engine_says_how_many_micro_batches_there_are():
+    weight = MODEL[0].weight
+    prof = FlopsProfiler(MODEL, ds_engine=Engine())
+    prof.start_profile()
+    (X @ weight).sum().backward()  # as a pipeline runs its stages
+    prof.stop_profile()
+    assert prof.profile.batch_size == 256
+    MODEL.zero_grad()

@@ -1,0 +1,60 @@
+"""Whatever encoding a terminal has, tables are printed: in ASCII where it has no characters to draw with."""
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from analyzer import Profile
+from analyzer.cli import main
+from analyzer.results.info import ModuleInfo
+from analyzer.runtime import summary
+
+INNER = ModuleInfo(path="body", type="Sequential", depth=1, params=3, children=(
+    ModuleInfo(path="body.水", type="Linear", depth=2, params=3),))
+NET = Profile(name="Net", mode="infer", modules=ModuleInfo(path="", type="Net", params=3, children=(INNER,)))
+
+
+def terminal(encoding, errors="strict"):
+    return io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=errors)
+
+
+def read(stream):
+    stream.flush()
+    return stream.buffer.getvalue().decode(stream.encoding)
+
+
+@pytest.mark.parametrize(("encoding", "errors", "drawn"), [
+    ("cp1252", "strict", ["|-body", "|  `-?"]),
+    ("ascii", "strict", ["|-body", "|  `-?"]),
+    ("cp437", "strict", ["├─body", "│  └─?"]),
+    ("utf-8", "strict", ["├─body", "│  └─水"]),
+    ("cp1252", "replace", ["??body", "?  ???"]),
+])
+def test_comparisons_are_drawn_with_what_the_terminal_has(encoding, errors, drawn, tmp_path, monkeypatch):
+    NET.to_json(tmp_path / "net.json")
+    stream = terminal(encoding, errors)
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["compare", str(tmp_path / "net.json"), str(tmp_path / "net.json"), "--columns", "params"]) == 0
+    lines = read(stream).splitlines()
+    assert [line[:len(text)] for line, text in zip(lines[-2:], drawn)] == drawn
+    assert stream.errors == errors  # as it was
+
+
+def test_the_tree_report_of_a_command_in_a_terminal_of_windows():
+    found = subprocess.run(
+        [sys.executable, "-m", "analyzer", "profile", "resnet18", "--input", "1x3x32x32", "--mode", "infer", "--report",
+         "tree", "--depth", "1"], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "cp1252"})
+    assert (found.returncode, found.stderr) == (0, b"")
+    assert b"\n|-conv1 " in found.stdout
+
+
+def test_drop_ins_print_there_too(monkeypatch):
+    stream = terminal("cp1252")
+    monkeypatch.setattr(sys, "stdout", stream)
+    summary(torch.nn.Sequential(torch.nn.Linear(4, 2)), (3, 4), verbose=1)
+    assert "|-Linear: 1-1 " in read(stream)
