@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 # collections, which so many new objects set off, would walk all of torch: a third of this import's time
 with rare_collections():
     import analyzer.cuda  # noqa: F401  # which registers the simulated device
+    from analyzer.api.fits import fits
     from analyzer.api.profile import Profile, ProfileOptions, profile
     from analyzer.api.symbolic_profile import symbolic_profile
     from analyzer.fx.trace.leaf_module import register_leaf_module, register_leaf_module_impl, register_non_leaf_module
@@ -19,12 +20,18 @@ with rare_collections():
     from analyzer.meta.shape_registry import register_shape_impl
     from analyzer.meta.tensor import MetaTensor
     from analyzer.profilers.flop_registry import register_flop_impl
+    from analyzer.results.fit_table import FitTable
+    from analyzer.results.verdict import Verdict
     from analyzer.results.view import load_on_first_use, register_exporter, register_report
 
-__all__ = ["__version__", "MetaTensor", "MetaTensorMode", "Profile", "ProfileOptions", "profile", "register_exporter",
-           "register_flop_impl", "register_leaf_module", "register_leaf_module_impl", "register_memory_impl",
-           "register_non_leaf_module", "register_report", "register_shape_impl", "register_tracer_impl",
-           "symbolic_profile", "symbolic_trace"]
+__all__ = ["__version__", "FitTable", "MetaTensor", "MetaTensorMode", "Profile", "ProfileOptions", "Verdict", "fits",
+           "profile", "register_exporter", "register_flop_impl", "register_leaf_module", "register_leaf_module_impl",
+           "register_memory_impl", "register_non_leaf_module", "register_report", "register_shape_impl",
+           "register_tracer_impl", "symbolic_profile", "symbolic_trace"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 @load_on_first_use

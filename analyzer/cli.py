@@ -18,6 +18,7 @@ from analyzer.report.module_comparison import add_compare_command, run_compare
 from analyzer.results.profile import Profile
 from analyzer.runtime.command import add_measure_command, run_measure
 from analyzer.solver.command import add_fit_command, run_fit
+from analyzer.solver.fits_command import add_fits_command, run_fits
 from analyzer.solver.plan_command import add_plan_command, run_plan
 from analyzer.sweep.command import add_sweep_command, run_sweep
 from analyzer.zoo import command_option
@@ -54,7 +55,8 @@ examples:
   analyzer profile mynet.py:Net --input 8x3x224x224 --show modules --format csv --output modules.csv
   analyzer profile resnet18 resnet50 vit_b_16 --optimizer adamw --format markdown
 
-exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be used
+exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be used; 3 a step does not fit on the
+device
 """
 
 _SHOWN = ("table", "summary", "modules")
@@ -91,6 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_check_command(commands)
     add_generate_command(commands)
     add_fit_command(commands)
+    add_fits_command(commands)
     add_plan_command(commands)
     add_dryrun_command(commands)
     add_sweep_command(commands)
@@ -106,8 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     own = words.index("--") if words[:1] == ["dryrun"] and "--" in words else len(words)  # what follows is the script's
     commands = {"profile": run_profile, "measure": run_measure, "compare": run_compare, "check": run_check,
-                "generate": run_generate, "fit": run_fit, "plan": run_plan, "dryrun": run_dryrun, "sweep": run_sweep,
-                "devices": run_devices}
+                "generate": run_generate, "fit": run_fit, "fits": run_fits, "plan": run_plan, "dryrun": run_dryrun,
+                "sweep": run_sweep, "devices": run_devices}
     try:
         with drawing_plainly():
             arguments = make_parser().parse_args(words[:own])
@@ -147,7 +150,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
         rows = list(zip([arguments.target, *arguments.others], _predict(arguments), strict=True))
         table = model_table(rows, arguments.columns or DEFAULT_COLUMNS, arguments.format or "text")
         choice.emit(table, arguments.output)
-        return 0
+        return 3 if any(v is not None and v.fits is False for v in (found.verdict for _, found in rows)) else 0
     make_table = choice.read_table_options(arguments, shown)
     found, = _predict(arguments)
     texts: dict[str, Callable[[], str]] = {
@@ -161,7 +164,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
     if arguments.explain_replay and found.replay is not None:
         print("\n" + found.replay.explain())
     choice.save_profile(found, arguments.json, arguments.html)
-    return 0
+    return choice.end_with_verdict(found.verdict, arguments)
 
 
 def _predict(arguments: argparse.Namespace) -> list[Profile]:

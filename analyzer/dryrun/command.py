@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.output import check_output
-from analyzer.report.choice import add_file_options, parse_depth, read_shown, save_profile
+from analyzer.report.choice import add_file_options, end_with_verdict, parse_depth, read_shown, save_profile
 
 _HELP = """\
 Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step
@@ -22,7 +22,8 @@ examples:
   analyzer dryrun train.py
   analyzer dryrun train.py --device a100_80gb --steps 3 -- --batch-size 64 --amp
 
-exit codes: 0 done; 1 the script failed; 2 the command line cannot be used; 3 the script would run out of memory
+exit codes: 0 done; 1 the script failed; 2 the command line cannot be used; 3 the script would run out of memory,
+or does not fit on the device
 """
 
 _SHOWN = ("summary", "table", "modules")
@@ -76,4 +77,5 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
                                            "modules": lambda: found.module_tree(depth=arguments.depth)}
     print("\n\n".join(texts[word]() for word in shown))
     save_profile(found, *outputs)
-    return 3 if found.out_of_memory is not None else 1 if run.error is not None else 0
+    code = end_with_verdict(found.verdict)
+    return 3 if found.out_of_memory is not None else 1 if run.error is not None else code

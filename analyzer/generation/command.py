@@ -7,7 +7,7 @@ from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.output import check_output
-from analyzer.report.choice import add_report_options, print_report, read_report_options
+from analyzer.report.choice import add_report_options, end_with_verdict, print_report, read_report_options
 from analyzer.report.column import FORMATS
 from analyzer.zoo.command_option import model_errors
 from analyzer.zoo.input_spec import DTYPES
@@ -25,7 +25,8 @@ examples:
   analyzer generate hf:LlamaConfig:LlamaForCausalLM --prompt 2048 --batch 8 --dtype bfloat16 --cache static
   analyzer generate hf:T5Config:T5ForConditionalGeneration --report tree --depth 1  (of prefill and last token)
 
-exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be used
+exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be used; 3 the generation does not fit on
+the device
 """
 
 
@@ -87,7 +88,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
         print(found.summary(arguments.rows or None))
     if arguments.json is not None:
         found.to_json(arguments.json)
-    return 0
+    return end_with_verdict(found.verdict, arguments)
 
 
 def find_dtype(option: str, text: str | None) -> Any:

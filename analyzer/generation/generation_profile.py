@@ -14,6 +14,8 @@ from analyzer.report.json_format import decoder_of, encode, load_text
 from analyzer.report.summary import describe_out_of_memory
 from analyzer.results.info import OutOfMemoryInfo
 from analyzer.results.profile import Profile
+from analyzer.results.verdict import Verdict
+from analyzer.units import UNKNOWN
 
 FORMAT = "analyzer.generation"
 FORMAT_VERSION = 1
@@ -117,6 +119,20 @@ class GenerationProfile:
         return max((step.peak_reserved_bytes for step in self.steps if step.peak_reserved_bytes is not None),
                    default=None)
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the whole generation fits on its device; None without one. Its phase is the pass of the peak:
+        ``"prefill"``, or ``"token 5"``.
+        """
+        short, peak = self.out_of_memory, self.peak_allocated_bytes
+        index = next((step.index for step in self.steps if peak is not None and step.peak_allocated_bytes == peak),
+                     None) if short is None else short.step
+        part = self.prefill if not index or self.decode is None else self.decode
+        reserved = self.peak_reserved_bytes  # of the whole run
+        found = dataclasses.replace(part, out_of_memory=short, peak_reserved_bytes=(
+            part.peak_reserved_bytes if reserved is None else reserved)).verdict
+        return found if index is None or found is None else dataclasses.replace(found, phase=_name_pass(index))
+
     def table(self, rows: int | None = 20, fmt: str = "text") -> str:
         """A row a pass; of more than ``rows`` passes, as many spread from the first to the last (None: all).
 
@@ -126,7 +142,7 @@ class GenerationProfile:
         if rows is not None and rows < 1:
             raise InputError(f"GenerationProfile.table(rows={rows!r}): at least one, or None for all")
         shown = self.steps if rows is None else [self.steps[i] for i in spread(len(self.steps), rows)]
-        cells = [["prefill" if step.index == 0 else f"token {step.index + 1}{' ~' if step.interpolated else ''}",
+        cells = [[_name_pass(step.index) + (" ~" if step.interpolated else ""),
                   *(column.format(getattr(step, column.field)) for column in COLUMNS)] for step in shown]
         return print_rows(["Pass", *(column.header for column in COLUMNS)], cells, fmt=fmt)
 
@@ -171,14 +187,22 @@ class GenerationProfile:
                 ("cache at the end", format_quantity(self.cache_bytes, "bytes")),
                 ("peak allocated", format_quantity(self.peak_allocated_bytes, "bytes")),
                 ("peak reserved", format_quantity(self.peak_reserved_bytes, "bytes"))]
-        lines = [run + (f", on {self.device}" if self.device else ""), f"seconds: {self.prefill.seconds_method}", "",
-                 print_rows(("", "Figure"), figures), "", self.table(rows)]
         if self.out_of_memory is not None:
-            where = "the prefill" if not self.out_of_memory.step else f"token {self.out_of_memory.step + 1}"
+            figures = [(name, figure) for name, figure in figures if figure != UNKNOWN]
+        lines = [run + (f", on {self.device}" if self.device else ""), f"seconds: {self.prefill.seconds_method}", "",
+                 print_rows(("", "Figure"), figures)]
+        if self.steps:
+            lines += ["", self.table(rows)]
+        if self.out_of_memory is not None:
+            where = f"the {_name_pass(0)}" if not self.out_of_memory.step else _name_pass(self.out_of_memory.step)
             lines[2:2] = [f"OUT OF MEMORY at {where}: {describe_out_of_memory(self.out_of_memory)}"]
         if any(step.interpolated for step in self.steps):
             lines.append("~ between two passes that were run, on a straight line")
         return escape_controls("\n".join([*lines, *(f"- {line}" for line in self.assumptions)]))
+
+
+def _name_pass(index: int) -> str:
+    return f"token {index + 1}" if index else "prefill"
 
 
 def spread(length: int, count: int) -> list[int]:

@@ -10,6 +10,7 @@ from analyzer.errors import InputError
 from analyzer.output import write_output
 from analyzer.report.compat.torchinfo import COLUMNS as TORCHINFO_COLUMNS
 from analyzer.results.profile import Profile
+from analyzer.results.verdict import Verdict
 from analyzer.results.view import register_report
 
 from .column import FORMATS
@@ -154,6 +155,17 @@ def emit(text: str, output: Path | None) -> None:
         print(text)
     else:
         write_output(output, text + "\n")
+
+
+def end_with_verdict(verdict: Verdict | None, arguments: argparse.Namespace | None = None) -> int:
+    """Print the verdict as the last of a command's output, and give the command's exit code: 3 where a step does not
+    fit. It is not printed beside a report that goes to a file or that a program is to read.
+    """
+    is_text = arguments is None or (
+        arguments.output is None and arguments.format in (None, "text") and not arguments.raw)
+    if verdict is not None and is_text:
+        print(f"\n{verdict}")
+    return 3 if verdict is not None and verdict.fits is False else 0
 
 
 def split_words(text: str) -> list[str]:

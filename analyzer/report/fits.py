@@ -27,13 +27,16 @@ def format_fit(info: FitInfo) -> str:
 
 
 @register_view.shipped("fits")
-def check_fit(profile: Profile, device: str | DeviceSpec | None = None, world_size: int = 1) -> FitInfo:
-    """Set the step's peak against the memory of ``device``, by default the one it was profiled on.
+def check_fit(profile: Profile, device: str | DeviceSpec | None = None, world_size: int | None = None) -> FitInfo:
+    """Set the step's peak against the memory of ``device``, by default the one it was profiled on, in a job of
+    ``world_size`` processes, by default as many as it was profiled in.
 
     What the allocator does not see counts where a figure is known; where none is, its line says so and the verdict
     leaves it out. Raises UnknownDeviceError for a name that the catalogue does not hold, InputError where there is no
     device at all or for a ``world_size`` below 1.
     """
+    if world_size is None:
+        world_size = profile.world_size or 1
     if not is_count(world_size, 1):
         raise InputError(
             f"fits(world_size={world_size!r}): must be the number of processes that train together, at least 1")
@@ -53,13 +56,37 @@ def check_fit(profile: Profile, device: str | DeviceSpec | None = None, world_si
     return FitInfo(spec.name, fits, capacity, own + unseen)
 
 
+def find_least_need(profile: Profile) -> int | None:
+    """What a step that memory ran out in needs at least; None where memory did not run out or nothing is known of it.
+
+    >>> from analyzer.results.info import OutOfMemoryInfo
+    >>> oom = OutOfMemoryInfo("placing the model", "setup", requested_bytes=6, short_bytes=4, capacity_bytes=16)
+    >>> find_least_need(Profile(name="demo", mode="infer", out_of_memory=oom))
+    20
+    >>> find_least_need(Profile(name="demo", mode="infer", out_of_memory=oom, param_bytes=100))
+    100
+    """
+    oom = profile.out_of_memory
+    if oom is None:
+        return None
+    if oom.capacity_bytes is not None:
+        known = [oom.capacity_bytes + oom.short_bytes]
+    else:
+        known = [] if oom.reserved_bytes is None else [oom.reserved_bytes + oom.requested_bytes]
+    return max([*known, profile.param_bytes] if profile.param_bytes is not None else known, default=None)
+
+
 def _list_own_needs(profile: Profile) -> tuple[FitLine, ...]:
     oom = profile.out_of_memory
     if oom is not None:
         reserved = profile.peak_reserved_bytes if oom.reserved_bytes is None else oom.reserved_bytes
+        least = find_least_need(profile)
+        if oom.phase == "setup" and least is not None and least == profile.param_bytes:
+            return (FitLine("parameters", least, "this profile"),)
+        # which the allocator rounds up to what it would have to reserve
+        failed = oom.requested_bytes if least is None or reserved is None else least - reserved
         return (FitLine("reserved when memory ran out", reserved, "this profile: simulated caching allocator"),
-                FitLine("the allocation that failed", oom.requested_bytes,
-                        f"this profile: {oom.operator} in {oom.phase}"))
+                FitLine("the allocation that failed", failed, f"this profile: {oom.operator} in {oom.phase}"))
     if profile.peak_reserved_bytes is None and profile.peak_allocated_bytes is not None:
         return (FitLine("peak allocated", profile.peak_allocated_bytes, "this profile"),
                 FitLine("reserved beyond that", None, "the profile ran without an allocator"))

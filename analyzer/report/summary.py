@@ -1,7 +1,7 @@
 """The totals of a profile as text."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from analyzer.results.info import OutOfMemoryInfo
@@ -10,6 +10,8 @@ from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN
 
 from .column import Column, escape_controls, format_quantity, print_rows
+from .fits import find_least_need
+from .holder_group import group_holders, print_groups
 from .notation import list_notations
 
 PHASE_COLUMNS = (Column("allocated_bytes", "Allocated at end", "bytes"),
@@ -41,24 +43,45 @@ def describe_run(profile: Profile) -> list[str]:
 def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
     """Title and text of each section."""
     p, own, ended = profile, profile.flop_convention == "own", profile.out_of_memory is not None
+    lay_out = _print_known if ended else print_rows
     if p.out_of_memory is not None:
         yield "OUT OF MEMORY", describe_out_of_memory(p.out_of_memory)
-    yield "Model", print_rows(("", "Count", "Size"), [
+        yield "Needed in all", describe_least_need(p)
+    yield "Model", lay_out(("", "Count", "Size"), [
         ("parameters", UNKNOWN if p.params is None else f"{p.params:,}", _size(p.param_bytes)),
         ("buffers", "", _size(p.buffer_bytes)), ("optimizer states", "", _size(p.optimizer_bytes))])
-    work = "Work (one multiply-add is 2 FLOPs and 1 MAC)" if own else f"Work (as {p.flop_convention} counts it)"
-    yield work, print_rows(("", "MACs", "FLOPs"), [
+    work = lay_out(("", "MACs", "FLOPs"), [
         ("forward", _count(p.fwd_macs), _count(p.fwd_flops)), ("backward", _count(p.bwd_macs), _count(p.bwd_flops)),
         ("recomputed in backward", _count(p.recompute_macs), _count(p.recompute_flops)),
         ("model (forward, backward)", "", _count(p.model_flops)),
         ("hardware (and recomputed)", "", _count(p.hardware_flops)),
         ("executed (less what masks hide)", "", _count(p.executed_flops)),
         ("optimizer", "", _count(p.optimizer_flops))])
+    if work:
+        yield f"Work ({'one multiply-add is 2 FLOPs and 1 MAC' if own else f'as {p.flop_convention} counts it'})", work
     uncounted = [(info.operator, str(info.calls), _size(info.bytes)) for info in p.uncounted]
     yield (f"Not counted ({'no formula' if own else f'{p.flop_convention} does not see it'})",
            print_rows(("Operator", "Calls", "Bytes"), uncounted) if uncounted else "none")
-    yield "Peak memory" + (" until it ran out" if ended else ""), print_rows(("", "Size"), [
-        ("allocated", _size(p.peak_allocated_bytes)), ("reserved", _size(p.peak_reserved_bytes))])
+    yield from _list_memory_sections(p, lay_out)
+    times = (("forward", p.fwd_seconds), ("backward", p.bwd_seconds), ("optimizer", p.optimizer_seconds),
+             ("step", p.step_seconds), ("of it in kernels", p.kernel_seconds))
+    seconds = lay_out(("", "Time"), [(name, format_quantity(value, "seconds")) for name, value in times])
+    if seconds:
+        yield f"Time ({p.seconds_method})", seconds
+    notation = lay_out(("", "Figure"), list(list_notations(p)))
+    if notation:
+        yield "In DeepSpeed's notation", notation
+    yield "Assumptions", "\n".join(f"- {line}" for line in p.assumptions) or "none"
+
+
+def _list_memory_sections(p: Profile, lay_out: Callable[..., str]) -> Iterator[tuple[str, str]]:
+    ended = p.out_of_memory is not None
+    peak = lay_out(("", "Size"), [("allocated", _size(p.peak_allocated_bytes)),
+                                  ("reserved", _size(p.peak_reserved_bytes))])
+    if peak:
+        yield "Peak memory" + (" until it ran out" if ended else ""), peak
+    if ended and p.holders:
+        yield "When memory ran out, by module class", print_groups(group_holders(p))
     if p.peak_by_category:
         yield "At the peak, by category", _print_categories(p.peak_by_category)
     if p.holders:
@@ -72,12 +95,21 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
             yield title, print_rows(("Phase", *(column.header for column in PHASE_COLUMNS)), [
                 (name, *(column.format(getattr(phase, column.field)) for column in PHASE_COLUMNS))
                 for name, phase in phases.items()])
-    times = (("forward", p.fwd_seconds), ("backward", p.bwd_seconds), ("optimizer", p.optimizer_seconds),
-             ("step", p.step_seconds), ("of it in kernels", p.kernel_seconds))
-    yield f"Time ({p.seconds_method})", print_rows(("", "Time"), [(name, format_quantity(seconds, "seconds"))
-                                                                  for name, seconds in times])
-    yield "In DeepSpeed's notation", print_rows(("", "Figure"), list(list_notations(p)))
-    yield "Assumptions", "\n".join(f"- {line}" for line in p.assumptions) or "none"
+
+
+def _print_known(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The rows in which a figure is known, as a table; nothing where there is none."""
+    known = [row for row in rows if any(cell not in ("", UNKNOWN) for cell in row[1:])]
+    return print_rows(headers, known) if known else ""
+
+
+def describe_least_need(profile: Profile) -> str:
+    """What is known of the memory that a step needs which ran out of it."""
+    least = find_least_need(profile)
+    if least is None:
+        return "not known"
+    given = None if profile.out_of_memory is None else profile.out_of_memory.capacity_bytes
+    return f"at least {_size(least)}" + (f", of {_size(given)} that the allocator may take" if given else "")
 
 
 def _print_categories(by_category: Mapping[str, int]) -> str:

@@ -144,7 +144,9 @@ class ProfileBuilder:
         return found
 
     def _list_holders(self, largest: int = 50) -> tuple[HolderInfo, ...]:
-        """What holds memory at the peak (or when it ran out), by category and node (or tensor name), largest first."""
+        """What holds memory at the peak, by category and node (or tensor name), largest first; all of it where memory
+        ran out.
+        """
         log, ends = self.log, forward_ends(self.log)
         found: dict[tuple[str, str, str], list[int]] = {}
         for lifetime in alive_at(log, log.peak_event if log.shortage is None else log.shortage.event):
@@ -154,7 +156,7 @@ class ProfileBuilder:
             row[0] += lifetime.block_bytes
             row[1] += 1
         rows = [HolderInfo(*key, nbytes, count) for key, (nbytes, count) in found.items()]
-        return tuple(sorted(rows, key=lambda r: -r.bytes)[:largest])
+        return tuple(sorted(rows, key=lambda r: -r.bytes)[:largest if log.shortage is None else None])
 
 
 def _list_aliases(log: Log, index: int, node: LogNode) -> tuple[str, ...]:

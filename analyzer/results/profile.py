@@ -26,6 +26,7 @@ from .info import (
     UncountedInfo,
 )
 from .node_info import NodeInfo, TensorInfo
+from .verdict import Verdict
 from .view import register_exporter, register_report, register_view
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Profile(DeferredFields):
     """What a step of a model costs. Phases are those of a steady-state step, peaks the maximum over both steps.
 
@@ -248,6 +249,22 @@ class Profile(DeferredFields):
         """The memory events as a dictionary that pytorch.org/memory_viz reads, pickled to ``path`` if one is given."""
         return self.export("memory_snapshot", path)
 
-    def fits(self, device: str | DeviceSpec | None = None, world_size: int = 1) -> FitInfo:
-        """Whether the step fits on ``device`` (by default the profile's own), line by line with sources."""
+    def fits(self, device: str | DeviceSpec | None = None, world_size: int | None = None) -> FitInfo:
+        """Whether the step fits on ``device`` in a job of ``world_size`` processes (by default the profile's own of
+        both), line by line with sources.
+        """
         return register_view.look_up("fits", "fits")(self, device, world_size)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the step fits on its device, where its peak is, and on which devices it would fit; None without a
+        device. As `fits` says.
+
+        >>> p = Profile(name="demo", mode="infer", device="t4", peak_reserved_bytes=20 * 2**30)
+        >>> p.verdict.fits, p.verdict.devices
+        (False, ('l4', 'rtx_4090', 'a100_40gb'))
+        """
+        return register_view.look_up("verdict", "verdict")(self)
+
+    def __repr__(self) -> str:
+        return str(register_view.look_up("repr", "repr")(self))

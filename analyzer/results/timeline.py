@@ -160,6 +160,9 @@ def _points(log: Log, changes: list[AllocatorEvent], start: int, first_call: int
         allocated, reserved = _apply(change, allocated, reserved)
     i = start
     shown = None
+    while i < len(changes) and changes[i][3] == first_call and changes[i][0] == "free":
+        allocated, reserved = _apply(changes[i], allocated, reserved)  # by what ran before that step
+        i += 1
     for index in range(first_call, len(log.calls)):
         peak = (allocated, reserved)
         while i < len(changes) and changes[i][3] <= index:

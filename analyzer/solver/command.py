@@ -3,10 +3,15 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from analyzer.hardware import find_device
+from analyzer.report.verdict import judge
 from analyzer.units import parse_bytes
 from analyzer.zoo.command_option import add_step_options, add_target_options, find_autocast, make_inputs, model_errors
+
+if TYPE_CHECKING:
+    from .fit import FitResult
 
 _HELP = """\
 Finds the largest batch (or with --sequence the longest sequence) whose training or inference step fits a device.
@@ -80,4 +85,16 @@ def run_fit(arguments: argparse.Namespace) -> int:
                        world_size=arguments.world_size, mode=configuration.mode, optimizer=configuration.optimizer,
                        autocast=find_autocast(arguments))
     print(found)
+    print(f"\n{_judge(found, arguments)}")
     return 0 if found.size else 3
+
+
+def _judge(found: FitResult, arguments: argparse.Namespace) -> str:
+    """The verdict on the largest size that fits, else on the smallest, in a line."""
+    shown = found.beyond if found.at_limit is None else found.at_limit
+    size = found.size or found.evaluations[0].size
+    spec = find_device(found.device)
+    if arguments.memory is not None:
+        spec = replace(spec, kind="cpu", memory_bytes=found.capacity_bytes)  # nothing is taken beside the allocator
+    verdict = None if shown is None else judge(shown, spec, arguments.world_size, is_brief=True)
+    return f"{found.what} {size:,} {verdict}"

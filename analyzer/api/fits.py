@@ -1,0 +1,61 @@
+"""`fits`: on which devices a step fits."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from analyzer.errors import InputError
+from analyzer.hardware import DeviceSpec, find_device, register_device
+from analyzer.record.options import ProfileOptions
+from analyzer.results.fit_table import FitTable
+from analyzer.results.verdict import Verdict
+from analyzer.results.view import register_view
+
+from .argument import build_model
+from .profile import Profile, profile
+
+
+def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...] | Any = (),
+         kwargs: dict[str, Any] | None = None, *, devices: Iterable[str | DeviceSpec] | None = None,
+         world_size: int | None = None, options: ProfileOptions | None = None, **profile_options: Any) -> FitTable:
+    """Whether a step of ``model`` fits on each of ``devices``, by default all of the catalogue.
+
+    The step is profiled for each of them, for what kernels take differs. ``args``, ``kwargs``, ``options`` and
+    ``profile_options`` are those of `analyzer.profile`. ``world_size`` above 1 counts communication buffers where
+    their size is known. Raises InputError for ``device``, UnknownDeviceError, and what `profile` raises.
+
+    >>> import torch
+    >>> table = fits(torch.nn.Linear(1024, 1024), torch.empty(2**20, 4096 // 4), mode="infer", devices=["t4", "l4"])
+    >>> [(row.device, row.fits, row.phase) for row in table], table.fitting
+    ([('t4', True, 'forward'), ('l4', True, 'forward')], ('t4', 'l4'))
+    """
+    if "device" in profile_options:
+        raise InputError(f"fits(device={profile_options['device']!r}): it tries every device; give devices=[...] to "
+                         "try only some")
+    if isinstance(devices, (str, DeviceSpec)):
+        devices = [devices]
+    specs = list(register_device) if devices is None else [find_device(device) for device in devices]
+    if not specs:
+        raise InputError("fits(devices=[]): name at least one device, or leave it out for all of the catalogue")
+    options = options or ProfileOptions()
+    module = model if isinstance(model, torch.nn.Module) else build_model(model)
+    judge, title = register_view.look_up("verdict", "fits"), ""
+    rows: list[Verdict] = []
+    for spec in sorted(specs, key=lambda spec: (spec.memory_bytes is None, spec.memory_bytes or 0)):
+        limits = options.limit_to_device and spec.memory_bytes is not None
+        found = profile(module, args, kwargs, device=spec, options=replace(options, limit_to_device=limits),
+                        **profile_options)
+        rows.append(judge(found, spec, world_size))
+        title = _describe(found)
+    devices_held = tuple([row.device for row in rows if row.fits][:3])
+    return FitTable(title, tuple([replace(row, devices=devices_held) for row in rows]))
+
+
+def _describe(found: Profile) -> str:
+    facts = [f"{name} {tensor}" for name, tensor in found.inputs.items()]
+    options = (("optimizer", found.optimizer), ("autocast", found.autocast))
+    facts += [f"{what} {value}" for what, value in options if value]
+    return f"{found.name}: one {found.mode} step" + (f" ({', '.join(facts)})" if facts else "")

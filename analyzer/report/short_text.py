@@ -1,0 +1,34 @@
+"""A profile in a few lines."""
+from __future__ import annotations
+
+from analyzer.results.profile import Profile
+from analyzer.results.view import register_view
+
+from .column import escape_controls, format_quantity
+from .verdict import judge
+
+
+@register_view.shipped("repr")
+def describe_shortly(profile: Profile) -> str:
+    """What ``repr`` and ``print`` show: name, mode, device, peak, FLOPs and the verdict, as far as they are known.
+
+    >>> print(describe_shortly(Profile(name="demo", mode="train", optimizer="sgd", device="h200", fwd_flops=2000)))
+    Profile of demo: one train step on h200 (optimizer sgd)
+      FLOPs: 2.00 K forward
+      cannot be told whether it fits on h200: what it needs is not known, 139.80 GiB there
+    """
+    p = profile
+    facts = ", ".join(f"{what} {value}" for what, value in (("optimizer", p.optimizer), ("autocast", p.autocast))
+                      if value)
+    title = f"Profile of {p.name}: one {p.mode} step" + (f" on {p.device}" if p.device else "")
+    lines = [title + (f" ({facts})" if facts else "")]
+    figures = (("parameters", "count", ((p.params, ""),)),
+               ("peak memory", "bytes", ((p.peak_allocated_bytes, "allocated"), (p.peak_reserved_bytes, "reserved"))),
+               ("FLOPs", "count", ((p.fwd_flops, "forward"), (p.bwd_flops if p.mode == "train" else None, "backward"))),
+               ("time", "seconds", ((p.step_seconds, ""),)))
+    for what, unit, amounts in figures:
+        known = [f"{format_quantity(value, unit)} {of}".rstrip() for value, of in amounts if value is not None]
+        if known:
+            lines.append(f"  {what}: {', '.join(known)}")
+    verdict = judge(p, is_brief=True)
+    return escape_controls("\n".join(lines if verdict is None else [*lines, f"  {verdict}"]))

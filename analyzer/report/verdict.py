@@ -1,0 +1,138 @@
+"""The verdict on a profile: whether it fits on its device, where its peak is, and which devices would hold it."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from analyzer.errors import UnknownDeviceError
+from analyzer.hardware import DeviceSpec, find_device, register_device
+from analyzer.results.info import ModuleInfo
+from analyzer.results.node_info import NodeInfo
+from analyzer.results.profile import Profile
+from analyzer.results.verdict import Verdict
+from analyzer.results.view import register_view
+
+from .column import escape_controls, format_quantity
+
+_DEVICES_NAMED = 3
+
+
+class Place(NamedTuple):
+    """Where in a step something happens, as far as it is known."""
+
+    phase: str | None = None
+    operator: str | None = None
+    node: str | None = None
+    module_path: str | None = None
+
+
+@register_view.shipped("verdict")
+def judge(profile: Profile, device: str | DeviceSpec | None = None, world_size: int | None = None, *,
+          is_brief: bool = False) -> Verdict | None:
+    """The verdict on ``device``, by default the profile's own; None where there is none. ``is_brief`` leaves out what
+    has to be looked for: the place of the peak and other devices.
+    """
+    device = profile.device if device is None else device
+    if device is None:
+        return None
+    spec = _find_spec(profile, device)
+    info = profile.fits(spec, world_size)
+    oom = profile.out_of_memory
+    is_known = oom is not None or profile.peak_reserved_bytes is not None or profile.peak_allocated_bytes is not None
+    place = Place() if is_brief else find_peak(profile)
+    return Verdict(
+        device=spec.name, fits=info.fits, needed_bytes=info.needed_bytes if is_known else None,
+        capacity_bytes=info.capacity.bytes, free_bytes=info.free_bytes, phase=place.phase, operator=place.operator,
+        node=place.node, module_path=place.module_path,
+        devices=() if is_brief or not is_known else name_smallest(profile, world_size),
+        is_out_of_memory=oom is not None, is_least=oom is not None or any(line.bytes is None for line in info.needs))
+
+
+def _find_spec(profile: Profile, device: str | DeviceSpec) -> DeviceSpec:
+    """The spec of that device. Of one that was never registered a profile knows no more than where memory ran out."""
+    try:
+        return find_device(device)
+    except UnknownDeviceError:
+        if device != profile.device:
+            raise
+        oom = profile.out_of_memory
+        return DeviceSpec(profile.device, memory_bytes=None if oom is None else oom.capacity_bytes)
+
+
+def name_smallest(profile: Profile, world_size: int | None = None) -> tuple[str, ...]:
+    """The smallest devices of the catalogue on which the step fits as it was profiled."""
+    if profile.out_of_memory is not None:
+        return ()  # it ended before its peak
+    held = [spec for spec in register_device if profile.fits(spec, world_size).fits]
+    return tuple([spec.name for spec in sorted(held, key=lambda spec: spec.memory_bytes or 0)][:_DEVICES_NAMED])
+
+
+def find_peak(profile: Profile) -> Place:
+    """Where memory ran out, else where the most is allocated."""
+    oom = profile.out_of_memory
+    if oom is not None:
+        return Place(oom.phase, oom.operator, oom.node, oom.module_path)
+    point = max(profile.timeline, key=lambda point: point.allocated_bytes, default=None)
+    if point is None or point.allocated_bytes != profile.peak_allocated_bytes:
+        return Place(_find_peak_phase(profile))
+    node = next((node for node in profile.nodes if node.name == point.label), None)
+    if node is None:
+        return Place(point.phase, str(point.label))
+    return Place(point.phase, _name_operator(profile.modules, node, point.phase), node.name, node.module_path or None)
+
+
+def _find_peak_phase(profile: Profile) -> str | None:
+    """The phase that reaches the peak, a later step's before the first one's."""
+    peak = profile.peak_allocated_bytes
+    phases = [*profile.phases.items(), *profile.first_step.items()]
+    return next((name for name, phase in phases if peak is not None and phase.peak_allocated_bytes == peak), None)
+
+
+def _name_operator(root: ModuleInfo | None, node: NodeInfo, phase: str | None) -> str | None:
+    """What a node runs: its function, or the only operator of its module that writes in that phase, else that module's
+    class.
+    """
+    if node.op != "call_module":
+        return node.target
+    module = next((m for m in ([] if root is None else root.walk()) if m.path == node.module_path), None)
+    if module is None:
+        return None
+    ran = [record for record in module.operators if record.phase == phase]
+    operators = {record.operator for record in [r for r in ran if r.written_bytes] or ran}
+    return operators.pop() if len(operators) == 1 else module.type
+
+
+@register_view.shipped("verdict_text")
+def format_verdict(verdict: Verdict) -> str:
+    """One to three lines: whether it fits, where the peak is, and where it would fit."""
+    v = verdict
+    said = {True: f"fits on {v.device}", False: f"does NOT fit on {v.device}",
+            None: f"cannot be told whether it fits on {v.device}"}[v.fits]
+    lines = [f"{said}: {', '.join(_list_sizes(v))}"]
+    if v.phase is not None:
+        lines.append(("memory ran out in " if v.is_out_of_memory else "peak in ") + describe_place(v))
+    if v.devices and v.fits is not True:
+        lines.append(f"would fit on {', '.join(v.devices)}")
+    elif v.devices and v.devices != (v.device, ):
+        lines.append(f"smallest devices that hold it: {', '.join(v.devices)}")
+    elif v.phase is not None and v.fits is False:
+        lines.append("where it would fit is not known: it ended before its peak" if v.is_out_of_memory else
+                     "no device of the catalogue is known to hold it")
+    return escape_controls("\n".join(lines))
+
+
+def _list_sizes(v: Verdict) -> list[str]:
+    least = "at least " if v.is_least else ""
+    sizes = ["what it needs is not known" if v.needed_bytes is None else
+             f"{least}{format_quantity(v.needed_bytes, 'bytes')} needed",
+             "the device's memory is not known" if v.capacity_bytes is None else
+             f"{format_quantity(v.capacity_bytes, 'bytes')} there"]
+    if v.free_bytes is not None:
+        word = "left" if v.free_bytes >= 0 else "short"
+        sizes.append(f"{least if word == 'short' else ''}{format_quantity(abs(v.free_bytes), 'bytes')} {word}")
+    return sizes
+
+
+def describe_place(place: Verdict | Place) -> str:
+    """The phase and what runs in it."""
+    inside = ", ".join(f"{what} {name}" for what, name in (("node", place.node), ("module", place.module_path)) if name)
+    return str(place.phase) + (f", at {place.operator}" if place.operator else "") + (f" ({inside})" if inside else "")

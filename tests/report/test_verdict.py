@@ -1,0 +1,190 @@
+"""The verdict: whether it fits, where the peak is, which devices would hold it, and its few lines."""
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import analyzer
+from analyzer import Profile, ProfileOptions, profile
+from analyzer.errors import InputError, UnknownDeviceError
+from analyzer.hardware import DeviceSpec, find_device, register_device
+from analyzer.report.holder_group import group_holders
+from analyzer.results.info import TimelinePoint
+
+GIB, MIB = 2**30, 2**20
+
+
+@pytest.fixture
+def card():
+    """A device of 8 GiB in the catalogue, of which nothing outside the allocator is known."""
+    with register_device.scope():
+        yield register_device(DeviceSpec("card", memory_bytes=8 * GIB))
+
+
+@pytest.mark.parametrize(("reserved", "fits", "free"),
+                         [(3 * GIB, True, 5 * GIB), (9 * GIB, False, -GIB), (None, None, None)])
+def test_it_says_what_fits_says(bare, card, reserved, fits, free):
+    p = replace(bare, device="card", peak_reserved_bytes=reserved)
+    v = p.verdict
+    assert (v.fits, v.needed_bytes, v.capacity_bytes, v.free_bytes) == (fits, reserved, 8 * GIB, free)
+    assert (v.fits, v.free_bytes) == (p.fits().fits, p.fits().free_bytes)
+    assert bool(v) is (fits is True)
+
+
+def test_no_device_no_verdict(bare):
+    assert bare.verdict is None and "fits" not in repr(bare)
+
+
+def test_the_smallest_devices_come_first(bare):
+    v = replace(bare, device="t4", peak_reserved_bytes=20 * GIB).verdict
+    sizes = [find_device(name).memory_bytes for name in v.devices]
+    others = sorted(spec.memory_bytes for spec in register_device
+                    if replace(bare, peak_reserved_bytes=20 * GIB).fits(spec).fits)
+    assert len(v.devices) == 3 and sizes == others[:3]
+    assert replace(bare, device="t4", peak_reserved_bytes=10**6 * GIB).verdict.devices == ()
+
+
+def test_where_the_peak_is(mlp):
+    # the highest point of the timeline, 12,288 bytes, is that of "backward of fc2", which is no node of the table
+    v = mlp.verdict
+    assert (v.phase, v.operator, v.node, v.module_path) == ("backward", "backward of fc2", None, None)
+    timeline = (*mlp.timeline, TimelinePoint("fc1", 20000, "forward", 2097152))
+    v = replace(mlp, timeline=timeline, peak_allocated_bytes=20000).verdict
+    assert (v.phase, v.operator, v.node, v.module_path) == ("forward", "aten.addmm", "fc1", "body.0")
+    # without points: the phase whose peak is the whole step's
+    assert (replace(mlp, timeline=()).verdict.phase, replace(mlp, timeline=()).verdict.operator) == ("backward", None)
+
+
+@pytest.mark.parametrize(("reserved", "text"), [
+    (3 * GIB, "fits on card: at least 3.00 GiB needed, 8.00 GiB there, 5.00 GiB left\n"
+              "smallest devices that hold it: card, t4, l4"),
+    (20 * GIB, "does NOT fit on card: at least 20.00 GiB needed, 8.00 GiB there, at least 12.00 GiB short\n"
+               "would fit on l4, rtx_4090, a100_40gb"),
+    (None, "cannot be told whether it fits on card: what it needs is not known, 8.00 GiB there"),
+])
+def test_text(bare, card, reserved, text):
+    v = replace(bare, device="card", peak_reserved_bytes=reserved).verdict
+    assert str(v) == text and max(map(len, text.splitlines())) <= 120
+
+
+def test_golden(mlp, check_golden):
+    check_golden("verdict_mlp.txt", f"{mlp.verdict}\n\n{mlp!r}\n\n{replace(mlp, device='t4')}")
+
+
+def test_memory_that_ran_out(bare, card, out_of_memory):
+    # 78 GiB were reserved of 80 and the allocation would have reserved 2.5: at least 80.5 GiB
+    v = replace(bare, device="card", out_of_memory=out_of_memory).verdict
+    assert (v.fits, v.needed_bytes, v.free_bytes, v.is_least) == (False, 80 * GIB + GIB // 2, -145 * GIB // 2, True)
+    assert (v.phase, v.operator, v.node, v.module_path) == ("backward", "aten.mm", "fc1", "body.0")
+    assert v.devices == () and str(v).splitlines()[1:] == [
+        "memory ran out in backward, at aten.mm (node fc1, module body.0)",
+        "where it would fit is not known: it ended before its peak"]
+
+
+def test_a_device_that_the_catalogue_does_not_hold(bare, out_of_memory):
+    lab = replace(bare, device="lab_card", peak_reserved_bytes=GIB)
+    assert (lab.verdict.fits, lab.verdict.needed_bytes, lab.verdict.capacity_bytes) == (None, GIB, None)
+    assert "the device's memory is not known" in str(lab.verdict) and "lab_card" in repr(lab)
+    short = replace(lab, out_of_memory=out_of_memory).verdict
+    assert (short.fits, short.capacity_bytes) == (False, 80 * GIB)
+
+
+def linear(rows, **more):
+    return profile(nn.Linear(2048, 2048, bias=False), args=(torch.empty(rows, 2048),), mode="infer", **more)
+
+
+def test_a_linear_layer_by_hand():
+    # 16 MiB each of weight, input and output in segments of their own size, and 32 of cuBLAS
+    p = linear(2048, device="h200")
+    outside = sum(line.bytes for line in p.fits().needs[1:])
+    v = p.verdict
+    assert p.peak_allocated_bytes == p.peak_reserved_bytes == (16 + 16 + 16 + 32) * MIB
+    assert v.needed_bytes == 80 * MIB + outside
+    assert v.free_bytes == find_device("h200").memory_bytes - v.needed_bytes and v.fits is True
+    assert (v.phase, v.operator) == ("forward", "aten.mm.default")
+    assert v.devices[0] == min(register_device, key=lambda spec: spec.memory_bytes or 10**18).name
+
+
+def test_the_need_is_what_the_allocator_would_have_reserved():
+    # 16 MiB of weight; the 5 of the input ask for a segment of 20: 36, though 16 + 5 would be within the 30
+    card = DeviceSpec("card", memory_bytes=30 * MIB)
+    p = linear(640, device=card, options=ProfileOptions(limit_to_device=True))
+    oom = p.out_of_memory
+    assert p.fits(card).fits is False and p.verdict.fits is False
+    assert (oom.reserved_bytes, oom.requested_bytes, p.verdict.needed_bytes) == (16 * MIB, 5 * MIB, 36 * MIB)
+
+
+def test_a_model_that_cannot_be_placed_needs_all_of_its_parameters():
+    p = profile(lambda: nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(8))),
+                args=(torch.empty(1, 2048),), device=DeviceSpec("card", memory_bytes=40 * MIB),
+                options=ProfileOptions(limit_to_device=True))
+    assert p.out_of_memory.phase == "setup"
+    assert p.verdict.needed_bytes == 8 * 16 * MIB and "at least 128.00 MiB" in p.summary()
+
+
+def test_holders_by_module_class():
+    def blocks():
+        return nn.Sequential(*(nn.Sequential(nn.Linear(2048, 2048, bias=False), nn.Sigmoid()) for _ in range(60)))
+
+    # 60 weights of 16 MiB, then each sigmoid keeps 16 MiB until memory runs out in the 41st of them
+    p = profile(blocks, args=(torch.empty(2048, 2048),),
+                options=ProfileOptions(capacity_bytes=(60 * 16 + 16 + 33 + 40 * 16 + 25) * MIB))
+    groups = {(g.type, g.category): g for g in group_holders(p)}
+    assert sum(g.bytes for g in groups.values()) == p.out_of_memory.allocated_bytes
+    weights = groups["Linear", "parameter"]
+    assert (weights.modules, weights.bytes) == (60, 60 * 16 * MIB)
+    assert "60 Linears: 960.00 MiB (parameter)" in p.summary()
+    assert any(g.type == "Sigmoid" and g.modules >= 40 and g.bytes == g.modules * 16 * MIB for g in groups.values())
+
+
+def test_an_out_of_memory_report_has_no_rows_of_dashes():
+    p = profile(nn.Linear(2048, 2048, bias=False), args=(torch.empty(2048, 2048),),
+                options=ProfileOptions(capacity_bytes=60 * MIB))
+    assert p.out_of_memory.phase == "forward"
+    rows = [line.split("  ") for line in p.summary().splitlines() if line.startswith("  ")]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert [row for row in cells if len(row) > 1 and set(row[1:]) == {"-"}] == []
+    assert "Needed in all\n  at least" in p.summary() and "Time (" not in p.summary()
+
+
+def test_few_lines(mlp):
+    assert repr(mlp) == str(mlp) and len(repr(mlp).splitlines()) <= 8
+    assert "one train step on h200 (optimizer adam, autocast bfloat16)" in repr(mlp)
+    assert repr(Profile(name="x", mode="infer")) == "Profile of x: one infer step"
+
+
+def test_fits_tries_every_device():
+    table = analyzer.fits(nn.Linear(64, 64), torch.empty(8, 64), mode="infer")
+    assert [row.device for row in table][-1] == "cpu" and table["cpu"].fits is None
+    assert {row.device for row in table} == {spec.name for spec in register_device}
+    known = [row.capacity_bytes for row in table if row.capacity_bytes is not None]
+    assert known == sorted(known) and len(table) == len(known) + 1
+    assert table["a100"].device == "a100_40gb" if "a100" in find_device("a100_40gb").aliases else True
+    assert table["t4"].needed_bytes == profile(nn.Linear(64, 64), torch.empty(8, 64), mode="infer",
+                                               device="t4").verdict.needed_bytes
+
+
+def test_fits_only_where_it_fits(card):
+    # two weights of 2 GiB and their gradients: 8 GiB, and the input
+    table = analyzer.fits(lambda: nn.Sequential(*(nn.Linear(2**15, 2**14, bias=False),
+                                                  nn.Linear(2**14, 2**15, bias=False))),
+                          torch.empty(8, 2**15), devices=["card", "t4"])
+    assert [(row.device, row.fits) for row in table] == [("card", False), ("t4", True)]
+    assert table.fitting == ("t4",) == table["card"].devices
+    text = str(table).splitlines()
+    assert text[0].startswith("Sequential: one train step") and text[-1] == "fits on t4"
+    assert table.table("csv").splitlines()[0] == "Device,Memory,Needed,Free,Fits,Peak in"
+
+
+@pytest.mark.parametrize(("more", "error", "text"), [
+    (dict(device="t4"), InputError, "give devices="), (dict(devices=[]), InputError, "at least one device"),
+    (dict(devices=["h2000"]), UnknownDeviceError, "h2000"), (dict(world_size=0), InputError, "world_size=0"),
+])
+def test_what_fits_refuses(more, error, text):
+    with pytest.raises(error, match=text):
+        analyzer.fits(nn.Linear(4, 4), torch.empty(2, 4), mode="infer", **more)
+
+
+def test_public_names():
+    assert dir(analyzer) == sorted(analyzer.__all__) and {"fits", "profile", "Profile", "Verdict"} <= set(dir(analyzer))

@@ -1,0 +1,109 @@
+"""The verdict at the end of the commands, and their exit codes."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analyzer.cli import main
+
+ROOT = Path(__file__).parents[1]
+# two Linears of 2**30 parameters in float32: 8 GiB of weights, and as many of gradients
+LARGE = """
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Linear(2**15, 2**15, bias=False), nn.Linear(2**15, 2**15, bias=False))
+"""
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    (tmp_path / "large_models.py").write_text(LARGE)
+    monkeypatch.chdir(tmp_path)
+    return ["large_models:build", "--input", "8x32768"]
+
+
+def run(capsys, *argv):
+    code = main(list(argv))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_exit_code_of_the_process(large):
+    words = [sys.executable, "-m", "analyzer", "profile", *large, "--show", "summary", "--device"]
+    for device, code, said in (("t4", 3, "does NOT fit on t4: "), ("h200", 0, "fits on h200: ")):
+        done = subprocess.run([*words, device], capture_output=True, text=True, check=False,
+                              env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert (done.returncode, done.stderr) == (code, "")
+        assert done.stdout.split("\n\n")[-1].startswith(said)
+
+
+def test_what_cannot_be_told_is_no_failure(capsys, large):
+    code, out, _ = run(capsys, "profile", *large, "--show", "summary", "--device", "cpu")
+    assert code == 0 and "cannot be told whether it fits on cpu: " in out.split("\n\n")[-1]
+
+
+def test_what_a_program_reads_ends_as_it_did(capsys, large, tmp_path):
+    code, out, _ = run(capsys, "profile", *large, "--device", "t4", "--report", "tree", "--format", "csv")
+    assert code == 3 and "fit on" not in out
+    assert run(capsys, "profile", *large, "--device", "t4", "--report", "tids", "--output", "x.txt") == (3, "", "")
+
+
+def test_generation(capsys, tmp_path):
+    from analyzer.generation.generation_profile import GenerationProfile
+
+    words = ["generate", "gpt2", "--prompt", "8", "--new-tokens", "4", "--json", str(tmp_path / "g.json")]
+    code, out, _ = run(capsys, *words)
+    last = out.split("\n\n")[-1].splitlines()
+    verdict = GenerationProfile.from_json(tmp_path / "g.json").verdict
+    assert code == 0 and last == str(verdict).splitlines() and last[0].startswith("fits on h200: ")
+    # GPT-2 keeps more with every token, but the logits of the prompt are the largest output
+    assert verdict.phase in ("prefill", "token 4") and last[1].startswith(f"peak in {verdict.phase}, at ")
+
+
+def test_dry_run(capsys, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("""
+import torch
+model = torch.nn.Linear(2**15, 2**15, bias=False, device="cuda")
+for _ in range(2):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.empty(8, 2**15, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""")
+    code, out, _ = run(capsys, "dryrun", str(script), "--device", "l4", "--steps", "1")
+    assert code == 0 and out.split("\n\n")[-1].startswith("fits on l4: ")
+    script.write_text(script.read_text().replace("2**15, 2**15", "2**16, 2**16").replace("8, 2**15", "8, 2**16"))
+    code, out, _ = run(capsys, "dryrun", str(script), "--device", "l4", "--steps", "1")  # 16 GiB, and as many again
+    last = out.split("\n\n")[-1].splitlines()
+    assert code == 3 and last[0].startswith("does NOT fit on l4: at least ") and "memory ran out in backward" in last[1]
+
+
+def test_largest_batch(capsys, large):
+    words = ["fit", large[0], "--input", "{batch}x32768", "--multiple-of", "1024", "--mode", "infer"]
+    code, out, _ = run(capsys, *words, "--device", "t4")
+    size = out.split("batch size that fits is ")[1].split()[0]
+    assert code == 0 and out.splitlines()[-1].startswith(f"batch size {size} fits on t4: ")
+    code, out, _ = run(capsys, *words, "--memory", "1GiB")
+    assert code == 3 and out.splitlines()[-1].startswith("batch size 1,024 does NOT fit on h200: at least 8.00 GiB")
+
+
+def test_all_devices(capsys, large):
+    code, out, err = run(capsys, "fits", *large, "--device", "t4", "--device", "h200")
+    assert (code, err) == (0, "") and out.splitlines()[-1] == "fits on h200"
+    rows = [line.split() for line in out.splitlines() if line.startswith(("t4", "h200"))]
+    assert [(row[0], row[7], row[8]) for row in rows] == [("t4", "no", "backward"), ("h200", "yes", "backward")]
+    assert run(capsys, "fits", *large, "--device", "t4")[0] == 3
+    assert run(capsys, "fits", *large, "--device", "h2000")[0] == 2
+
+
+@pytest.mark.parametrize("command", ["profile", "generate", "dryrun", "fit", "fits"])
+def test_help_tells_the_exit_code(capsys, command):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert "; 3 " in capsys.readouterr().out.split("exit codes:")[1]
