@@ -52,6 +52,13 @@ def test_a_loss_is_part_of_the_forward_pass():
     assert "loss" in [n.name for n in p.nodes]
 
 
+def test_a_frozen_model_is_in_training_mode_as_asked():
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)).requires_grad_(False)
+    p = profile(model, args=(X,), optimizer="sgd")
+    assert p.assumptions == (SENTENCE,)
+    assert [o.calls for o in p.operators if o.operator == "aten.native_dropout.default"] == [1]
+
+
 def test_an_input_may_be_what_is_trained():
     p = profile(nn.ReLU(), args=(X.clone().requires_grad_(),))
     assert p.mode == "train" and "backward" in p.phases and p.assumptions == ()

@@ -226,7 +226,7 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
             try:
                 with run.recording():
                     run_step(run, options)
-                if session.mode == "infer":
+                if replay.step is not None and replay.step.mode == "infer" and not replay.step.looks_for_gradient:
                     run.describe_training()
                 blocks = {i: lazy.isomorph for i, lazy in run.borrowed.lazy_blocks.items()}
                 return run.build(is_final=True, isomorphs=blocks, wrappers=wrappers, replay=replay.report(run.root))

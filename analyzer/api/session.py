@@ -12,7 +12,7 @@ import torch
 from analyzer.errors import InputError
 from analyzer.fx.borrowed import Borrowed
 from analyzer.fx.module_borrow import borrow_module, uncompiled
-from analyzer.fx.sharded_module import refuse_sharded
+from analyzer.fx.shared_module import find_replica, refuse_sharded
 from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.current_spec import simulated_spec, simulating
@@ -38,7 +38,7 @@ from analyzer.replay.lazy_block import LazyBlock
 from analyzer.results.build import ProfileBuilder, build_unplaced_profile
 from analyzer.results.module_shape import ModuleShape
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.parallel_size import find_parallel_sizes, find_replica
+from analyzer.results.parallel_size import find_parallel_sizes
 from analyzer.results.profile import Profile
 from analyzer.results.wrapper import ModulePaths
 

@@ -1,8 +1,6 @@
 """How many processes run a model together, and how they share it."""
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import distributed as dist
 from torch import nn
 
@@ -25,11 +23,6 @@ def find_parallel_sizes(root: nn.Module) -> dict[str, int | None]:
                   1 if world == 1 else None)
     return {"world_size": world, "data_parallel_size": copies,
             "model_parallel_size": None if copies is None else world // copies}
-
-
-def find_replica(walked: Iterable[tuple[str, nn.Module]]) -> str | None:
-    """The path of the first `DistributedDataParallel` of (path, module) pairs; None where there is none."""
-    return next((path for path, module in walked if isinstance(module, nn.parallel.DistributedDataParallel)), None)
 
 
 def _group_size(module: nn.Module) -> int | None:

@@ -16,7 +16,7 @@ from analyzer.fx.borrowed import Borrowed
 from analyzer.fx.graph.codegen import RegionCodeGen
 from analyzer.fx.graph.graph_module import GraphModule
 from analyzer.fx.module_borrow import borrow_module, uncompiled
-from analyzer.fx.sharded_module import refuse_sharded
+from analyzer.fx.shared_module import find_replica, refuse_sharded
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
@@ -116,6 +116,9 @@ class _Attempt:
         patches = tracing_patches(self.outlined)
         with InterruptsDeferred(), mode, borrow_module(module) as borrowed, patches, _eager_compiled_functions():
             _refuse_lazy(borrowed)
+            if (replica := find_replica(borrowed.walked)) is not None:
+                mode.state.assume(f"{replica or 'the model'}: DistributedDataParallel is traced as the module that it "
+                                  "wraps; what ranks exchange is not in the graph")
             mode.state.follows_expected = bool(self.outlined)
             tape = Tape(mode.state, borrowed, trace_act_ckpt, bias_addition_split, self.outlined)
             self.wanted = tape.wanted

@@ -1,13 +1,19 @@
-"""Modules of whose parameters each rank holds a part: they run only together."""
+"""Modules that ranks share: those of which each has a part run only together, those of which each has a copy alone."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
 from analyzer.errors import InputError
 from analyzer.record.module_walk import walk_modules
+
+
+def find_replica(walked: Iterable[tuple[str, nn.Module]]) -> str | None:
+    """The path of the first `DistributedDataParallel` of (path, module) pairs; None where there is none."""
+    return next((path for path, module in walked if isinstance(module, nn.parallel.DistributedDataParallel)), None)
 
 
 def refuse_sharded(root: nn.Module) -> None:

@@ -110,6 +110,12 @@ def test_what_replicas_communicate_is_unknown(wrap):
     assert Profile.from_json(p.to_json()) == p
 
 
+def test_a_traced_replica_says_that_its_graph_exchanges_nothing():
+    gm = symbolic_trace(nn.parallel.DistributedDataParallel(Net()), meta_args={"inputs": (X,)})
+    assert gm.meta["assumptions"] == ["the model: DistributedDataParallel is traced as the module that it wraps; what "
+                                      "ranks exchange is not in the graph"]
+
+
 def test_a_model_that_is_no_replica_communicates_what_its_collectives_say():
     p = profile(Net(), args=(X,))
     assert {info.comm_bytes for info in p.phases.values()} == {0} and p.assumptions == ()
