@@ -153,6 +153,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
         return 3 if any(v is not None and v.fits is False for v in (found.verdict for _, found in rows)) else 0
     make_table = choice.read_table_options(arguments, shown)
     found, = _predict(arguments)
+    choice.save_profile(found, arguments.json, arguments.html)  # before anything is printed, for a reader that goes
     texts: dict[str, Callable[[], str]] = {
         "table": lambda: found.table(sort=arguments.sort, depth=arguments.depth, columns=("fwd_macs", "bwd_macs")),
         "summary": found.summary, "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort)}
@@ -163,7 +164,6 @@ def run_profile(arguments: argparse.Namespace) -> int:
         choice.emit(text, arguments.output)
     if arguments.explain_replay and found.replay is not None:
         print("\n" + found.replay.explain())
-    choice.save_profile(found, arguments.json, arguments.html)
     return choice.end_with_verdict(found.verdict, arguments)
 
 

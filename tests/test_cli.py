@@ -260,3 +260,12 @@ def test_version(capsys):
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"analyzer {analyzer.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [["profile"], ["measure", "--steps", "1", "--warm-up", "0"]])
+def test_what_is_saved_is_saved_where_the_reader_of_the_output_has_gone(tmp_path, command):
+    path = tmp_path / "p.json"
+    with subprocess.Popen([sys.executable, "-u", "-m", "analyzer", *command, *RESNET[1:], "--json", str(path)],
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+        running.stdout.close()  # as `head` does
+    assert running.returncode == 0 and Profile.from_json(path).params == 11_689_512

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -142,6 +143,10 @@ def list_differences(now: Profile, baseline: Profile) -> Iterator[str]:
         yield f"inputs ({', '.join(before) or None}, now {', '.join(after) or None})"
 
 
+def _fold(names: Iterable[str]) -> str:
+    return textwrap.fill(", ".join(names), 110, initial_indent="  ", subsequent_indent="  ")
+
+
 _HELP = f"""\
 Compares a saved profile with a baseline, and exits with {EXCEEDED} where a quantity is above its limit.
 
@@ -149,9 +154,11 @@ LIMIT is one of
   'FIELD +N%'   at most N percent above the baseline (-N%: at least N percent below)
   'FIELD +N'    at most so much above the baseline, e.g. 'peak_allocated_bytes +100MiB', 'step_seconds +5ms'
   'FIELD N'     at most N, whatever the baseline, e.g. 'peak_reserved_bytes 40GiB', 'fwd_flops 2.5T'
-FIELD is a quantity of Profile ({', '.join(QUANTITIES)}),
+FIELD is a quantity of the profile:
+{_fold(QUANTITIES)}
 or a path, e.g. phases.forward.peak_allocated_bytes, first_step.backward.flops, peak_by_category.activation.
-Without --max, none of {', '.join(MAIN)} may grow.
+Without --max, none of these may grow:
+{_fold(MAIN)}
 """
 
 _EXAMPLES = f"""\

@@ -47,10 +47,11 @@ def find_quantity(name: str, profiles: Sequence[Profile], caller: str) -> Column
     names = list_names(profiles)
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3) or [known for known in names if name and name in known][:3]
-        hint = f"did you mean {' or '.join(near)}?" if near else "quantities are " + ", ".join(QUANTITIES)
+        if near:
+            raise InputError(f"{caller}: no quantity {name!r}; did you mean {' or '.join(near)}?")
         paths = sorted({known.rpartition(".")[0] + "." for known in names if "." in known})
-        more = f" Paths begin with {', '.join(paths)}" if paths else ""
-        raise InputError(f"{caller}: no quantity {name!r}; {hint}{more}")
+        more = f"; paths begin with {', '.join(paths)}" if paths else ""
+        raise InputError(f"{caller}: no quantity {name!r}; quantities are {', '.join(QUANTITIES)}{more}")
     return Column(name, name, _find_unit(name))
 
 

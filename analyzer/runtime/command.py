@@ -79,6 +79,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
         found = measure(model, args, kwargs, mode=arguments.mode, optimizer=arguments.optimizer, autocast=autocast,
                         steps=arguments.steps, warm_up=arguments.warm_up, convention=arguments.convention)
         predicted = None if arguments.against is None else predict(found, model, args, kwargs, autocast, arguments)
+    choice.save_profile(found, arguments.json, arguments.html)  # before anything is printed, for a reader that goes
     if predicted is not None:
         from analyzer.report.module_comparison import compare_modules
 
@@ -86,7 +87,6 @@ def run_measure(arguments: argparse.Namespace) -> int:
                               fmt=arguments.format or "text"))
     else:
         choice.print_report(found, arguments)
-    choice.save_profile(found, arguments.json, arguments.html)
     return 0
 
 
