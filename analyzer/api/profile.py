@@ -69,7 +69,9 @@ def profile(
     train: then ``mode="train"`` profiles the forward pass (and ``loss_fn``), and the result's ``mode`` is ``"infer"``.
 
     Of `DistributedDataParallel` one rank is run, and what ranks communicate is None.
-    Bytes are exact integers; FLOPs count a multiply-add as two.
+    Bytes are exact integers; FLOPs count a multiply-add as two. Where the allocator would reserve more than the device
+    has, though what is allocated is less, the step runs again with that limit: PyTorch then gives cached memory back.
+    If it fits so, that is the step of the profile, and ``assumptions`` says what the limit was.
     Raises InputError for arguments that cannot be used and for models sharded over ranks (`fully_shard`, FSDP, tensor
     parallel: profile the module before it is wrapped), UnknownDeviceError, UnsupportedOperatorError and
     DataDependentError (see `analyzer.errors`), and whatever the model itself raises.
@@ -136,7 +138,12 @@ def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -
                            step=step, device_type=session.device.type, options=options, **settings)
         replay.step.run()
 
-    return run_replayed(session, call.module, run_step, replay)
+    found = run_replayed(session, call.module, run_step, replay)
+    limited = session.limit(found.peak_allocated_bytes, found.peak_reserved_bytes)
+    if limited is None:
+        return found
+    again = run_model(limited, call, reuse, **settings)
+    return again if again.out_of_memory is None else found
 
 
 def why_nothing(module: torch.nn.Module, reuse: bool, step: Callable[..., Any] | None,

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -82,6 +83,21 @@ class Session:
             "mode": mode, "device": None if self.spec is None else self.spec.name,
             "optimizer": optimizer if isinstance(optimizer, str) or optimizer is None else "custom",
             "autocast": None if autocast is None else str(autocast).removeprefix("torch.")}
+
+    def limit(self, allocated_bytes: int | None, reserved_bytes: int | None) -> Session | None:
+        """A session like this with the memory of its device as a limit, where a step without one reserves more at its
+        peak than there is and allocates less: whether it fits depends on what the allocator gives back. Else None.
+        """
+        memory = None if self.spec is None else self.spec.memory_bytes
+        if self.spec is None or memory is None or allocated_bytes is None or reserved_bytes is None:
+            return None
+        capacity = memory - sum(unseen.bytes or 0 for unseen in list_unseen(self.spec))
+        if self.options.capacity_bytes is not None or not 0 < allocated_bytes <= capacity < reserved_bytes:
+            return None
+        limited = copy(self)
+        limited.options, remark = limit_memory(replace(self.options, limit_to_device=True), self.spec)
+        limited.remarks = (*self.remarks, *([] if remark is None else [remark]))
+        return limited
 
     @contextmanager
     def simulate(self, options: ProfileOptions | None = None, *, adopts: bool = True) -> Iterator[MetaTensorMode]:

@@ -1,6 +1,8 @@
 """Whether a step fits in the memory of a device, line by line."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 from analyzer.errors import InputError, is_count
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.unseen import list_unseen
@@ -31,6 +33,10 @@ def check_fit(profile: Profile, device: str | DeviceSpec | None = None, world_si
     """Set the step's peak against the memory of ``device``, by default the one it was profiled on, in a job of
     ``world_size`` processes, by default as many as it was profiled in.
 
+    Memory that is reserved but cached does not count against a step that runs without it: `analyzer.profile` finds
+    that out on the device that it is given (as `analyzer.solver.max_batch_size` does). Of another device it cannot be
+    told where the step allocates less than there is, and reserves more.
+
     What the allocator does not see counts where a figure is known; where none is, its line says so and the verdict
     leaves it out. Raises UnknownDeviceError for a name that the catalogue does not hold, InputError where there is no
     device at all or for a ``world_size`` below 1.
@@ -53,6 +59,8 @@ def check_fit(profile: Profile, device: str | DeviceSpec | None = None, world_si
     # out of memory: it stopped before its peak, so only a refusal is certain
     is_complete = profile.out_of_memory is None and all(line.bytes is not None for line in own)
     fits = None if capacity.bytes is None else False if known > capacity.bytes else True if is_complete else None
+    if capacity.bytes is not None and known > capacity.bytes and is_complete:
+        own, fits = _weigh_cache(profile, spec, own, known - capacity.bytes, world_size)
     return FitInfo(spec.name, fits, capacity, own + unseen)
 
 
@@ -74,6 +82,21 @@ def find_least_need(profile: Profile) -> int | None:
     else:
         known = [] if oom.reserved_bytes is None else [oom.reserved_bytes + oom.requested_bytes]
     return max([*known, profile.param_bytes] if profile.param_bytes is not None else known, default=None)
+
+
+def _weigh_cache(profile: Profile, spec: DeviceSpec, own: tuple[FitLine, ...], short_bytes: int,
+                 world_size: int) -> tuple[tuple[FitLine, ...], bool | None]:
+    """The needs of a step that reserves too much, with what is known of its cache, and whether it fits."""
+    reserved, allocated = profile.peak_reserved_bytes, profile.peak_allocated_bytes
+    if reserved is None or allocated is None or reserved - allocated < short_bytes:
+        return own, False  # without any cache it is too much
+    needed = reserved + sum(line.bytes or 0 for line in list_unseen(spec))
+    if profile.device == spec.name and spec.memory_bytes is not None and needed > spec.memory_bytes:
+        return (replace(own[0], source=f"{own[0].source}; giving cached memory back does not suffice"), *own[1:]), False
+    cached = format_quantity(reserved - allocated, "bytes")
+    known_by = f"profile(device={spec.name!r})" if world_size == 1 else "ProfileOptions(capacity_bytes=...)"
+    source = f"{own[0].source}; up to {cached} is cached, which it gives back before it runs out: {known_by} tells"
+    return (replace(own[0], source=source), *own[1:]), None
 
 
 def _list_own_needs(profile: Profile) -> tuple[FitLine, ...]:

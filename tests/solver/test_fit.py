@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from analyzer import ProfileOptions, profile
 from analyzer.cli import main
 from analyzer.errors import InputError
+from analyzer.hardware import DeviceSpec
 from analyzer.solver.fit import max_batch_size, max_sequence_length
 from analyzer.zoo import MODELS
 
@@ -159,3 +161,41 @@ def test_the_command(capsys, words, code, said):
     assert main(["fit", *words]) == code
     shown = capsys.readouterr()
     assert said in shown.out + shown.err
+
+
+class Widening(nn.Module):
+    """Blocks of many sizes, of which an allocator caches more than it needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256 * (1 + i % 3)) for i in range(6))
+
+    def forward(self, x):
+        return sum(torch.sigmoid(layer(x)).sum() for layer in self.layers)
+
+
+@pytest.mark.parametrize("mib", [150, 300])
+def test_the_verdict_of_a_profile_is_that_of_the_search(mib):
+    card = DeviceSpec("card", kind="cuda", memory_bytes=mib * MIB)
+    large = replace(card, name="large", memory_bytes=10**12)
+
+    def step(n, device):
+        return profile(Widening, torch.empty(n, 256, device="meta"), optimizer="adamw", device=device)
+
+    found = max_batch_size(Widening, lambda n: torch.empty(n, 256, device="meta"), device=card, optimizer="adamw",
+                           multiple_of=64)
+    assert "a step fits that runs when cached memory is given back, as Profile.fits counts too" in str(found)
+    assert found.beyond is not None
+    at_limit, beyond, elsewhere = step(found.size, card), step(found.size + 64, card), step(found.size, large)
+    assert elsewhere.peak_allocated_bytes < card.memory_bytes < elsewhere.peak_reserved_bytes
+    # on the card, within what there is
+    assert at_limit.fits(card).fits is True and at_limit.peak_reserved_bytes == found.at_limit.peak_reserved_bytes
+    assert any(f"the allocator may take {card.memory_bytes:,} bytes" in a for a in at_limit.assumptions)
+    assert beyond.fits(card).fits is False and beyond.out_of_memory is None
+    assert "giving cached memory back does not suffice" in str(beyond.fits(card))
+    # of another device it cannot be told, unless even what is allocated is too much
+    assert elsewhere.fits(card).fits is None and elsewhere.fits(large).fits is True
+    assert "which it gives back before it runs out: profile(device='card') tells" in str(elsewhere.fits(card))
+    assert elsewhere.fits(replace(card, memory_bytes=elsewhere.peak_allocated_bytes - 1)).fits is False
+    for size in (e.size for e in found.evaluations):
+        assert step(size, card).fits(card).fits is (size <= found.size)
