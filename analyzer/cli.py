@@ -15,6 +15,7 @@ from analyzer.report import choice
 from analyzer.report.check import add_check_command, run_check
 from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
 from analyzer.report.module_comparison import add_compare_command, run_compare
+from analyzer.report.verdict import judge
 from analyzer.results.profile import Profile
 from analyzer.runtime.command import add_measure_command, run_measure
 from analyzer.solver.command import add_fit_command, run_fit
@@ -150,7 +151,10 @@ def run_profile(arguments: argparse.Namespace) -> int:
         rows = list(zip([arguments.target, *arguments.others], _predict(arguments), strict=True))
         table = model_table(rows, arguments.columns or DEFAULT_COLUMNS, arguments.format or "text")
         choice.emit(table, arguments.output)
-        return 3 if any(v is not None and v.fits is False for v in (found.verdict for _, found in rows)) else 0
+        verdicts = [(name, judge(found, is_brief=True)) for name, found in rows]
+        if arguments.output is None and arguments.format in (None, "text"):
+            print("\n" + "\n".join(f"{name} {verdict}" for name, verdict in verdicts))
+        return 3 if any(verdict is not None and verdict.fits is False for _, verdict in verdicts) else 0
     make_table = choice.read_table_options(arguments, shown)
     found, = _predict(arguments)
     choice.save_profile(found, arguments.json, arguments.html)  # before anything is printed, for a reader that goes

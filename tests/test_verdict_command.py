@@ -53,6 +53,15 @@ def test_what_a_program_reads_ends_as_it_did(capsys, large, tmp_path):
     assert run(capsys, "profile", *large, "--device", "t4", "--report", "tids", "--output", "x.txt") == (3, "", "")
 
 
+def test_several_models_have_a_line_each(capsys, large):
+    words = ["profile", large[0], "large_models:build", *large[1:], "--device", "t4"]
+    code, out, _ = run(capsys, *words)
+    assert code == 3
+    assert [line.split(": ")[0] for line in out.split("\n\n")[-1].split("large_models:build ")[1:]] == [
+        "does NOT fit on t4"] * 2
+    assert "fit on" not in run(capsys, *words, "--format", "csv")[1]
+
+
 def test_generation(capsys, tmp_path):
     from analyzer.generation.generation_profile import GenerationProfile
 

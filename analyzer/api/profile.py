@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -42,7 +42,7 @@ def profile(
     model: torch.nn.Module | Callable[[], torch.nn.Module],
     args: tuple[Any, ...] | Any = (),
     kwargs: dict[str, Any] | None = None,
-    mode: str = "train",
+    mode: Literal["train", "infer"] = "train",
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
     optimizer: str | OptimizerFactory | None = None,
     autocast: torch.dtype | None = None,

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -41,7 +41,8 @@ class LastRun:
 last_runs: WeakKeyDictionary[fx.GraphModule, LastRun] = WeakKeyDictionary()
 
 
-def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | None = None, mode: str = "train",
+def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | None = None,
+                     mode: Literal["train", "infer"] = "train",
                      loss_fn: Callable[[Any], torch.Tensor] | None = None, autocast: torch.dtype | None = None,
                      device: str | DeviceSpec | None = None, profilers: Profilers = None, verbose: bool = False,
                      reuse: bool = True) -> fx.GraphModule:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -31,7 +31,7 @@ LIVE_TENSORS = ("bytes are those of the tensors alive, without what an allocator
 
 
 def measure(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...] | Any = (),
-            kwargs: dict[str, Any] | None = None, mode: str = "train",
+            kwargs: dict[str, Any] | None = None, mode: Literal["train", "infer"] = "train",
             loss_fn: Callable[[Any], torch.Tensor] | None = None, optimizer: str | OptimizerFactory | None = None,
             autocast: torch.dtype | None = None, step: Callable[..., Any] | None = None, steps: int = 3,
             warm_up: int = 1, convention: str = "own", clock: Clock | None = None) -> Profile:

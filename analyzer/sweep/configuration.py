@@ -5,7 +5,7 @@ import difflib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
@@ -37,7 +37,7 @@ class Configuration:
     autocast: str | None = None
     checkpointing: bool = False       #: recompute each block in the backward pass
     device: DeviceSpec | str = "h200"
-    mode: str = "train"
+    mode: Literal["train", "infer"] = "train"
 
     def __post_init__(self) -> None:
         for name in _SIZES:
