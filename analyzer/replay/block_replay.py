@@ -378,10 +378,8 @@ class BlockReplay:
                 self._views[number_of(tensor)] = module
                 self.recorder.watched.add(number_of(tensor))
         rest = iter(made)
-        outputs = [
-            next(rest) if isinstance(o, tuple) else tensors[o.index] if isinstance(o, PassedOn) else o
-            for o in captured.outputs
-        ]
+        outputs = [next(rest) if isinstance(o, tuple) else tensors[o.index] if isinstance(o, PassedOn) else o
+                   for o in captured.outputs]
         if captured.slot is not None:
             count = captured.structure.num_leaves
             fill(leaves[captured.slot.argument], self._index_of(captured.slot, module), captured.slot, outputs[count:])
