@@ -262,10 +262,24 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"analyzer {analyzer.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [["profile"], ["measure", "--steps", "1", "--warm-up", "0"]])
-def test_what_is_saved_is_saved_where_the_reader_of_the_output_has_gone(tmp_path, command):
-    path = tmp_path / "p.json"
-    with subprocess.Popen([sys.executable, "-u", "-m", "analyzer", *command, *RESNET[1:], "--json", str(path)],
+SCRIPT = """
+import torch
+model = torch.nn.Linear(3, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("words", [
+    RESNET, ("measure", *RESNET[1:], "--steps", "1", "--warm-up", "0"), ("dryrun", "SCRIPT"),
+    ("generate", "gpt2", "--prompt", "4", "--new-tokens", "2")])
+def test_what_is_saved_is_saved_where_the_reader_of_the_output_has_gone(tmp_path, words):
+    path, script = tmp_path / "p.json", tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    argv = [str(script) if word == "SCRIPT" else word for word in words]
+    with subprocess.Popen([sys.executable, "-u", "-m", "analyzer", argv[0], "--json", str(path), *argv[1:]],
                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
         running.stdout.close()  # as `head` does
-    assert running.returncode == 0 and Profile.from_json(path).params == 11_689_512
+    assert running.returncode == 0 and json.loads(path.read_text())

@@ -68,14 +68,16 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
     else:
         ended = "ended here" if run.is_stopped else "the script ended by itself"
     taken = f"{run.steps} optimizer step{'s' if run.steps > 1 else ''}" if run.steps else "no optimizer step was taken"
+    has_ended_early = run.error is not None and not run.steps
+    if not has_ended_early:
+        save_profile(found, *outputs)  # before anything is printed, for a reader that goes
     print(f"\n--- dry run of {arguments.script}: {taken}, {ended}")
-    if run.error is not None and not run.steps:
+    if has_ended_early:
         return 1  # of what little ran there is nothing to tell
     print()
     texts: dict[str, Callable[[], str]] = {"table": lambda: found.table(depth=arguments.depth),
                                            "summary": found.summary,
                                            "modules": lambda: found.module_tree(depth=arguments.depth)}
     print("\n\n".join(texts[word]() for word in shown))
-    save_profile(found, *outputs)
     code = end_with_verdict(found.verdict)
     return 3 if found.out_of_memory is not None else 1 if run.error is not None else code

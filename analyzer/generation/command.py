@@ -78,6 +78,8 @@ def run_generate(arguments: argparse.Namespace) -> int:
         found = profile_generate(model, arguments.prompt, arguments.new_tokens, batch_size=arguments.batch,
                                  cache=arguments.cache, autocast=autocast, device=arguments.device,
                                  samples=arguments.samples or None)
+    if arguments.json is not None:
+        found.to_json(arguments.json)  # before anything is printed, for a reader that goes
     if arguments.report is not None:
         for part in (found.prefill, found.decode):
             if part is not None:
@@ -86,8 +88,6 @@ def run_generate(arguments: argparse.Namespace) -> int:
         print(found.table(arguments.rows or None, fmt=FORMATS[arguments.format]))
     else:
         print(found.summary(arguments.rows or None))
-    if arguments.json is not None:
-        found.to_json(arguments.json)
     return end_with_verdict(found.verdict, arguments)
 
 

@@ -191,16 +191,24 @@ def run_check(arguments: argparse.Namespace) -> int:
     now = Profile.from_json(arguments.profile)
     baseline = None if arguments.against is None else Profile.from_json(arguments.against)
     rows = check_profile(now, baseline, arguments.limits)
-    if arguments.format == "text":
+    failed = [row.text for row in rows if not row.holds]
+    try:
+        _print_check(rows, now, baseline, arguments.format)
+    except BrokenPipeError:  # the reader (head, less) has gone, and what was found still counts
+        if not failed:
+            raise
+    if failed:
+        print(escape_controls(f"analyzer: {len(failed)} of {len(rows)} limits do not hold: {', '.join(failed)}"),
+              file=sys.stderr)
+    return EXCEEDED if failed else 0
+
+
+def _print_check(rows: Sequence[CheckRow], now: Profile, baseline: Profile | None, fmt: str) -> None:
+    if fmt == "text":
         sides = [("now", now)] if baseline is None else [("baseline", baseline), ("now", now)]
         lines = [f"{side}: {describe_run(profile)[0]}" for side, profile in sides]
         different = [] if baseline is None else list(list_differences(now, baseline))
         lines += [f"not profiled alike: {', '.join(different)}"] if different else []
         print(escape_controls("\n".join([*lines, ""])))
-    print(format_check(rows, arguments.format))
-    failed = [row.text for row in rows if not row.holds]
-    if failed:
-        sys.stdout.flush()
-        print(escape_controls(f"analyzer: {len(failed)} of {len(rows)} limits do not hold: {', '.join(failed)}"),
-              file=sys.stderr)
-    return EXCEEDED if failed else 0
+    print(format_check(rows, fmt))
+    sys.stdout.flush()  # what is wrong follows on the other stream

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import csv
 import io
+import subprocess
+import sys
 from dataclasses import fields, replace
 from fractions import Fraction
 from pathlib import Path
@@ -208,6 +210,16 @@ def test_bad_input_exits_with_2(files: tuple[str, str], capsys: pytest.CaptureFi
                                 text: str) -> None:
     code, out, err = run(capsys, files[0], *words)
     assert (code, out) == (2, "") and text in err
+
+
+@pytest.mark.parametrize(("limit", "code"), [("peak_allocated_bytes +2%", 4), ("peak_allocated_bytes +3%", 0)])
+def test_the_exit_code_stands_where_the_reader_of_the_table_has_gone(files: tuple[str, str], limit: str,
+                                                                     code: int) -> None:
+    with subprocess.Popen([sys.executable, "-u", "-m", "analyzer", "check", files[0], "--against", files[1], "--max",
+                           limit], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+        assert running.stdout is not None
+        running.stdout.close()  # as `head` does
+    assert running.returncode == code
 
 
 def test_help_shows_the_forms_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
