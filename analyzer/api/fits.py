@@ -28,9 +28,10 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
     their size is known. Raises InputError for ``device``, UnknownDeviceError, and what `profile` raises.
 
     >>> import torch
-    >>> table = fits(torch.nn.Linear(1024, 1024), torch.empty(2**20, 4096 // 4), mode="infer", devices=["t4", "l4"])
+    >>> rows = torch.empty(2**21, 1024, device="meta")  # 8 GiB, and as much of outputs
+    >>> table = fits(torch.nn.Linear(1024, 1024), rows, mode="infer", devices=["t4", "l4"])
     >>> [(row.device, row.fits, row.phase) for row in table], table.fitting
-    ([('t4', True, 'forward'), ('l4', True, 'forward')], ('t4', 'l4'))
+    ([('t4', False, 'forward'), ('l4', True, 'forward')], ('l4',))
     """
     if "device" in profile_options:
         raise InputError(f"fits(device={profile_options['device']!r}): it tries every device; give devices=[...] to "
