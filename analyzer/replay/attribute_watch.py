@@ -58,7 +58,7 @@ def _wrap(cls: type) -> None:
                 continue
             if name != "__dict__":
                 reads.add((path, name))
-            elif sys._getframe(1).f_code.co_filename != _MODULE_FILE:
+            elif (caller := sys._getframe(1).f_code).co_filename != _MODULE_FILE or caller.co_name == "__dir__":
                 reads.add((path, "*"))
         return original(self, name)  # type: ignore[call-arg]
 
