@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ class Case:
     id: str
     lib: str
     model: str
-    mode: str
+    mode: Literal["train", "infer"]
     precision: str
     batch: int
     phases: Phases = field(repr=False)

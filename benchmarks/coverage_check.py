@@ -11,7 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -145,7 +145,7 @@ def _count_params(candidate: Candidate) -> int | None:
         return None
 
 
-def _profile(candidate: Candidate, row: Row, mode: str) -> None:
+def _profile(candidate: Candidate, row: Row, mode: Literal["train", "infer"]) -> None:
     train = mode == "train"
 
     def build() -> nn.Module:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ class Case:
     name: str
     build: Callable[[], nn.Module]
     make_inputs: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
-    mode: str = "train"
+    mode: Literal["train", "infer"] = "train"
     options: dict[str, Any] = field(default_factory=dict)  #: of `ProfileOptions`
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -122,7 +122,7 @@ def sign(func: Any, args: Any, kwargs: Any, out: Any) -> Signature:
     return Signature(func, args, kwargs, tuple(tensors([args, kwargs])), tuple(tensors(result)))
 
 
-def run_step(model: nn.Module, args: Any, kwargs: Any, mode: str) -> None:
+def run_step(model: nn.Module, args: Any, kwargs: Any, mode: Literal["train", "infer"]) -> None:
     """Forward and, in training, backward of the default loss."""
     if mode == "infer":
         with torch.no_grad():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ class Program:
     dtype: torch.dtype = torch.float32
     input_requires_grad: bool = False
     input_is_view: bool = False
-    mode: str = "train"
+    mode: Literal["train", "infer"] = "train"
     optimizer: str | None = None
     loss: str | None = None
     autocast: torch.dtype | None = None
@@ -105,7 +105,7 @@ def draw_program(number: int) -> Program:
     draw = random.Random(number)
     features = tuple(draw.sample(list_features(), draw.choice((1, 1, 2, 2, 3))))
     layout = draw.choice(("parts", "merged", "alone" if len(features) == 1 else "merged"))
-    mode = draw.choice(("train",) * 4 + ("infer",))
+    mode: Literal["train", "infer"] = draw.choice(("train", "train", "train", "train", "infer"))
     return Program(
         features, layout,
         stack=draw.choice(_classes_of(stack, stack.Plain)) if draw.random() < 0.5 else "Plain",
