@@ -77,7 +77,7 @@ class Recorder(ModuleRecorder):
             self.end()
             state.recorder = self.space.listener = self.memory.observer = None
             # a recorder that outlives the run keeps no model
-            self.reuse, self.touched, self.before_backward, self._modules = None, _nothing, _keep, []
+            self.replay_block, self.touched, self.before_backward, self._modules = None, _nothing, _keep, []
             self.log.assumptions = list(state.assumptions)
 
     # ---- calls (CallListener)
