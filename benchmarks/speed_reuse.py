@@ -134,7 +134,7 @@ def measure_updates(report: Report) -> None:
         say(f"  {rows[-1]}")
     report.add(
         "When an optimizer is tried out",
-        "Time of a profile in which AdamW is tried out on prototypes of each kind of parameter and played, to "
+        "Time of a profile in which AdamW is tried out on prototypes of each kind of parameter and replayed, to "
         "that of one in which it is run (processor time), by the number of kinds and of parameters for each of the "
         f"{PROTOTYPES} "
         f"prototypes of a kind. Above {optimizer_replay.FEWEST_TIMES} it is tried out (`FEWEST_TIMES` in "

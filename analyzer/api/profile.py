@@ -97,7 +97,7 @@ def profile(
     call = ModelCall(module, args, kwargs, argument_names(module, args, kwargs))
     flags: AbstractContextManager[list[torch.nn.Module]] = keep_flags(module) if eval else nullcontext([])
     with flags as modules:
-        for inner in modules:
+        for inner in modules:  # before alike blocks are looked for; the run calls the model's own eval() too
             inner.training = False
         if mode == "train" and step is None and not call.has_gradient():
             try:

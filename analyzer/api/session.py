@@ -109,12 +109,8 @@ class Session:
             yield mode
 
     @contextmanager
-    def open(self,
-             module: torch.nn.Module,
-             options: ProfileOptions | None = None,
-             *,
-             isomorphs: Iterable[Isomorph] = (),
-             eager: bool = True) -> Iterator[Run]:
+    def open(self, module: torch.nn.Module, options: ProfileOptions | None = None, *,
+             isomorphs: Iterable[Isomorph] = (), eager: bool = True) -> Iterator[Run]:
         """A run of ``module``, which is borrowed for the block; ``eager`` is not by a graph interpreter."""
         refuse_sharded(module)
         with InterruptsDeferred(), rare_collections(), self.simulate(options) as mode, borrow_module(

@@ -37,6 +37,7 @@ from .captured_block import (
     writes_in_place,
 )
 from .match import Mismatch
+from .reachable_code import Reachable
 from .segment import Segment
 from .state_fingerprint import StateFingerprint
 
@@ -69,6 +70,7 @@ class BlockCapture:
         self.returned: list[torch.Tensor | None] = [None] * len(arguments.tensors)
         self.kept: list[torch.Tensor] = []
         self.reads: set[tuple[str, str]] = set()
+        self.reachable: Reachable | None = None  #: from the block's code, where that was looked through already
         self.indices: dict[tuple[str, str], Index] = {}
         self.contents: list[Watched] = []
         self.feeders: dict[int, int] = {}  # number of an autograd node that gives an input's gradient, and which input
@@ -103,16 +105,14 @@ class BlockCapture:
     def _run(self, state: MetaState) -> CapturedBlock:
         recorder, log = self.recorder, self.recorder.log
         trains = self.arguments.trains
-        held = {
-            n: lifetime.label
-            for n, lifetime in log.storages.items() if lifetime.category in ("parameter", "buffer")
-        }
+        held = {n: lifetime.label for n, lifetime in log.storages.items()
+                if lifetime.category in ("parameter", "buffer")}
         inputs = self._make_inputs(state)
         numbers = [number_of(t) for t in inputs]
         known_alive = set(log.storages)
         recorder.start_step(0)
         first_node = recorder.first_node
-        before, seed = StateFingerprint(self.block.modules(), keeps=True), state.random_seed
+        before, seed = StateFingerprint(self.block.modules(), keeps=True, reachable=self.reachable), state.random_seed
         recorder.begin("forward")
         recorder.skip_sequence()
         forward: list[Event] = []
@@ -342,19 +342,15 @@ class BlockCapture:
                 owner, _, name = path.rpartition(".")
                 parameters.append((place_of[owner], name, number, template(parameter.grad)))
         self.kept.clear()
-        ours = {
-            n
-            for n, lifetime in log.storages.items()
-            if lifetime.died is None and n >= 0 and lifetime.nbytes and lifetime.category not in ("parameter", "buffer")
-        }
-        started = {what
-                   for kind, what in forward + events if kind == BORN} | {n for n in self.incoming if n is not None}
+        incoming = {n for n in self.incoming if n is not None}
+        ours = {n for n, lifetime in log.storages.items() if lifetime.died is None and n >= 0 and lifetime.nbytes
+                and lifetime.category not in ("parameter", "buffer")}
+        started = {what for kind, what in forward + events if kind == BORN} | incoming
         left = (ours & started) - kept
         if left:
             raise Mismatch(f"{len(left)} tensors outlive its backward pass")
         born = {what for kind, what in events if kind == BORN}
-        if not {n
-                for _, _, n, _ in parameters} <= born or not kept <= born | {n for n in self.incoming if n is not None}:
+        if not {n for _, _, n, _ in parameters} <= born or not kept <= born | incoming:
             raise Mismatch("a gradient was not made in its backward pass")
         slot_of = dict(captured.segment.slot_of)
         outputs = {o[0] for o in captured.outputs if isinstance(o, tuple)}

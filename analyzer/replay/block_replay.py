@@ -247,11 +247,8 @@ class BlockReplay:
                 return Match(variant.captured, module, leaves)
         if len(variants) > self._replays[key]:  # what was captured was of no use to another: more would not pay
             raise Mismatch(f"it differs from those that were tried: {variants[-1].reason or 'in what they read'}")
-        has_cache = any(type(x) is CacheLike for x in likes)
-        variant = self._try(
-            module,
-            Arguments(likes, structure,
-                      self._find_indices(module, key) if has_cache else [], self.given_up(module)))
+        indices = self._find_indices(module, key) if any(type(x) is CacheLike for x in likes) else []
+        variant = self._try(module, Arguments(likes, structure, indices, self.given_up(module)))
         variants.append(variant)
         if variant.captured is None:
             raise Mismatch(variant.reason)
@@ -341,6 +338,7 @@ class BlockReplay:
             self._unreadable[self.keys[id(module)]] = shared.unreadable
             raise Mismatch(shared.unreadable)
         capture, captured, reason = self.make_capture(module, arguments, None), None, ""
+        capture.reachable = shared.reachable
         try:
             captured = capture.run()
         except Mismatch as mismatch:

@@ -23,7 +23,7 @@ from analyzer.meta.storage import MetaStorage, find_storage
 from analyzer.meta.value.known_value import Watched
 from analyzer.record.module_walk import REGISTRIES
 
-from .reachable_code import find_reachable, is_standard, is_stateless
+from .reachable_code import Reachable, find_reachable, is_standard, is_stateless
 from .state_value import (
     IMMUTABLE,
     MISSING,
@@ -56,10 +56,11 @@ class StateFingerprint:
     that asks for what no comparison knows. ``own`` tells whether the modules' attributes and tensors, and
     the generators of random numbers, are part of it: then known contents that are read and written are state as well.
     Tensors are kept alive, to be put back, where it ``keeps`` them; elsewhere they die as if there were no fingerprint.
+    ``reachable`` is that of another fingerprint of the same modules, where it was found out just now.
     """
 
     def __init__(self, modules: Iterable[nn.Module], functions: Iterable[Any] = (), own: bool = True,
-                 values: Any = (), keeps: bool = False) -> None:
+                 values: Any = (), keeps: bool = False, reachable: Reachable | None = None) -> None:
         modules = list(modules)
         self.unreadable: str | None = None
         self._keeps = keeps
@@ -77,8 +78,8 @@ class StateFingerprint:
                 self._give_up("it holds a module of TorchScript, which is compiled anew as it runs")
             else:
                 self._capture_module(module, own)
-        reachable = find_reachable({type(m) for m in modules if not isinstance(m, torch.jit.ScriptModule)},
-                                   self._functions)
+        self.reachable = reachable = reachable or find_reachable(
+            {type(m) for m in modules if not isinstance(m, torch.jit.ScriptModule)}, self._functions)
         self.unreadable = self.unreadable or reachable.unreadable
         self._classes = [(cls, frozenset(vars(cls))) for cls in reachable.classes]
         if reachable.reads_identities and not own:  # those of other modules are others

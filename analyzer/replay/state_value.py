@@ -166,9 +166,12 @@ def find_added(cls: type, names: frozenset[str]) -> set[str]:
 
 
 def refill_environment(old: dict[str, str]) -> None:
-    """Put back the variables of the process's environment."""
-    os.environ.clear()
-    os.environ.update(old)
+    """Put back the variables of the process's environment, one by one: other threads read it meanwhile."""
+    for name in os.environ.keys() - old.keys():
+        del os.environ[name]
+    for name, value in old.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def read_generators() -> tuple[Any, ...]:

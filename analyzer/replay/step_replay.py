@@ -207,8 +207,8 @@ class Repetition(Pending):
     def __init__(self, parts: list[Part], nodes: range, log: Log, step: int, first_number: int) -> None:
         self.parts, self.nodes, self.step, self.first_number = parts, nodes, step, first_number
         self.placements: list[Placements] = []
-        self.call, self.event, self.allocator_event, self.node = len(log.call_slots), log.events, len(
-            log.allocator_event_slots), len(log.node_slots)
+        self.call, self.event, self.node = len(log.call_slots), log.events, len(log.node_slots)
+        self.allocator_event = len(log.allocator_event_slots)
 
     def replayed_parts(self) -> Iterator[tuple[int, Segment, int, int]]:
         """The live events as one, and those of each replayed block."""
@@ -226,10 +226,9 @@ class Repetition(Pending):
         names = _Renumbered(zip([what for events, _ in parts for kind, what in events if kind == BORN],
                                 itertools.count(self.first_number)))
         first_call = next((what for events, _ in parts for kind, what in events if kind == CALLED), 0)
-        writer = EventWriter(log, log, names, range(len(log.modules)), {
-            OUTSIDE: OUTSIDE,
-            **dict(zip(self.nodes, places))
-        }, self.call - first_call, self.step, self.call, self.event, self.allocator_event)
+        rows = {OUTSIDE: OUTSIDE, **dict(zip(self.nodes, places))}
+        writer = EventWriter(log, log, names, range(len(log.modules)), rows, self.call - first_call, self.step,
+                             self.call, self.event, self.allocator_event)
         for part, placements in zip(parts, self.placements):
             writer.write(*part, placements)
         for row, place in zip(self.nodes, places):

@@ -4,7 +4,7 @@ import warnings
 import pytest
 
 from benchmarks.random_program import Program, draw_program, list_features
-from benchmarks.replay_equality import ALIKE, EQUAL, PER_SEED, compare_number, run_program, show_difference
+from benchmarks.replay_equality import ALIKE, EQUAL, PER_SEED, compare, compare_number, run_program, show_difference
 
 #: Numbers of programs whose replay is known to differ.
 KNOWN = frozenset({100015})
@@ -20,6 +20,30 @@ def test_replayed_equals_run(first):
         f"{name}: {show_difference(run, replayed)}" for name, run, replayed in verdict.differences[:3])
         for number, verdict in different.items() if number not in KNOWN]
     assert not told, "\n".join(told)
+
+
+FOUND = {
+    "the environment": Program(("hidden_state.Environment",), mode="infer"),
+    "an attribute that is added to a class": Program(("adapter.LowRank", "hidden_state.ClassCounter"),
+                                                     layout="merged", blocks=5),
+    "identities": Program(("parent.Identity", "layer.InPlaceActivation"), layout="merged"),
+    "names in a __dict__": Program(("container.ReadByMembership",), blocks=5),
+    "names in dir()": Program(("container.ReadByDir", "shared.TransposeTiedInside"), layout="merged", blocks=6),
+    "gradients that are enabled inside": Program(("autograd.EnableGrad",), stack="NoGradFirst", mode="infer"),
+    "a reentrant checkpoint": Program(("autograd.DeepCopy",), stack="CheckpointReentrant", input_requires_grad=True),
+    "an argument without a gradient": Program(("autograd.DetachedOutput", "inplace.IndexFill"),
+                                              input_requires_grad=True),
+    "the cache of a function": Program(("hidden_state.FunctionCache", "hidden_state.OwnPythonGenerator"),
+                                       layout="merged", steps=1),
+    "autograd nodes of a recomputation": Program(("context.CheckpointByIndex",), stack="Scaled"),
+}
+
+
+@pytest.mark.parametrize("program", FOUND.values(), ids=FOUND)
+def test_programs_that_were_replayed_wrongly(program):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert compare(program) == (EQUAL, ())
 
 
 def test_a_number_is_one_program():
