@@ -3,6 +3,7 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported: no test may need a network
 
+import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
@@ -12,3 +13,16 @@ torch.set_num_threads(1)  # the tests run in parallel processes
 define_torchvision_ops()
 settings.register_profile("analyzer", deadline=None)  # a first call warms caches and would look slow
 settings.load_profile("analyzer")
+
+
+@pytest.fixture
+def group():
+    """A process group of four ranks that moves no data, of which this is the first; tests leave it alone."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    before = dist.group.WORLD
+    yield
+    assert dist.group.WORLD is before and dist.get_world_size() == 4
+    dist.destroy_process_group()

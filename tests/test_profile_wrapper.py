@@ -5,30 +5,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from analyzer import Profile, profile
 from analyzer.report.module_comparison import compare_modules
 from analyzer.results.parallel_size import find_parallel_sizes
 
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-
-    def forward(self, x):
-        return self.b(self.a(x)) * 2
-
+from .wrapped_model import Net
 
 X = torch.empty(4, 8, device="meta")
-
-
-@pytest.fixture
-def group():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -5,31 +5,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from analyzer import Profile, profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.generation import profile_generate
 
+from .wrapped_model import Net
+
 X = torch.empty(4, 8)
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-
-    def forward(self, x):
-        return self.b(self.a(x)) * 2
-
-
-@pytest.fixture(autouse=True)
-def group():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    before = dist.group.WORLD
-    yield
-    assert dist.group.WORLD is before and dist.get_world_size() == 4
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def mesh():

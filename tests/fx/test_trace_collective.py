@@ -1,7 +1,6 @@
 """Collectives of torch.distributed are nodes, in a process group that moves no data."""
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,16 +11,7 @@ from analyzer import symbolic_trace
 
 dist = torch.distributed
 pytestmark = [pytest.mark.skipif(not dist.is_available(), reason="torch is built without torch.distributed"),
-              pytest.mark.filterwarnings("ignore::FutureWarning")]
-
-
-@pytest.fixture(autouse=True)
-def four_ranks() -> Iterator[None]:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    yield
-    dist.destroy_process_group()
+              pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.usefixtures("group")]
 
 
 class Parallel(nn.Module):
