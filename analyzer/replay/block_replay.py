@@ -240,21 +240,29 @@ class BlockReplay:
             raise Mismatch(self._unreadable[key])
         variants = self._known.setdefault((key, structure, inputs, torch.is_grad_enabled()), [])
         for variant in variants:
-            if self._has_room_for(variant.captured, module, leaves) and self._holds(variant, module):
+            if self._holds(variant, module):
                 self._replays[key] += 1
-                if variant.captured is None:
-                    raise Mismatch(variant.reason)
-                return Match(variant.captured, module, leaves)
+                return self._judge(variant, module, leaves)
         if len(variants) > self._replays[key]:  # what was captured was of no use to another: more would not pay
             raise Mismatch(f"it differs from those that were tried: {variants[-1].reason or 'in what they read'}")
         indices = self._find_indices(module, key) if any(type(x) is CacheLike for x in likes) else []
         variant = self._try(module, Arguments(likes, structure, indices, self.given_up(module)))
         variants.append(variant)
-        if variant.captured is None:
+        return self._judge(variant, module, leaves)
+
+    def _judge(self, variant: _Variant, module: nn.Module, leaves: list[Any]) -> Match:
+        """The captured block, which does what ``module`` would. Raises Mismatch where the rest of the run matters."""
+        captured = variant.captured
+        if captured is None:
             raise Mismatch(variant.reason)
-        if not self._has_room_for(variant.captured, module, leaves):
-            raise Mismatch("what it adds a gradient up of is read later, or its slot of a cache is taken")
-        return Match(variant.captured, module, leaves)
+        if not captured.sums.isdisjoint(self.read_later(module)):
+            raise Mismatch("what it adds a gradient up of is read later")
+        slot = captured.slot
+        if slot is not None and not is_free(leaves[slot.argument], self._index_of(slot, module), slot.layer):
+            raise Mismatch("its slot of a cache is taken")
+        if captured.shows_held and self.path_of(module) in self.decisions:
+            raise Mismatch("it is called again, and reads views of what it holds that its earlier call made")
+        return Match(captured, module, leaves)
 
     def _check_tensors(self, module: nn.Module) -> None:
         """Raise Mismatch where parameters are not the block's own, or are not what they were when it was described."""
@@ -297,16 +305,6 @@ class BlockReplay:
         inner = (m for isomorph in self._isomorphs for m, layout in zip(isomorph.modules, isomorph.prototype.layouts)
                  if self.keys.get(id(layout.module)) == key)
         return index_candidates(module, next(m for m in (*blocks, *inner) if m is not module))
-
-    def _has_room_for(self, captured: CapturedBlock | None, module: nn.Module, leaves: list[Any]) -> bool:
-        """Whether the slot of a cache that the block would fill is free, and no later call reads what it adds
-        gradients up of.
-        """
-        if captured is None:
-            return True
-        slot = captured.slot
-        return captured.sums.isdisjoint(self.read_later(module)) and (slot is None or is_free(
-            leaves[slot.argument], self._index_of(slot, module), slot.layer))
 
     def _index_of(self, slot: Slot, module: nn.Module) -> int:
         index: int = self._contents[id(module)].modules[slot.module].__dict__[slot.attribute]

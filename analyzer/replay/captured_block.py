@@ -137,6 +137,11 @@ class CapturedBlock:
         return set().union(*(backward.dying for backward in self.backwards.values()))
 
     @property
+    def shows_held(self) -> bool:
+        """Whether rows of it stand for parameters or buffers, as views of these do."""
+        return any(self.inputs <= slot < self.inputs + len(self.held) for slot, _ in self.writers)
+
+    @property
     def differentiable(self) -> list[int]:
         """Positions of the outputs that have gradients."""
         return [i for i, o in enumerate(self.outputs) if isinstance(o, tuple) and o[2]]
