@@ -211,8 +211,10 @@ class ReplayedStep(EagerStep):
         if self.mode != "train" or not self._drops_gradients():
             super().drop_gradients()
             return
+        # a forward pass may have put others in the place of those that were there before the first step
+        is_lazy = any(isinstance(p, LazyBlock) and p.fake_tensors is None for p in self.held)
         with self.recorder.during("zero_grad"):
-            self.unmaterialized.drop(self.held)
+            self.unmaterialized.drop([*self.held, *self.parameters] if is_lazy else self.model.parameters())
 
     def update(self) -> None:
         """Run or replay the optimizer's step, and drop the gradients."""

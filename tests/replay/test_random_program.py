@@ -35,6 +35,7 @@ FOUND = {
                                               input_requires_grad=True),
     "the cache of a function": Program(("hidden_state.FunctionCache", "hidden_state.OwnPythonGenerator"),
                                        layout="merged", steps=1),
+    "gradients of parameters that are exchanged": Program(("state.ParameterReplaced",)),
     "views of a buffer in two calls": Program(("layer.MaskedAttention",), stack="Chunks", is_widened=True,
                                               mode="infer"),
     "autograd nodes of a recomputation": Program(("context.CheckpointByIndex",), stack="Scaled"),
