@@ -1,6 +1,7 @@
 """bias_addition_split: every bias is added by a node of its own, with equal results and gradients."""
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,7 @@ def test_layers(traced_like: Any, name: str) -> None:
     gm = traced_like(model, {"input": x}, bias_addition_split=True)
     product = next(n for n in gm.graph.nodes if n.target is function)
     assert not any(a.op == "get_attr" and a.target.endswith("bias") for a in product.all_input_nodes)
-    add = next(n for n in gm.graph.nodes if n.target == "add")
+    add = next(n for n in gm.graph.nodes if n.target is operator.add)
     assert product in add.all_input_nodes and add.meta["module_path"] == product.meta["module_path"] == "0"
     assert [n.target for n in gm.graph.nodes if n.op == "call_module"] == ["1"]
 

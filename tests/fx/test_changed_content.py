@@ -179,5 +179,5 @@ def test_what_is_only_read_or_only_written_stays_as_it_was() -> None:
             return self.norm(x) * int(self.width)  # type: ignore[arg-type,no-any-return]
 
     gm = symbolic_trace(Model(), meta_args={"x": X})
-    assert [n.op for n in gm.graph.nodes] == ["placeholder", "call_module", "call_method", "output"]
+    assert [n.op for n in gm.graph.nodes] == ["placeholder", "call_module", "call_function", "output"]
     assert not any("changes" in text or "one node" in text for text in gm.meta["assumptions"])

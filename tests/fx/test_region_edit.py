@@ -135,7 +135,7 @@ def test_the_generated_code() -> None:
 def forward(self, x, *, bias):
     scale = self.scale
     def checkpoint_0(x, scale):
-        mul = x.mul(scale);  x = scale = None
+        mul = x * scale;  x = scale = None
         first_up = self.first.up(mul)
         relu = first_up.relu();  first_up = None
         return mul, relu
@@ -144,11 +144,11 @@ def forward(self, x, *, bias):
     first_drop = self.first.drop(relu);  relu = None
     first_down = self.first.down(first_drop);  first_drop = None
     first_drop_1 = self.first.drop(first_down);  first_down = None
-    mul_1 = first_drop_1.mul(2.0);  first_drop_1 = None
-    add = mul_1.add(mul);  mul_1 = mul = None
+    mul_1 = first_drop_1 * 2.0;  first_drop_1 = None
+    add = mul_1 + mul;  mul_1 = mul = None
     with torch.autocast('cpu', dtype=torch.bfloat16):
-        mul_2 = bias.mul(scale);  bias = None
-        add_1 = add.add(mul_2);  add = mul_2 = None
+        mul_2 = bias * scale;  bias = None
+        add_1 = add + mul_2;  add = mul_2 = None
         def checkpoint_1(add_1):
             second_up = self.second.up(add_1);  add_1 = None
             relu_1 = second_up.relu();  second_up = None
@@ -157,10 +157,10 @@ def forward(self, x, *, bias):
         second_drop = self.second.drop(relu_1);  relu_1 = None
         second_down = self.second.down(second_drop);  second_drop = None
         second_drop_1 = self.second.drop(second_down);  second_down = None
-        mul_3 = second_drop_1.mul(1.0);  second_drop_1 = None
-        add_2 = mul_3.add(add_1);  mul_3 = add_1 = None
+        mul_3 = second_drop_1 * 1.0;  second_drop_1 = None
+        add_2 = mul_3 + add_1;  mul_3 = add_1 = None
     float_1 = add_2.float();  add_2 = None
-    mul_4 = float_1.mul(scale);  float_1 = scale = None
+    mul_4 = float_1 * scale;  float_1 = scale = None
     head = self.head(mul_4);  mul_4 = None
     return head""".strip("\n")
 
@@ -403,9 +403,9 @@ def test_what_nodes_write_to_and_share() -> None:
         n.name: (str(written_by(n)), str(may_share(n))) for n in gm.graph.nodes
         if n.op.startswith("call") and (written_by(n) or may_share(n))
     } == {
-        "add_": ("[bn]", "[bn]"), "relu": ("[add_]", "[add_]"), "flat": ("[]", "[relu]"), "even": ("[]", "[drop]"),
+        "iadd": ("[bn]", "[bn]"), "relu": ("[iadd]", "[iadd]"), "flat": ("[]", "[relu]"), "even": ("[]", "[drop]"),
         "reshape": ("[]", "[even]"), "float_1": ("[]", "[reshape]"), "getitem": ("[]", "[float_1]"),
-        "getitem_1": ("[]", "[float_1]"), "relu_": ("[getitem_1]", "[getitem_1]"), "detach": ("[]", "[getitem]"),
+        "getitem_1": ("[]", "[float_1]"), "relu_1": ("[getitem_1]", "[getitem_1]"), "detach": ("[]", "[getitem]"),
         "detach_1": ("[]", "[add]"), "mul": ("[detach_1]", "[detach_1]"), "contiguous": ("[]", "[add]"),
         "getattr_1": ("[]", "[contiguous]")
     }

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -149,8 +150,8 @@ def forward(self, x):
         relu = block_up.relu();  block_up = None
         block_down = self.block.down(relu);  relu = None
         block_drop = self.block.drop(block_down);  block_down = None
-        mul = block_drop.mul(2.0);  block_drop = None
-        add = mul.add(x);  mul = x = None
+        mul = block_drop * 2.0;  block_drop = None
+        add = mul + x;  mul = x = None
         return add
     add = torch.utils.checkpoint.checkpoint(checkpoint_0, x, use_reentrant = False, context_fn = context_fn);\
   x = checkpoint_0 = None
@@ -161,8 +162,8 @@ def forward(self, x):
             relu_1 = inner_up.relu();  inner_up = None
             inner_down = self.inner.down(relu_1);  relu_1 = None
             inner_drop = self.inner.drop(inner_down);  inner_down = None
-            mul_1 = inner_drop.mul(1.0);  inner_drop = None
-            add_1 = mul_1.add(contiguous);  mul_1 = contiguous = None
+            mul_1 = inner_drop * 1.0;  inner_drop = None
+            add_1 = mul_1 + contiguous;  mul_1 = contiguous = None
             return add_1
         add_1 = torch.utils.checkpoint.checkpoint(checkpoint_2, contiguous, use_reentrant = False, \
 context_fn = context_fn);\
@@ -172,8 +173,8 @@ context_fn = context_fn);\
         return exp, sin
     exp, sin = torch.utils.checkpoint.checkpoint(checkpoint_1, add, use_reentrant = False, context_fn = context_fn);\
   checkpoint_1 = None
-    mul_2 = exp.mul(sin);  exp = sin = None
-    add_2 = mul_2.add(add);  mul_2 = add = None
+    mul_2 = exp * sin;  exp = sin = None
+    add_2 = mul_2 + add;  mul_2 = add = None
     return add_2""".strip("\n")
 
 
@@ -232,7 +233,7 @@ def test_a_tensor_given_back_unchanged_stays_outside() -> None:
             return checkpoint(lambda t: t.contiguous().exp(), x, use_reentrant=False) + x
 
     gm = symbolic_trace(Model(), meta_args={"x": X}, trace_act_ckpt=True)
-    add = next(n for n in gm.graph.nodes if n.target == "add")
+    add = next(n for n in gm.graph.nodes if n.target is operator.add)
     assert [n.name for n in add.args] == ["exp", "x"], "not the result of contiguous(), which belongs to the checkpoint"
 
 
@@ -273,27 +274,27 @@ def forward(self, x):
     fc = self.fc(x)
     sum_1 = fc.sum()
     with torch.no_grad():
-        mul = mean.mul(2)
+        mul = mean * 2
     with torch.autocast('cpu', dtype=torch.bfloat16):
         fc_1 = self.fc(x)
-        add = fc_1.add(x)
+        add = fc_1 + x
         with torch.autocast('cpu', dtype=torch.bfloat16, enabled=False):
             float_1 = add.float()
             fc_2 = self.fc(float_1)
     with torch.autocast('cpu', dtype=torch.bfloat16):
         with torch.no_grad():
             fc_3 = self.fc(x)
-            add_1 = fc_2.add(fc_3)
+            add_1 = fc_2 + fc_3
     with torch.no_grad():
         sin = x.sin()
     with torch.inference_mode():
         sum_2 = x.sum()
-        mul_1 = sum_2.mul(2)
-    mul_2 = add_1.mul(sum_1)
-    mul_3 = mul.mul(sin)
-    sub = mul_2.sub(mul_3)
+        mul_1 = sum_2 * 2
+    mul_2 = add_1 * sum_1
+    mul_3 = mul * sin
+    sub = mul_2 - mul_3
     clone = mul_1.clone()
-    add_2 = sub.add(clone)
+    add_2 = sub + clone
     return add_2""".strip("\n")
     regions = {n.name: n.meta["region"] for n in gm.graph.nodes}
     outer, second = AutocastRegion(0, "cpu", torch.bfloat16, True, True), AutocastRegion(

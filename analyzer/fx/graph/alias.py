@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from analyzer.fx.trace.call_target import CallTarget
-from analyzer.fx.trace.function_call import IN_PLACE_OF
+from analyzer.fx.trace.function_call import IN_PLACE_OF, is_functional
 
 _IN_PLACE = {f for f in IN_PLACE_OF.values()}
 #: Not views by their schema, or no operators of ATen; they can give their argument back as it is.
@@ -38,6 +38,8 @@ def written_by(node: fx.Node) -> list[fx.Node]:
             written.extend(node.args[:1] if not name.startswith("_foreach") else node.args)
         elif name.partition(".")[0] in _NORMALIZATIONS:
             written.extend(_statistics(node))
+        elif name in ("embedding", "embedding_bag") and node.kwargs.get("max_norm") is not None:
+            written.extend(node.args[1:2])
         written.extend(_shared(node, writes=True))
     return list(dict.fromkeys(_nodes_in(written)))
 
@@ -73,9 +75,11 @@ def makers(node: fx.Node) -> set[fx.Node]:
 
 def _statistics(node: fx.Node) -> list[Any]:
     """The running statistics that a normalization updates, of which its schema says nothing."""
-    given = dict(zip(("input", "weight", "bias", "running_mean", "running_var", "training"), node.args)) | node.kwargs
-    return [given.get("running_mean"), given.get("running_var")] if given.get("training",
-                                                                              given.get("use_input_stats")) else []
+    affine, running = ("weight", "bias"), ("running_mean", "running_var")
+    order = (*running, *affine) if is_functional(node.target) else (*affine, *running)
+    given = dict(zip(("input", *order, "training"), node.args)) | node.kwargs
+    updates = given.get("training", given.get("use_input_stats"))
+    return [given.get(name) for name in running] if updates else []
 
 
 def _name(node: fx.Node) -> str:

@@ -12,8 +12,8 @@ from analyzer.fx.trace.function_call import EFFECTS
 
 from .alias import written_by
 
-_RANDOM = ("rand", "bernoulli", "multinomial", "normal", "dropout", "rrelu", "scaled_dot_product_attention",
-           "multi_head_attention")
+_RANDOM = ("rand", "bernoulli", "multinomial", "dropout", "rrelu", "scaled_dot_product_attention",
+           "multi_head_attention", "gumbel_softmax", "fractional_max_pool")
 
 
 def is_pure(node: fx.Node) -> bool:

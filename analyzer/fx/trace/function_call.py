@@ -24,6 +24,14 @@ for _old, _new in (("div", "truediv"), ("idiv", "itruediv"), ("rdiv", "rtruediv"
         if f"__{_new}__" in _table:
             _table[f"__{_old}__"] = _table[f"__{_new}__"]
 
+#: operators that torch tells a function mode of as of another method
+METHOD_OF = {
+    "__add__": "add", "__radd__": "add", "__mul__": "mul", "__rmul__": "mul", "__matmul__": "matmul", "__sub__": "sub",
+    "__truediv__": "div", "__mod__": "remainder", "__iadd__": "add_", "__isub__": "sub_", "__imul__": "mul_",
+    "__itruediv__": "div_", "__imod__": "remainder_", "__ifloordiv__": "floor_divide_", "__rand__": "bitwise_and",
+    "__ror__": "bitwise_or", "__rxor__": "bitwise_xor", "__ne__": "ne", "__lt__": "lt", "__le__": "le", "__gt__": "gt",
+    "__ge__": "ge", "__neg__": "neg", "__pos__": "positive", "__abs__": "abs"}
+
 #: operators of Tensor that carry another method's name: __pow__ is a wrapper around pow
 _RENAMED = {f: n for table in (OPERATOR_OF, IN_PLACE_OF, REFLECTED_OF) for n in table
             if (f := getattr(Tensor, n, None)) is not None and getattr(Tensor, f.__name__, None) is not f}
@@ -47,9 +55,14 @@ class NodeCall(NamedTuple):
     kwargs: dict[str, Any]
 
 
-def describe_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NodeCall:
-    """Tensor methods become ``call_method``, operators and properties the Python functions that stand for them."""
+def describe_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operator: str = "") -> NodeCall:
+    """Tensor methods become ``call_method``, operators and properties the Python functions that stand for them.
+
+    ``operator`` is the one that is being evaluated, if any: ``"__add__"``.
+    """
     name = _name_of(func)
+    if operator and getattr(Tensor, METHOD_OF[operator]) is func:
+        name, func = operator, getattr(Tensor, operator)
     owner = getattr(func, "__self__", None)
     if name in ("__get__", "__set__") and owner is not None:
         attribute = getattr(owner, "__name__", None) or owner.fget.__name__
@@ -82,6 +95,11 @@ def writes(func: Any, kwargs: dict[str, Any]) -> bool:
     if isinstance(func, torch._ops.OpOverload):
         return func._schema.is_mutable
     return name.endswith("_") and not name.endswith("__")
+
+
+def is_functional(func: Any) -> bool:
+    """Whether a function is one of torch.nn.functional that is written in Python."""
+    return isinstance(func, FunctionType) and func.__module__ == "torch.nn.functional"
 
 
 def reads_size(func: Any) -> bool:

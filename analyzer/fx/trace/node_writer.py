@@ -29,7 +29,8 @@ from .structure import children, holds_tensor, is_plain_object
 
 Tensor = torch.Tensor
 
-_RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "dropout", "rrelu")
+_RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "dropout", "rrelu",
+           "gumbel_softmax", "fractional_max_pool")
 _SPEC_ONLY = frozenset({"zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty",
                         "new_full", "arange", "zeros", "ones", "full", "empty"})
 _LITERALS = (*ARGUMENTS, type(Ellipsis), range, enum.Enum)
@@ -205,7 +206,7 @@ class NodeWriter:
         kind = type(value)
         if isinstance(value, tuple):
             parts = tuple(self.to_argument(v) for v in value)
-            build = CallTarget(kind) if kind.__module__.startswith("torch") else kind
+            build = CallTarget(kind) if kind.__module__.partition(".")[0] == "torch" else kind
             return self.call(build, *(parts if hasattr(value, "_fields") else (parts,)))
         if _is_output_class(value):
             fields = {a.key: self.to_argument(v) for a, v in children(value) if v is not None}

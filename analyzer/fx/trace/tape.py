@@ -23,7 +23,7 @@ from . import outline
 from .bias_split import register_bias_split, splits
 from .call_target import name_target
 from .changed_content import ContentWatch, shorten
-from .function_call import READS, NodeCall, describe_call, reads_size, writes
+from .function_call import READS, NodeCall, describe_call, is_functional, reads_size, writes
 from .leaf_module import is_leaf
 from .node_writer import NodeWriter
 from .outline import Site
@@ -49,6 +49,7 @@ class Tape(NodeWriter):
         state.expects_contents = False           # code that read them would make them constants of the graph
         self.splits_bias = splits_bias
         self.failed_in: tuple[str, str] | None = None
+        self.operator = ""  #: the operator of Python that is being evaluated, such as ``"__add__"``
         self.active_impls: set[Any] = set()  #: functions whose implementation for tracing runs now
 
     # -- what the mode calls -------------------------------------------------------------------------------------
@@ -62,8 +63,10 @@ class Tape(NodeWriter):
             impl = register_bias_split.find(func)
         if impl is not None and func not in self.active_impls:
             return self.run_impl(func, impl, args, kwargs)
-        result, differs = self._run_paused(functools.partial(call, func), args, kwargs)
-        self._record(func, args, kwargs, result, differs)
+        operator, self.operator = self.operator, ""
+        run = functools.partial(_in_force(call) if is_functional(func) else call, func)
+        result, differs = self._run_paused(run, args, kwargs)
+        self._record(func, args, kwargs, result, differs, operator)
         return result
 
     def _run_paused(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any],
@@ -233,17 +236,19 @@ class Tape(NodeWriter):
                 for tensor, node in reversed(frame.renamed):
                     self._nodes[id(tensor)] = node
 
-    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, differs: bool) -> None:
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, differs: bool,
+                operator: str) -> None:
         if not holds_tensor(result) and not writes(func, kwargs):
             if differs and reads_size(func):
                 self._read_size(func, args)
             elif getattr(func, "__name__", "") in READS:
                 self._note_read(func, args, result)
             return
-        node = self.create(describe_call(func, args, kwargs))
+        node = self.create(describe_call(func, args, kwargs, operator))
         if differs and not self._want():
             node = self.with_structure(node, result)
-        self.bind(result, node, rename=not writes(func, kwargs))
+        in_place = writes(func, kwargs) or is_functional(func) and any(result is a for a in args)
+        self.bind(result, node, rename=not in_place)
 
     def _want(self, leaf: nn.Module | None = None) -> bool:
         """Ask for ``leaf``, or the innermost function or module that runs, to be one node; False for the root alone."""
@@ -274,6 +279,15 @@ class Tape(NodeWriter):
         if node is not None and node in self.dependent:
             self.state.assume(f"{func.__name__} of {node.name} was {shorten(result)} when traced and is a constant of "
                               f"the graph at {user_line()}")
+
+
+def _in_force(call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call`` of a function that is written in Python: the function mode sees what it calls, too."""
+    def run(*args: Any) -> Any:
+        with mode_in_force():
+            return call(*args)
+
+    return run
 
 
 def _unwrap_numbers(tree: Any) -> Any:

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -23,24 +23,16 @@ from analyzer.meta.function.move import MoveDevice
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.opaque import Opaque, call_opaque
 from analyzer.meta.shape_registry import register_shape_impl
-from analyzer.meta.state import current
 
 from .call_target import ApplyFunction, CallTarget
 from .leaf_module import find_leaf_impl
+from .operator_patch import operator_replacements
 from .outline import Site, module_site, outline_functions
+from .recording import recording_tape, while_recording
 from .tape import Tape
 from .tracer_impl import register_leaf_function, register_tracer_impl
 
 _checkpoint = torch.utils.checkpoint
-
-
-def recording_tape() -> Tape | None:
-    """The tape of this thread, if it writes down what is called now: under vmap, only what operators come out of it."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return None
-    state = current()
-    tape = None if state is None else state.tape
-    return tape if isinstance(tape, Tape) and not tape.paused else None
 
 
 @contextmanager
@@ -67,6 +59,7 @@ def _replace(owner: Any, name: str, value: Any) -> Undo:
 
 def _replacements() -> Iterator[Undo]:
     yield replace(nn.Module, "__call__", _call_module)
+    yield from operator_replacements()
     yield _replace(torch.autograd.Function, "apply",
                    classmethod(_apply_function(torch.autograd.Function.__dict__["apply"])))
     yield _replace(_checkpoint, "_checkpoint_without_reentrant_generator",
@@ -77,20 +70,7 @@ def _replacements() -> Iterator[Undo]:
     yield from _function_replacements()
 
 
-def _while_recording(run: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Makes what takes the place of a function: ``run``, given the tape and the original, in a thread that records."""
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            tape = recording_tape()
-            return original(*args, **kwargs) if tape is None else run(tape, original, *args, **kwargs)
-
-        return call
-
-    return make
-
-
-@_while_recording
+@while_recording
 def _call_module(tape: Tape, original: Any, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     path = tape.borrowed.modules.get(id(module))
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -112,7 +92,7 @@ def _call_module(tape: Tape, original: Any, module: nn.Module, /, *args: Any, **
         return tape.run_leaf("call_module", target, args, kwargs, run, module)
 
 
-@_while_recording
+@while_recording
 def _call_scripted(tape: Tape, original: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     # One node: TorchScript may differentiate it on its own, which the operators that come out of it do not show.
     return tape.run_leaf("call_function", CallTarget(function), args, kwargs, lambda a, k: original(function, *a, **k))
@@ -183,14 +163,14 @@ def _checkpoint_generator(original: Any) -> Any:
     return generator
 
 
-@_while_recording
+@while_recording
 def _enter_autocast(tape: Tape, original: Any, block: Any) -> Any:
     result = original(block)
     tape.regions.enter_autocast(block.device, block.fast_dtype, block._enabled, block._cache_enabled)
     return result
 
 
-@_while_recording
+@while_recording
 def _exit_autocast(tape: Tape, original: Any, block: Any, *exc: Any) -> Any:
     tape.regions.exit_autocast()
     return original(block, *exc)
