@@ -53,6 +53,7 @@ NAMES = {
     ],
     "record/reference_count.py": ["torch._C.TensorBase._use_count", "torch._C._storage_Use_Count"],
     "fx/graph/codegen.py": ["torch.fx.graph._format_target"],
+    "fx/passes/shape_prop.py": ["torch.fx.passes.shape_prop._extract_tensor_metadata"],
     "fx/graph/storage_table.py": ["torch.UntypedStorage._cdata"],
     "fx/graph/version_alias.py": ["torch._C._SetExcludeDispatchKeyGuard", "torch._C.DispatchKey.ADInplaceOrView"],
     "runtime/storage.py": ["torch.UntypedStorage._cdata"],

@@ -1,11 +1,12 @@
 """Graphs: traced from a model's own code, transformed, and run without data."""
 from .graph.graph_module import GraphModule
-from .graph.interpreter import GraphInterpreter, ShapeProp
+from .graph.interpreter import GraphInterpreter
 from .graph.region import AutocastRegion, CheckpointRegion, GradRegion
 from .graph.region_edit import clear_region, nodes_in, set_region
 from .graph.saved_edit import set_saved
 from .passes.checkpoint_module import checkpoint_modules
 from .passes.dead_code import eliminate_dead_code
+from .passes.shape_prop import ShapeProp
 from .passes.split_bias import split_biases
 from .trace.bias_split import register_bias_split
 from .trace.leaf_module import register_leaf_module, register_leaf_module_impl, register_non_leaf_module

@@ -1,4 +1,4 @@
-"""Runs a graph node by node without data: shapes, and a recorded step."""
+"""Runs a graph node by node without data."""
 from __future__ import annotations
 
 import copy
@@ -11,15 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from analyzer.errors import AnalyzerError, InputError
-from analyzer.fx.module_borrow import borrow_module
+from analyzer.errors import InputError
 from analyzer.fx.trace.structure import thaw
-from analyzer.meta.argument import fake_arguments
 from analyzer.meta.intercept.interrupt import InterruptsHeld
-from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.opaque import call_opaque
 from analyzer.meta.shape_registry import register_shape_impl
-from analyzer.meta.spec import to_specs
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import tensors_in
 
@@ -153,40 +149,6 @@ def _leave(blocks: list[tuple[Block, AbstractContextManager[Any]]], depth: int) 
     while len(blocks) > depth:
         with InterruptsHeld():
             blocks.pop()[1].__exit__(*sys.exc_info())
-
-
-class ShapeProp(GraphInterpreter):
-    """Runs a graph under `MetaTensorMode` and notes the specs of every node's result in ``node.meta["spec"]``.
-
-    >>> import torch
-    >>> from analyzer import symbolic_trace
-    >>> from analyzer.fx import ShapeProp
-    >>> gm = symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 2)), meta_args={"input": torch.empty(3, 4)})
-    >>> _ = ShapeProp(gm).propagate(torch.empty(3, 4))
-    >>> [(n.name, n.meta["spec"]) for n in gm.graph.nodes][1]
-    ('_0', float32[3, 2]@cpu)
-    """
-
-    def propagate(self, *args: Any, **kwargs: Any) -> Any:
-        """Run on arguments with or without data; the result has none."""
-        mode = MetaTensorMode()
-        with mode, borrow_module(self.module), torch.no_grad():
-            claims = [t.device for t in tensors_in((args, kwargs))]
-            claim = next((c for c in claims if c.type not in ("cpu", "meta")), torch.device("cpu"))
-            run_args, run_kwargs = fake_arguments(mode.state, (args, kwargs), claim)
-            return self.run(*run_args, **run_kwargs)
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Run one node, and note what it gave."""
-        try:
-            result = super().run_node(n)
-        except AnalyzerError:
-            raise
-        except Exception as error:
-            raise InputError(f"node {n.name} ({n.op} {n.target}) of module {n.meta.get('module_path', '')!r} at "
-                             f"{n.meta.get('source')}: {type(error).__name__}: {error}") from error
-        n.meta["spec"] = to_specs(result)
-        return result
 
 
 class RecordingInterpreter(GraphInterpreter):
