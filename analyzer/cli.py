@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from analyzer.api.models_command import add_models_command, run_models
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
 from analyzer.report import choice
@@ -38,6 +39,7 @@ TARGET is one of
   torchvision:NAME                                      e.g. torchvision:resnet50
   timm:NAME                                             e.g. timm:convnext_tiny
   hf:ConfigClass[:ModelClass]                           e.g. hf:BertConfig, hf:LlamaConfig:LlamaForCausalLM
+  hf:NAME[:ModelClass]                                  e.g. hf:llama-3.1-8b; `analyzer models` lists them
   hf:CONFIG.json[:ModelClass]                           a config file, or the folder that holds config.json
   package.module:factory                                a callable of no arguments that returns an nn.Module
   FILE.py:factory                                       such a callable in a file, e.g. a class: mynet.py:Net
@@ -99,6 +101,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_dryrun_command(commands)
     add_sweep_command(commands)
 
+    add_models_command(commands)
     devices = commands.add_parser("devices",
                                   help="list the hardware catalogue, or one device with the source of each figure")
     devices.add_argument("name", nargs="?", metavar="DEVICE", help="show this device with its sources")
@@ -111,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = words.index("--") if words[:1] == ["dryrun"] and "--" in words else len(words)  # what follows is the script's
     commands = {"profile": run_profile, "measure": run_measure, "compare": run_compare, "check": run_check,
                 "generate": run_generate, "fit": run_fit, "fits": run_fits, "plan": run_plan, "dryrun": run_dryrun,
-                "sweep": run_sweep, "devices": run_devices}
+                "sweep": run_sweep, "models": run_models, "devices": run_devices}
     try:
         with drawing_plainly():
             arguments = make_parser().parse_args(words[:own])

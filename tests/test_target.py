@@ -312,7 +312,7 @@ def test_unknown_classes_of_transformers() -> None:
     neither = ("'BertConfg' is neither a config class of transformers nor a path that ends in .json; did you mean "
                "BertConfig")
     assert neither in fail("hf:BertConfg")
-    assert fail("hf:gpt2").endswith("; did you mean GPT2Config?")
+    assert fail("hf:electra").endswith("; did you mean ElectraConfig?")
     message = fail("hf:BertConfig:BertForMaskdLM")
     assert "it asks for the model class 'BertForMaskdLM', which transformers" in message
     assert "; did you mean BertForMaskedLM" in message

@@ -84,9 +84,9 @@ def find_close(word: str, options: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(by_lower[lower] for lower in near)}?" if near else ""
 
 
-def import_extra(library: str, target: str) -> ModuleType:
-    """Import a library of the `zoo` extra. Raises MissingExtraError, which names the extra, if it is not installed."""
+def import_extra(library: str, target: str, extra: str = "zoo") -> ModuleType:
+    """Import a library of an extra. Raises MissingExtraError, which names the extra, if it is not installed."""
     if importlib.util.find_spec(library) is None:
-        raise MissingExtraError(f"{target}: {library} is not installed; pip install 'torch-analyzer[zoo]'")
+        raise MissingExtraError(f"{target}: {library} is not installed; pip install 'torch-analyzer[{extra}]'")
     define_torchvision_ops()  # timm and transformers import torchvision too
     return importlib.import_module(library)

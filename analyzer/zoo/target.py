@@ -4,6 +4,8 @@
 `NAME`                                  a model that ships with the project (`analyzer.zoo.MODELS`)
 `torchvision:NAME`                      classification, segmentation, detection, video, optical flow
 `timm:NAME`                             with or without a tag
+`hf:NAME[:ModelClass]`                  a published shape by its name on the hub, with or without the organisation:
+                                        `hf:meta-llama/Llama-3.1-8B`, `hf:llama-3.1-8b`; `analyzer models` lists them
 `hf:CONFIG.json[:ModelClass]`           a config file of transformers, or the directory that holds config.json
 `hf:ConfigClass[:ModelClass]`           a config class of transformers with its default sizes
 `package.module:factory`                any callable of no arguments that returns an nn.Module, for instance a class;

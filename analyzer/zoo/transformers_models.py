@@ -1,4 +1,6 @@
-"""`hf:CONFIG.json`, `hf:ConfigClass`, either with `:ModelClass`: models of transformers without weights."""
+"""`hf:NAME`, `hf:CONFIG.json`, `hf:ConfigClass`, each with `:ModelClass` if need be: models of transformers without
+weights.
+"""
 from __future__ import annotations
 
 import copy
@@ -12,8 +14,10 @@ import torch
 
 from analyzer.errors import TargetError
 
+from .diffusion_models import find_diffusion_model
 from .input_spec import InputSpec
 from .model_target import DEFAULT_BATCH, LabelRule, Target, find_close, import_extra
+from .published_shape import find_shape, list_names
 
 # The task heads tried for a config that names no architecture, in this order: a model that fills in masked words is
 # taken as that (BERT, though it has a causal head too), one that only continues text as that (GPT-2, Llama).
@@ -27,19 +31,26 @@ SECOND_OF_SAMPLES = 16_000  # speech models are trained on 16 kHz audio (wav2vec
 
 
 def find_transformers_model(spec: str, target: str) -> Target:
-    """The model of `CONFIG.json`, a directory with a config.json, or `ConfigClass`, each optionally `:ModelClass`.
+    """The model of `CONFIG.json`, a directory with a config.json, the name of a published shape, or `ConfigClass`, each
+    optionally `:ModelClass`.
 
     The model class is the one given, else the first of the config's "architectures", else the first task head that
     transformers has for the config (see `HEADS`), else its base model. The parameters have the dtype that the config
     names, as with transformers' own `from_config`.
 
-    Raises TargetError for a file that is no config and for unknown classes, MissingExtraError without transformers.
+    Raises TargetError for a file that is no config and for unknown names and classes, MissingExtraError without
+    transformers, or diffusers for what is a model of that.
     """
-    transformers = import_extra("transformers", target)
     source, model_name = (spec, "") if _is_path(spec) or ":" not in spec else spec.rsplit(":", 1)
+    shape = None if _is_path(source) else find_shape(source)
+    if shape is not None and shape.library == "diffusers":
+        return find_diffusion_model(shape, target)
+    transformers = import_extra("transformers", target)
     if _is_path(source):
         config = _read_config(transformers,
                               Path(source, "config.json") if Path(source).is_dir() else Path(source), target)
+    elif shape is not None:
+        config = _make_config(transformers, shape.config, f"the published config of {shape.name}", target)
     else:
         config = _make_default_config(_find_config_class(transformers, source, target), target)
     model_class = _choose_model_class(transformers, config, model_name, target)
@@ -71,6 +82,11 @@ def _read_config(transformers: Any, path: Path, target: str) -> Any:
     if not isinstance(fields, dict):
         raise TargetError(
             f"{target}: {path} holds a JSON {type(fields).__name__}, not an object with a model's settings")
+    return _make_config(transformers, fields, str(path), target)
+
+
+def _make_config(transformers: Any, fields: dict[str, Any], path: str, target: str) -> Any:
+    """The config of these fields, which are those of ``path``."""
     model_type, architectures = fields.get("model_type"), fields.get("architectures")
     known = transformers.CONFIG_MAPPING
     if isinstance(model_type, str) and model_type in known:
@@ -85,7 +101,7 @@ def _read_config(transformers: Any, path: Path, target: str) -> Any:
         unknown = f"unknown to transformers {transformers.__version__}{find_close(str(model_type), known.keys())}"
         raise TargetError(f'{target}: {path} has the "model_type" {model_type!r}, {unknown}')
     try:
-        return config_class.from_dict(fields)
+        return config_class.from_dict(copy.deepcopy(fields))
     except Exception as error:  # each config class checks its fields in its own way
         raise TargetError(f"{target}: {path} is no {config_class.__name__}: {error}") from error
 
@@ -95,7 +111,10 @@ def _find_config_class(transformers: Any, name: str, target: str) -> Any:
     if name in names:
         return getattr(transformers, name)
     by_type = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES.get(name)
-    close = f"; did you mean {by_type}?" if by_type else find_close(name, names)
+    if "/" in name:
+        raise TargetError(f"{target}: {name!r} is none of the published shapes, which `analyzer models` lists, and no "
+                          f"folder{find_close(name, list_names())}; of another model, give its config.json")
+    close = f"; did you mean {by_type}?" if by_type else find_close(name, [*names, *list_names()])
     raise TargetError(
         f"{target}: {name!r} is neither a config class of transformers nor a path that ends in .json{close}")
 

@@ -1,0 +1,98 @@
+"""Shapes of well-known open models by their names on the hub: the fields of their configs, each with its source.
+
+They are data, a file a family in `published/`; nothing is ever looked up on a network.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).parent / "published"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedCount:
+    """How many parameters others say that a model has."""
+
+    parameters: int | str                    #: a number, or one rounded as it was published, e.g. "671B"
+    source: str
+    of: str | None = None                    #: the class that was counted, where it is not the one that is built
+    more: int = 0                            #: what that class has here beyond it
+    why: str | None = None                   #: of ``more``
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedShape:
+    """A model's config as it was published. What its weights are good for is no part of it."""
+
+    name: str                                #: on the hub, organisation first
+    alike: tuple[str, ...]                   #: names of models of the same shape
+    parameters: int                          #: of the model that is built of it
+    published: PublishedCount
+    sources: tuple[str, ...]                 #: where the fields were seen: repositories with a path
+    config: dict[str, Any]
+    library: str = "transformers"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that it is called: with the organisation, without it, and without what only the hub adds to a name."""
+        full = (self.name, *self.alike)
+        short = [shorten(name) for name in full]
+        plain = [name.removeprefix("Meta-").removesuffix("-hf") for name in short]
+        return tuple(dict.fromkeys((*full, *short, *plain)))
+
+    @property
+    def model_class(self) -> str:
+        """The class that is built where no other is asked for."""
+        return str(self.config["architectures"][0] if "architectures" in self.config else self.config["_class_name"])
+
+    @property
+    def weights(self) -> str | None:
+        """The type of most of its published weights; None where the config does not say."""
+        packed = self.config.get("quantization_config", {}).get("quant_method")
+        return packed or self.config.get("torch_dtype") or self.config.get("dtype")
+
+
+def shorten(name: str) -> str:
+    """A name on the hub without the organisation.
+
+    >>> shorten("meta-llama/Llama-3.1-8B")
+    'Llama-3.1-8B'
+    """
+    return name.partition("/")[2] or name
+
+
+@cache
+def list_shapes() -> tuple[PublishedShape, ...]:
+    """All published shapes, families by their names, in each the order of the file."""
+    return tuple(_read_shape(entry) for path in sorted(_FOLDER.glob("*.json"))
+                 for entry in json.loads(path.read_text(encoding="utf-8")))
+
+
+def _read_shape(entry: dict[str, Any]) -> PublishedShape:
+    lists = {name: tuple(entry.get(name, ())) for name in ("alike", "sources")}
+    return PublishedShape(**{**entry, **lists, "published": PublishedCount(**entry["published"])})
+
+
+@cache
+def _shapes_by_name() -> dict[str, PublishedShape]:
+    return {name.lower(): shape for shape in reversed(list_shapes()) for name in reversed(shape.names)}
+
+
+def find_shape(name: str) -> PublishedShape | None:
+    """The shape of that name on the hub, with or without its organisation, in any case; None where there is none.
+
+    >>> shape = find_shape("llama-3.1-8b")
+    >>> shape.name, shape.parameters, shape.config["num_key_value_heads"], shape.weights
+    ('meta-llama/Llama-3.1-8B', 8030261248, 8, 'bfloat16')
+    """
+    return _shapes_by_name().get(name.lower())
+
+
+def list_names() -> Iterable[str]:
+    """All names, for a guess of what was meant."""
+    return [name for shape in list_shapes() for name in shape.names]

@@ -1,0 +1,129 @@
+"""Published shapes: what is there, what it is called, that it has the published parameters, and that no network is
+asked. `python -m benchmarks.published_shapes` builds them all.
+"""
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from analyzer.api.argument import build_model
+from analyzer.api.models_command import list_models
+from analyzer.cli import main
+from analyzer.errors import InputError, MissingExtraError, TargetError
+from analyzer.zoo import model_target
+from analyzer.zoo.published_shape import PublishedShape, find_shape, list_shapes
+from analyzer.zoo.target import load_target
+from benchmarks.published_shapes import agrees, check
+
+# one of each family, and those whose count was published of another class or as a rounded figure
+BUILT = ("bert-base-uncased", "roberta-base", "deberta-v3-base", "t5-small", "bart-base", "gpt2-xl", "pythia-1b",
+         "opt-125m", "bloom-560m", "falcon-7b", "phi-4", "gemma-2-9b", "gemma-3-4b-it", "llama-3.1-405b",
+         "mixtral-8x7b-v0.1", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "olmo-2-1124-7b", "smollm2-1.7b",
+         "vit-base-patch16-224", "dinov2-base", "clip-vit-base-patch32", "siglip-base-patch16-224",
+         "swin-large-patch4-window7-224", "whisper-large-v3", "wav2vec2-base-960h")
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def shape_of(name: str) -> PublishedShape:
+    found = find_shape(name)
+    assert found is not None, name
+    return found
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_built_shape_has_the_published_parameters(name: str, no_network: None) -> None:
+    assert check(shape_of(name)) is None
+
+
+@pytest.mark.parametrize("shape", list_shapes(), ids=lambda shape: shape.name)
+def test_every_shape_agrees_with_its_published_count_and_names_its_sources(shape: PublishedShape) -> None:
+    said = shape.published
+    assert said.of is not None or agrees(said, shape.parameters)
+    assert (said.more == 0) == (said.why is None)
+    assert shape.sources and all(shape.sources) and said.source
+    assert shape.library == "diffusers" or "model_type" in shape.config
+
+
+def test_names_are_of_one_shape_each() -> None:
+    owner: dict[str, str] = {}
+    for shape in list_shapes():
+        for name in shape.names:
+            assert owner.setdefault(name.lower(), shape.name) == shape.name
+    assert len(list_shapes()) >= 40
+
+
+@pytest.mark.parametrize("name", [
+    "meta-llama/Llama-3.1-8B", "META-LLAMA/llama-3.1-8b", "llama-3.1-8b", "Llama-3.1-8B-Instruct",
+    "meta-llama/Meta-Llama-3.1-8B", "meta-llama-3.1-8b"])
+def test_a_model_has_several_names(name: str) -> None:
+    assert shape_of(name).name == "meta-llama/Llama-3.1-8B"
+
+
+def test_the_short_name_leaves_out_what_only_the_hub_adds() -> None:
+    assert shape_of("llama-2-7b").name == "meta-llama/Llama-2-7b-hf"
+    assert shape_of("llama-3-8b").name == "meta-llama/Meta-Llama-3-8B"
+
+
+def test_a_target_is_in_the_published_dtype_and_takes_another_class() -> None:
+    target = load_target("hf:smollm2-135m")
+    assert {p.dtype for p in build_model(target.build).parameters()} == {torch.bfloat16}
+    assert [str(spec) for spec in target.choose_inputs(train=True) or ()] == [
+        "input_ids=int64:8x128", "labels=int64:8x128"]
+    other = load_target("hf:google-bert/bert-base-uncased:BertForSequenceClassification")
+    assert type(build_model(other.build)).__name__ == "BertForSequenceClassification"
+
+
+def test_builds_leave_the_published_fields_as_they_are() -> None:
+    before = repr(shape_of("mistral-7b-v0.1").config)
+    build_model(load_target("hf:mistral-7b-v0.1").build)
+    assert repr(shape_of("mistral-7b-v0.1").config) == before
+
+
+def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1}')
+    monkeypatch.chdir(tmp_path)
+    model: Any = build_model(load_target("hf:gpt2").build)
+    assert len(model.transformer.h) == 1
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("llama-3.1-9b", "did you mean Llama-3.1-8B"),
+    ("meta-llama/Llama-3.1-9B", "none of the published shapes, which `analyzer models` lists, and no folder; did you "
+     "mean meta-llama/Llama-3.1-8B"),
+    ("meta-llama/Llama-3.1-9B", "; of another model, give its config.json")])
+def test_a_wrong_name_is_answered_with_near_ones(name: str, said: str) -> None:
+    with pytest.raises(TargetError) as error:
+        load_target(f"hf:{name}")
+    assert said in str(error.value)
+
+
+def test_a_shape_of_diffusers_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_target.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError) as error:
+        load_target("hf:stable-diffusion-v1-5/unet")
+    assert "diffusers is not installed; pip install 'torch-analyzer[diffusion]'" in str(error.value)
+
+
+def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "gpt-oss"]) == 0
+    out = capsys.readouterr().out
+    assert "openai/gpt-oss-20b" in out and "20,914,757,184" in out and "mxfp4" in out and "Llama" not in out
+    assert main(["models", "llama-3.1-8b"]) == 0
+    out = capsys.readouterr().out
+    assert "of the same shape: meta-llama/Llama-3.1-8B-Instruct" in out and "num_key_value_heads = 8" in out
+    assert len(list_models(fmt="csv").splitlines()) == 1 + len(list_shapes())
+    with pytest.raises(InputError, match="models lama-9: no published shape has this in its name"):
+        list_models("lama-9")
