@@ -57,6 +57,10 @@ NAMES = {
     "fx/graph/storage_table.py": ["torch.UntypedStorage._cdata"],
     "fx/graph/version_alias.py": ["torch._C._SetExcludeDispatchKeyGuard", "torch._C.DispatchKey.ADInplaceOrView"],
     "runtime/storage.py": ["torch.UntypedStorage._cdata"],
+    "dropins/pre_dispatch.py": [
+        "torch._C.DispatchKey.PreDispatch", "torch._dispatch.python.enable_pre_dispatch",
+        "torch._dispatch.python.enable_python_dispatcher", "torch._subclasses.schema_check_mode.SchemaCheckMode"
+    ],
     "fx/trace/tracing_patch.py": [
         "torch.utils.checkpoint._checkpoint_without_reentrant_generator", "torch.utils.checkpoint.CheckpointFunction"
     ],

@@ -261,17 +261,18 @@ def print_generation(prof: FlopsProfiler, args: tuple[Any, ...], kwargs: dict[st
 
 
 def make_call(model: torch.nn.Module, name: str, input_shape: tuple[int, ...] | None, args: Any,
-              kwargs: dict[str, Any] | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+              kwargs: dict[str, Any] | None,
+              caller: str = "get_model_profile") -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """What to call and with what. Raises InputError where nothing says what it takes, or there is no such method."""
     run = model if name == "forward" else getattr(model, name, None)
     if not callable(run):
-        raise InputError(f"get_model_profile(func_name={name!r}): {type(model).__name__} has no such method")
+        raise InputError(f"{caller}(func_name={name!r}): {type(model).__name__} has no such method")
     if input_shape is not None:
         if not isinstance(input_shape, tuple) or not input_shape:
-            raise InputError(f"get_model_profile(input_shape={input_shape!r}): must be a tuple of at least one size")
+            raise InputError(f"{caller}(input_shape={input_shape!r}): must be a tuple of at least one size")
         dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
         return run, (torch.ones(input_shape, dtype=dtype, device=input_device(model)),), dict(kwargs or {})
     args = () if args is None else (args,) if isinstance(args, torch.Tensor) else tuple(args)
     if not args and not kwargs:
-        raise InputError("get_model_profile(): give input_shape, args or kwargs: what the model is to be called with")
+        raise InputError(f"{caller}(): give input_shape, args or kwargs: what the model is to be called with")
     return run, args, dict(kwargs or {})

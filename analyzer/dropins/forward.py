@@ -1,0 +1,98 @@
+"""A forward pass of a user's model, run without data for an observer of its modules and operators."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from analyzer.api.argument import argument_names, set_training
+from analyzer.api.session import Session
+from analyzer.errors import DataDependentError
+from analyzer.fx.module_borrow import uncompiled
+from analyzer.meta.intercept.replacement import SharedReplacements, replace
+from analyzer.record.options import ProfileOptions
+from analyzer.runtime.recorder import has_data
+
+
+class Observer(Protocol):
+    """What sees a forward pass: it listens for the length of `observing`."""
+
+    def observing(self) -> AbstractContextManager[object]:
+        """Listen for the length of a block."""
+
+
+Seen = TypeVar("Seen", bound=Observer)
+
+
+def observe_forward(make_observer: Callable[[], Seen], model: torch.nn.Module, args: tuple[Any, ...],
+                    kwargs: Mapping[str, Any] | None = None, *, method: str = "forward",
+                    evaluates: bool = True) -> Seen:
+    """The observer, after it saw ``method`` of the model run; in evaluation mode where it ``evaluates``.
+
+    Nothing is computed: the model's tensors are borrowed, and everything is as it was afterwards. Only where the
+    model's code asks for contents, and it has data, does it run on that. ``make_observer`` makes a new one for each
+    run. Raises InputError where the model cannot be called so, and whatever the model itself raises.
+    """
+    kwargs = dict(kwargs or {})
+    flags: AbstractContextManager[None] = set_training(model, False) if evaluates else nullcontext()
+    with flags:
+        try:
+            return _run_without_data(make_observer(), model, args, kwargs, method)
+        except DataDependentError:
+            if not has_data(model):
+                raise
+        observer = make_observer()
+        with observer.observing():
+            _find_method(model, method)(*args, **kwargs)
+        return observer
+
+
+def _run_without_data(observer: Seen, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
+                      method: str) -> Seen:
+    names = argument_names(uncompiled(model), args, kwargs) if method == "forward" else []
+    session = Session(None, ProfileOptions(steps=1, keep_events=False))
+    with session.open(model) as run:
+        run_args, run_kwargs = run.take_inputs(args, kwargs, names)
+        with observer.observing():
+            _find_method(run.root, method)(*run_args, **run_kwargs)
+    return observer
+
+
+def _find_method(model: torch.nn.Module, name: str) -> Callable[..., Any]:
+    return model if name == "forward" else getattr(model, name)
+
+
+@contextmanager
+def watching_modules(enter: Callable[[torch.nn.Module], None],
+                     leave: Callable[[torch.nn.Module, tuple[Any, ...], Any], None]) -> Iterator[None]:
+    """Tell of each call of a module in this thread: ``enter(module)``, and ``leave(module, args, result)`` with its
+    positional arguments where it returned.
+    """
+    thread = threading.get_ident()
+
+    def make(original: Any) -> Any:
+        def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(module, *args, **kwargs)
+            enter(module)
+            result = original(module, *args, **kwargs)
+            leave(module, args, result)
+            return result
+
+        return __call__
+
+    with SharedReplacements(lambda: [replace(torch.nn.Module, "__call__", make)]).installed():
+        yield
+
+
+def list_paths(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Modules by every path on which they stand, parents first; one that stands in several places is in each.
+
+    >>> shared = torch.nn.Linear(1, 1)
+    >>> list(list_paths(torch.nn.Sequential(shared, torch.nn.Sequential(shared))))
+    ['', '0', '1', '1.0']
+    """
+    return dict(model.named_modules(remove_duplicate=False))

@@ -1,0 +1,122 @@
+"""How fvcore 0.1.5 counts each operator: a multiply-add is one, what is added besides is mostly left out. The counts
+are those of its ``fvcore/nn/jit_handles.py``.
+"""
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Union
+
+import numpy
+
+from .jit_value import Value
+
+Count = Union[int, float, "Counter[str]"]
+#: Counts one call of an operator, from its arguments and results.
+Handle = Callable[[list[Any], list[Any]], Count]
+
+
+def _sizes(value: Value) -> list[int]:
+    found = value.type()
+    assert found is not None, "a tensor was expected"
+    return found.sizes()
+
+
+def count_linear(inputs: list[Value], outputs: list[Value]) -> int:
+    """Products of ``linear``."""
+    return math.prod(_sizes(inputs[0])) * _sizes(inputs[1])[0]
+
+
+def count_addmm(inputs: list[Value], outputs: list[Value]) -> int:
+    """Products of ``addmm``."""
+    return math.prod(_sizes(inputs[1])) * _sizes(inputs[2])[-1]
+
+
+def count_product(inputs: list[Value], outputs: list[Value]) -> int:
+    """Products of ``mm``, ``bmm`` and ``matmul``: the left elements, each with the columns of the right."""
+    return math.prod(_sizes(inputs[0])) * _sizes(inputs[1])[-1]
+
+
+def count_convolution(inputs: list[Value], outputs: list[Value]) -> Counter[str]:
+    """Products of a convolution, under the name ``conv``."""
+    x, weight, y = _sizes(inputs[0]), _sizes(inputs[1]), _sizes(outputs[0])
+    positions = (x if inputs[6].toIValue() else y)[2:]
+    return Counter({"conv": x[0] * math.prod(weight) * math.prod(positions)})
+
+
+def count_einsum(inputs: list[Value], outputs: list[Value]) -> int | float:
+    """Half of what NumPy's report of the best order says, to four digits; exact in two forms of a batched product."""
+    equation = str(inputs[0].toIValue()).replace(" ", "")
+    shapes = [_sizes(part) for part in inputs[1].node().inputs()]
+    letters: dict[str, str] = {}
+    renamed = "".join(letters.setdefault(c, chr(97 + len(letters))) if c.isalpha() else c for c in equation)
+    if renamed == "abc,abd->acd":
+        return math.prod(shapes[0]) * shapes[-1][-1]
+    if renamed == "abc,adc->adb":
+        return math.prod(shapes[0]) * shapes[-1][1]
+    return float(estimate_einsum(renamed, shapes) // 2)
+
+
+def estimate_einsum(equation: str, shapes: list[list[int]]) -> float:
+    """FLOPs in the best order, as NumPy's report rounds them.
+
+    >>> estimate_einsum("ab,bc->ac", [[2, 30], [30, 4]])
+    481.0
+    """
+    report = numpy.einsum_path(equation, *(numpy.broadcast_to(numpy.zeros(()), shape) for shape in shapes),
+                               optimize="optimal")[1]
+    return next(float(line.rpartition(":")[2]) for line in report.splitlines() if "optimized flop" in line.lower())
+
+
+def make_norm_handle(weight_index: int) -> Handle:
+    """Five for each element, four without a weight, which is the argument at that place."""
+    def count_norm(inputs: list[Value], outputs: list[Value]) -> int:
+        return math.prod(_sizes(inputs[0])) * (5 if inputs[weight_index].isCompleteTensor() else 4)
+
+    return count_norm
+
+
+def count_batch_norm(inputs: list[Value], outputs: list[Value]) -> Count:
+    """As another norm in training; in evaluation two for each element, one without a weight."""
+    if inputs[5].toIValue():
+        return make_norm_handle(1)(inputs, outputs)
+    return math.prod(_sizes(inputs[0])) * (2 if inputs[1].isCompleteTensor() else 1)
+
+
+def make_elementwise_handle(of_input: int, of_output: int) -> Handle:
+    """So much for each element of the first argument, and of the result."""
+    def count_elements(inputs: list[Value], outputs: list[Value]) -> int:
+        return of_input * math.prod(_sizes(inputs[0])) + of_output * math.prod(_sizes(outputs[0]))
+
+    return count_elements
+
+
+def make_activation_handle(name: str | None = None) -> Handle:
+    """The elements of the result, under ``name`` where one is given."""
+    def count_activations(inputs: list[Value], outputs: list[Value]) -> Count:
+        number = math.prod(_sizes(outputs[0]))
+        return number if name is None else Counter({name: number})
+
+    return count_activations
+
+
+FLOP_HANDLES: dict[str, Handle] = {
+    "aten::addmm": count_addmm, "aten::bmm": count_product, "aten::_convolution": count_convolution,
+    "aten::einsum": count_einsum, "aten::matmul": count_product, "aten::mm": count_product,
+    "aten::linear": count_linear, "aten::batch_norm": count_batch_norm, "aten::group_norm": make_norm_handle(2),
+    "aten::layer_norm": make_norm_handle(2), "aten::instance_norm": make_norm_handle(1),
+    "aten::upsample_nearest2d": make_elementwise_handle(0, 1),
+    "aten::upsample_bilinear2d": make_elementwise_handle(0, 4),
+    "aten::adaptive_avg_pool2d": make_elementwise_handle(1, 0), "aten::grid_sampler": make_elementwise_handle(0, 4)}
+
+ACTIVATION_HANDLES: dict[str, Handle] = {
+    "aten::_convolution": make_activation_handle("conv"),
+    **{f"aten::{name}": make_activation_handle() for name in ("addmm", "bmm", "einsum", "matmul", "linear")}}
+
+#: operators without arithmetic, which are not named as unsupported (``_IGNORED_OPS`` of fvcore/nn/jit_analysis.py)
+IGNORED = frozenset(f"aten::{name}" for name in """
+    Int ScalarImplicit __and__ arange bitwise_not cat chunk clamp clamp_ constant_pad_nd contiguous copy_ detach dropout
+    empty eq expand flatten floor floor_divide full full_like gather ge gt index index_put_ masked_fill max narrow
+    new_empty new_full new_zeros nonzero ones permute relu relu_ remainder reshape roll select size slice split
+    split_with_sizes squeeze stack t to transpose type_as unbind unsqueeze unsqueeze_ view zeros zeros_like""".split())
