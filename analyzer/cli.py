@@ -12,6 +12,7 @@ import torch
 from analyzer.api.models_command import add_models_command, run_models
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
+from analyzer.recipe.option import read_recipe
 from analyzer.report import choice
 from analyzer.report.check import add_check_command, run_check
 from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
@@ -51,6 +52,7 @@ _PROFILE_EXAMPLES = """\
 examples:
   analyzer profile vit_b_16 --input 8x3x224x224
   analyzer profile hf:BertConfig --input input_ids=int64:8x512 --optimizer adamw --autocast bfloat16
+  analyzer profile llama_1b --dtype bf16 --quantize nf4 --lora r=16 --checkpointing --optimizer adamw8bit
   analyzer profile torchvision:resnet50 --mode infer --device a100 --show summary
   analyzer profile torchvision:resnet18 --mode infer --report torchinfo --columns output_size,num_params,mult_adds
   analyzer profile hf:BertConfig --mode infer --convention deepspeed --report deepspeed --top-modules 3
@@ -185,14 +187,15 @@ def _predict(arguments: argparse.Namespace) -> list[Profile]:
     find_device(arguments.device)
     train = arguments.mode == "train"
     targets = [load_target(text) for text in [arguments.target, *arguments.others]]
-    inputs = [command_option.choose_inputs(target, arguments.input, train=train) for target in targets]
+    recipe = read_recipe(arguments)
+    inputs = [command_option.choose_inputs(target, arguments.input, train, recipe.dtype) for target in targets]
 
     from analyzer.api.argument import build_model
     from analyzer.api.profile import profile
     from analyzer.profilers.flops import make_flops_profiler
 
     def build(target: Target) -> torch.nn.Module:
-        return build_model(target.build).train(train)
+        return build_model(partial(recipe.build, target.build)).train(train)
 
     bar, found = ProgressBar(), []
     with watch_progress(bar):
@@ -201,9 +204,9 @@ def _predict(arguments: argparse.Namespace) -> list[Profile]:
                 with command_option.model_errors(target.name):
                     args, kwargs = command_option.make_inputs(specs)
                     found.append(profile(
-                        partial(build, target), args, kwargs, mode=arguments.mode, optimizer=arguments.optimizer,
-                        autocast=command_option.find_autocast(arguments), device=arguments.device,
-                        profilers={"flops": make_flops_profiler(arguments.convention)}))
+                        partial(build, target), args, kwargs, device=arguments.device,
+                        profilers={"flops": make_flops_profiler(arguments.convention)},
+                        **command_option.find_step(arguments, recipe)))
         finally:
             bar.clear()
     return found

@@ -16,6 +16,7 @@ from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.restart import Restart
+from analyzer.recipe.optimizer import REPLAYED
 from analyzer.record.eager import EagerStep, GradientFound, OptimizerFactory
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
@@ -59,9 +60,9 @@ def profile(
     arguments that builds one, called under `MetaTensorMode`. ``args`` and ``kwargs`` hold real, meta or `MetaTensor`
     tensors. ``mode`` is ``"train"`` (forward, loss, backward, optimizer) or ``"infer"``. ``loss_fn(output)`` gives a
     scalar; by default ``output.loss`` where there is one, else the sum of the floating outputs. ``optimizer`` is a
-    callable ``params -> torch.optim.Optimizer`` or one of ``sgd momentum adam adamw adamw_fused``. ``autocast`` is a
-    dtype. ``step(model, optimizer, *args, **kwargs)`` replaces the built-in training step. ``profilers`` adds to, or by
-    name replaces, the default ones.
+    callable ``params -> torch.optim.Optimizer``, a name (``sgd momentum adam adamw adamw_fused adamw8bit
+    adamw_offloaded adafactor lion muon``) or ``module:Class``. ``autocast`` is a dtype. ``step(model, optimizer, *args,
+    **kwargs)`` replaces the built-in training step. ``profilers`` adds to, or by name replaces, the default ones.
 
     Training flags of modules are left as they are, whatever the ``mode``: ``mode="infer"`` runs dropout in a model that
     is in training mode, and ``assumptions`` says so. With ``eval=True`` the profile is that after ``model.eval()``; the
@@ -126,7 +127,7 @@ def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -
     mode, step, optimizer = session.mode, session.step, session.facts["optimizer"]
     replay = Replay(why_nothing(call.module, reuse, step, session.options))
     # an optimizer of the user's own looks at every parameter
-    replay.is_lazy = replay.refusal is None and (mode == "infer" or optimizer != "custom")
+    replay.is_lazy = replay.refusal is None and (mode == "infer" or optimizer in (None, *REPLAYED))
 
     def run_step(run: Run, options: ProfileOptions) -> None:
         run_args, run_kwargs = run.take_inputs(call.args, call.kwargs, call.names)

@@ -29,8 +29,9 @@ from analyzer.profilers.flops import profile_flops
 from analyzer.profilers.latency import make_latency_profiler
 from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
+from analyzer.recipe.optimizer import TAKES_MODEL, find_optimizer
 from analyzer.record.collector import rare_collections
-from analyzer.record.eager import OptimizerFactory, find_optimizer
+from analyzer.record.eager import OptimizerFactory, StepOptimizer
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import tensors_in
@@ -235,16 +236,17 @@ def choose_profilers(given: Profilers, device: DeviceSpec | None) -> dict[str, P
     return {**found, **named}
 
 
-def _check_made(factory: OptimizerFactory | None) -> OptimizerFactory | None:
+def _check_made(factory: Callable[..., Any] | None) -> StepOptimizer | None:
     """``factory``, which raises InputError where it makes no optimizer."""
     if factory is None:
         return None
 
-    def make(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        made = factory(parameters)
+    def make(parameters: list[torch.nn.Parameter], model: torch.nn.Module) -> torch.optim.Optimizer:
+        made = factory(parameters, model) if factory in TAKES_MODEL else factory(parameters)
         if not callable(getattr(made, "step", None)):
             raise InputError(f"optimizer={factory!r}: returned {made!r}, not a torch.optim.Optimizer")
-        return made
+        found: torch.optim.Optimizer = made
+        return found
 
     return make
 

@@ -2,15 +2,15 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analyzer.errors import InputError
 from analyzer.output import check_output
+from analyzer.recipe.option import add_recipe_options, read_dtype, read_recipe
 from analyzer.report.choice import add_report_options, end_with_verdict, print_report, read_report_options
 from analyzer.report.column import FORMATS
 from analyzer.zoo.command_option import model_errors
-from analyzer.zoo.input_spec import DTYPES
 
 from .decoder import CACHES
 
@@ -40,8 +40,6 @@ def add_generate_command(commands: Any) -> None:
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once (default 1)")
     parser.add_argument("--cache", choices=CACHES, default="dynamic",
                         help="grow with each token (default), or take room for all at once")
-    parser.add_argument("--dtype", metavar="DTYPE",
-                        help="turn the model's floating parameters into this, e.g. bfloat16 (default: as built)")
     parser.add_argument("--autocast", metavar="DTYPE", help="run under torch.autocast with this dtype, bf16 or fp16")
     parser.add_argument("--device", default="h200",
                         help="whose memory and speed (default h200); `analyzer devices` lists them")
@@ -51,6 +49,7 @@ def add_generate_command(commands: Any) -> None:
     parser.add_argument("--rows", type=int, default=20, metavar="N", help="rows of the table (default 20; 0: all)")
     parser.add_argument("--json", type=Path, metavar="FILE",
                         help="save the result (read it with GenerationProfile.from_json)")
+    add_recipe_options(parser, ("dtype", "quantize", "lora", "attention", "compile"))
     add_report_options(parser)
 
 
@@ -58,7 +57,6 @@ def run_generate(arguments: argparse.Namespace) -> int:
     """``analyzer generate``; the result is the exit code."""
     from analyzer.api.argument import build_model
     from analyzer.hardware import find_device
-    from analyzer.meta.mode import MetaTensorMode
     from analyzer.zoo.target import load_target
 
     from .run import profile_generate
@@ -67,14 +65,10 @@ def run_generate(arguments: argparse.Namespace) -> int:
     read_report_options(arguments, own=("fmt",))
     for path in (arguments.json, arguments.output):
         check_output(path)
-    dtype, autocast = (find_dtype(option, text)
-                       for option, text in (("--dtype", arguments.dtype), ("--autocast", arguments.autocast)))
+    recipe, autocast = read_recipe(arguments), read_dtype("--autocast", arguments.autocast)
     target = load_target(arguments.target)
     with model_errors(arguments.target):
-        model = build_model(target.build)
-        if dtype is not None:
-            with MetaTensorMode():
-                model.to(dtype)
+        model = build_model(partial(recipe.build, target.build))
         found = profile_generate(model, arguments.prompt, arguments.new_tokens, batch_size=arguments.batch,
                                  cache=arguments.cache, autocast=autocast, device=arguments.device,
                                  samples=arguments.samples or None)
@@ -89,13 +83,3 @@ def run_generate(arguments: argparse.Namespace) -> int:
     else:
         print(found.summary(arguments.rows or None))
     return end_with_verdict(found.verdict, arguments)
-
-
-def find_dtype(option: str, text: str | None) -> Any:
-    """The floating dtype of that name. Raises InputError for another."""
-    if text is None:
-        return None
-    name = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(text, text)
-    if name not in DTYPES or not DTYPES[name].is_floating_point:
-        raise InputError(f"{option} {text}: no floating dtype; e.g. bfloat16, float16, float32")
-    return DTYPES[name]

@@ -21,6 +21,8 @@ __all__ = ["FlopCount", "ZERO_FLOP_OPS", "count_call", "find_formula", "is_zero_
 
 NO_FLOPS = FlopCount(0)
 MEMO_KEY = "flops"
+# Products of quantized numbers, which stand for products of floating ones and are counted as such.
+QUANTIZED_PRODUCTS = frozenset({torch.ops.aten._int_mm})
 # Where the name without `_foreach_` is not the operator's.
 SINGLE = {"norm": "linalg_vector_norm", "max": "amax", "powsum": "linalg__powsum"}
 
@@ -29,7 +31,8 @@ def count_call(signature: Signature) -> FlopCount | None:
     """FLOPs and MACs of one call, or None where they are unknown.
 
     Unknown is an operator without a formula and not known to do no arithmetic, or a formula's own None (data decides).
-    A call none of whose tensors is floating point or complex counts zero. Raises what the operator's formula raises.
+    A call none of whose tensors is floating point or complex counts zero, but for products of quantized numbers. Raises
+    what the operator's formula raises.
 
     >>> a = TensorSpec.of((2, 3), (3, 1), torch.float32, "cpu")
     >>> b = TensorSpec.of((3, 4), (4, 1), torch.float32, "cpu")
@@ -48,7 +51,8 @@ def count_call(signature: Signature) -> FlopCount | None:
 
 def apply_formula(formula: Formula, signature: Signature) -> FlopCount | None:
     """Call the formula with the call's arguments, its out arguments left out."""
-    if not any(is_inexact(spec) for spec in (*signature.inputs, *signature.outputs)):
+    is_inexact_call = any(is_inexact(spec) for spec in (*signature.inputs, *signature.outputs))
+    if not is_inexact_call and getattr(signature.op, "overloadpacket", None) not in QUANTIZED_PRODUCTS:
         return NO_FLOPS
     kwargs = {k: v for k, v in signature.kwargs.items() if k not in out_names(signature.op)}
     count = formula(*signature.args, out=result_of(signature), **kwargs)

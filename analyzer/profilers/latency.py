@@ -30,6 +30,8 @@ def call_seconds(call: OpCall, device: DeviceSpec, world_size: int = 1) -> float
     tensors = (*call.signature.outputs, *call.signature.inputs)
     dtype = next((s.dtype for s in tensors if s.dtype.is_floating_point or s.dtype.is_complex),
                  tensors[0].dtype).to_real() if tensors else None  # complex arithmetic is that of its parts
+    if macs and call.signature.inputs and call.signature.inputs[0].dtype.itemsize == 1:
+        dtype = call.signature.inputs[0].dtype  # 8-bit factors are multiplied as such, whatever they are summed in
     # cuDNN may use TF32 by default, cuBLAS may not: torch.backends.cudnn.allow_tf32,
     # torch.backends.cuda.matmul.allow_tf32
     convolution = "convolution" in call.signature.op.__name__

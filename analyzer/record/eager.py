@@ -17,28 +17,8 @@ from .reference_count import ReferenceCount
 from .tensor_walk import tensors_in
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
-
-# The learning rate does not change a cost; momentum 0.9 is the value of every published recipe.
-OPTIMIZERS: dict[str, OptimizerFactory] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=1e-3),
-    "momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
-    "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
-    "adamw_fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
-}
-
-
-def find_optimizer(optimizer: str | OptimizerFactory | None) -> OptimizerFactory | None:
-    """The factory that ``optimizer`` names or is. Raises InputError for an unknown name."""
-    if optimizer is None or callable(optimizer):
-        return optimizer
-    if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
-        raise InputError(
-            f"optimizer={optimizer!r}: not one of {', '.join(OPTIMIZERS)}, and not a callable "
-            "`params -> torch.optim.Optimizer`"
-        )
-    return OPTIMIZERS[optimizer]
-
+#: makes the optimizer of a step, from the parameters to train and the model that has them
+StepOptimizer = Callable[[list[torch.nn.Parameter], torch.nn.Module], torch.optim.Optimizer]
 
 def default_loss(output: Any) -> torch.Tensor:
     """``output.loss`` where there is one, else the sum of the floating outputs that have a gradient."""
@@ -93,7 +73,7 @@ class EagerStep:
     """
 
     def __init__(self, recorder: Recorder, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *,
-                 mode: str, loss_fn: Callable[[Any], torch.Tensor] | None, optimizer: OptimizerFactory | None,
+                 mode: str, loss_fn: Callable[[Any], torch.Tensor] | None, optimizer: StepOptimizer | None,
                  autocast: torch.dtype | None, step: Callable[..., Any] | None, device_type: str,
                  options: ProfileOptions, looks_for_gradient: bool = False) -> None:
         self.recorder, self.model, self.args, self.kwargs = recorder, model, args, kwargs
@@ -101,7 +81,7 @@ class EagerStep:
         self.device_type, self.options, self.make_optimizer = device_type, options, optimizer
         self.looks_for_gradient = looks_for_gradient
         self.optimizer = None if optimizer is None else optimizer(
-            [cast(torch.nn.Parameter, p) for p in self.parameters if p.requires_grad])
+            [cast(torch.nn.Parameter, p) for p in self.parameters if p.requires_grad], model)
         self.holds = hold_inputs(args, kwargs)
 
     @property

@@ -169,7 +169,7 @@ class ReplayedStep(EagerStep):
             self.unmaterialized.materialize(block)
         # those that were there before the first step: a forward pass may have put others in their place
         parameters = [p for p in one_by_one(self.held) if isinstance(p, torch.nn.Parameter)]
-        self.optimizer = self.make_optimizer([p for p in parameters if p.requires_grad])
+        self.optimizer = self.make_optimizer([p for p in parameters if p.requires_grad], self.model)
         self.is_partial = False
 
     def _updated(self) -> list[Sequence[torch.Tensor | LazyBlock]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from analyzer.errors import InputError
 from analyzer.output import check_output
+from analyzer.recipe.option import read_recipe
 from analyzer.report import choice
 from analyzer.zoo import command_option
 
@@ -70,15 +71,16 @@ def run_measure(arguments: argparse.Namespace) -> int:
     device = find_torch_device(arguments.device)
     train = arguments.mode == "train"
     target = load_target(arguments.target)
-    inputs = command_option.choose_inputs(target, arguments.input, train)
-    autocast = command_option.find_autocast(arguments)
+    recipe = read_recipe(arguments)
+    inputs = command_option.choose_inputs(target, arguments.input, train, recipe.dtype)
+    step = command_option.find_step(arguments, recipe)
     with command_option.model_errors(arguments.target):
         with torch.device(device):
-            model = target.build().train(train)
+            model = recipe.build(target.build).train(train)
         args, kwargs = make_tensors(inputs, device)
-        found = measure(model, args, kwargs, mode=arguments.mode, optimizer=arguments.optimizer, autocast=autocast,
-                        steps=arguments.steps, warm_up=arguments.warm_up, convention=arguments.convention)
-        predicted = None if arguments.against is None else predict(found, model, args, kwargs, autocast, arguments)
+        found = measure(model, args, kwargs, steps=arguments.steps, warm_up=arguments.warm_up,
+                        convention=arguments.convention, **step)
+        predicted = None if arguments.against is None else predict(found, model, args, kwargs, step, arguments)
     choice.save_profile(found, arguments.json, arguments.html)  # before anything is printed, for a reader that goes
     if predicted is not None:
         from analyzer.report.module_comparison import compare_modules
@@ -119,7 +121,7 @@ def make_tensors(inputs: Sequence[InputSpec],
     return tuple(make(s) for s in inputs if s.name is None), {s.name: make(s) for s in inputs if s.name is not None}
 
 
-def predict(measured: Profile, model: torch.nn.Module, args: Any, kwargs: Any, autocast: torch.dtype | None,
+def predict(measured: Profile, model: torch.nn.Module, args: Any, kwargs: Any, step: dict[str, Any],
             arguments: argparse.Namespace) -> Profile:
     """The same step, predicted."""
     from analyzer.api.profile import profile
@@ -134,5 +136,5 @@ def predict(measured: Profile, model: torch.nn.Module, args: Any, kwargs: Any, a
             device = find_device(measured.device or "")
         except UnknownDeviceError:  # its speed is unknown, and so are the predicted seconds
             device = DeviceSpec("this device", kind="cpu" if measured.device == "cpu" else "cuda")
-    return profile(model, args=args, kwargs=kwargs, mode=arguments.mode, optimizer=arguments.optimizer,
-                   autocast=autocast, device=device, profilers={"flops": make_flops_profiler(arguments.convention)})
+    return profile(model, args=args, kwargs=kwargs, device=device,
+                   profilers={"flops": make_flops_profiler(arguments.convention)}, **step)

@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from analyzer.hardware import find_device
+from analyzer.recipe.option import read_recipe
 from analyzer.report.verdict import judge
 from analyzer.units import parse_bytes
-from analyzer.zoo.command_option import add_step_options, add_target_options, find_autocast, make_inputs, model_errors
+from analyzer.zoo.command_option import add_step_options, add_target_options, find_step, make_inputs, model_errors
 
 if TYPE_CHECKING:
     from .fit import FitResult
@@ -41,7 +43,6 @@ def add_fit_command(commands: Any) -> None:
                         help="seek the largest batch (default)")
     sought.add_argument("--sequence", action="store_const", const="sequence", dest="what",
                         help="seek the longest sequence")
-    parser.add_argument("--checkpointing", action="store_true", help="recompute each block in the backward pass")
     parser.add_argument("--device", default="h200", help="whose memory (default h200); `analyzer devices` lists them")
     parser.add_argument("--memory", metavar="SIZE",
                         help="what the allocator may take, e.g. 20GiB (default: the device's, less what is known to be "
@@ -59,14 +60,14 @@ def run_fit(arguments: argparse.Namespace) -> int:
     """``analyzer fit``; the result is the exit code."""
     from analyzer.api.argument import build_model
     from analyzer.api.profile import ProfileOptions
-    from analyzer.sweep.checkpointing import checkpoint_blocks
     from analyzer.sweep.configuration import Configuration, resolve_inputs
     from analyzer.zoo.target import load_target
 
     from .fit import max_batch_size, max_sequence_length
 
-    configuration = Configuration(mode=arguments.mode, optimizer=arguments.optimizer, autocast=arguments.autocast,
-                                  device=arguments.device, checkpointing=arguments.checkpointing)
+    recipe = read_recipe(arguments)
+    configuration = Configuration(mode=arguments.mode, autocast=arguments.autocast, dtype=arguments.dtype,
+                                  device=arguments.device)
     target = load_target(arguments.target)
 
     def make(size: int) -> Any:
@@ -77,13 +78,10 @@ def run_fit(arguments: argparse.Namespace) -> int:
     options = None if arguments.memory is None else ProfileOptions(capacity_bytes=parse_bytes(arguments.memory))
     search = max_batch_size if arguments.what == "batch" else max_sequence_length
     with model_errors(arguments.target):
-        model = build_model(target.build).train(arguments.mode == "train")
-        if configuration.checkpointing:
-            checkpoint_blocks(model)
+        model = build_model(partial(recipe.build, target.build)).train(arguments.mode == "train")
         found = search(model, make, device=configuration.device_spec, start=arguments.start,
                        multiple_of=arguments.multiple_of, at_most=arguments.at_most, options=options,
-                       world_size=arguments.world_size, mode=configuration.mode, optimizer=configuration.optimizer,
-                       autocast=find_autocast(arguments))
+                       world_size=arguments.world_size, **find_step(arguments, recipe))
     print(found)
     print(f"\n{_judge(found, arguments)}")
     return 0 if found.size else 3

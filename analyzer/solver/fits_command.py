@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
+from analyzer.recipe.option import read_recipe
 from analyzer.report.column import FORMATS
 from analyzer.zoo.command_option import (
     add_step_options,
     add_target_options,
     choose_inputs,
-    find_autocast,
+    find_step,
     make_inputs,
     model_errors,
 )
@@ -52,11 +54,12 @@ def run_fits(arguments: argparse.Namespace) -> int:
     for device in arguments.device or ():
         find_device(device)  # before any work: a wrong name costs no waiting
     target = load_target(arguments.target)
-    inputs = choose_inputs(target, arguments.input, train=arguments.mode == "train")
+    recipe = read_recipe(arguments)
+    inputs = choose_inputs(target, arguments.input, arguments.mode == "train", recipe.dtype)
     with model_errors(arguments.target):
-        model = build_model(target.build).train(arguments.mode == "train")
+        model = build_model(partial(recipe.build, target.build)).train(arguments.mode == "train")
         args, kwargs = make_inputs(inputs)
         found = fits(model, args, kwargs, devices=arguments.device, world_size=arguments.world_size,
-                     mode=arguments.mode, optimizer=arguments.optimizer, autocast=find_autocast(arguments))
+                     **find_step(arguments, recipe))
     print(found if arguments.format == "text" else found.table(arguments.format))
     return 3 if all(row.fits is False for row in found if row.capacity_bytes is not None) else 0

@@ -5,13 +5,14 @@ import argparse
 import inspect
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from analyzer.output import check_output
+from analyzer.recipe.option import add_recipe_options, read_recipe
 from analyzer.zoo.command_option import (
     AUTOCAST,
-    OPTIMIZERS,
     add_target_options,
     choose_inputs,
     find_autocast,
@@ -47,6 +48,7 @@ def add_plan_command(commands: Any) -> None:
     parser = commands.add_parser("plan", help="plan activation checkpointing for a budget of memory", description=_HELP,
                                  epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_target_options(parser)
+    add_recipe_options(parser, ("dtype", "quantize", "lora", "attention", "loss_chunks", "optimizer"))
     parser.add_argument("--budget", required=True, metavar="SIZE",
                         help="memory of the whole step, e.g. 24GiB, or a share of the activations', e.g. 50%%")
     parser.add_argument("--device",
@@ -57,8 +59,6 @@ def add_plan_command(commands: Any) -> None:
         "--granularity", choices=("operator", "module"), default="operator", help=
         "checkpoints around any operators of the traced graph (default), or around whole modules, which the model's "
         "own code can take")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS,
-                        help="count its states in the whole step's memory (default: none)")
     parser.add_argument("--autocast", choices=AUTOCAST, help="run the forward pass under torch.autocast")
     parser.add_argument("--offload", action="store_true",
                         help="saved results may also wait on the host (needs --device)")
@@ -81,7 +81,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
     from .solve import Planner
 
     target = load_target(arguments.target)
-    args, kwargs = make_inputs(choose_inputs(target, arguments.input, train=True))
+    recipe = read_recipe(arguments)
+    args, kwargs = make_inputs(choose_inputs(target, arguments.input, True, recipe.dtype))
     autocast = find_autocast(arguments)
 
     from analyzer.api.argument import build_model
@@ -89,7 +90,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     from analyzer.fx.trace.tracer import symbolic_trace
 
     with model_errors(arguments.target):
-        model = build_model(target.build).train()
+        model = build_model(partial(recipe.build, target.build)).train()
         names = [name for name, _ in zip(inspect.signature(model.forward).parameters, args)]
         gm = symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs})
         held = update = 0

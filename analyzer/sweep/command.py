@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError, MissingExtraError
+from analyzer.recipe.optimizer import FORM, OPTIMIZERS
 from analyzer.report.column import format_quantity, print_rows
 from analyzer.report.progress_bar import ProgressBar
 
@@ -55,13 +56,17 @@ def _read_name(word: str) -> str | None:
     return None if word == "none" else word
 
 
-_READERS: dict[str, Callable[[str], Any]] = {"batch": _read_size, "sequence": _read_size, "checkpointing": _read_switch}
+_READERS: dict[str, Callable[[str], Any]] = {"batch": _read_size, "sequence": _read_size, "checkpointing": _read_switch,
+                                           "accumulate": _read_size}
 _AXIS_HELP = {
     "batch": "batch sizes, e.g. 1,2,4", "sequence": "sequence lengths, e.g. 512,1024",
     "dtype": "dtypes of the parameters and floating inputs, e.g. float32,bf16 (default: as the model is built)",
-    "optimizer": "of none, sgd, momentum, adam, adamw, adamw_fused (default none)",
+    "optimizer": f"of none, {', '.join(OPTIMIZERS)}, or {FORM} (default none)",
     "autocast": "of none, bf16, fp16 (default none)",
     "checkpointing": "no, yes or both: recompute each block in the backward pass (default no)",
+    "quantize": "of none, int8, int4, nf4, fp8: how the weights of linear layers are held (default none)",
+    "lora": "ranks of adapters that are trained instead of the model, e.g. none,r=8,r=64 (default none)",
+    "accumulate": "micro-batches of a step, e.g. 1,8 (default 1)",
     "device": "names of `analyzer devices` (default h200)", "mode": "train, infer or both (default train)"}
 
 

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.record.eager import find_optimizer
+from analyzer.recipe.lora import LoraSpec
+from analyzer.recipe.quantize import Quantization
+from analyzer.recipe.recipe import Recipe
 from analyzer.zoo.input_spec import DTYPES, InputSpec, parse_inputs
 from analyzer.zoo.target import Target
 
@@ -38,6 +40,9 @@ class Configuration:
     checkpointing: bool = False       #: recompute each block in the backward pass
     device: DeviceSpec | str = "h200"
     mode: Literal["train", "infer"] = "train"
+    quantize: Quantization | None = None       #: how the weights of linear layers are held
+    lora: str | None = None           #: adapters, as ``--lora`` says them
+    accumulate: int = 1               #: micro-batches of a step
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -50,18 +55,26 @@ class Configuration:
             raise InputError(f"checkpointing={self.checkpointing!r}: must be True or False")
         if self.optimizer is not None and not isinstance(self.optimizer, str):
             raise InputError(f"optimizer={self.optimizer!r}: a sweep takes the name of an optimizer, or None")
-        find_optimizer(self.optimizer)
         object.__setattr__(self, "device", find_device(self.device))
         for name in ("dtype", "autocast"):
             object.__setattr__(self, name, _name_dtype(name, getattr(self, name)))
+        self.recipe  # noqa: B018  # refuses values that no model could take
         if self.mode == "infer":
             object.__setattr__(self, "optimizer", None)
             object.__setattr__(self, "checkpointing", False)
+            object.__setattr__(self, "accumulate", 1)
 
     @property
     def device_spec(self) -> DeviceSpec:
         """The device of that name."""
         return find_device(self.device)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is done to the model, and what its step consists of."""
+        return Recipe(dtype=None if self.dtype is None else DTYPES[self.dtype], quantize=self.quantize,
+                      lora=None if self.lora is None else LoraSpec.parse(self.lora), checkpointing=self.checkpointing,
+                      optimizer=self.optimizer, accumulate=self.accumulate)
 
     def describe(self) -> dict[str, Any]:
         """Its values as plain data, the device by its name."""

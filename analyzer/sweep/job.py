@@ -4,8 +4,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -13,13 +13,13 @@ from torch import nn
 
 from analyzer.api.argument import build_model
 from analyzer.api.profile import ProfileOptions, profile
+from analyzer.recipe.recipe import Recipe
 from analyzer.results.build import package_version
 from analyzer.results.profile import Profile
 from analyzer.zoo.command_option import make_inputs
 from analyzer.zoo.input_spec import DTYPES, InputSpec
 from analyzer.zoo.target import load_target
 
-from .checkpointing import checkpoint_blocks
 from .configuration import Configuration
 from .result import COLUMNS, IDENTITY, Row, identify
 
@@ -51,9 +51,9 @@ class Job:
         return identify(self.start_row())
 
     @property
-    def model_key(self) -> tuple[TargetLike, str | None, bool]:
+    def model_key(self) -> tuple[TargetLike, Recipe]:
         """Jobs with the same one can share a built model."""
-        return self.target, self.configuration.dtype, self.configuration.checkpointing
+        return self.target, replace(self.configuration.recipe, optimizer=None, accumulate=1)
 
 
 # A profile borrows its model and hooks into torch, so threads of a worker take turns; Python would let only one run
@@ -78,26 +78,17 @@ def profile_job(job: Job) -> Profile:
     configuration = job.configuration
     model = find_model(*job.model_key).train(configuration.mode == "train")
     args, kwargs = make_inputs(job.inputs)
-    return profile(model, args, kwargs, mode=configuration.mode, optimizer=configuration.optimizer,
+    return profile(model, args, kwargs, device=configuration.device_spec,
                    autocast=None if configuration.autocast is None else DTYPES[configuration.autocast],
-                   device=configuration.device_spec, options=ProfileOptions(keep_events=False))
+                   options=ProfileOptions(keep_events=False),
+                   **configuration.recipe.profile_options(configuration.mode))
 
 
 @lru_cache(maxsize=2)  # jobs come sorted by model; the second serves two neighbours that alternate
-def find_model(target: TargetLike, dtype: str | None, checkpointing: bool) -> nn.Module:
+def find_model(target: TargetLike, recipe: Recipe) -> nn.Module:
     """The model of all jobs with the same `Job.model_key`."""
     factory = load_target(target).build if isinstance(target, str) else target
-
-    def build() -> nn.Module:  # under the mode that holds no data, the change of dtype too
-        fresh = factory()
-        if dtype is not None and isinstance(fresh, nn.Module):
-            fresh = fresh.to(DTYPES[dtype])
-        return fresh
-
-    model = build_model(build)
-    if checkpointing:
-        checkpoint_blocks(model)
-    return model
+    return build_model(partial(recipe.build, factory))  # under the mode that holds no data, the recipe too
 
 
 def measure(found: Profile) -> Row:

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 #: What a row holds, in order. All but those of the configuration are None where it failed; None is unknown.
 COLUMNS: dict[str, type] = {
     "target": str, "batch": int, "sequence": int, "dtype": str, "optimizer": str, "autocast": str,
-    "checkpointing": bool, "device": str, "mode": str, "inputs": str,
+    "checkpointing": bool, "device": str, "mode": str, "quantize": str, "lora": str, "accumulate": int, "inputs": str,
     "error": str,  # why there are no figures
     "fits": bool,
     "free_bytes": int,  # as `Profile.fits` says

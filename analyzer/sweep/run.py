@@ -35,7 +35,8 @@ def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] 
     """Profile ``target`` in every combination of the values in ``grid``: one row each, in the order of the grid.
 
     ``target`` is a TARGET text as on the command line, or a callable of no arguments that builds a module. ``grid``
-    maps axes of `Configuration` (batch sequence dtype optimizer autocast checkpointing device mode) to values.
+    maps axes of `Configuration` (batch sequence dtype optimizer autocast checkpointing device mode quantize lora
+    accumulate) to values.
     ``inputs`` are texts as `--input`, in which ``{batch}`` and ``{sequence}`` may stand for sizes; by default what the
     target is called with.
 

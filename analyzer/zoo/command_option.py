@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from analyzer.errors import AnalyzerError, InputError, ModelError
+from analyzer.recipe.option import add_recipe_options
+from analyzer.recipe.recipe import Recipe
 
 from .input_spec import DTYPES, InputSpec, parse_inputs
 from .model_target import Target
 
 AUTOCAST = ("bfloat16", "float16", "bf16", "fp16")
-OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adamw_fused")
 
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:
@@ -27,11 +28,11 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_step_options(parser: argparse.ArgumentParser) -> None:
-    """What a step consists of."""
+    """What a step consists of, and the recipe of the model."""
     parser.add_argument("--mode", choices=("train", "infer"), default="train",
                         help="train: forward, loss, backward, optimizer (default); infer: forward")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, help="default: none, gradients only")
     parser.add_argument("--autocast", choices=AUTOCAST, help="run the forward pass under torch.autocast")
+    add_recipe_options(parser)
 
 
 def find_autocast(arguments: argparse.Namespace) -> torch.dtype | None:
@@ -39,13 +40,21 @@ def find_autocast(arguments: argparse.Namespace) -> torch.dtype | None:
     return None if arguments.autocast is None else DTYPES[arguments.autocast]
 
 
-def choose_inputs(target: Target, texts: Sequence[str], train: bool) -> tuple[InputSpec, ...]:
-    """What to call the model with. Raises InputError where neither ``--input`` nor the target says it."""
+def find_step(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+    """The arguments of `analyzer.profile` that say what a step is."""
+    return {"autocast": find_autocast(arguments), **recipe.profile_options(arguments.mode)}
+
+
+def choose_inputs(target: Target, texts: Sequence[str], train: bool,
+                  dtype: torch.dtype | None = None) -> tuple[InputSpec, ...]:
+    """What to call the model with, floating inputs in ``dtype`` where one is given. Raises InputError where neither
+    ``--input`` nor the target says it.
+    """
     specs = target.choose_inputs(parse_inputs(texts), train=train)
     if specs is None:
         raise InputError(f"{target.name}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or "
                          "--input x=int64:8x512")
-    return specs
+    return specs if dtype is None else tuple([spec.cast(dtype) for spec in specs])
 
 
 def make_inputs(specs: Sequence[InputSpec]) -> tuple[tuple[Any, ...], dict[str, Any]]:

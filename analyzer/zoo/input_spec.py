@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -46,6 +46,10 @@ class InputSpec:
     def make(self, device: str | torch.device = "meta") -> torch.Tensor:
         """An empty tensor of this dtype and shape."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+    def cast(self, dtype: torch.dtype) -> InputSpec:
+        """The same input, in ``dtype`` where it is floating."""
+        return replace(self, dtype=dtype) if self.dtype.is_floating_point else self
 
     def __str__(self) -> str:
         name = "" if self.name is None else f"{self.name}="

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from analyzer import ProfileOptions, profile
-from analyzer.record.eager import OPTIMIZERS
+from analyzer.recipe.optimizer import REPLAYED as OPTIMIZERS
 from analyzer.replay.block_replay import BlockReplay
 from analyzer.replay.optimizer.replay import OptimizerReplay
 from analyzer.zoo import MODELS

@@ -46,6 +46,14 @@ def shape_int_repr(self: Tensor) -> Tensor:
     return torch.empty(self.shape, dtype=integer, device=self.device)
 
 
+@device_shape("_weight_int4pack_mm", on_any_device=True)
+def shape_int4_product(self: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    """aten/src/ATen/native/cuda/int4mm.cu: a weight of int32 in tiles of 8 rows. The kernel on meta asks a fake tensor
+    for its device.
+    """
+    return self.new_empty((self.shape[0], weight.shape[0] * 8))
+
+
 def shape_linear_with_packed_weight(x: Tensor, packed: Any, *_: Any, **__: Any) -> Tensor:
     """aten/src/ATen/native/quantized/cpu/qlinear_dynamic.cpp: the weight is an object of C++, which hides its data."""
     state = active_state()

@@ -1,0 +1,173 @@
+"""Optimizers by name: those of PyTorch, and others that people train with."""
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from analyzer.errors import InputError
+from analyzer.record.eager import OptimizerFactory
+
+from .optimizer_8bit import AdamW8bit
+
+Tensor = torch.Tensor
+
+
+class Lion(torch.optim.Optimizer):
+    """Lion (Chen et al. 2023, algorithm 2): one state, and an update by its sign; parameter after parameter."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
+                 weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update each parameter that has a gradient."""
+        loss = _evaluate(closure)
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                if group["weight_decay"]:
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                update = state["exp_avg"].lerp(parameter.grad, 1 - beta1).sign_()
+                parameter.add_(update, alpha=-group["lr"])
+                state["exp_avg"].lerp_(parameter.grad, 1 - beta2)
+        return loss
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """`torch.optim.Muon` for the matrices of hidden layers and AdamW for everything else: embeddings, the output head,
+    vectors and convolutions, as Muon's author uses it (github.com/KellerJordan/Muon, README).
+    """
+
+    def __init__(self, params: Iterable[Tensor], others: Iterable[Tensor] = (), lr: float = 1e-3) -> None:
+        chosen, rest = list(params), list(others)
+        super().__init__([*chosen, *rest], {"lr": lr})
+        apart = set(map(id, rest))
+        matrices = [p for p in chosen if p.ndim == 2 and id(p) not in apart]
+        taken = set(map(id, matrices))
+        left = [p for p in [*chosen, *rest] if id(p) not in taken]
+        self.parts: list[torch.optim.Optimizer] = [
+            *([torch.optim.Muon(matrices, lr=lr)] if matrices else []),
+            *([torch.optim.AdamW(left, lr=lr)] if left else [])]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """A step of both."""
+        loss = _evaluate(closure)
+        for part in self.parts:
+            part.step()
+            self.state.update(part.state)
+        return loss
+
+
+class OffloadedAdamW(torch.optim.Optimizer):
+    """AdamW whose states and a copy of the parameters are on the host, where the update runs: gradients are copied
+    there in each step and parameters back (torchao 0.18, optim/cpu_offload.py, `CPUOffloadOptimizer`). Parameters below
+    4,096 elements stay on the device.
+    """
+
+    SMALLEST = 4096
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1e-3) -> None:
+        parameters = list(params)
+        super().__init__(parameters, {"lr": lr})
+        small = [p for p in parameters if p.numel() < self.SMALLEST]
+        self.on_device = torch.optim.AdamW(small, lr=lr) if small else None
+        self.hosts: dict[Tensor, Tensor] = {}
+        for parameter in parameters:
+            if parameter.numel() >= self.SMALLEST:
+                host = torch.empty_like(parameter, device="cpu", pin_memory=parameter.device.type == "cuda")
+                self.hosts[parameter] = host.copy_(parameter.detach())
+        self.on_host = torch.optim.AdamW(self.hosts.values(), lr=lr, fused=True) if self.hosts else None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """A step on both sides."""
+        loss = _evaluate(closure)
+        if self.on_device is not None:
+            self.on_device.step()
+            self.state.update(self.on_device.state)
+        for parameter, host in self.hosts.items():
+            if parameter.grad is not None:
+                if host.grad is None:
+                    host.grad = torch.empty_like(host, pin_memory=parameter.device.type == "cuda")
+                host.grad.copy_(parameter.grad)
+        if self.on_host is not None:
+            self.on_host.step()
+        for parameter, host in self.hosts.items():
+            parameter.copy_(host)
+        return loss
+
+
+def _evaluate(closure: Callable[[], Any] | None) -> Any:
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def make_muon(params: list[nn.Parameter], model: nn.Module) -> torch.optim.Optimizer:
+    """Muon for the hidden matrices of ``model``: those that are neither an embedding's nor the output head's."""
+    get = getattr(model, "get_output_embeddings", None)
+    head = get() if callable(get) else None
+    modules = [m for m in model.modules() if isinstance(m, nn.Embedding) or m is head]
+    apart = {id(p) for module in modules for p in module.parameters(recurse=False)}
+    return MuonWithAdamW([p for p in params if id(p) not in apart], [p for p in params if id(p) in apart])
+
+
+#: factories that need the model too: ``(params, model) -> torch.optim.Optimizer``
+TAKES_MODEL = {make_muon}
+
+# The learning rate does not change a cost; momentum 0.9 is the value of every published recipe.
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-3),
+    "momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    "adamw_fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+    "adamw8bit": AdamW8bit,
+    "adamw_offloaded": OffloadedAdamW,
+    "adafactor": torch.optim.Adafactor,
+    "lion": Lion,
+    "muon": make_muon,
+}
+REPLAYED = ("sgd", "momentum", "adam", "adamw", "adamw_fused")  #: PyTorch's own code, of which a step can be replayed
+FORM = "module:Class, e.g. torch.optim:RAdam"
+
+
+def find_optimizer(optimizer: str | OptimizerFactory | None) -> Callable[..., torch.optim.Optimizer] | None:
+    """The factory that ``optimizer`` names or is: one of `OPTIMIZERS`, or ``module:Class``, which is imported. Raises
+    InputError for an unknown name.
+
+    >>> find_optimizer("torch.optim:RAdam")
+    <class 'torch.optim.radam.RAdam'>
+    """
+    if optimizer is None or callable(optimizer):
+        return optimizer
+    if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
+        return OPTIMIZERS[optimizer]
+    if isinstance(optimizer, str) and ":" in optimizer:
+        return _import_optimizer(optimizer)
+    raise InputError(f"optimizer={optimizer!r}: not one of {', '.join(OPTIMIZERS)}, not {FORM}, and not a callable "
+                     "`params -> torch.optim.Optimizer`")
+
+
+def _import_optimizer(text: str) -> Callable[..., torch.optim.Optimizer]:
+    module_name, _, name = text.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), name, None)
+    except ImportError as error:
+        raise InputError(f"optimizer={text!r}: {module_name} cannot be imported: {error}") from error
+    if not callable(found):
+        raise InputError(f"optimizer={text!r}: {module_name} has no class or function {name!r}; give {FORM}")
+    made: Callable[..., torch.optim.Optimizer] = found
+    return made

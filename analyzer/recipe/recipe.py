@@ -1,0 +1,118 @@
+"""`Recipe`: what is done to a model before it is profiled, and what its step consists of."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from analyzer.errors import InputError, is_count
+from analyzer.record.eager import check_loss, default_loss
+
+from .checkpointing import checkpoint_blocks
+from .chunked_loss import chunk_loss
+from .lora import LoraSpec, add_lora
+from .optimizer import find_optimizer
+from .quantize import Quantization, find_layer, quantize
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Changes to a model and its step, each None or False where nothing changes; `apply` makes them in this order.
+
+    >>> recipe = Recipe(dtype=torch.bfloat16, lora=LoraSpec(r=4), optimizer="adamw8bit")
+    >>> str(recipe)
+    'bfloat16, LoRA r=4, adamw8bit'
+    >>> model = recipe.apply(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 2)))
+    >>> sum(p.numel() for p in model.parameters() if p.requires_grad)
+    512
+
+    Raises InputError for values that no model could take; `apply` raises it where this model cannot.
+    """
+
+    dtype: torch.dtype | None = None                  #: of floating parameters and buffers
+    attention: str | None = None                      #: transformers' implementation: sdpa, eager, ...
+    quantize: Quantization | None = None              #: how the weights of linear layers are held
+    lora: LoraSpec | None = None                      #: train adapters instead of the model
+    loss_chunks: int | None = None                    #: compute a language model's loss in so many parts
+    checkpointing: bool = False                       #: run each block again in the backward pass
+    compile: bool = False                             #: wrap the model by `torch.compile`
+    optimizer: str | None = None
+    accumulate: int = 1                               #: micro-batches of a step, each of the inputs' size
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
+            raise InputError(f"dtype={self.dtype!r}: must be a floating torch.dtype such as torch.bfloat16, or None")
+        if self.quantize is not None:
+            find_layer(self.quantize)
+        if not is_count(self.accumulate, 1):
+            raise InputError(f"accumulate={self.accumulate!r}: must be a whole number of at least 1")
+        if self.lora is not None and not isinstance(self.lora, LoraSpec):
+            raise InputError(f"lora={self.lora!r}: must be an analyzer.recipe.LoraSpec, e.g. LoraSpec(r=16), or None")
+        find_optimizer(self.optimizer)
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """``model``, changed in place, or what wraps it."""
+        if self.dtype is not None:
+            model.to(self.dtype)
+        if self.attention is not None:
+            _set_attention(model, self.attention)
+        if self.quantize is not None:
+            quantize(model, self.quantize)
+        if self.lora is not None:
+            add_lora(model, self.lora)
+        if self.loss_chunks is not None:
+            chunk_loss(model, self.loss_chunks)
+        if self.checkpointing:
+            checkpoint_blocks(model)
+        return torch.compile(model) if self.compile else model  # type: ignore[return-value]
+
+    def build(self, factory: Callable[[], nn.Module]) -> nn.Module:
+        """The model that ``factory`` builds, with this recipe applied."""
+        return self.apply(factory())
+
+    def make_step(self, loss_fn: Callable[[Any], torch.Tensor] | None = None) -> Callable[..., None] | None:
+        """The ``step`` of `analyzer.profile` for several micro-batches; None where one is a step."""
+        return None if self.accumulate == 1 else partial(_accumulate, self.accumulate, loss_fn or default_loss)
+
+    def profile_options(self, mode: str) -> dict[str, Any]:
+        """The arguments of `analyzer.profile` that a step by this recipe takes."""
+        if mode == "infer":
+            return {"mode": mode}
+        return {"mode": mode, "optimizer": self.optimizer, "step": self.make_step()}
+
+    def __str__(self) -> str:
+        said = {"dtype": str(self.dtype).removeprefix("torch."), "attention": f"{self.attention} attention",
+                "quantize": f"{self.quantize} weights", "checkpointing": "checkpointing", "compile": "compiled",
+                "lora": "" if self.lora is None else f"LoRA r={self.lora.r}", "optimizer": str(self.optimizer),
+                "loss_chunks": f"loss in {self.loss_chunks} chunks", "accumulate": f"{self.accumulate} micro-batches"}
+        return ", ".join(said[f.name] for f in fields(self) if getattr(self, f.name) != f.default) or "as it is"
+
+
+def _accumulate(count: int, loss_fn: Callable[[Any], torch.Tensor], model: nn.Module,
+                optimizer: torch.optim.Optimizer | None, *args: Any, **kwargs: Any) -> None:
+    """A training step whose gradients are sums over micro-batches."""
+    for _ in range(count):
+        loss = loss_fn(model(*args, **kwargs))
+        check_loss(loss)
+        (loss / count).backward()
+        del loss
+    if optimizer is not None:
+        optimizer.step()
+    model.zero_grad()
+
+
+def _set_attention(model: nn.Module, name: str) -> None:
+    choose = getattr(model, "set_attn_implementation", None)
+    if not callable(choose):
+        raise InputError(f"attention={name!r}: {type(model).__name__} has no attention to choose; it is no model of "
+                         "transformers")
+    try:
+        choose(name)
+    except (ValueError, ImportError) as error:  # how transformers says that a model has none of that name
+        raise InputError(f"attention={name!r}: {type(model).__name__} cannot take it: {error}") from error
+
+

@@ -1,0 +1,133 @@
+"""Bytes of LoRA, QLoRA and 8-bit optimizers of Llama 3.1 8B, derived by hand from its published sizes."""
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from analyzer import MetaTensor, profile
+from analyzer.api.argument import build_model
+from analyzer.recipe import LoraSpec, Recipe
+from analyzer.zoo.torchvision_ops import define_torchvision_ops
+
+define_torchvision_ops()
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+# config.json of meta-llama/Llama-3.1-8B
+HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, VOCAB = 4096, 14336, 32, 32, 8, 128256
+KV = HIDDEN // HEADS * KV_HEADS
+LINEAR = {"q": (HIDDEN, HIDDEN), "k": (KV, HIDDEN), "v": (KV, HIDDEN), "o": (HIDDEN, HIDDEN), "gate": (FFN, HIDDEN),
+          "up": (FFN, HIDDEN), "down": (HIDDEN, FFN)}  # out, in
+NORMS = (2 * LAYERS + 1) * HIDDEN
+EMBEDDINGS = 2 * VOCAB * HIDDEN  # that of the input and the head
+IN_LINEAR = LAYERS * sum(n * k for n, k in LINEAR.values())
+BF16 = torch.bfloat16
+ROPE = 2 * 64 * 2  # the frequencies of rotary embeddings, twice
+
+
+def make() -> LlamaForCausalLM:
+    return LlamaForCausalLM(LlamaConfig(
+        hidden_size=HIDDEN, intermediate_size=FFN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS, vocab_size=VOCAB))
+
+
+def run(recipe: Recipe, tokens: int = 256):
+    ids = torch.empty(1, tokens, dtype=torch.int64, device="meta")
+    inputs = {"input_ids": ids, "labels": ids}
+    return profile(partial(recipe.build, make), (), inputs, **recipe.profile_options("train"))
+
+
+def adapters(rank: int, names=tuple(LINEAR)) -> int:
+    return LAYERS * sum(rank * (LINEAR[name][0] + LINEAR[name][1]) for name in names)
+
+
+def test_sizes_are_those_published():
+    assert IN_LINEAR + EMBEDDINGS + NORMS == 8_030_261_248
+
+
+def counters(names=7) -> int:
+    """AdamW counts the steps of each tensor, two an adapter, in a float32."""
+    return LAYERS * names * 2 * 4
+
+
+@pytest.mark.parametrize(("text", "count", "bytes_each", "names"), [
+    ("r=16", adapters(16), 4, 7),  # 41,943,040, in float32 as peft makes them
+    ("r=8,targets=q_proj+v_proj", adapters(8, ("q", "v")), 4, 2),
+    ("r=64,dtype=bf16", adapters(64), 2, 7),
+])
+def test_lora(text, count, bytes_each, names):
+    p = run(Recipe(dtype=BF16, lora=LoraSpec.parse(text), optimizer="adamw"))
+    assert p.modules.trainable_params == count
+    assert p.param_bytes == 2 * (IN_LINEAR + EMBEDDINGS + NORMS) + bytes_each * count
+    assert p.optimizer_bytes == 2 * bytes_each * count + counters(names)
+
+
+def nf4_bytes(n: int, k: int) -> tuple[int, int]:
+    """Of codes; of a byte for each block of 64, 4 for each 256 of those, 16 and 256 values and an offset in float32."""
+    blocks = n * k // 64
+    return n * k // 2, blocks + 4 * (blocks // 256) + 4 * (16 + 256 + 1)
+
+
+HELD = {
+    "nf4": nf4_bytes,
+    "int8": lambda n, k: (n * k, 4 * n),
+    "fp8": lambda n, k: (n * k, 4 * n),
+}
+
+
+@pytest.mark.parametrize("quantization", HELD)
+def test_quantized_weights_and_adapters(quantization):
+    p = run(Recipe(dtype=BF16, quantize=quantization, lora=LoraSpec(r=16), optimizer="adamw"))
+    held = [HELD[quantization](n, k) for n, k in LINEAR.values()]
+    assert p.param_bytes == LAYERS * sum(codes for codes, _ in held) + 2 * (EMBEDDINGS + NORMS) + 4 * adapters(16)
+    assert p.buffer_bytes == LAYERS * sum(scales for _, scales in held) + ROPE
+    assert p.optimizer_bytes == 8 * adapters(16) + counters()
+    assert p.modules.trainable_params == adapters(16)
+
+
+def test_4_bit_weights_for_inference():
+    recipe = Recipe(dtype=BF16, quantize="int4")
+    ids = torch.empty(1, 64, dtype=torch.int64, device="meta")
+    p = profile(partial(recipe.build, make), (), {"input_ids": ids}, mode="infer", eval=True)
+    assert p.param_bytes == IN_LINEAR // 2 + 2 * (EMBEDDINGS + NORMS)
+    assert p.buffer_bytes == IN_LINEAR // 128 * 2 * 2 + ROPE  # a scale and a zero in bfloat16 for each 128
+
+
+def test_8_bit_states():
+    """A byte each for two states and 4 for each 256 of them; norms have 4,096, the least that is so held."""
+    p = run(Recipe(dtype=BF16, optimizer="adamw8bit"))
+    elements = IN_LINEAR + EMBEDDINGS + NORMS
+    assert p.optimizer_bytes == 2 * elements + 2 * 4 * (elements // 256)
+
+
+def test_states_on_the_host():
+    p = run(Recipe(dtype=BF16, optimizer="adamw_offloaded"))
+    assert p.optimizer_bytes == 0
+
+
+@pytest.mark.parametrize(("optimizer", "states"), [
+    ("lion", 2 * (IN_LINEAR + EMBEDDINGS + NORMS)),
+    ("muon", 2 * IN_LINEAR + 2 * 2 * (EMBEDDINGS + NORMS)),  # one state of hidden matrices, AdamW's two of the rest
+    ("adamw_fused", 4 * (IN_LINEAR + EMBEDDINGS + NORMS)),
+])
+def test_states_of_other_optimizers(optimizer, states):
+    p = run(Recipe(dtype=BF16, optimizer=optimizer))
+    steps = p.optimizer_bytes - states  # counters of steps: 4 bytes a parameter on the device, where there are such
+    assert steps in (0, 4 * (2 * LAYERS + 3), 4 * (LAYERS * 9 + 3))
+
+
+def test_every_option_changes_the_peak_as_it_should():
+    """The order of peaks, most first, each for a reason that does not depend on the device."""
+    recipes = [Recipe(dtype=BF16, optimizer="adamw"), Recipe(dtype=BF16, optimizer="adamw8bit"),
+               Recipe(dtype=BF16, lora=LoraSpec(r=16), optimizer="adamw"),
+               Recipe(dtype=BF16, lora=LoraSpec(r=16), optimizer="adamw", checkpointing=True),
+               Recipe(dtype=BF16, lora=LoraSpec(r=16), optimizer="adamw", checkpointing=True, quantize="int8"),
+               Recipe(dtype=BF16, lora=LoraSpec(r=16), optimizer="adamw", checkpointing=True, quantize="nf4")]
+    peaks = [run(recipe, tokens=1024).peak_allocated_bytes for recipe in recipes]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_a_model_in_a_mode_is_changed_without_data():
+    model = build_model(partial(Recipe(dtype=BF16, quantize="nf4").build, make))
+    assert all(isinstance(t, MetaTensor) for t in (*model.parameters(), *model.buffers()))

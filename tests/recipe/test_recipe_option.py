@@ -1,0 +1,87 @@
+"""The options of a recipe mean the same for every command."""
+from __future__ import annotations
+
+import pytest
+
+from analyzer import Profile
+from analyzer.cli import main
+
+SMALL = ("--input", "input_ids=int64:1x32")
+
+
+def run(capsys, *words):
+    code = main(list(words))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def profiled(tmp_path, *words, target="gpt2"):
+    path = tmp_path / "p.json"
+    assert main(["profile", target, *SMALL, "--show", "summary", "--json", str(path), *words]) == 0
+    return Profile.from_json(path)
+
+
+@pytest.mark.parametrize(("words", "field", "factor"), [
+    (("--dtype", "bf16"), "param_bytes", 0.5),
+    (("--optimizer", "adamw8bit"), "optimizer_bytes", None),
+    (("--optimizer", "torch.optim:NAdam"), "optimizer_bytes", None),
+])
+def test_profile(tmp_path, capsys, words, field, factor):
+    plain, found = profiled(tmp_path), profiled(tmp_path, *words)
+    if factor is not None:
+        assert getattr(found, field) == factor * getattr(plain, field)
+    else:
+        assert getattr(plain, field) == 0 < getattr(found, field)
+
+
+def test_all_at_once(tmp_path, capsys):
+    p = profiled(tmp_path, "--dtype", "bf16", "--quantize", "nf4", "--lora", "r=4", "--checkpointing", "--accumulate",
+                 "2", "--optimizer", "adamw8bit", "--attention", "eager", "--loss-chunks", "4",
+                 target="hf:GPT2Config")
+    layers = (768, 2304), (768, 768), (768, 3072), (3072, 768)
+    assert p.modules.trainable_params == 12 * sum(4 * (n + k) for n, k in layers)
+    assert p.recompute_flops > 0 and p.batch_size == 2 and p.optimizer == "adamw8bit"
+
+
+def test_a_compiled_model_is_told(tmp_path, capsys):
+    p = profiled(tmp_path, "--compile")
+    assert any("torch.compile" in text for text in p.assumptions)
+
+
+@pytest.mark.parametrize("command", [
+    ("fit", "gpt2", "--device", "t4", "--at-most", "4"), ("fits", "gpt2", *SMALL, "--device", "t4"),
+    ("sweep", "gpt2", "--workers", "0", "--accumulate", "1,2", "--sequence", "32", "--batch", "1"),
+])
+def test_other_commands(capsys, command):
+    code, out, err = run(capsys, *command, "--dtype", "bf16", "--lora", "r=4", "--quantize", "int8", "--optimizer",
+                         "lion")
+    assert code == 0, err
+
+
+def test_generate(capsys):
+    code, out, err = run(capsys, "generate", "gpt2", "--prompt", "16", "--new-tokens", "4", "--quantize", "int4",
+                         "--dtype", "bf16")
+    assert code == 0, err
+
+
+def test_plan(capsys):
+    code, out, err = run(capsys, "plan", "gpt2", *SMALL, "--budget", "60%", "--dtype", "bf16", "--lora", "r=4",
+                         "--optimizer", "adamw8bit")
+    assert code == 0, err
+
+
+def test_measure(capsys):
+    code, out, err = run(capsys, "measure", "hf:GPT2Config", "--input", "input_ids=int64:1x8", "--steps", "1",
+                         "--warm-up", "0", "--lora", "r=2", "--quantize", "nf4", "--optimizer", "adamw8bit",
+                         "--accumulate", "2")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    (("--dtype", "bf61"), "analyzer: --dtype bf61: no floating dtype; did you mean bf16? one of bf16, fp16, fp32"),
+    (("--lora", "q_proj"), "analyzer: --lora q_proj: 'q_proj' is not one of r=16"),
+    (("--optimizer", "adma"), "analyzer: optimizer='adma': not one of sgd"),
+])
+def test_errors(capsys, words, text):
+    code, out, err = run(capsys, "profile", "gpt2", *words)
+    assert code == 2 and err.startswith(text)
