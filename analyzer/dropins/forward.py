@@ -96,3 +96,10 @@ def list_paths(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     ['', '0', '1', '1.0']
     """
     return dict(model.named_modules(remove_duplicate=False))
+
+
+def children_first(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """A module and all below it in the order in which ``Module.apply`` visits them."""
+    for child in module.children():
+        yield from children_first(child)
+    yield module
