@@ -85,7 +85,7 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
         return last.repeat(gm)
     for node, info in infos.items():
         node.meta["info"] = info
-    _sum_up(gm, last.record)
+    _sum_up(gm, last.record, is_edited=bool(infos))
     last.record.fingerprints = now
     return gm
 
@@ -320,7 +320,7 @@ def _pass_on(value: Any) -> Any:
     return value.clone() if whole else value.view_as(value)
 
 
-def _sum_up(gm: fx.GraphModule, record: RunRecord) -> None:
+def _sum_up(gm: fx.GraphModule, record: RunRecord, is_edited: bool) -> None:
     """What depends on the order of nodes, and the profile."""
     nodes = list(gm.graph.nodes)
     profile: Profile = gm.meta["profile"]
@@ -336,7 +336,8 @@ def _sum_up(gm: fx.GraphModule, record: RunRecord) -> None:
     accumulated, rows = 0, []
     for row in [*(n.meta["info"] for n in nodes), *rest]:
         accumulated += row.incremental_bytes or 0
-        row = replace(row, accumulate_bytes=None if row.accumulate_bytes is None else accumulated)
+        row = replace(row, accumulate_bytes=None if row.accumulate_bytes is None else accumulated,
+                      saved_tensors=None if is_edited else row.saved_tensors)
         if row.name in first and row.param_bytes is not None:
             row.param_bytes, row.buffer_bytes = first[row.name]["parameter"], first[row.name]["buffer"]
         rows.append(row)

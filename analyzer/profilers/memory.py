@@ -7,6 +7,7 @@ from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import StorageLifetime
 
 from .annotation import Annotation
+from .saved_tensor import list_saved
 
 _HELD_BY_THE_MODEL = {"parameter": "param_bytes", "buffer": "buffer_bytes"}
 
@@ -39,7 +40,7 @@ def _fill_rows(log: Log, out: Annotation) -> None:
     trains = any(r.phase == "backward" for r in log.phases)
     saved_at: dict[int, int] = {}
     out.start_rows(log, {"output_bytes": 0, "temp_bytes": 0, "param_bytes": 0, "buffer_bytes": 0,
-                         "incremental_bytes": 0, "backward_bytes": 0 if trains else None})
+                         "incremental_bytes": 0, "backward_bytes": 0 if trains else None, "saved_tensors": ()})
     for i in range(len(log.modules)):
         out.modules[i].update(activation_bytes=0, saved_bytes=0)
 
@@ -63,6 +64,8 @@ def _fill_rows(log: Log, out: Annotation) -> None:
         if lifetime.node >= 0 and saved and log.nodes[lifetime.node].step == last:
             out.add(out.nodes, lifetime.node, "incremental_bytes", lifetime.nbytes)
     _describe_nodes(log, last, out, saved_at, trains)
+    for node, rows in list_saved(log, saved_at).items() if trains else ():
+        out.nodes[node]["saved_tensors"] = tuple(rows)
 
 
 def _held(log: Log, category: str) -> int:

@@ -23,6 +23,7 @@ from .module_shape import ModuleShape
 from .node_info import NodeInfo, describe_spec
 from .out_of_memory import describe_placement, describe_shortage, find_unfinished, list_finished_phases
 from .profile import Profile
+from .saved_tensor import SavedStorages
 from .timeline import read_memory
 from .tree import ModuleTree, describe_all, list_module_calls
 from .wrapper import ModulePaths
@@ -79,6 +80,10 @@ class ProfileBuilder:
         log = self.log
         with log.reading():
             rows = self._merge((a.nodes for a in self.annotations), may_end=True)
+            storages = SavedStorages(log, {i: row.get("saved_tensors") or () for i, row in rows.items()})
+            for row in rows.values():
+                if row.get("saved_tensors"):
+                    row["saved_tensors"] = storages.describe(row["saved_tensors"])
             infos = {i: self._describe_node(i, rows[i]) for i, node in enumerate(log.nodes)
                      if node.step == log.steps - 1}
         for i, blank in self.blanks.items():

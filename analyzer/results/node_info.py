@@ -42,6 +42,22 @@ class TensorInfo:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
+@dataclass(frozen=True, slots=True)
+class SavedTensorInfo(TensorInfo):
+    """A tensor that a node holds for backward, of a storage that is alive when the backward pass begins.
+
+    >>> saved = SavedTensorInfo((8, 64), "float32", "cuda:0", "relu:0", 2048, "relu", "activation", True)
+    >>> str(saved), saved.storage, saved.storage_bytes
+    ('float32[8, 64]', 'relu:0', 2048)
+    """
+
+    storage: str        #: the same for all tensors in one memory: ``"relu:0"`` is the first that node ``relu`` keeps
+    storage_bytes: int
+    made_by: str        #: name of the node that made it; path of a parameter or buffer; name of an input
+    kind: str           #: "activation", "input", "parameter" or "buffer"
+    is_read: bool       #: by the gradient of this node, or by what is run again for it
+
+
 def describe_spec(spec: Any) -> TensorInfo:
     """A tensor's spec as plain data."""
     return TensorInfo(tuple(spec), str(spec.dtype).removeprefix("torch."), spec.device)
@@ -58,7 +74,7 @@ class NodeInfo(DeferredFields):
     """
 
     #: Of the fields below, whose meaning docs/node_info.md gives; a change of any raises it.
-    schema_version: ClassVar[int] = 1
+    schema_version: ClassVar[int] = 2
 
     op: str                                #: kind of node: placeholder, call_module, call_function, ...
     name: str                              #: unique in its graph
@@ -94,6 +110,26 @@ class NodeInfo(DeferredFields):
     #: for solvers to fill: a placement for each mesh dimension, such as "Shard(0)"
     sharding: tuple[str, ...] | None = None
     extra: dict[str, Scalar] = field(default_factory=dict)  #: quantities of profilers that the user added
+    #: what it keeps for backward and what its gradient reads; None is unknown, as after `reprofile`
+    saved_tensors: tuple[SavedTensorInfo, ...] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def kept_tensors(self) -> tuple[SavedTensorInfo, ...] | None:
+        """Of `saved_tensors`, those that the node made itself: their storages add up to `incremental_bytes`.
+
+        >>> import torch
+        >>> from analyzer import profile
+        >>> model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+        >>> for node in profile(model, args=(torch.empty(8, 16),)).nodes[1:4]:
+        ...     kept = sum(t.storage_bytes for t in node.kept_tensors)
+        ...     print(node.name, node.incremental_bytes, kept, [(t.made_by, str(t)) for t in node.saved_tensors])
+        _0 0 0 [('input', 'float32[8, 16]')]
+        _1 2048 2048 [('_1', 'float32[8, 64]')]
+        _2 0 0 [('2.weight', 'float32[64, 4]'), ('_1', 'float32[8, 64]')]
+        """
+        saved = self.saved_tensors
+        return None if saved is None else tuple([t for t in saved if t.made_by == self.name
+                                                 and t.kind in ("activation", "input")])
 
     @classmethod
     def blank(cls, make: Callable[[], Mapping[str, Any]], **known: Any) -> NodeInfo:

@@ -50,7 +50,7 @@ def find_unfinished(log: Log) -> Callable[[str], bool] | None:
 def _phase_of(name: str) -> str:
     if name.startswith("fwd_") or name in _BORN_IN_FORWARD:
         return "forward"
-    if name.startswith(("bwd_", "recompute_")) or name == "executed_flops":
+    if name.startswith(("bwd_", "recompute_")) or name in ("executed_flops", "saved_tensors"):
         return "backward"
     return "optimizer" if name.startswith("optimizer_") else "zero_grad"
 

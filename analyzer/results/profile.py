@@ -42,7 +42,7 @@ class Profile(DeferredFields):
     'demo: one infer step'
     """
 
-    format_version: ClassVar[int] = 2  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 3  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"

@@ -25,7 +25,7 @@ from analyzer.results.info import (
     TimelinePoint,
     UncountedInfo,
 )
-from analyzer.results.node_info import NodeInfo, TensorInfo
+from analyzer.results.node_info import NodeInfo, SavedTensorInfo, TensorInfo
 from analyzer.results.profile import Profile
 
 texts = st.text(st.characters(codec=None), max_size=6)  # lone surrogates too: they occur in file names
@@ -37,7 +37,8 @@ scalars = st.none() | st.booleans() | seconds | integers | texts
 TENSOR = TensorInfo((2, 3), "float32", "cuda:0")
 NESTED = (TENSOR, OperatorInfo("mm", 1), UncountedInfo("f", 2), HolderInfo("a", "b", "c", 3), NodeInfo("get_attr", "w"),
           PhaseInfo(1), CostInfo(params=4), ModuleInfo(path="a", type="Linear"), OutOfMemoryInfo("mm", "forward", 5, 6),
-          ReplayReport((ReplayInfo("a", "block", "Layer", False, "why"),)), ReplayInfo("b", "step", "Net", True))
+          ReplayReport((ReplayInfo("a", "block", "Layer", False, "why"),)), ReplayInfo("b", "step", "Net", True),
+          SavedTensorInfo((2, 3), "int8", "cpu", "a:0", 6, "a", "activation", True))
 SIMPLE = {
     "bool": st.booleans(), "str": texts, "Scalar": scalars, "int": integers, "int | None": counts,
     "float | None": seconds, "str | None": st.none() | texts,
@@ -74,7 +75,8 @@ HOSTS = [(Profile, lambda record: record)] + [
                                 (NESTED[4], "nodes", lambda r: (r, )), (NESTED[5], "phases", lambda r: {"forward": r}),
                                 (NESTED[6], "modules", lambda r: ModuleInfo(path="", type="N", own=r)),
                                 (NESTED[7], "modules", lambda r: ModuleInfo(path="", type="N", children=(r, ))),
-                                (NESTED[8], "out_of_memory", lambda r: r), (NESTED[9], "replay", lambda r: r))
+                                (NESTED[8], "out_of_memory", lambda r: r), (NESTED[9], "replay", lambda r: r),
+                                (NESTED[11], "nodes", lambda r: (NodeInfo("output", "o", saved_tensors=(r, )), )))
 ]
 
 
@@ -114,7 +116,7 @@ def test_files(mlp, tmp_path):
 
 def test_text_says_what_it_is(bare):
     data = json.loads(bare.to_json())
-    assert (data["format"], data["version"]) == ("analyzer.profile", 2) and "format_version" not in data
+    assert (data["format"], data["version"]) == ("analyzer.profile", 3) and "format_version" not in data
 
 
 @pytest.mark.parametrize(("damage", "words"), [
@@ -156,13 +158,13 @@ def test_damaged_text(mlp, damage, words):
     assert all(word in str(caught.value) for word in ["from_json(text)", *words]), caught.value
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, "2", None, True])
+@pytest.mark.parametrize("version", [0, 1, 2, 4, "3", None, True])
 def test_other_version(mlp, version):
     data = {**json.loads(mlp.to_json()), "version": version, "new_field": 1}
     with pytest.raises(ProfileFormatError) as caught:
         Profile.from_json(json.dumps(data))
     message = str(caught.value)
-    assert f"format version {version!r}, written by analyzer 0.1.0" in message and "reads version 2" in message
+    assert f"format version {version!r}, written by analyzer 0.1.0" in message and "reads version 3" in message
     assert "profile the model again" in message
 
 
