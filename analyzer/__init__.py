@@ -1,6 +1,7 @@
 """What a PyTorch model will cost, before its machine is bought: FLOPs, memory, communication and time."""
 import importlib
 import pkgutil
+from typing import TYPE_CHECKING, Any
 
 from analyzer.record.collector import rare_collections
 
@@ -21,13 +22,34 @@ with rare_collections():
     from analyzer.meta.tensor import MetaTensor
     from analyzer.profilers.flop_registry import register_flop_impl
     from analyzer.results.fit_table import FitTable
+    from analyzer.results.node_info import NodeInfo, SavedTensorInfo, TensorInfo
     from analyzer.results.verdict import Verdict
     from analyzer.results.view import load_on_first_use, register_exporter, register_report
 
-__all__ = ["__version__", "FitTable", "MetaTensor", "MetaTensorMode", "Profile", "ProfileOptions", "Verdict", "fits",
-           "profile", "register_exporter", "register_flop_impl", "register_leaf_module", "register_leaf_module_impl",
-           "register_memory_impl", "register_non_leaf_module", "register_report", "register_shape_impl",
-           "register_tracer_impl", "symbolic_profile", "symbolic_trace"]
+if TYPE_CHECKING:
+    from analyzer.api.reprofile import reprofile, run_passes
+    from analyzer.dryrun.script import dry_run
+    from analyzer.generation import profile_generate
+    from analyzer.solver.fit import max_batch_size, max_sequence_length
+
+__all__ = ["__version__", "FitTable", "MetaTensor", "MetaTensorMode", "NodeInfo", "Profile", "ProfileOptions",
+           "SavedTensorInfo", "TensorInfo", "Verdict", "dry_run", "fits", "max_batch_size", "max_sequence_length",
+           "profile", "profile_generate", "register_exporter", "register_flop_impl", "register_leaf_module",
+           "register_leaf_module_impl", "register_memory_impl", "register_non_leaf_module", "register_report",
+           "register_shape_impl", "register_tracer_impl", "reprofile", "run_passes", "symbolic_profile",
+           "symbolic_trace"]
+
+#: Names that are imported when they are used first, as few need them: where each is.
+_LATER = {"dry_run": "analyzer.dryrun.script", "max_batch_size": "analyzer.solver.fit",
+          "max_sequence_length": "analyzer.solver.fit", "profile_generate": "analyzer.generation",
+          "reprofile": "analyzer.api.reprofile", "run_passes": "analyzer.api.reprofile"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    return found
 
 
 def __dir__() -> list[str]:

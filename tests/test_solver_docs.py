@@ -1,0 +1,112 @@
+"""What docs/solvers.md names is there, and what is exported is in it."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import analyzer
+import analyzer.fx
+import analyzer.meta
+from analyzer.results.node_info import NodeInfo, SavedTensorInfo
+
+TEXT = (Path(__file__).parents[1] / "docs" / "solvers.md").read_text()
+#: The middle cells of the tables with three columns: our names.
+OURS = [name for cells in re.findall(r"^\| [^|]+ \| ([^|]+) \| [^|]*\|$", TEXT, re.MULTILINE)
+        for name in re.findall(r"`([A-Za-z_.]+)`", cells)]
+TABLES = TEXT[TEXT.index("## Coming from"):TEXT.index("## What is exported")]
+
+
+def resolve(name: str) -> Any:
+    if not name.startswith("analyzer."):
+        name = f"analyzer.{name}"
+    parts = name.split(".")
+    for i in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:i]))
+        except ModuleNotFoundError:
+            continue
+        return functools.reduce(getattr, parts[i:], found)
+    raise AttributeError(name)
+
+
+@pytest.mark.parametrize("name", sorted(set(OURS)))
+def test_each_of_our_names_exists(name: str) -> None:
+    assert resolve(name) is not None, f"{name}: docs/solvers.md says that it is there"
+
+
+def test_every_row_says_what_is_there_here_and_whether_it_is_the_same() -> None:
+    rows = [line for line in TABLES.splitlines() if line.startswith("| `") and "| here |" not in line]
+    assert len(rows) > 40 and len(OURS) > len(rows)
+    for row in rows:
+        there, here, verdict = re.findall(r"\| ([^|]+) (?=\|)", row)
+        assert "`" in there and "`" in here, row
+        assert here.startswith("`node.meta") or set(re.findall(r"`([A-Za-z_.]+)`", here)) <= set(OURS), row
+        assert re.match(r"same|differs|as `", verdict), row
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.down(torch.nn.functional.gelu(self.up(x)) * 2)
+
+
+def test_the_first_example_runs() -> None:
+    names = {"model": Net(), "x": torch.empty(2, 4)}
+    code = re.findall(r"```python\n(.+?)```", TEXT, re.DOTALL)[0]
+    exec(compile(code, "docs/solvers.md", "exec"), names)
+    gm: Any = names["gm"]
+    assert [n.name for n in gm.graph.nodes if n.op == "call_function"] == ["relu", "mul_1"]
+    assert "torch.utils.checkpoint.checkpoint(" in gm.code and gm.meta["profile"].nodes[1].saved_tensors
+
+
+def test_every_field_of_the_saved_tensors_is_described() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "node_info.md").read_text()
+    assert {field.name for field in dataclasses.fields(SavedTensorInfo)} <= set(re.findall(r"`(\w+)`", page))
+
+
+@pytest.mark.parametrize("module", [analyzer, analyzer.fx, analyzer.meta], ids=lambda m: m.__name__)
+def test_what_is_exported_is_shown_and_documented(module: Any) -> None:
+    assert dir(module) == sorted(module.__all__)
+    described = re.search(rf"^\| `{re.escape(module.__name__)}` \| (.+) \|$", TEXT, re.MULTILINE)
+    assert described is not None
+    named = set(re.findall(r"`(\w+)`", described[1]))
+    exported = {name for name in module.__all__ if not name.startswith("__")}
+    assert named - exported == set()
+    assert {n for n in exported - named if not (module is analyzer and n.startswith("register_"))} == set()
+    for name in module.__all__:
+        value = getattr(module, name)
+        assert name == "__version__" or (value.__doc__ or "").strip(), f"{name} has no docstring"
+
+
+def test_names_that_are_imported_late() -> None:
+    code = ("import sys, analyzer; late = ['analyzer.solver', 'analyzer.dryrun', 'analyzer.generation'];"
+            "assert not any(name in sys.modules for name in late), sys.modules.keys();"
+            "from analyzer import *; assert analyzer.dry_run is dry_run and callable(max_batch_size)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="module 'analyzer' has no attribute 'advice'"):
+        _ = analyzer.advice
+
+
+def test_annotations_are_where_the_page_says() -> None:
+    x = torch.empty(2, 4, device="meta")
+    gm = analyzer.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 2)), meta_args={"input": x})
+    analyzer.fx.ShapeProp(gm).propagate(x)
+    node = list(gm.graph.nodes)[1]
+    node.meta["sharding"] = ("Shard(0)", "Replicate()")
+    analyzer.symbolic_profile(gm, x)
+    assert {"tensor_meta", "type", "spec", "info"} <= set(node.meta)
+    assert isinstance(node.meta["info"], NodeInfo) and node.meta["info"].sharding == ("Shard(0)", "Replicate()")
+    assert analyzer.Profile.from_json(gm.meta["profile"].to_json()).nodes[1].sharding == ("Shard(0)", "Replicate()")
