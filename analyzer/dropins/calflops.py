@@ -11,8 +11,14 @@ from torch import nn
 
 from analyzer.errors import InputError
 from analyzer.output import drawing_plainly
+from analyzer.report.compat.number import (
+    bytes_to_string,
+    flops_to_string,
+    macs_to_string,
+    number_to_string,
+    params_to_string,
+)
 from analyzer.runtime.flops_profiler import make_call
-from analyzer.runtime.number import bytes_to_string, flops_to_string, macs_to_string, number_to_string, params_to_string
 
 from .forward import observe_forward, watching_modules
 from .function_call import counting_functions

@@ -1,10 +1,7 @@
 """The reports of a profile, measured on the device at hand. Scripts written for the profilers of DeepSpeed and
 flops-profiler, TIDSProfiler or torchinfo run with their import changed to this package.
 """
-from .flops_profiler import FlopsProfiler, get_model_profile
-from .generate import measure_generate
-from .measure import measure
-from .number import (
+from analyzer.report.compat.number import (
            bytes_to_string,
            duration_to_string,
            flops_to_string,
@@ -12,6 +9,10 @@ from .number import (
            number_to_string,
            params_to_string,
 )
+
+from .flops_profiler import FlopsProfiler, get_model_profile
+from .generate import measure_generate
+from .measure import measure
 from .tids_profiler import TIDSProfiler
 from .torchinfo import ColumnSettings, LayerInfo, Mode, ModelStatistics, RowSettings, summary
 

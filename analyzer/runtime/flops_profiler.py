@@ -11,6 +11,7 @@ import torch
 from analyzer.api.argument import set_training
 from analyzer.errors import InputError
 from analyzer.output import drawing_plainly, write_output
+from analyzer.report.compat.number import duration_to_string, macs_to_string, number_to_string, params_to_string
 from analyzer.results.info import ModuleInfo
 from analyzer.results.micro_batch import list_micro_batches
 from analyzer.results.profile import Profile
@@ -19,7 +20,6 @@ from analyzer.units import add_quantities
 from .clock import Clock, choose_clock
 from .generate import PassObserver, split_generation
 from .measure import input_device, make_profile
-from .number import duration_to_string, macs_to_string, number_to_string, params_to_string
 from .recorder import RuntimeRecorder, device_of, has_data
 
 
@@ -179,20 +179,23 @@ class FlopsProfiler:
     def print_model_profile(self, profile_step: int = 1, module_depth: int = -1, top_modules: int = 1,
                             detailed: bool = True, output_file: str | Path | None = None) -> None:
         """Print the report of DeepSpeed, or write it to ``output_file`` alone; nothing before `start_profile`."""
-        from analyzer.report.compat.deepspeed import deepspeed_report
-
         if not self.started:
             return
         self.flops, self.macs, self.params = self.get_total_flops(), self.get_total_macs(), self.get_total_params()
         there = {type(module) for module in self.model.modules() if module is not self.model}
         step = profile_step if self.start_step is None else self.start_step
-        text = deepspeed_report(replace(
-            self.profile, profile_step=step), module_depth=module_depth, top_modules=top_modules, detailed=detailed,
-                                output_file=output_file or None, recompute_fwd_factor=self.recompute_fwd_factor,
-                                ignore_modules=[kind for kind in self._ignored if kind in there])
+        text = self._report(replace(self.profile, profile_step=step), module_depth=module_depth,
+                            top_modules=top_modules, detailed=detailed, output_file=output_file or None,
+                            ignore_modules=[kind for kind in self._ignored if kind in there])
         if not output_file:
             with drawing_plainly():
                 print(text)
+
+    def _report(self, profile: Profile, **options: Any) -> str:
+        """The text that is printed."""
+        from analyzer.report.compat.deepspeed import deepspeed_report
+
+        return deepspeed_report(profile, recompute_fwd_factor=self.recompute_fwd_factor, **options)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print the classes of modules that cost most at each depth."""
@@ -222,7 +225,21 @@ def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | Non
     >>> get_model_profile(torch.nn.Linear(1000, 1000), input_shape=(8, 1000), print_profile=False)
     ('16 M', '8 MMACs', '1 M')
     """
-    prof, method = FlopsProfiler(model), mode or func_name
+    flops, macs, params = run_profile(
+        FlopsProfiler(model), mode or func_name, input_shape, args, kwargs, print_profile=print_profile,
+        detailed=detailed, module_depth=module_depth, top_modules=top_modules, warm_up=warm_up, output_file=output_file,
+        ignore_modules=ignore_modules)
+    if as_string:
+        return number_to_string(flops), macs_to_string(macs), params_to_string(params)
+    return flops, macs, params
+
+
+def run_profile(prof: FlopsProfiler, method: str, input_shape: tuple[int, ...] | None, args: Any,
+                kwargs: dict[str, Any] | None, *, print_profile: bool, detailed: bool, module_depth: int,
+                top_modules: int, warm_up: int, output_file: str | Path | None,
+                ignore_modules: Collection[type] | None) -> tuple[Any, Any, Any]:
+    """Run a method of the profiler's model in evaluation mode, print its report and give FLOPs, MACs and parameters."""
+    model = prof.model
     run, call_args, call_kwargs = make_call(model, method, input_shape, args, kwargs)
     with set_training(model, False):
         for _ in range(warm_up if has_data(model) else 0):
@@ -240,8 +257,6 @@ def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | Non
                     print_generation(prof, call_args, call_kwargs, output_file)
         finally:
             prof.end_profile()
-    if as_string:
-        return number_to_string(flops), macs_to_string(macs), params_to_string(params)
     return flops, macs, params
 
 

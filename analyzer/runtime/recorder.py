@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -89,6 +89,7 @@ class RuntimeRecorder(Recorder):
         #: where calls of the model began, in a loop of its user's
         self.root_calls: list[Position] = []
         self.observer = CallObserver()                          #: is told of these calls
+        self.call_ended: Callable[[RuntimeRecorder], object] = lambda recorder: None  #: is called when one has returned
         self._open: list[tuple[int, list[Any] | None]] = []     # beside the stack: id of the module, its marks
         self._mode = MeasuringMode(self.ran, clock)
         self._mode_depth = 0
@@ -194,6 +195,7 @@ class RuntimeRecorder(Recorder):
             super().leave_module(module, token, result)
             if module is self.model and not self._stack:
                 self.observer.left(result)
+                self.call_ended(self)
         finally:
             self.clock.go()
             # there an exception also ends what checkpointing runs again

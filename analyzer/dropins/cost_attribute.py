@@ -1,0 +1,98 @@
+"""What DeepSpeed's profiler and flops-profiler leave on modules while they profile: ``__flops__`` and its like."""
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from analyzer.profilers.flop_convention import find_convention
+from analyzer.profilers.flop_formula.registration import FlopCount
+from analyzer.report.compat.functional import name_function
+from analyzer.results.info import ModuleInfo
+from analyzer.runtime.recorder import RuntimeRecorder
+
+_COUNTS = ("__flops__", "__macs__", "__duration__", "__start_time__")
+_NAMES = (*_COUNTS, "__params__", "__expert_params__", "__model_expert_params__", "__profile_table__")
+
+
+@dataclass
+class FunctionCost:
+    """What the calls of one function in one module cost."""
+
+    flops: int = 0
+    macs: int = 0
+    duration: float | None = 0.0
+
+
+class CostAttributes:
+    """Attributes of the modules of one model. A module's ``__flops__`` and ``__macs__`` are of what it does itself, its
+    ``__params__`` and ``__duration__`` (seconds of the forward pass; None where nothing was timed) of all below it too,
+    and its ``__profile_table__`` has a `FunctionCost` for each function that it calls.
+    """
+
+    def __init__(self, model: nn.Module, convention: str) -> None:
+        self.model, self._convention = model, find_convention(convention)
+        self._by_path = dict(model.named_modules())
+        self._counts: dict[Any, FlopCount | None] = {}
+        self._calls = self._laps = 0        # how much of the recording was read
+        self._seconds: dict[str, float] = defaultdict(float)
+        self.put()
+
+    def put(self) -> None:
+        """Set them all, to nothing but the parameters that there are."""
+        for module in self._by_path.values():
+            for name in (*_COUNTS, "__expert_params__", "__model_expert_params__"):
+                setattr(module, name, 0)
+            module.__dict__.update(__params__=sum(p.numel() for p in module.parameters()),
+                                   __profile_table__=defaultdict(FunctionCost))
+
+    def remove(self) -> None:
+        """Take them off."""
+        for module in self._by_path.values():
+            for name in _NAMES:
+                module.__dict__.pop(name, None)
+
+    def fill(self, recorder: RuntimeRecorder) -> None:
+        """Add what ran since the last time."""
+        log, calls = recorder.log, recorder.log.calls
+        is_timed = not recorder.is_simulated
+        if is_timed:
+            recorder.clock.settle()
+        for index in range(self._calls, len(calls)):
+            call = calls[index]
+            kind = log.modules[call.module]
+            module = self._by_path.get(kind.path)
+            if call.phase != "forward" or module is None:
+                continue
+            key = call.signature, kind.type
+            if key not in self._counts:
+                self._counts[key] = self._convention.count(call, log)
+            count = self._counts[key] or FlopCount(0)
+            if not count.flops:
+                continue
+            module.__dict__["__flops__"] += count.flops
+            module.__dict__["__macs__"] += count.macs
+            entry = module.__dict__["__profile_table__"][name_function(str(call.signature.op), _describe(module))]
+            entry.flops, entry.macs = entry.flops + count.flops, entry.macs + count.macs
+            entry.duration = entry.duration + recorder.clock.seconds(*recorder.spans[index]) if is_timed else None
+        self._calls = len(calls)
+        if is_timed:
+            for (_, start), (lap, end) in pairwise(recorder.laps[max(0, self._laps - 1):]):
+                if lap is not None and lap[1] == "forward":
+                    self._seconds[log.modules[lap[2]].path] += recorder.clock.seconds(start, end)
+            self._laps = len(recorder.laps)
+        for path, module in self._by_path.items():
+            module.__dict__["__duration__"] = self._sum_seconds(path) if is_timed else None
+
+    def _sum_seconds(self, path: str) -> float:
+        start = f"{path}." if path else ""
+        return sum(seconds for other, seconds in self._seconds.items() if other == path or other.startswith(start))
+
+
+def _describe(module: nn.Module) -> ModuleInfo:
+    kernel = getattr(module, "kernel_size", None)
+    return ModuleInfo(path="", type=type(module).__name__,
+                      kernel_size=tuple(kernel) if isinstance(kernel, (tuple, list)) else None)
