@@ -12,7 +12,7 @@ from analyzer.report.choice import add_report_options, end_with_verdict, print_r
 from analyzer.report.column import FORMATS
 from analyzer.zoo.command_option import model_errors
 
-from .decoder import CACHES
+from .stored_cache import BLOCK_SIZE, CACHES
 
 _HELP = """\
 Predicts what it costs to read a prompt and to generate tokens after it: the prefill, then one token after the other

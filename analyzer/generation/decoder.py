@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from analyzer.errors import InputError
 from analyzer.zoo.causal_lm import KeyValueCache
 
-__all__ = ["CACHES", "Decoder", "find_logits", "make_decoder", "tensors_kept"]
+__all__ = ["Decoder", "check_positions", "find_logits", "is_of_transformers", "make_decoder", "tensors_kept"]
 
-CACHES = ("dynamic", "static")
 # What tables of positions are called, not those of relative ones.
 _POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions?|position_embeddings?)$")
 _CACHE_DEPTH = 6  # of objects and containers around the tensors of a cache
@@ -43,6 +42,10 @@ class Decoder:
     def bends(self) -> list[int]:
         """After how many tokens a pass stops to cost more with each one: where a window is full."""
         return []
+
+    def used_bytes(self) -> int | None:
+        """Of the cache, those of tokens that are there; None where that is not told apart."""
+        return None
 
 
 class CachedDecoder(Decoder):
@@ -130,27 +133,38 @@ class EncoderDecoder(TransformersDecoder):
 
 
 def make_decoder(model: nn.Module, cache: str, prompt_tokens: int, new_tokens: int) -> Decoder:
-    """What reads tokens with ``model``. Raises InputError for an unknown cache and a model that cannot generate."""
-    if cache not in CACHES:
-        raise InputError(f"profile_generate(cache={cache!r}): must be one of {', '.join(map(repr, CACHES))}")
-    can_generate = getattr(model, "can_generate", None)
-    if callable(can_generate):
-        if not can_generate():
-            raise InputError(
-                f"profile_generate(): {type(model).__name__} cannot generate; give a class with a language-model head, "
-                "e.g. ...ForCausalLM")
+    """What reads tokens with ``model`` and the cache of its own code, or raises InputError for one that cannot generate.
+    """
+    if is_of_transformers(model):
         config: Any = model.config
         if config.is_encoder_decoder:
             return EncoderDecoder(model, cache, prompt_tokens, new_tokens)
     # the last token is not read again
-    if (positions := count_positions(model)) is not None and prompt_tokens + new_tokens - 1 > positions:
-        raise InputError(
-            f"profile_generate(prompt_tokens={prompt_tokens!r}, new_tokens={new_tokens!r}): {type(model).__name__} has "
-            f"{positions:,} positions, and together these take {prompt_tokens + new_tokens - 1:,}; give fewer")
-    if callable(can_generate):
+    check_positions(model, f"profile_generate(prompt_tokens={prompt_tokens!r}, new_tokens={new_tokens!r})",
+                    prompt_tokens + new_tokens - 1)
+    if is_of_transformers(model):
         return TransformersDecoder(model, cache, prompt_tokens, new_tokens)
     takes_cache = "cache" in inspect.signature(model.forward).parameters
     return (CachedDecoder if takes_cache else Decoder)(model, cache, prompt_tokens, new_tokens)
+
+
+def is_of_transformers(model: nn.Module) -> bool:
+    """Whether it is a model of transformers; raises InputError for one that cannot generate."""
+    can_generate = getattr(model, "can_generate", None)
+    if not callable(can_generate):
+        return False
+    if not can_generate():
+        raise InputError(
+            f"profile_generate(): {type(model).__name__} cannot generate; give a class with a language-model head, "
+            "e.g. ...ForCausalLM")
+    return True
+
+
+def check_positions(model: nn.Module, asked: str, tokens: int) -> None:
+    """Raise InputError where the model has a table of positions for fewer ``tokens`` than ``asked`` takes."""
+    if (positions := count_positions(model)) is not None and tokens > positions:
+        raise InputError(f"{asked}: {type(model).__name__} has {positions:,} positions, and together these take "
+                         f"{tokens:,}; give fewer")
 
 
 def count_positions(model: nn.Module) -> int | None:

@@ -18,7 +18,7 @@ from analyzer.results.verdict import Verdict
 from analyzer.units import UNKNOWN
 
 FORMAT = "analyzer.generation"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 COLUMNS = (
     Column("tokens", "Tokens", "text"),
     Column("context_tokens", "Context", "text"),
@@ -40,6 +40,7 @@ class GenerationStep:
     tokens: int                              #: of each sequence that this pass reads
     context_tokens: int                      #: of each sequence that have been read after it
     cache_bytes: int | None = None           #: keys, values and states kept after it
+    used_cache_bytes: int | None = None      #: of tokens that are there; None where the model's own cache does not tell
     flops: int | None = None
     macs: int | None = None
     read_bytes: int | None = None            #: by all operators, from memory
@@ -61,8 +62,10 @@ class GenerationProfile:
 
     name: str
     device: str | None
-    #: "dynamic" grows with each token, "static" is made for all, "none" reads everything again
+    #: "dynamic" grows with each token, "static" is made for all, "paged" in pages, "none" reads everything again
     cache: str
+    cache_dtype: str | None = None           #: None: the model's own type
+    block_size: int | None = None            #: tokens of a page, of a paged cache
     batch_size: int
     prompt_tokens: int
     new_tokens: int

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,10 @@ from analyzer.results.out_of_memory import describe_shortage
 from analyzer.results.profile import Profile
 from analyzer.results.wrapper import ModulePaths
 
-from .decoder import Decoder, make_decoder, tensors_kept
+from .decoder import Decoder, check_positions, is_of_transformers, make_decoder, tensors_kept
 from .generation_profile import GenerationProfile, GenerationStep, fill_in, spread
+from .stored_cache import BLOCK_SIZE, CacheForm
+from .stored_decoder import StoredDecoder
 
 # the phase in which the cache grows by tokens that are not run: inference has no gradients to zero
 _SKIPPED = "zero_grad"
@@ -32,16 +34,19 @@ _AMOUNTS = ("flops", "macs", "read_bytes", "written_bytes", "seconds", "allocate
 
 
 def profile_generate(model: nn.Module | Callable[[], nn.Module], prompt_tokens: int = 512, new_tokens: int = 128,
-                     *, batch_size: int = 1, cache: str = "dynamic", prompt: Tensor | None = None,
-                     autocast: torch.dtype | None = None, device: str | DeviceSpec = "h200",
+                     *, batch_size: int = 1, cache: Literal["dynamic", "static", "paged"] = "dynamic",
+                     cache_dtype: torch.dtype | None = None, block_size: int = BLOCK_SIZE,
+                     prompt: Tensor | None = None, autocast: torch.dtype | None = None, device: str | DeviceSpec = "h200",
                      options: ProfileOptions | None = None, samples: int | None = 16) -> GenerationProfile:
     """Predict what it costs to read a prompt and to generate ``new_tokens`` after it, greedily, without any data.
 
     ``model`` is a language model of transformers (decoder-only or encoder-decoder, called as its ``generate()`` does),
     one of this package, or any that gives logits (batch, tokens, vocabulary) for token indices (batch, tokens), or a
     callable of no arguments that builds one. It is put in evaluation mode and is as it was afterwards. ``cache`` is
-    ``"dynamic"``, which grows with each token, or ``"static"``, which is made for all tokens at once; a model that
-    takes none reads all tokens again each time. ``prompt`` is what it reads first in place of (``batch_size``,
+    ``"dynamic"``, which grows with each token, ``"static"``, which is made for all tokens at once, or ``"paged"``, in
+    pages of ``block_size`` tokens; a model that takes none reads all tokens again each time. With pages, or where the
+    cache has a type of its own (``cache_dtype``), attention is that of a serving engine: one kernel that reads the cache
+    as it lies, and of a model with latent attention its latents. ``prompt`` is what it reads first in place of (``batch_size``,
     ``prompt_tokens``) token indices, e.g. the spectrogram of a speech model.
 
     Where memory runs out under ``options`` that limit it, the result says so, and its steps are those before.
@@ -60,6 +65,8 @@ def profile_generate(model: nn.Module | Callable[[], nn.Module], prompt_tokens: 
         raise InputError(
             f"profile_generate(prompt_tokens={prompt_tokens!r}, new_tokens={new_tokens!r}, batch_size={batch_size!r}, "
             f"samples={samples!r}): each must be 1 or more")
+    form = CacheForm(cache, cache_dtype, block_size)
+    form.check("profile_generate")
     session = Session(device, options, autocast=autocast)
     module = model if isinstance(model, nn.Module) else build_model(model)
     if prompt is None:
@@ -69,15 +76,28 @@ def profile_generate(model: nn.Module | Callable[[], nn.Module], prompt_tokens: 
             f"profile_generate(prompt of shape {tuple(prompt.shape)}): its first dimension is the batch, the next the "
             "tokens")
     with set_training(module, False):
-        return _Generation(session, module, prompt, new_tokens, cache).run(samples)
+        return _Generation(session, module, prompt, new_tokens, form).run(samples)
+
+
+def choose_decoder(model: nn.Module, form: CacheForm, prompt_tokens: int, new_tokens: int) -> Decoder:
+    """What reads tokens with ``model`` over a cache of that form. Raises InputError for a model that cannot."""
+    if not form.is_stored:
+        return make_decoder(model, form.kind, prompt_tokens, new_tokens)
+    if not is_of_transformers(model):
+        raise InputError(f"profile_generate(cache={form.kind!r}, cache_dtype={form.dtype}): {type(model).__name__} is no "
+                         "model of transformers, and only those are run so; give 'dynamic' or 'static' and no "
+                         "cache_dtype")
+    tokens = prompt_tokens + new_tokens - 1  # the last token is not read again
+    check_positions(model, f"profile_generate(prompt_tokens={prompt_tokens!r}, new_tokens={new_tokens!r})", tokens)
+    return StoredDecoder(model, form, tokens)
 
 
 class _Generation:
     """One generation under one recorder: each pass that is run is a step of its log."""
 
-    def __init__(self, session: Session, module: nn.Module, prompt: Tensor, new_tokens: int, cache: str) -> None:
+    def __init__(self, session: Session, module: nn.Module, prompt: Tensor, new_tokens: int, form: CacheForm) -> None:
         self.session, self.module, self.prompt = session, module, prompt
-        self.new_tokens, self.cache = new_tokens, cache
+        self.new_tokens, self.form = new_tokens, form
         # of a spectrogram the time comes last
         self.prompt_tokens = prompt.shape[-1 if prompt.is_floating_point() else 1]
         self.steps: list[GenerationStep] = []  # the passes that were run, without what they cost
@@ -87,14 +107,14 @@ class _Generation:
             return self._run(samples)
         except DeviceOutOfMemoryError as error:  # the model itself does not fit
             unplaced = self.session.build_unplaced(self.module, error)
-            return self._result((), unplaced, None, self.cache, unplaced.assumptions, unplaced.out_of_memory)
+            return self._result((), unplaced, None, self.form.kind, unplaced.assumptions, unplaced.out_of_memory)
 
     def _run(self, samples: int | None) -> GenerationProfile:
         next_token: Tensor | None = None
         with self.session.open(self.module) as run:
             with run.recording() as recorder:
                 (tokens,), _ = run.take_inputs((self.prompt,), {}, ["prompt"])
-                decoder = make_decoder(run.root, self.cache, self.prompt_tokens, self.new_tokens)
+                decoder = choose_decoder(run.root, self.form, self.prompt_tokens, self.new_tokens)
                 next_token = self._pass(recorder, decoder, tokens, 0, 0)
             passes = self._choose_passes(samples, [bend - self.prompt_tokens for bend in decoder.bends()])
             prefill = run.build()
@@ -118,7 +138,9 @@ class _Generation:
     def _result(self, steps: Sequence[GenerationStep], prefill: Profile, decode: Profile | None, cache: str,
                 assumptions: tuple[str, ...], short: OutOfMemoryInfo | None) -> GenerationProfile:
         filled = tuple(fill_in(steps, steps[-1].index + 1)) if steps else ()
-        return GenerationProfile(name=prefill.name, device=prefill.device, cache=cache, batch_size=self.prompt.shape[0],
+        return GenerationProfile(name=prefill.name, device=prefill.device, cache=cache,
+                                 cache_dtype=_name_dtype(self.form.dtype), block_size=(
+                                     self.form.block_size if cache == "paged" else None), batch_size=self.prompt.shape[0],
                                  prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens, steps=filled,
                                  prefill=prefill, decode=decode, out_of_memory=short, assumptions=assumptions)
 
@@ -143,7 +165,8 @@ class _Generation:
         recorder.mark(tensors_kept(decoder.cache), "cache")
         context = self.prompt_tokens + index
         read = 1 if index and decoder.cache_kind != "none" else context
-        self.steps.append(GenerationStep(index, read, context, cache_bytes=sum(kept.values())))
+        self.steps.append(GenerationStep(index, read, context, cache_bytes=sum(kept.values()),
+                                         used_cache_bytes=decoder.used_bytes()))
         return chosen
 
     def _list_steps(self, run: Run) -> list[GenerationStep]:
@@ -155,3 +178,7 @@ class _Generation:
         amounts: list[dict[str, Any]] = [{name: rows.get(i, {}).get(name) for name in _AMOUNTS}
                                          for i in range(len(self.steps))]
         return [replace(step, **amount) for step, amount in zip(self.steps, amounts)]
+
+
+def _name_dtype(dtype: torch.dtype | None) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")

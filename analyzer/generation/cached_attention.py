@@ -1,0 +1,85 @@
+"""Attention of new tokens to a cache as serving engines run it: one kernel that reads the cache where and as it lies.
+
+Neither pages nor a narrow type of the cache make a copy of it: kernels look pages up and convert in registers.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from analyzer.meta.shape_registry import register_shape_impl
+from analyzer.profilers.flop_formula.attention import Attention, Window
+from analyzer.profilers.flop_registry import FlopCount, register_flop_impl
+
+_library = torch.library.Library("analyzer", "FRAGMENT")
+_library.define("cached_attention(Tensor query, Tensor keys, Tensor values, int window) -> Tensor")
+_library.define("latent_attention(Tensor query, Tensor latents, Tensor rotated) -> Tensor")
+
+cached_attention = torch.ops.analyzer.cached_attention
+"""Query (batch, new, heads, channels), keys and values (batch, tokens, key heads, channels) that end with those of the
+new tokens; a query sees ``window`` tokens (0: all). The result is (batch, new, heads, channels of a value)."""
+latent_attention = torch.ops.analyzer.latent_attention
+"""Query (batch, new, heads, rank + rotated channels), latents (batch, tokens, 1, rank), which are keys and values, and
+keys with positions (batch, tokens, 1, rotated channels). The result is (batch, new, heads, rank)."""
+
+
+@register_shape_impl(cached_attention)
+def _shape(query: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
+    return query.new_empty((*query.shape[:3], values.shape[3]))
+
+
+@register_shape_impl(latent_attention)
+def _latent_shape(query: Tensor, latents: Tensor, rotated: Tensor) -> Tensor:
+    return query.new_empty((*query.shape[:3], latents.shape[3]))
+
+
+def _look_back(new: int, window: int) -> Window:
+    """What each of ``new`` tokens sees; a single one sees all that it is given."""
+    if new == 1:
+        return Window()
+    return Window(left=window - 1 if window else None, right=0, bottom_right=True)
+
+
+@register_flop_impl(cached_attention)
+def _flops(query: Any, keys: Any, values: Any, window: int, out: Any) -> FlopCount:
+    """The two products, as of PyTorch's kernels: dense, and what the mask leaves as executed."""
+    return Attention.heads_inside(query, keys, values).forward(query, _look_back(query[1], window))
+
+
+@register_flop_impl(latent_attention)
+def _latent_flops(query: Any, latents: Any, rotated: Any, out: Any) -> FlopCount:
+    """Scores against latents and rotated keys, and the sum of latents."""
+    problem = Attention(query[0] * query[2], query[1], latents[1], query[3], latents[3])
+    return problem.forward(query, _look_back(query[1], 0))
+
+
+def attend_cache(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+                 scaling: float | None = None, dropout: float = 0.0, sliding_window: int | None = None,
+                 **options: Any) -> tuple[Tensor, None]:
+    """The attention function of transformers' interface, (batch, heads, tokens, channels) to (batch, new, heads,
+    channels): PyTorch's own kernel where the tokens attend to each other alone, else the kernel that reads the cache.
+    """
+    new, tokens = query.shape[2], key.shape[2]
+    if query.shape[3] != key.shape[3]:  # latents, which were not expanded
+        return attend_latents(module, query, key, value), None
+    if new == tokens and key.dtype == query.dtype and not (sliding_window and sliding_window < tokens):
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        output, _ = sdpa_attention_forward(module, query, key, value, None, scaling=scaling)
+        return output, None
+    found: Tensor = cached_attention(*(x.transpose(1, 2) for x in (query, key, value)), sliding_window or 0)
+    return found, None
+
+
+def attend_latents(module: Any, query: Tensor, latents: Tensor, rotated: Tensor) -> Tensor:
+    """Multi-head latent attention with the projections of keys and values absorbed into query and output, so that the
+    cache is read as it is (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1.2).
+    """
+    channels, rank = module.qk_nope_head_dim, module.kv_lora_rank
+    weight = module.kv_b_proj.weight.view(query.shape[1], -1, rank)
+    absorbed = torch.einsum("bhtc,hcr->bthr", query[..., :channels], weight[:, :channels])
+    whole = torch.cat((absorbed, query[..., channels:].transpose(1, 2)), dim=-1)
+    summed = latent_attention(whole, latents.transpose(1, 2), rotated.transpose(1, 2))
+    return torch.einsum("bthr,hvr->bthv", summed, weight[:, channels:])

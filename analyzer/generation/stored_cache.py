@@ -1,0 +1,145 @@
+"""The key-value cache of a serving engine, of any type: one that grows, one with room for all tokens, or pages."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from analyzer.errors import InputError, is_count
+
+CACHES = ("dynamic", "static", "paged")
+BLOCK_SIZE = 16  # tokens of a page, vLLM's default (vllm/config/cache.py)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheForm:
+    """How a cache is kept: which kind, its type (None: the model's), and the tokens of a page."""
+
+    kind: str = "dynamic"
+    dtype: torch.dtype | None = None
+    block_size: int = BLOCK_SIZE
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether attention is to read the cache as it lies; else the model's own code and cache are run."""
+        return self.kind == "paged" or self.dtype is not None
+
+    def check(self, caller: str) -> None:
+        """Raise InputError for a kind or block size that there is not."""
+        if self.kind not in CACHES:
+            raise InputError(f"{caller}(cache={self.kind!r}): must be one of {', '.join(map(repr, CACHES))}")
+        if not is_count(self.block_size, 1):
+            raise InputError(f"{caller}(block_size={self.block_size!r}): must be 1 token or more")
+
+    def room(self, tokens: int, window: int | None) -> int:
+        """Tokens of a sequence that a layer has room for where ``tokens`` are the most that it sees.
+
+        Pages are whole. A window need not begin where a page does, so it takes one more (vLLM's
+        v1/kv_cache_interface.py, SlidingWindowSpec).
+
+        >>> CacheForm("static").room(100, 30), CacheForm("paged").room(100, None), CacheForm("paged").room(100, 30)
+        (30, 112, 48)
+        """
+        if self.kind != "paged":
+            return tokens if window is None else min(tokens, window)
+        pages = -(-tokens // self.block_size)
+        return self.block_size * (pages if window is None else min(pages, -(-window // self.block_size) + 1))
+
+
+class StoredLayer:
+    """Keys and values of one layer in the cache's type, (sequences, tokens, heads, channels): what transformers takes
+    for a layer of its caches. ``sequences`` are those that there is room for, None for as many as are first given.
+    """
+
+    is_compileable = is_croppable = False
+
+    def __init__(self, form: CacheForm, tokens: int, window: int | None, sequences: int | None = None) -> None:
+        self.form, self.sliding_window, self.sequences = form, window, sequences
+        self.capacity = form.room(tokens, window)
+        self.is_sliding = window is not None
+        self.tokens = 0                      #: read so far
+        self.is_fresh = True                 #: whether the last states given were the first ones
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether there is anything in it."""
+        return self.keys is not None
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Store those of the next tokens, (batch, heads, tokens, channels); the result is what they attend to: the first
+        ones each other as they are, later ones what is in the cache.
+        """
+        self.is_fresh, new = self.tokens == 0, keys.shape[2]
+        self.tokens += new
+        seen = self.tokens if self.sliding_window is None else min(self.tokens, self.sliding_window - 1 + new)
+        self.keys, whole_keys = self._store(self.keys, keys, seen)
+        self.values, whole_values = self._store(self.values, values, seen)
+        return (keys, values) if self.is_fresh else (whole_keys, whole_values)
+
+    def _store(self, kept: Tensor | None, states: Tensor, seen: int) -> tuple[Tensor, Tensor]:
+        """What is kept after ``states``, and the last ``seen`` tokens of it as attention takes them."""
+        states, dtype = states.transpose(1, 2), self.form.dtype or states.dtype
+        batch, new = states.shape[:2]
+        if self.form.kind == "dynamic":
+            states = states.to(dtype)
+            whole = torch.cat([states] if kept is None else [kept, states], dim=1)
+            return whole[:, -(self.sliding_window or whole.shape[1]):], whole[:, -seen:].transpose(1, 2)
+        if kept is None:
+            kept = states.new_empty((self.sequences or batch, self.capacity, *states.shape[2:]), dtype=dtype)
+        stored = min(new, self.capacity)
+        start = min(self.tokens - stored, self.capacity - stored)
+        kept[:batch, start:start + stored].copy_(states[:, new - stored:])
+        return kept, kept[:batch, :min(seen, self.capacity)].transpose(1, 2)
+
+    def skip(self, count: int) -> None:
+        """Go on as if ``count`` more tokens had been stored."""
+        self.tokens += count
+        if self.form.kind == "dynamic":
+            self.keys, self.values = (self._grow(kept, count) for kept in (self.keys, self.values))
+
+    def _grow(self, kept: Tensor | None, count: int) -> Tensor | None:
+        if kept is None:
+            return None
+        more = count if self.sliding_window is None else min(count, self.sliding_window - kept.shape[1])
+        return torch.cat((kept, kept.new_empty((kept.shape[0], more, *kept.shape[2:]))), dim=1) if more else kept
+
+    def used_bytes(self) -> int:
+        """Of the tokens that are there; the rest is room that was taken for more."""
+        there = self.tokens if self.sliding_window is None else min(self.tokens, self.sliding_window)
+        return sum(there * kept.shape[0] * kept[0, 0].numel() * kept.itemsize
+                   for kept in (self.keys, self.values) if kept is not None)
+
+    def get_seq_length(self) -> int:
+        """As transformers asks for it."""
+        return self.tokens
+
+    def get_max_length(self) -> int:
+        """As transformers asks for it; -1 is none."""
+        return -1 if self.form.kind == "dynamic" else self.capacity
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """As transformers asks for it, though masks are the kernel's own here."""
+        return self.tokens + query_length, 0
+
+
+def make_stored_cache(config: Any, form: CacheForm, tokens: int, sequences: int | None = None) -> Any:
+    """A cache of transformers for a model of this config, whose layers of attention are `StoredLayer`; those of other
+    kinds (states of linear attention) are its own. Raises InputError where a layer keeps more than keys and values.
+    """
+    from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+    CacheLayerMixin.register(StoredLayer)
+    cache = DynamicCache(config=config)
+    for index, layer in enumerate(cache.layers):
+        if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
+            window = getattr(layer, "sliding_window", None)
+            cache.layers[index] = StoredLayer(form, tokens, window, sequences)  # type: ignore[call-overload]
+        elif isinstance(layer, CacheLayerMixin):
+            raise InputError(
+                f"cache={form.kind!r}: layer {index} keeps a {type(layer).__name__}, which is not known here; give "
+                "'dynamic' or 'static' and no cache_dtype")
+    return cache
