@@ -13,26 +13,28 @@ from analyzer.meta.shape_registry import register_shape_impl
 from analyzer.profilers.flop_formula.attention import Attention, Window
 from analyzer.profilers.flop_registry import FlopCount, register_flop_impl
 
+from .stored_cache import scale_bytes
+
 _library = torch.library.Library("analyzer", "FRAGMENT")
-_library.define("cached_attention(Tensor query, Tensor keys, Tensor values, int window) -> Tensor")
-_library.define("latent_attention(Tensor query, Tensor latents, Tensor rotated) -> Tensor")
+_library.define("cached_attention(Tensor query, Tensor keys, Tensor values, int window, int scales) -> Tensor")
+_library.define("latent_attention(Tensor query, Tensor latents, Tensor rotated, int rank) -> Tensor")
 
 cached_attention = torch.ops.analyzer.cached_attention
 """Query (batch, new, heads, channels), keys and values (batch, tokens, key heads, channels) that end with those of the
-new tokens; a query sees ``window`` tokens (0: all). The result is (batch, new, heads, channels of a value)."""
+new tokens, ``scales`` bytes wider where they are int8; a query sees ``window`` tokens (0: all). The result is (batch,
+new, heads, channels of a value)."""
 latent_attention = torch.ops.analyzer.latent_attention
 """Query (batch, new, heads, rank + rotated channels), latents (batch, tokens, 1, rank), which are keys and values, and
-keys with positions (batch, tokens, 1, rotated channels). The result is (batch, new, heads, rank)."""
+keys with positions (batch, tokens, 1, rotated channels), both wider by scales where they are int8. The result is
+(batch, new, heads, rank)."""
 
 
-@register_shape_impl(cached_attention)
-def _shape(query: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
-    return query.new_empty((*query.shape[:3], values.shape[3]))
+def _shape(query: Tensor, keys: Tensor, values: Tensor, window: int, scales: int) -> Tensor:
+    return query.new_empty((*query.shape[:3], values.shape[3] - scales))
 
 
-@register_shape_impl(latent_attention)
-def _latent_shape(query: Tensor, latents: Tensor, rotated: Tensor) -> Tensor:
-    return query.new_empty((*query.shape[:3], latents.shape[3]))
+def _latent_shape(query: Tensor, latents: Tensor, rotated: Tensor, rank: int) -> Tensor:
+    return query.new_empty((*query.shape[:3], rank))
 
 
 def _look_back(new: int, window: int) -> Window:
@@ -42,17 +44,22 @@ def _look_back(new: int, window: int) -> Window:
     return Window(left=window - 1 if window else None, right=0, bottom_right=True)
 
 
-@register_flop_impl(cached_attention)
-def _flops(query: Any, keys: Any, values: Any, window: int, out: Any) -> FlopCount:
+def _flops(query: Any, keys: Any, values: Any, window: int, scales: int, out: Any) -> FlopCount:
     """The two products, as of PyTorch's kernels: dense, and what the mask leaves as executed."""
-    return Attention.heads_inside(query, keys, values).forward(query, _look_back(query[1], window))
+    problem = Attention(query[0] * query[2], query[1], keys[1], query[3], out[3])
+    return problem.forward(query, _look_back(query[1], window))
 
 
-@register_flop_impl(latent_attention)
-def _latent_flops(query: Any, latents: Any, rotated: Any, out: Any) -> FlopCount:
+def _latent_flops(query: Any, latents: Any, rotated: Any, rank: int, out: Any) -> FlopCount:
     """Scores against latents and rotated keys, and the sum of latents."""
-    problem = Attention(query[0] * query[2], query[1], latents[1], query[3], latents[3])
+    problem = Attention(query[0] * query[2], query[1], latents[1], query[3], rank)
     return problem.forward(query, _look_back(query[1], 0))
+
+
+register_shape_impl(cached_attention, _shape)
+register_shape_impl(latent_attention, _latent_shape)
+register_flop_impl(cached_attention, _flops)
+register_flop_impl(latent_attention, _latent_flops)
 
 
 def attend_cache(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
@@ -61,15 +68,15 @@ def attend_cache(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, a
     """The attention function of transformers' interface, (batch, heads, tokens, channels) to (batch, new, heads,
     channels): PyTorch's own kernel where the tokens attend to each other alone, else the kernel that reads the cache.
     """
-    new, tokens = query.shape[2], key.shape[2]
-    if query.shape[3] != key.shape[3]:  # latents, which were not expanded
+    new, tokens, beside = query.shape[2], key.shape[2], scale_bytes(key.dtype)
+    if query.shape[3] != key.shape[3] - beside:  # latents, which were not expanded
         return attend_latents(module, query, key, value), None
     if new == tokens and key.dtype == query.dtype and not (sliding_window and sliding_window < tokens):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         output, _ = sdpa_attention_forward(module, query, key, value, None, scaling=scaling)
         return output, None
-    found: Tensor = cached_attention(*(x.transpose(1, 2) for x in (query, key, value)), sliding_window or 0)
+    found: Tensor = cached_attention(*(x.transpose(1, 2) for x in (query, key, value)), sliding_window or 0, beside)
     return found, None
 
 
@@ -81,5 +88,5 @@ def attend_latents(module: Any, query: Tensor, latents: Tensor, rotated: Tensor)
     weight = module.kv_b_proj.weight.view(query.shape[1], -1, rank)
     absorbed = torch.einsum("bhtc,hcr->bthr", query[..., :channels], weight[:, :channels])
     whole = torch.cat((absorbed, query[..., channels:].transpose(1, 2)), dim=-1)
-    summed = latent_attention(whole, latents.transpose(1, 2), rotated.transpose(1, 2))
+    summed = latent_attention(whole, latents.transpose(1, 2), rotated.transpose(1, 2), rank)
     return torch.einsum("bthr,hvr->bthv", summed, weight[:, channels:])

@@ -12,7 +12,7 @@ from analyzer.report.choice import add_report_options, end_with_verdict, print_r
 from analyzer.report.column import FORMATS
 from analyzer.zoo.command_option import model_errors
 
-from .stored_cache import BLOCK_SIZE, CACHES
+from .serve_command import add_serving_options, asks_for_serving, read_cache, run_serving
 
 _HELP = """\
 Predicts what it costs to read a prompt and to generate tokens after it: the prefill, then one token after the other
@@ -23,6 +23,10 @@ _EXAMPLES = """\
 examples:
   analyzer generate gpt2 --prompt 512 --new-tokens 128
   analyzer generate hf:LlamaConfig:LlamaForCausalLM --prompt 2048 --batch 8 --dtype bfloat16 --cache static
+  analyzer generate hf:llama-3.1-8b --quantize int4 --cache paged --cache-dtype fp8 --batch 16
+  analyzer generate hf:llama-3.1-8b --prompt 8192 --max-sequences --device h100_sxm
+  analyzer generate hf:mistral-7b-v0.3 --prompt 4096 --batches 1,2,4,8,16,32 --device l4
+  analyzer generate hf:llama-3.1-70b --draft hf:llama-3.2-1b --speculate 5
   analyzer generate hf:T5Config:T5ForConditionalGeneration --report tree --depth 1  (of prefill and last token)
 
 exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be used; 3 the generation does not fit on
@@ -38,8 +42,7 @@ def add_generate_command(commands: Any) -> None:
     parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of the prompt (default 512)")
     parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="tokens to generate (default 128)")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once (default 1)")
-    parser.add_argument("--cache", choices=CACHES, default="dynamic",
-                        help="grow with each token (default), or take room for all at once")
+    add_serving_options(parser)
     parser.add_argument("--autocast", metavar="DTYPE", help="run under torch.autocast with this dtype, bf16 or fp16")
     parser.add_argument("--device", default="h200",
                         help="whose memory and speed (default h200); `analyzer devices` lists them")
@@ -66,12 +69,15 @@ def run_generate(arguments: argparse.Namespace) -> int:
     for path in (arguments.json, arguments.output):
         check_output(path)
     recipe, autocast = read_recipe(arguments), read_dtype("--autocast", arguments.autocast)
+    cache = read_cache(arguments)
     target = load_target(arguments.target)
+    if asks_for_serving(arguments):
+        return run_serving(arguments, recipe, target, autocast)
     with model_errors(arguments.target):
         model = build_model(partial(recipe.build, target.build))
         found = profile_generate(model, arguments.prompt, arguments.new_tokens, batch_size=arguments.batch,
-                                 cache=arguments.cache, autocast=autocast, device=arguments.device,
-                                 samples=arguments.samples or None)
+                                 autocast=autocast, device=arguments.device, samples=arguments.samples or None,
+                                 **cache)
     if arguments.json is not None:
         found.to_json(arguments.json)  # before anything is printed, for a reader that goes
     if arguments.report is not None:

@@ -133,8 +133,7 @@ class EncoderDecoder(TransformersDecoder):
 
 
 def make_decoder(model: nn.Module, cache: str, prompt_tokens: int, new_tokens: int) -> Decoder:
-    """What reads tokens with ``model`` and the cache of its own code, or raises InputError for one that cannot generate.
-    """
+    """What reads tokens with ``model`` and its own code's cache. Raises InputError for a model that cannot generate."""
     if is_of_transformers(model):
         config: Any = model.config
         if config.is_encoder_decoder:

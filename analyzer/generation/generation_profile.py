@@ -111,6 +111,13 @@ class GenerationProfile:
         return self.steps[-1].cache_bytes if self.steps else None
 
     @property
+    def used_cache_bytes(self) -> int | None:
+        """Of the cache at the end, those of tokens that are there: the rest is room. None where the model's own cache
+        does not tell.
+        """
+        return self.steps[-1].used_cache_bytes if self.steps else None
+
+    @property
     def peak_allocated_bytes(self) -> int | None:
         """The largest of all passes."""
         return max((step.peak_allocated_bytes for step in self.steps if step.peak_allocated_bytes is not None),
@@ -176,10 +183,24 @@ class GenerationProfile:
         found: GenerationProfile = decoder_of(GenerationProfile)(data, "")
         return found
 
+    def _table_of_parts(self) -> str:
+        """The prefill, and all passes after it together: work is summed, memory the most of any."""
+        rows = []
+        for name, steps in (("prefill", self.steps[:1]), (f"decode, {len(self.steps) - 1:,} tokens", self.steps[1:])):
+            sums = {field: [getattr(step, field) for step in steps] for field in (*_SUMS, "peak_allocated_bytes")}
+            total = {field: None if None in found else max(found) if field not in _SUMS else sum(found)
+                     for field, found in sums.items()}
+            rows.append([name, *(format_quantity(total[field], unit) for field, unit in (
+                ("flops", "count"), ("read_bytes", "bytes"), ("written_bytes", "bytes"), ("seconds", "seconds"),
+                ("peak_allocated_bytes", "bytes")))])
+        return print_rows(("", "FLOPs", "Read", "Written", "Time", "Peak allocated"), rows)
+
     def summary(self, rows: int | None = 20) -> str:
         """The figures of the whole generation, and the table."""
+        form = " of ".join(filter(None, (f"{self.cache} cache", self.cache_dtype)))
+        pages = "" if self.block_size is None else f" in pages of {self.block_size} tokens"
         run = (f"{self.name}: {self.prompt_tokens} + {self.new_tokens} tokens of {self.batch_size} sequences, "
-               f"{self.cache} cache")
+               f"{form}{pages}")
         figures = [("time to first token (prefill)", format_quantity(self.prefill_seconds, "seconds")),
                 ("decode", format_quantity(self.decode_seconds, "seconds")),
                 ("decode, a token", format_quantity(_mean(self.decode_seconds, self.new_tokens - 1), "seconds")),
@@ -188,12 +209,16 @@ class GenerationProfile:
                 ("FLOPs", format_quantity(self.flops, "count")),
                 ("parameters", format_quantity(self.prefill.param_bytes, "bytes")),
                 ("cache at the end", format_quantity(self.cache_bytes, "bytes")),
+                *([("of it for tokens that are there", format_quantity(self.used_cache_bytes, "bytes"))]
+                  if self.used_cache_bytes is not None else []),
                 ("peak allocated", format_quantity(self.peak_allocated_bytes, "bytes")),
                 ("peak reserved", format_quantity(self.peak_reserved_bytes, "bytes"))]
         if self.out_of_memory is not None:
             figures = [(name, figure) for name, figure in figures if figure != UNKNOWN]
         lines = [run + (f", on {self.device}" if self.device else ""), f"seconds: {self.prefill.seconds_method}", "",
                  print_rows(("", "Figure"), figures)]
+        if len(self.steps) == self.new_tokens > 1:
+            lines += ["", self._table_of_parts()]
         if self.steps:
             lines += ["", self.table(rows)]
         if self.out_of_memory is not None:
@@ -202,6 +227,9 @@ class GenerationProfile:
         if any(step.interpolated for step in self.steps):
             lines.append("~ between two passes that were run, on a straight line")
         return escape_controls("\n".join([*lines, *(f"- {line}" for line in self.assumptions)]))
+
+
+_SUMS = ("flops", "read_bytes", "written_bytes", "seconds")
 
 
 def _name_pass(index: int) -> str:

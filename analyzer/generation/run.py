@@ -36,8 +36,9 @@ _AMOUNTS = ("flops", "macs", "read_bytes", "written_bytes", "seconds", "allocate
 def profile_generate(model: nn.Module | Callable[[], nn.Module], prompt_tokens: int = 512, new_tokens: int = 128,
                      *, batch_size: int = 1, cache: Literal["dynamic", "static", "paged"] = "dynamic",
                      cache_dtype: torch.dtype | None = None, block_size: int = BLOCK_SIZE,
-                     prompt: Tensor | None = None, autocast: torch.dtype | None = None, device: str | DeviceSpec = "h200",
-                     options: ProfileOptions | None = None, samples: int | None = 16) -> GenerationProfile:
+                     prompt: Tensor | None = None, autocast: torch.dtype | None = None,
+                     device: str | DeviceSpec = "h200", options: ProfileOptions | None = None,
+                     samples: int | None = 16) -> GenerationProfile:
     """Predict what it costs to read a prompt and to generate ``new_tokens`` after it, greedily, without any data.
 
     ``model`` is a language model of transformers (decoder-only or encoder-decoder, called as its ``generate()`` does),
@@ -45,8 +46,8 @@ def profile_generate(model: nn.Module | Callable[[], nn.Module], prompt_tokens: 
     callable of no arguments that builds one. It is put in evaluation mode and is as it was afterwards. ``cache`` is
     ``"dynamic"``, which grows with each token, ``"static"``, which is made for all tokens at once, or ``"paged"``, in
     pages of ``block_size`` tokens; a model that takes none reads all tokens again each time. With pages, or where the
-    cache has a type of its own (``cache_dtype``), attention is that of a serving engine: one kernel that reads the cache
-    as it lies, and of a model with latent attention its latents. ``prompt`` is what it reads first in place of (``batch_size``,
+    cache has a type of its own (``cache_dtype``), attention is that of a serving engine: one kernel that reads the
+    cache as it lies, of latent attention the latents. ``prompt`` is what it reads first in place of (``batch_size``,
     ``prompt_tokens``) token indices, e.g. the spectrogram of a speech model.
 
     Where memory runs out under ``options`` that limit it, the result says so, and its steps are those before.
@@ -84,8 +85,8 @@ def choose_decoder(model: nn.Module, form: CacheForm, prompt_tokens: int, new_to
     if not form.is_stored:
         return make_decoder(model, form.kind, prompt_tokens, new_tokens)
     if not is_of_transformers(model):
-        raise InputError(f"profile_generate(cache={form.kind!r}, cache_dtype={form.dtype}): {type(model).__name__} is no "
-                         "model of transformers, and only those are run so; give 'dynamic' or 'static' and no "
+        raise InputError(f"profile_generate(cache={form.kind!r}, cache_dtype={form.dtype}): {type(model).__name__} is "
+                         "no model of transformers, and only those are run so; give 'dynamic' or 'static' and no "
                          "cache_dtype")
     tokens = prompt_tokens + new_tokens - 1  # the last token is not read again
     check_positions(model, f"profile_generate(prompt_tokens={prompt_tokens!r}, new_tokens={new_tokens!r})", tokens)
@@ -139,8 +140,9 @@ class _Generation:
                 assumptions: tuple[str, ...], short: OutOfMemoryInfo | None) -> GenerationProfile:
         filled = tuple(fill_in(steps, steps[-1].index + 1)) if steps else ()
         return GenerationProfile(name=prefill.name, device=prefill.device, cache=cache,
-                                 cache_dtype=_name_dtype(self.form.dtype), block_size=(
-                                     self.form.block_size if cache == "paged" else None), batch_size=self.prompt.shape[0],
+                                 cache_dtype=_name_dtype(self.form.dtype),
+                                 block_size=self.form.block_size if cache == "paged" else None,
+                                 batch_size=self.prompt.shape[0],
                                  prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens, steps=filled,
                                  prefill=prefill, decode=decode, out_of_memory=short, assumptions=assumptions)
 

@@ -25,7 +25,7 @@ from .serving_pass import PassCost, PassRecorder
 from .stored_cache import BLOCK_SIZE, CacheForm
 from .stored_decoder import StoredDecoder
 
-PREFILL_CHUNK = 2048  # tokens of prompts that a pass reads at most (vLLM's max_num_batched_tokens, V0's default)
+PREFILL_CHUNK = 2048  # tokens of prompts that a pass reads at most (vLLM's config, DEFAULT_MAX_NUM_BATCHED_TOKENS)
 ServedCache = Literal["paged", "static"]
 
 
@@ -56,8 +56,8 @@ class ServingPoint:
     @property
     def activation_bytes(self) -> int | None:
         """What the peak holds besides weights and cache."""
-        parts = self.peak_allocated_bytes, self.weight_bytes, self.cache_bytes
-        return None if None in parts or self.out_of_memory is not None else parts[0] - parts[1] - parts[2]  # type: ignore[operator]
+        peak, weights, cache = self.peak_allocated_bytes, self.weight_bytes, self.cache_bytes
+        return None if peak is None or weights is None or cache is None else peak - weights - cache
 
     @property
     def verdict(self) -> Verdict | None:
@@ -113,7 +113,8 @@ def profile_serving(model: nn.Module | Callable[[], nn.Module], sequences: int, 
 def sweep_sequences(model: nn.Module | Callable[[], nn.Module], numbers: Sequence[int], context_tokens: int, *,
                     cache: ServedCache = "paged", cache_dtype: torch.dtype | None = None, block_size: int = BLOCK_SIZE,
                     prefill_chunk: int = PREFILL_CHUNK, autocast: torch.dtype | None = None,
-                    device: str | DeviceSpec = "h200", options: ProfileOptions | None = None) -> tuple[ServingPoint, ...]:
+                    device: str | DeviceSpec = "h200",
+                    options: ProfileOptions | None = None) -> tuple[ServingPoint, ...]:
     """`profile_serving` for each of ``numbers`` of sequences; what does not fit is told too, with its cost."""
     setting = ServingSetting("sweep_sequences", context_tokens, CacheForm(cache, cache_dtype, block_size),
                              prefill_chunk, autocast, find_device(device), options or ProfileOptions())
@@ -139,14 +140,15 @@ class ServingSetting:
         """The model, built where it is not yet. Raises InputError where it or the setting cannot be used."""
         self.form.check(self.caller)
         if self.form.kind == "dynamic":
-            raise InputError(f"{self.caller}(cache='dynamic'): a server takes its cache at once; give 'paged' or 'static'")
+            raise InputError(f"{self.caller}(cache='dynamic'): a server takes its cache at once; give 'paged' or "
+                             "'static'")
         if not is_count(self.context_tokens, 2) or not is_count(self.prefill_chunk, 1):
-            raise InputError(f"{self.caller}(context_tokens={self.context_tokens!r}, prefill_chunk={self.prefill_chunk!r}"
-                             "): a context has 2 tokens or more, a chunk 1")
+            raise InputError(f"{self.caller}(context_tokens={self.context_tokens!r}, prefill_chunk="
+                             f"{self.prefill_chunk!r}): a context has 2 tokens or more, a chunk 1")
         module = model if isinstance(model, nn.Module) else build_model(model)
         if not is_of_transformers(module):
-            raise InputError(f"{self.caller}(): {type(module).__name__} is no model of transformers, and only those are "
-                             "served; give one, e.g. hf:gpt2")
+            raise InputError(f"{self.caller}(): {type(module).__name__} is no model of transformers, and only those "
+                             "are served; give one, e.g. hf:gpt2")
         check_positions(module, f"{self.caller}(context_tokens={self.context_tokens!r})", self.context_tokens)
         return module
 

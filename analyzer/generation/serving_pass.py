@@ -1,7 +1,7 @@
 """Passes of models over their caches under one recorder, and what each of them cost."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class PassRecorder:
         del logits, chosen
         recorder.end()
         recorder.mark(tensors_kept(decoder.cache), "cache")
-        self.passes.append(PassCost(*tokens.shape, decoder.context))
+        self.passes.append(PassCost(tokens.shape[0], tokens.shape[1], decoder.context))
 
     def list_costs(self, run: Run) -> list[PassCost]:
         """The passes with what they cost."""
@@ -68,5 +68,6 @@ class PassRecorder:
             for (step, phase), row in annotation.phases.items():
                 if phase == "forward":
                     rows.setdefault(step, {}).update(row)
-        return [PassCost(cost.sequences, cost.tokens, cost.context_tokens,
-                         *(rows.get(i, {}).get(name) for name in _AMOUNTS)) for i, cost in enumerate(self.passes)]
+        amounts: list[dict[str, Any]] = [{name: rows.get(i, {}).get(name) for name in _AMOUNTS}
+                                         for i in range(len(self.passes))]
+        return [replace(cost, **amount) for cost, amount in zip(self.passes, amounts)]

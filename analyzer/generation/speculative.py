@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from analyzer.api.argument import build_model, set_training
+from analyzer.api.argument import set_training
 from analyzer.api.session import Session
 from analyzer.errors import InputError, is_count
 from analyzer.hardware import DeviceSpec, find_device
@@ -91,8 +91,8 @@ class SpeculativeStep:
         shown = [row for i, row in enumerate(costs) if i in (0, 1, len(costs) - 2, len(costs) - 1)]
         rows = [(name, f"{cost.tokens:,}", *(format_quantity(getattr(cost, field), unit) for field, unit in _COLUMNS))
                 for name, cost in dict(shown).items() if cost is not None]
-        lines = [f"{self.target} with {self.draft}: {self.speculated} draft tokens a step, {self.sequences:,} sequences "
-                 f"of {self.context_tokens:,} tokens" + (f", on {self.device}" if self.device else ""), "",
+        lines = [f"{self.target} with {self.draft}: {self.speculated} draft tokens a step, {self.sequences:,} "
+                 f"sequences of {self.context_tokens:,} tokens" + (f", on {self.device}" if self.device else ""), "",
                  print_rows(("Pass", "Tokens", "FLOPs", "Read", "Time", "Peak allocated"), rows), "",
                  f"step: {format_quantity(self.seconds, 'seconds')}"]
         if self.seconds is not None:

@@ -11,6 +11,14 @@ from analyzer.errors import InputError, is_count
 
 CACHES = ("dynamic", "static", "paged")
 BLOCK_SIZE = 16  # tokens of a page, vLLM's default (vllm/config/cache.py)
+SCALE_BYTES = 4  # a float for the keys, and one for the values, of each token and head, beside what is int8
+
+
+def scale_bytes(dtype: torch.dtype) -> int:
+    """Bytes beside the channels of a token and head, as in vLLM's v1/kv_cache_interface.py: int8 has scales of its own,
+    fp8 one for a whole layer, which is not counted.
+    """
+    return SCALE_BYTES if dtype == torch.int8 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +78,8 @@ class StoredLayer:
         return self.keys is not None
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store those of the next tokens, (batch, heads, tokens, channels); the result is what they attend to: the first
-        ones each other as they are, later ones what is in the cache.
+        """Store those of the next tokens, (batch, heads, tokens, channels). The result is what they attend to: the
+        first ones to each other as they are, later ones to what is in the cache.
         """
         self.is_fresh, new = self.tokens == 0, keys.shape[2]
         self.tokens += new
@@ -84,15 +92,20 @@ class StoredLayer:
         """What is kept after ``states``, and the last ``seen`` tokens of it as attention takes them."""
         states, dtype = states.transpose(1, 2), self.form.dtype or states.dtype
         batch, new = states.shape[:2]
+        channels, width = states.shape[3], states.shape[3] + scale_bytes(dtype)
         if self.form.kind == "dynamic":
+            if width > channels:
+                packed = states.new_empty((*states.shape[:3], width), dtype=dtype)
+                packed[..., :channels].copy_(states)
+                states = packed
             states = states.to(dtype)
             whole = torch.cat([states] if kept is None else [kept, states], dim=1)
             return whole[:, -(self.sliding_window or whole.shape[1]):], whole[:, -seen:].transpose(1, 2)
         if kept is None:
-            kept = states.new_empty((self.sequences or batch, self.capacity, *states.shape[2:]), dtype=dtype)
+            kept = states.new_empty((self.sequences or batch, self.capacity, states.shape[2], width), dtype=dtype)
         stored = min(new, self.capacity)
         start = min(self.tokens - stored, self.capacity - stored)
-        kept[:batch, start:start + stored].copy_(states[:, new - stored:])
+        kept[:batch, start:start + stored, :, :channels].copy_(states[:, new - stored:])
         return kept, kept[:batch, :min(seen, self.capacity)].transpose(1, 2)
 
     def skip(self, count: int) -> None:

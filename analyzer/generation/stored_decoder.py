@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from analyzer.errors import InputError
 
 from .cached_attention import attend_cache
 from .decoder import TransformersDecoder
-from .stored_cache import CacheForm, StoredLayer, make_stored_cache
+from .stored_cache import CacheForm, StoredLayer, make_stored_cache, scale_bytes
 
 ATTENTION = "analyzer_cached"  # its name among transformers' attention functions
 
@@ -34,6 +34,7 @@ class StoredDecoder(TransformersDecoder):
             return super().read(tokens)
 
     def skip(self, count: int) -> None:
+        """Go on as if ``count`` more tokens had been read."""
         self.context += count
         for layer in self.layers():
             layer.skip(count)
@@ -53,6 +54,7 @@ class StoredDecoder(TransformersDecoder):
         return sum(layer.used_bytes() for layer in self.layers())
 
     def bends(self) -> list[int]:
+        """After how many tokens a window is full."""
         return sorted({layer.sliding_window - 1 for layer in self.layers() if layer.sliding_window is not None})
 
     @contextmanager
@@ -79,10 +81,12 @@ class StoredDecoder(TransformersDecoder):
                 module.__dict__.pop("expand_kv", None)
 
     def _expand(self, module: Any, expand: Any, latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
-        """Latents of the first tokens as keys and values; those in the cache as they are, for kernels that read them so.
-        """
-        if self.cache.layers[module.layer_idx].is_fresh:
-            expanded: tuple[Tensor, Tensor] = expand(latents, rotated)
+        """Keys and values of latents: those of the first tokens, while those in the cache are read as they are."""
+        is_plain = type(module.kv_b_proj) is nn.Linear  # else its weight is packed, and cannot be absorbed as it is
+        if self.cache.layers[module.layer_idx].is_fresh or not is_plain:
+            dtype = module.kv_a_layernorm.weight.dtype
+            expanded: tuple[Tensor, Tensor] = expand(*(
+                x[..., :x.shape[3] - scale_bytes(x.dtype)].to(dtype) for x in (latents, rotated)))
             return expanded
         return latents, rotated
 
@@ -91,8 +95,8 @@ def check_backend(model: Any, form: CacheForm) -> None:
     """Raise InputError for a model whose attention cannot be that of an engine."""
     asked = f"cache={form.kind!r}" + (f", cache_dtype={form.dtype}" if form.dtype is not None else "")
     if model.config.is_encoder_decoder:
-        raise InputError(f"{asked}: {type(model).__name__} has an encoder, and only models that are a decoder alone are "
-                         "run so; give 'dynamic' or 'static' and no cache_dtype")
+        raise InputError(f"{asked}: {type(model).__name__} has an encoder, and only models that are a decoder alone "
+                         "are run so; give 'dynamic' or 'static' and no cache_dtype")
     if not getattr(model, "_supports_attention_backend", False):
         raise InputError(f"{asked}: the attention of {type(model).__name__} is its own code, not one of transformers' "
                          "attention functions; give 'dynamic' or 'static' and no cache_dtype")

@@ -189,6 +189,8 @@ RUNNING = {"running_mean", "running_var"}
 # Look up rows, or single elements, of the first argument: no more of it than they give.
 LOOKS_UP = {"embedding", "index_select", "gather", "index", "_unsafe_index", "take", "take_along_dim", "masked_select",
             "nll_loss_forward", "nll_loss2d_forward"}
+# A product for each group of rows, with a matrix of its own: rows fewer than groups need no more matrices than rows.
+GROUPED = {"_grouped_mm", "_scaled_grouped_mm"}
 
 
 def read_bytes(call: Call, argument: Argument) -> int:
@@ -212,6 +214,8 @@ def read_bytes(call: Call, argument: Argument) -> int:
     if first and name == "_embedding_bag":
         indices: TensorSpec = call.given["indices"]
         return min(touched, indices.numel * spec[-1] * spec.dtype.itemsize)
+    if name in GROUPED and argument.name == "mat2" and len(spec) == 3 and len(call.given["self"]) == 2:
+        return touched * min(spec[0], call.given["self"][0]) // spec[0] if spec[0] else 0
     if name == "convolution_backward":
         of_input, of_weight, _ = call.given["output_mask"]
         if argument.name == "input" and not of_weight or argument.name == "weight" and not of_input:

@@ -27,6 +27,11 @@ def mask(*shape):
     return torch.zeros(shape, dtype=torch.bool)
 
 
+def multiply_groups(rows):
+    x, weights = f(rows, 16).bfloat16(), f(4, 16, 8).bfloat16()
+    return torch._grouped_mm(x, weights, offs=torch.full((4,), rows, dtype=torch.int32))
+
+
 A, V = 6 * 8, 8  # elements of f(6, 8) and f(8)
 CASES = {
     # name: (call, bytes read, bytes written)
@@ -53,6 +58,9 @@ CASES = {
     "sum": (lambda: f(6, 8).sum(0), A * F, V * F),
     "mm": (lambda: f(6, 8) @ f(8, 3), (A + 24) * F, 18 * F),
     "addmm": (lambda: torch.addmm(f(3), f(6, 8), f(8, 3)), (3 + A + 24) * F, 18 * F),
+    # rows of 16 and 4 matrices of 16 x 8 in 2 bytes, and where each group of rows ends in 4
+    "experts": (lambda: multiply_groups(rows=32), (32 * 16 + 4 * 16 * 8) * 2 + 16, 32 * 8 * 2),
+    "more experts than rows": (lambda: multiply_groups(rows=3), (3 * 16 + 3 * 16 * 8) * 2 + 16, 3 * 8 * 2),
     "embedding": (lambda: nn.functional.embedding(i(2, 3), f(100, 8)), 6 * I + 48 * F, 48 * F),
     "a table smaller than what is looked up": (lambda: nn.functional.embedding(i(50), f(2, 8)), 50 * I + 16 * F,
                                                400 * F),
