@@ -114,9 +114,11 @@ ACTIVATION_HANDLES: dict[str, Handle] = {
     "aten::_convolution": make_activation_handle("conv"),
     **{f"aten::{name}": make_activation_handle() for name in ("addmm", "bmm", "einsum", "matmul", "linear")}}
 
-#: operators without arithmetic, which are not named as unsupported (``_IGNORED_OPS`` of fvcore/nn/jit_analysis.py)
+#: operators without arithmetic, which are not named as unsupported (``_IGNORED_OPS`` of fvcore/nn/jit_analysis.py, and
+#: ``alias``, which stands here for what does nothing, such as dropout in evaluation)
 IGNORED = frozenset(f"aten::{name}" for name in """
-    Int ScalarImplicit __and__ arange bitwise_not cat chunk clamp clamp_ constant_pad_nd contiguous copy_ detach dropout
+    alias Int ScalarImplicit __and__ arange bitwise_not cat chunk clamp clamp_ constant_pad_nd contiguous copy_ detach
+    dropout
     empty eq expand flatten floor floor_divide full full_like gather ge gt index index_put_ masked_fill max narrow
     new_empty new_full new_zeros nonzero ones permute relu relu_ remainder reshape roll select size slice split
     split_with_sizes squeeze stack t to transpose type_as unbind unsqueeze unsqueeze_ view zeros zeros_like""".split())

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-VISION = ("resnet18", "mobilenet_v3_small", "vit_b_16", "swin_t")
+VISION = ("resnet18", "mobilenet_v3_small", "vit", "swin")
 
 
 class Mixed(nn.Module):
@@ -25,16 +25,24 @@ class Mixed(nn.Module):
         return product, self.conv(self.norm(a.transpose(1, 2))), self.same(self.chain(up) + 1)
 
 
+SWIN = {"patch_size": [4, 4], "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]}
+VIT = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+
+
 def make_model(name):
-    """A model, and the tuple of its inputs; transformers' with two layers."""
+    """A model, and the tuple of its inputs; the larger architectures in small."""
     if name == "mixed":
         return Mixed(), (torch.rand(3, 2, 4), torch.rand(1, 2, 5, 5))
     if name in VISION:
-        torchvision = pytest.importorskip("torchvision")
-        size = 224 if name == "vit_b_16" else 64
-        return torchvision.models.get_model(name, weights=None), (torch.rand(1, 3, size, size), )
+        models = pytest.importorskip("torchvision").models
+        small = {"swin": lambda: models.SwinTransformer(**SWIN), "vit": lambda: models.VisionTransformer(**VIT)}
+        model = small[name]() if name in small else models.get_model(name, weights=None)
+        size = 64 if name not in small else 32
+        return model, (torch.rand(1, 3, size, size), )
     transformers = pytest.importorskip("transformers")
-    kind = {"bert": "Bert", "vit": "ViT"}[name]
-    config = getattr(transformers, f"{kind}Config")(num_hidden_layers=2)
-    model = getattr(transformers, f"{kind}Model")(config)
-    return model, (torch.rand(1, 3, 224, 224) if name == "vit" else torch.ones(1, 16, dtype=torch.int64), )
+    if name == "bert":
+        model = transformers.BertModel(transformers.BertConfig(vocab_size=100, **SMALL))
+        return model, (torch.ones(1, 16, dtype=torch.int64), )
+    assert name == "hf_vit"
+    return transformers.ViTModel(transformers.ViTConfig(image_size=32, **SMALL)), (torch.rand(1, 3, 32, 32), )

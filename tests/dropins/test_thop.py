@@ -25,7 +25,7 @@ def ask(lib, make, **options):
     return lib.profile(model, inputs=inputs, ret_layer_info=True, **options)
 
 
-@pytest.mark.parametrize("name", ["mixed", "resnet18", "mobilenet_v3_small", "vit_b_16", "bert"])
+@pytest.mark.parametrize("name", ["mixed", "resnet18", "mobilenet_v3_small", "vit", "bert"])
 def test_figures_are_those_of_thop(theirs, name, capsys):
     found, texts = [], []
     for lib in (ours, theirs):

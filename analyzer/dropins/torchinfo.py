@@ -1,0 +1,106 @@
+"""``torchinfo.summary``: the table of torchinfo to the character, of a model that is run without data."""
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from analyzer.api.argument import set_training
+from analyzer.errors import InputError, is_count
+from analyzer.output import drawing_plainly
+from analyzer.runtime.torchinfo import ColumnSettings, Mode, RowSettings, make_inputs
+
+from .forward import observe_forward
+from .torchinfo_format import FormattingOptions, ModelStatistics, Units, Verbosity
+from .torchinfo_layer import LayerInfo, LayerList
+
+__all__ = ["ColumnSettings", "FormattingOptions", "LayerInfo", "Mode", "ModelStatistics", "RowSettings", "Units",
+           "Verbosity", "clear_cached_forward_pass", "summary"]
+_NEED_INPUT = (ColumnSettings.INPUT_SIZE, ColumnSettings.OUTPUT_SIZE, ColumnSettings.MULT_ADDS)
+_cached: dict[str, list[LayerInfo]] = {}
+
+
+def summary(model: torch.nn.Module, input_size: Any = None, input_data: Any = None, batch_dim: int | None = None,
+            cache_forward_pass: bool | None = None, col_names: Iterable[str] | None = None, col_width: int = 25,
+            depth: int = 3, device: torch.device | str | None = None, dtypes: Sequence[torch.dtype] | None = None,
+            mode: str | None = None, row_settings: Iterable[str] | None = None, verbose: int | None = None,
+            **kwargs: Any) -> ModelStatistics:
+    """Print torchinfo's table of a forward pass, and give what is in it.
+
+    The arguments are torchinfo's. ``device`` (``"meta"``, or one that is not there) moves nothing: the model runs
+    without data where it is. ``verbose=2`` shows each parameter. Raises InputError (a ValueError) for arguments that
+    cannot be used, and whatever the model itself raises.
+
+    >>> stats = summary(torch.nn.Sequential(torch.nn.Linear(4, 2)), input_size=(3, 4), device="meta", verbose=0)
+    >>> stats.total_params, stats.total_mult_adds, stats.formatting.max_depth, stats.summary_list[1].output_size
+    (10, 30, 3, [3, 2])
+    """
+    given = input_data is not None or input_size is not None
+    usual = (ColumnSettings.OUTPUT_SIZE, ColumnSettings.NUM_PARAMS) if given else (ColumnSettings.NUM_PARAMS, )
+    columns = usual if col_names is None else tuple(_find(ColumnSettings, name, "col_names") for name in col_names)
+    rows = {_find(RowSettings, name, "row_settings") for name in row_settings or (RowSettings.DEPTH, )}
+    training = _find(Mode, mode or Mode.EVAL, "mode") is Mode.TRAIN
+    verbose = (0 if hasattr(sys, "ps1") else 1) if verbose is None else int(verbose)
+    _check(model, input_size, input_data, columns, col_width, verbose)
+    if device is not None:
+        torch.device(device)  # which says what is wrong with it
+    name = type(model).__name__
+    args, call_kwargs = make_inputs(model, input_size, input_data, batch_dim, dtypes)
+    if cache_forward_pass and name in _cached:
+        layers = _cached[name]
+    elif given:
+        with set_training(model, training), torch.no_grad():
+            layers = observe_forward(lambda: LayerList(model, batch_dim), model, args, {**call_kwargs, **kwargs},
+                                     evaluates=False).list_run()
+        if cache_forward_pass:
+            _cached[name] = layers
+    else:
+        layers = LayerList(model).list_all()
+    tensors = [t for t in pytree.tree_leaves((args, call_kwargs)) if isinstance(t, torch.Tensor)]
+    found = ModelStatistics(layers, _list_sizes(input_size, input_data), sum(t.nbytes for t in tensors),
+                            FormattingOptions(depth, verbose, columns, col_width, rows))
+    if verbose > Verbosity.QUIET:
+        with drawing_plainly():
+            print(found)
+    return found
+
+
+def clear_cached_forward_pass() -> None:
+    """Forget the runs that ``cache_forward_pass`` kept."""
+    _cached.clear()
+
+
+def _check(model: Any, input_size: Any, input_data: Any, columns: Sequence[ColumnSettings], col_width: int,
+           verbose: int) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"summary({type(model).__name__}): must be a torch.nn.Module")
+    if input_data is not None and input_size is not None:
+        raise InputError("summary(input_size=..., input_data=...): give one of them")
+    missing = [column.value for column in _NEED_INPUT if column in columns]
+    if missing and input_data is None and input_size is None:
+        raise InputError(f"summary(col_names=...): {', '.join(missing)} need input_size or input_data")
+    if verbose not in (0, 1, 2) or not is_count(col_width, 1):
+        raise InputError(
+            f"summary(verbose={verbose!r}, col_width={col_width!r}): verbose is 0, 1 or 2, a width at least 1")
+
+
+def _find(names: Any, name: Any, argument: str) -> Any:
+    """The member of an enumeration. Raises InputError where it has none of that name."""
+    try:
+        return names(getattr(name, "value", name))
+    except ValueError:
+        raise InputError(f"summary({argument}=...): {name!r} must be one of "
+                         f"{', '.join(repr(member.value) for member in names)}") from None
+
+
+def _list_sizes(input_size: Any, input_data: Any) -> Any:
+    """What was given, with the sizes of tensors for these."""
+    if input_data is not None:
+        return pytree.tree_map_only(torch.Tensor, lambda t: t.size(), dict(input_data) if isinstance(
+            input_data, Mapping) else input_data)
+    if input_size is None:
+        return []
+    return [tuple(input_size)] if isinstance(input_size[0], int) else list(input_size)
