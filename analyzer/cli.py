@@ -4,7 +4,8 @@ from __future__ import annotations
 import argparse
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -13,10 +14,12 @@ from analyzer.api.models_command import add_models_command, run_models
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
 from analyzer.recipe.option import read_recipe
+from analyzer.record.progress import progress_of, watch_progress
 from analyzer.report import choice
 from analyzer.report.check import add_check_command, run_check
 from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
 from analyzer.report.module_comparison import add_compare_command, run_compare
+from analyzer.report.progress_bar import ProgressBar
 from analyzer.report.verdict import judge
 from analyzer.results.profile import Profile
 from analyzer.runtime.command import add_measure_command, run_measure
@@ -122,7 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = make_parser().parse_args(words[:own])
             if arguments.command == "dryrun":
                 arguments.arguments += words[own + 1:]
-            return commands[arguments.command](arguments)
+            with _showing_progress(arguments.command):
+                return commands[arguments.command](arguments)
     except AnalyzerError as error:
         print(f"analyzer: {error}", file=sys.stderr)
         return 2
@@ -136,6 +140,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) has gone
         sys.stderr.close()
         return 0
+
+
+@contextmanager
+def _showing_progress(command: str) -> Iterator[None]:
+    """Show on a terminal how far the work of the block has come; a sweep, in many processes, does so itself."""
+    if command == "sweep":
+        yield
+        return
+    # a thread that draws would take time of what is measured
+    with ProgressBar(among_output=command == "dryrun", ticks=command != "measure") as bar, watch_progress(bar):
+        yield
 
 
 def run_devices(arguments: argparse.Namespace) -> int:
@@ -178,8 +193,6 @@ def run_profile(arguments: argparse.Namespace) -> int:
 
 def _predict(arguments: argparse.Namespace) -> list[Profile]:
     """A step of each target. Names and inputs of all are read before any work: a wrong one costs no waiting."""
-    from analyzer.record.progress import watch_progress
-    from analyzer.report.progress_bar import ProgressBar
     from analyzer.zoo.target import load_target
 
     from .hardware import find_device
@@ -197,18 +210,13 @@ def _predict(arguments: argparse.Namespace) -> list[Profile]:
     def build(target: Target) -> torch.nn.Module:
         return build_model(partial(recipe.build, target.build)).train(train)
 
-    bar, found = ProgressBar(), []
-    with watch_progress(bar):
-        try:
-            for target, specs in zip(targets, inputs, strict=True):
-                with command_option.model_errors(target.name):
-                    args, kwargs = command_option.make_inputs(specs)
-                    found.append(profile(
-                        partial(build, target), args, kwargs, device=arguments.device,
-                        profilers={"flops": make_flops_profiler(arguments.convention)},
-                        **command_option.find_step(arguments, recipe)))
-        finally:
-            bar.clear()
+    found = []
+    for i, (target, specs) in enumerate(zip(targets, inputs, strict=True)):
+        with progress_of(i, len(targets), target.name), command_option.model_errors(target.name):
+            args, kwargs = command_option.make_inputs(specs)
+            found.append(profile(partial(build, target), args, kwargs, device=arguments.device,
+                                 profilers={"flops": make_flops_profiler(arguments.convention)},
+                                 **command_option.find_step(arguments, recipe)))
     return found
 
 

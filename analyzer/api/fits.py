@@ -10,6 +10,7 @@ import torch
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device, register_device
 from analyzer.record.options import ProfileOptions
+from analyzer.record.progress import progress_of
 from analyzer.results.fit_table import FitTable
 from analyzer.results.verdict import Verdict
 from analyzer.results.view import register_view
@@ -45,10 +46,12 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
     module = model if isinstance(model, torch.nn.Module) else build_model(model)
     judge, title = register_view.look_up("verdict", "fits"), ""
     rows: list[Verdict] = []
-    for spec in sorted(specs, key=lambda spec: (spec.memory_bytes is None, spec.memory_bytes or 0)):
+    specs.sort(key=lambda spec: (spec.memory_bytes is None, spec.memory_bytes or 0))
+    for i, spec in enumerate(specs):
         limits = options.limit_to_device and spec.memory_bytes is not None
-        found = profile(module, args, kwargs, device=spec, options=replace(options, limit_to_device=limits),
-                        **profile_options)
+        with progress_of(i, len(specs), spec.name):
+            found = profile(module, args, kwargs, device=spec, options=replace(options, limit_to_device=limits),
+                            **profile_options)
         rows.append(judge(found, spec, world_size))
         title = _describe(found)
     devices_held = tuple([row.device for row in rows if row.fits][:3])

@@ -114,6 +114,7 @@ class _Generation:
         next_token: Tensor | None = None
         with self.session.open(self.module) as run:
             with run.recording() as recorder:
+                recorder.planned_calls = len(recorder.log.modules) * min(samples or self.new_tokens, self.new_tokens)
                 (tokens,), _ = run.take_inputs((self.prompt,), {}, ["prompt"])
                 decoder = choose_decoder(run.root, self.form, self.prompt_tokens, self.new_tokens)
                 next_token = self._pass(recorder, decoder, tokens, 0, 0)

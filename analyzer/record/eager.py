@@ -12,6 +12,7 @@ from analyzer.meta.dispatch.list_memo import ListMemo
 
 from .optimizer_step import TORCHS_OWN, has_step_hooks
 from .options import ProfileOptions
+from .progress import report_progress
 from .recorder import Recorder
 from .reference_count import ReferenceCount
 from .tensor_walk import tensors_in
@@ -99,6 +100,7 @@ class EagerStep:
         self.recorder.planned_calls = self.options.steps * len(self.recorder.log.modules)
         with torch._C.DisableTorchFunction():  # what is read of tensors here is no call of the user's
             for index in range(self.options.steps):
+                report_progress(index / self.options.steps, f"step {index + 1}")
                 self.recorder.start_step(index, placeholders=self.runs_model)
                 self.recorder.mode.state.random_seed = 0  # random control flow takes the same path in every step
                 self.run_step(index)

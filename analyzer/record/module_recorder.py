@@ -165,6 +165,10 @@ class ModuleRecorder(MemoryRecorder):
         """The index in `Log.module_calls` of the innermost call of a module of the model's."""
         return self._open_calls[-1]
 
+    def share_done(self) -> float:
+        """How much of the run is done, from 0 to 1."""
+        return self._entered / max(1, self.planned_calls)
+
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
         """A module's call begins; the result is what `leave_module` needs: its node, or -1."""
         index = own = self._module_index.get(id(module))
@@ -178,7 +182,7 @@ class ModuleRecorder(MemoryRecorder):
         self._stack.append(index)
         self._open_calls.append(self._open_calls[-1] if self._open_calls else None)
         self._entered += 1
-        report_progress(self._entered / max(1, self.planned_calls), record.path)
+        report_progress(self.share_done(), record.path)
         if self.is_leaf is None or self.phase != "forward":
             return -1
         if own is not None:

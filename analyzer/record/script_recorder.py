@@ -47,6 +47,10 @@ class ScriptRecorder(Recorder):
         """Whole steps: every optimizer seen so far has stepped as often."""
         return min(self.step_counts.values(), default=0)
 
+    def share_done(self) -> float:
+        """How many of the steps asked for are taken; how long a step takes, or what comes before it, is not known."""
+        return self.steps_taken / self.steps
+
     @contextmanager
     def counting_steps(self) -> Iterator[None]:
         """End the script with EnoughSteps after the steps asked for; inside `recording`, whose hooks run first."""

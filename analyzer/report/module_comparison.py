@@ -9,6 +9,7 @@ from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.output import check_output
+from analyzer.record.progress import report_progress
 from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.results.profile import Profile
 
@@ -177,7 +178,10 @@ def run_compare(arguments: argparse.Namespace) -> int:
     if not by_model and arguments.others:
         raise InputError(f"--by module: modules of two profiles are set side by side, and these are {len(files)}; give "
                          "two, or --by model")
-    profiles = [Profile.from_json(path) for path in files]
+    profiles = []
+    for i, path in enumerate(files):
+        report_progress(i / len(files), str(path))
+        profiles.append(Profile.from_json(path))
     if by_model:
         text = model_table([(str(path), profile) for path, profile in zip(files, profiles, strict=True)],
                            arguments.columns or DEFAULT_COLUMNS, arguments.format)

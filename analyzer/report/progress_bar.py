@@ -1,9 +1,12 @@
 """A progress bar on a terminal, for work that takes over a second."""
 from __future__ import annotations
 
+import shutil
 import sys
+import threading
 import time
-from typing import TextIO
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from typing import Any, TextIO
 
 _WIDTH = 30
 _PATIENCE_SECONDS = 1.0  # shorter work needs no bar
@@ -11,27 +14,96 @@ _REDRAW_SECONDS = 0.1
 
 
 class ProgressBar:
-    """Draws what `analyzer.record.progress` reports; nothing where the stream is no terminal."""
+    """Draws what `analyzer.record.progress` reports; nothing where the stream is no terminal.
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    Called, it notes how far the work is. In a ``with`` block it is drawn on while nothing is reported, and makes room
+    for what the block prints: it goes away at the first line of it, or with ``among_output``, comes back below.
+    ``ticks=False`` draws only what is reported, from the thread that works.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, among_output: bool = False, ticks: bool = True) -> None:
         self.stream = stream or sys.stderr
+        self._among_output, self._ticks = among_output, ticks
+        self._share: float | None = None
+        self._what = ""
         self._shown = False
+        self._is_over = False      # the result is being printed
+        self._is_mid_line = False  # of somebody else's output
         self._start = self._last = time.monotonic()
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._ticker: threading.Thread | None = None
+        self._redirects = ExitStack()
 
     def __call__(self, share: float, what: str) -> None:
         """Draw the bar at ``share`` of the work, where that is due."""
+        self._share, self._what = max(share, self._share or 0.0), what  # what was replayed makes estimates jump
+        self._draw()
+
+    def _draw(self) -> None:
         now = time.monotonic()
-        if not self.stream.isatty() or now - self._start < _PATIENCE_SECONDS or now - self._last < _REDRAW_SECONDS:
+        if self._is_over or self._is_mid_line or not self.stream.isatty(
+        ) or now - self._start < _PATIENCE_SECONDS or now - self._last < _REDRAW_SECONDS:
             return
-        self._last, self._shown = now, True
-        filled = round(share * _WIDTH)
-        what = what if what.isprintable() else repr(what)
-        self.stream.write(f"\r\x1b[K[{'#' * filled}{'.' * (_WIDTH - filled)}] {share:4.0%} {what}")
-        self.stream.flush()
+        with self._lock:
+            if self._is_over or self._is_mid_line:
+                return
+            self._last, self._shown = now, True
+            filled = round((self._share or 0) * _WIDTH)
+            what = self._what if self._what.isprintable() else repr(self._what)
+            share = "    " if self._share is None else f"{self._share:4.0%}"
+            line = f"[{'#' * filled}{'.' * (_WIDTH - filled)}] {share} {now - self._start:3.0f} s {what}"
+            self.stream.write(f"\r\x1b[K{line[:shutil.get_terminal_size().columns - 1]}")
+            self.stream.flush()
 
     def clear(self) -> None:
         """Leave no trace on the terminal."""
-        if self._shown:
-            self.stream.write("\r\x1b[K")
-            self.stream.flush()
-            self._shown = False
+        with self._lock:
+            if self._shown:
+                self.stream.write("\r\x1b[K")
+                self.stream.flush()
+                self._shown = False
+
+    def note_output(self, text: str, is_result: bool) -> None:
+        """Somebody is about to print ``text``."""
+        with self._lock:
+            self.clear()
+            if text:
+                self._is_mid_line = not text.endswith("\n")
+            self._is_over = self._is_over or is_result and not self._among_output
+
+    def __enter__(self) -> ProgressBar:
+        if self.stream.isatty():
+            for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
+                if stream.isatty():
+                    self._redirects.enter_context(redirect(_Noted(stream, self)))
+            if self._ticks:
+                self._ticker = threading.Thread(target=self._tick, name="analyzer progress", daemon=True)
+                self._ticker.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        if self._ticker is not None:
+            self._ticker.join()
+        self._redirects.close()
+        self.clear()
+
+    def _tick(self) -> None:
+        while not self._ended.wait(_REDRAW_SECONDS):
+            self._draw()
+
+
+class _Noted:
+    """A stream whose bar is told before it is written to."""
+
+    def __init__(self, stream: TextIO, bar: ProgressBar) -> None:
+        self._stream, self._bar, self._is_result = stream, bar, stream is sys.stdout
+
+    def write(self, text: str) -> int:
+        """Write ``text``, once the bar is out of the way."""
+        self._bar.note_output(text, self._is_result)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

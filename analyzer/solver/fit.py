@@ -18,6 +18,7 @@ from analyzer.api.profile import Profile, ProfileOptions, profile
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.unseen import UnseenMemory, list_unseen
+from analyzer.record.progress import progress_part
 from analyzer.report.column import format_quantity, print_rows
 from analyzer.results.info import OutOfMemoryInfo
 
@@ -128,7 +129,9 @@ def split_inputs(made: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 class _Search:
     """Profiles sizes, given in steps of ``multiple_of``, and keeps the bracket."""
 
-    def __init__(self, run: Callable[[int], Profile], multiple_of: int, last: int | None, capacity_bytes: int) -> None:
+    def __init__(self, what: str, run: Callable[[int], Profile], multiple_of: int, last: int | None,
+                 capacity_bytes: int) -> None:
+        self.what = what
         self.run, self.multiple_of, self.last, self.capacity_bytes = run, multiple_of, last, capacity_bytes
         self.profiles: dict[int, Profile] = {}  # of the two ends of the bracket
         self.evaluations: list[Evaluation] = []
@@ -148,7 +151,10 @@ class _Search:
             steps = min(steps, self.high - 1)
         if self.last is not None:
             steps = min(steps, self.last)
-        found = self.run(steps * self.multiple_of)
+        # how many are to come is not known: each takes a quarter of what is left
+        start, stop = (1 - 0.75**n for n in (len(self.evaluations), len(self.evaluations) + 1))
+        with progress_part(start, stop, f"{self.what} {steps * self.multiple_of:,}"):
+            found = self.run(steps * self.multiple_of)
         info = found.out_of_memory
         reserved = found.peak_reserved_bytes if info is None or info.reserved_bytes is None else info.reserved_bytes
         self.evaluations.append(
@@ -212,7 +218,7 @@ def _search(what: str, model: Any, make_inputs: MakeInputs, device: str | Device
         args, kwargs = split_inputs(make_inputs(size))
         return profile(model, args=args, kwargs=kwargs, device=spec, options=limited, **profile_options)
 
-    search = _Search(run, multiple_of, last, capacity)
+    search = _Search(what, run, multiple_of, last, capacity)
     if search.fits(first) and not search.is_closed:
         _close_in(search, first, what)
     return FitResult(what, spec.name, capacity, search.low * multiple_of, at_most, search.profiles.get(search.low),

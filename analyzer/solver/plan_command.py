@@ -11,6 +11,7 @@ from typing import Any
 
 from analyzer.output import check_output
 from analyzer.recipe.option import add_recipe_options, read_recipe
+from analyzer.record.progress import progress_part
 from analyzer.zoo.command_option import (
     AUTOCAST,
     add_target_options,
@@ -92,24 +93,30 @@ def run_plan(arguments: argparse.Namespace) -> int:
     with model_errors(arguments.target):
         model = build_model(partial(recipe.build, target.build)).train()
         names = [name for name, _ in zip(inspect.signature(model.forward).parameters, args)]
-        gm = symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs})
+        with progress_part(0.0, 0.2, "tracing"):
+            gm = symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs})
         held = update = 0
         if arguments.optimizer is not None:
-            step = profile(model, args, kwargs, optimizer=arguments.optimizer, autocast=autocast,
-                           device=arguments.device or "cpu")
+            with progress_part(0.2, 0.3, "the step with its optimizer"):
+                step = profile(model, args, kwargs, optimizer=arguments.optimizer, autocast=autocast,
+                               device=arguments.device or "cpu")
             held = step.optimizer_bytes or 0
             update = max([phases["optimizer"].peak_allocated_bytes or 0 for phases in (step.first_step, step.phases)
                           if "optimizer" in phases], default=0)
-        planner = Planner(gm, args, kwargs, autocast=autocast, device=arguments.device,
-                          granularity=arguments.granularity, held_bytes=held, update_bytes=update,
-                          offload=arguments.offload)
+        with progress_part(0.3, 0.4, "the step without a plan"):
+            planner = Planner(gm, args, kwargs, autocast=autocast, device=arguments.device,
+                              granularity=arguments.granularity, held_bytes=held, update_bytes=update,
+                              offload=arguments.offload)
+        has_frontier = bool(arguments.frontier or arguments.plot)
         try:
-            plan = planner.solve(arguments.budget, arguments.method)
+            with progress_part(0.4, 0.5 if has_frontier else 1.0, "planning"):
+                plan = planner.solve(arguments.budget, arguments.method)
         except InfeasibleBudgetError as error:
             print(f"analyzer: {error}", file=sys.stderr)
             return 3
-        if arguments.frontier or arguments.plot:
-            points = planner.frontier((arguments.frontier or _SHARES).split(","), arguments.method)
+        if has_frontier:
+            with progress_part(0.5, 1.0, "frontier"):
+                points = planner.frontier((arguments.frontier or _SHARES).split(","), arguments.method)
             plan = replace(plan, frontier=points)
     print(plan)
     if plan.frontier:

@@ -15,6 +15,7 @@ from analyzer.hardware import DeviceSpec, find_device
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.latency import call_seconds
 from analyzer.record.op_call import OpCall
+from analyzer.record.progress import progress_of, progress_part
 from analyzer.results.profile import Profile
 from analyzer.units import format_bytes, parse_bytes
 
@@ -130,11 +131,12 @@ class Planner:
         limit = max(budget - before, least)
         fails: int | None = None  # the smallest limit whose plan was over the budget
         best: Plan | None = None
-        for _ in range(_ROUNDS):
-            division = solve_units(units, limit, method)
-            if division is None:
-                break
-            plan = replay(division)
+        for i in range(_ROUNDS):
+            with progress_part(1 - 0.5**i, 1 - 0.5**(i + 1), f"plan {i + 1} for {format_bytes(budget)}"):
+                division = solve_units(units, limit, method)
+                if division is None:
+                    break
+                plan = replay(division)
             peak = peaks[-1]
             if peak <= budget:
                 if best is None or (plan.overhead or 0) <= (best.overhead or 0):
@@ -160,10 +162,11 @@ class Planner:
     def frontier(self, budgets: Sequence[int | float | str], method: str = "auto") -> tuple[FrontierPoint, ...]:
         """A point for each budget that can be met, largest first."""
         points = []
-        for budget in budgets:
+        for i, budget in enumerate(budgets):
             nbytes, of = self.budget_bytes(budget)
             try:
-                plan = self.solve(budget, method)
+                with progress_of(i, len(budgets), str(budget)):
+                    plan = self.solve(budget, method)
             except InfeasibleBudgetError:
                 continue
             assert plan.planned is not None

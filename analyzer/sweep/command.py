@@ -94,13 +94,13 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         raise InputError("sweep: nothing varies; give values, e.g. --batch 1,2,4")
     out: Path | None = None if arguments.out is None else check_table(arguments.out)
     journal = None if out is None else out if out.suffix == ".jsonl" else out.with_name(out.name + ".jsonl")
-    bar = ProgressBar()
+    bar = ProgressBar(among_output=True)
 
     def show(done: int, total: int, row: Row) -> None:
         bar(done / total, f"{done} of {total}")
 
     try:
-        with _connect(arguments.dask) as executor:
+        with bar, _connect(arguments.dask) as executor:
             found = sweep(arguments.target, grid, inputs=arguments.input, executor=executor, workers=arguments.workers,
                           resume=journal, retry_failed=arguments.retry_failed, progress=show)
     except SweepInterrupted as stop:
