@@ -168,14 +168,15 @@ def _derive_inputs(model_class: Any, config: Any) -> tuple[InputSpec, ...] | Non
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     tokens = min(DEFAULT_TOKENS, positions) if isinstance(positions, int) and positions > 0 else DEFAULT_TOKENS
     text = InputSpec("input_ids", torch.int64, (DEFAULT_BATCH, tokens))
+    floating = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32  # of the parameters
     shape = {"pixel_values": _image_shape, "input_values": _audio_shape, "input_features": _spectrogram_shape}.get(main)
     if main == "input_ids":
         inputs = [text]
         if "pixel_values" in parameters and hasattr(config, "vision_config") and not model_class.can_generate():
             # a pair of encoders, like CLIP
-            inputs.append(InputSpec("pixel_values", torch.float32, _image_shape(config)))
+            inputs.append(InputSpec("pixel_values", floating, _image_shape(config)))
     elif shape is not None and (sizes := shape(config)) is not None:
-        inputs = [InputSpec(main, torch.float32, sizes)]
+        inputs = [InputSpec(main, floating, sizes)]
         if "input_ids" in parameters and hasattr(config, "text_config"):
             inputs.append(text)  # a captioner, like BLIP
     else:

@@ -98,3 +98,23 @@ def test_the_cache_is_bounded(monkeypatch):
         for n in range(1, 20):
             torch.ones(n) + 1
         assert len(output_cache.entries) <= 4
+
+
+FACTORIES = {
+    "linear": lambda: torch.nn.Linear(8, 8).weight, "empty": lambda: torch.empty(7, 3),
+    "arange": lambda: torch.arange(0.0, 3.0), "tensor": lambda: torch.tensor([1.0, 2.0]),
+    "quotient": lambda: torch.ones(3, dtype=torch.int64) / 2, "full": lambda: torch.full((2, ), 1.5)}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_what_has_no_dtype_of_its_own_has_the_default_of_the_moment(name):
+    """transformers builds a model under the default dtype of its config: a second one had parameters of the first."""
+    found = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.float16, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            with MetaTensorMode():
+                found.append(FACTORIES[name]().dtype is dtype)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert found == [True] * 5

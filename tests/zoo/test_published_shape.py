@@ -85,6 +85,17 @@ def test_a_target_is_in_the_published_dtype_and_takes_another_class() -> None:
     assert type(build_model(other.build)).__name__ == "BertForSequenceClassification"
 
 
+def test_models_built_one_after_the_other_have_their_own_dtypes() -> None:
+    names = {"bloom-560m": torch.float16, "smollm2-135m": torch.bfloat16, "gpt2": torch.float32}
+    for name, dtype in [*names.items(), *names.items()]:
+        assert {p.dtype for p in build_model(load_target(f"hf:{name}").build).parameters()} == {dtype}
+
+
+def test_inputs_have_the_dtype_of_the_parameters() -> None:
+    assert [str(spec) for spec in load_target("hf:whisper-large-v3").choose_inputs(train=False) or ()] == [
+        "input_features=float16:8x128x3000", "decoder_input_ids=int64:8x128"]
+
+
 def test_builds_leave_the_published_fields_as_they_are() -> None:
     before = repr(shape_of("mistral-7b-v0.1").config)
     build_model(load_target("hf:mistral-7b-v0.1").build)

@@ -24,6 +24,8 @@ Tensor = torch.Tensor
 _aten = torch.ops.aten
 _empty_strided = torch.empty_strided
 _as_strided = torch.as_strided
+_default_dtype = torch.get_default_dtype
+_FLOAT32 = torch.float32
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _AUTOGRAD = torch._C.DispatchKey.AutogradMeta
 
@@ -34,6 +36,9 @@ def execute(state: MetaState, call: OperatorCall) -> None:
     if call.key is not None and call.info.cacheable:
         try:
             key = tuple(call.key)
+            default = _default_dtype()
+            if default is not _FLOAT32:  # which factories, and quotients of integers, have where nothing else says it
+                key = (default, *key)
             entry = entries.get(key)
         except (TypeError, NotImplementedError):
             key = None  # an argument that cannot be hashed or compared, as an object of C++
