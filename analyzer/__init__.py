@@ -21,27 +21,31 @@ with rare_collections():
     from analyzer.meta.shape_registry import register_shape_impl
     from analyzer.meta.tensor import MetaTensor
     from analyzer.profilers.flop_registry import register_flop_impl
+    from analyzer.results.advice import Advice
     from analyzer.results.fit_table import FitTable
     from analyzer.results.node_info import NodeInfo, SavedTensorInfo, TensorInfo
     from analyzer.results.verdict import Verdict
-    from analyzer.results.view import load_on_first_use, register_exporter, register_report
+    from analyzer.results.view import load_on_first_use, register_exporter, register_report, register_view
 
 if TYPE_CHECKING:
+    from analyzer.advise.search import advise
     from analyzer.api.reprofile import reprofile, run_passes
     from analyzer.dryrun.script import dry_run
     from analyzer.generation import profile_generate
     from analyzer.solver.fit import max_batch_size, max_sequence_length
 
-__all__ = ["__version__", "FitTable", "MetaTensor", "MetaTensorMode", "NodeInfo", "Profile", "ProfileOptions",
-           "SavedTensorInfo", "TensorInfo", "Verdict", "dry_run", "fits", "max_batch_size", "max_sequence_length",
-           "profile", "profile_generate", "register_exporter", "register_flop_impl", "register_leaf_module",
+__all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", "NodeInfo", "Profile", "ProfileOptions",
+           "SavedTensorInfo", "TensorInfo", "Verdict", "advise", "dry_run", "fits", "max_batch_size",
+           "max_sequence_length", "profile", "profile_generate", "register_exporter", "register_flop_impl",
+           "register_leaf_module",
            "register_leaf_module_impl", "register_memory_impl", "register_non_leaf_module", "register_report",
            "register_shape_impl", "register_tracer_impl", "reprofile", "run_passes", "symbolic_profile",
            "symbolic_trace"]
 
 #: Names that are imported when they are used first, as few need them: where each is.
-_LATER = {"dry_run": "analyzer.dryrun.script", "max_batch_size": "analyzer.solver.fit",
-          "max_sequence_length": "analyzer.solver.fit", "profile_generate": "analyzer.generation",
+_LATER = {"advise": "analyzer.advise.search", "dry_run": "analyzer.dryrun.script",
+          "max_batch_size": "analyzer.solver.fit", "max_sequence_length": "analyzer.solver.fit",
+          "profile_generate": "analyzer.generation",
           "reprofile": "analyzer.api.reprofile", "run_passes": "analyzer.api.reprofile"}
 
 
@@ -63,3 +67,11 @@ def _load_reports() -> None:
 
     for found in pkgutil.walk_packages(report.__path__, f"{report.__name__}."):
         importlib.import_module(found.name)
+    register_view.add("advise", _advise_on)
+
+
+def _advise_on(found: Profile, device: str | None = None) -> Advice:
+    """What `Profile.advise` calls; it is imported when it is used first."""
+    from analyzer.advise.search import advise_on
+
+    return advise_on(found, device)

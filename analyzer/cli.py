@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from analyzer.advise.command import add_advise_command, find_advice, run_advise
 from analyzer.api.models_command import add_models_command, run_models
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
@@ -102,6 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_generate_command(commands)
     add_fit_command(commands)
     add_fits_command(commands)
+    add_advise_command(commands)
     add_plan_command(commands)
     add_dryrun_command(commands)
     add_sweep_command(commands)
@@ -118,8 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     own = words.index("--") if words[:1] == ["dryrun"] and "--" in words else len(words)  # what follows is the script's
     commands = {"profile": run_profile, "measure": run_measure, "compare": run_compare, "check": run_check,
-                "generate": run_generate, "fit": run_fit, "fits": run_fits, "plan": run_plan, "dryrun": run_dryrun,
-                "sweep": run_sweep, "models": run_models, "devices": run_devices}
+                "generate": run_generate, "fit": run_fit, "fits": run_fits, "advise": run_advise, "plan": run_plan,
+                "dryrun": run_dryrun, "sweep": run_sweep, "models": run_models, "devices": run_devices}
     try:
         with drawing_plainly():
             arguments = make_parser().parse_args(words[:own])
@@ -188,7 +190,10 @@ def run_profile(arguments: argparse.Namespace) -> int:
         choice.emit(text, arguments.output)
     if arguments.explain_replay and found.replay is not None:
         print("\n" + found.replay.explain())
-    return choice.end_with_verdict(found.verdict, arguments)
+    code = choice.end_with_verdict(found.verdict, arguments)
+    if code and choice.is_text(arguments):
+        print(find_advice(arguments, quick=True).summary())
+    return code
 
 
 def _predict(arguments: argparse.Namespace) -> list[Profile]:

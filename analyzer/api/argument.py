@@ -92,3 +92,15 @@ def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         elif kind is not inspect.Parameter.VAR_KEYWORD:
             names.append(name)
     return names
+
+
+def without_data(arguments: Any) -> Any:
+    """``arguments`` with tensors on meta in the place of those that have data."""
+    def forget(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.is_nested:
+            return item
+        return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="meta").requires_grad_(
+            item.requires_grad)
+
+    with torch._C.DisableTorchFunction():
+        return torch.utils._pytree.tree_map(forget, arguments)

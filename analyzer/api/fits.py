@@ -11,12 +11,13 @@ from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device, register_device
 from analyzer.record.options import ProfileOptions
 from analyzer.record.progress import progress_of
+from analyzer.report.advice import describe_step
 from analyzer.results.fit_table import FitTable
 from analyzer.results.verdict import Verdict
 from analyzer.results.view import register_view
 
 from .argument import build_model
-from .profile import Profile, profile
+from .profile import profile
 
 
 def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...] | Any = (),
@@ -53,13 +54,6 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
             found = profile(module, args, kwargs, device=spec, options=replace(options, limit_to_device=limits),
                             **profile_options)
         rows.append(judge(found, spec, world_size))
-        title = _describe(found)
+        title = describe_step(found)
     devices_held = tuple([row.device for row in rows if row.fits][:3])
     return FitTable(title, tuple([replace(row, devices=devices_held) for row in rows]))
-
-
-def _describe(found: Profile) -> str:
-    facts = [f"{name} {tensor}" for name, tensor in found.inputs.items()]
-    options = (("optimizer", found.optimizer), ("autocast", found.autocast))
-    facts += [f"{what} {value}" for what, value in options if value]
-    return f"{found.name}: one {found.mode} step" + (f" ({', '.join(facts)})" if facts else "")

@@ -1,6 +1,7 @@
 """`profile`: what a training or inference step of a model costs."""
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -29,7 +30,7 @@ from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.profile import Profile
 from analyzer.results.wrapper import list_wrappers
 
-from .argument import argument_names, as_arguments, as_keywords, build_model, keep_flags
+from .argument import argument_names, as_arguments, as_keywords, build_model, keep_flags, without_data
 from .session import Profilers, Run, Session
 
 __all__ = ["Profile", "ProfileOptions", "profile"]
@@ -96,17 +97,21 @@ def profile(
     args, kwargs = as_arguments(args), as_keywords(kwargs)
     module = model if isinstance(model, torch.nn.Module) else build_model(model)
     call = ModelCall(module, args, kwargs, argument_names(module, args, kwargs))
+    request = {"model": weakref.ref(model) if isinstance(model, torch.nn.Module) else model,
+               "args": without_data(args), "kwargs": without_data(kwargs), "mode": mode, "device": device,
+               "optimizer": optimizer, "autocast": autocast, "loss_fn": loss_fn, "step": step, "options": options,
+               "profilers": profilers, "eval": eval}
     flags: AbstractContextManager[list[torch.nn.Module]] = keep_flags(module) if eval else nullcontext([])
     with flags as modules:
         for inner in modules:  # before alike blocks are looked for; the run calls the model's own eval() too
             inner.training = False
         if mode == "train" and step is None and not call.has_gradient():
             try:
-                return run_model(Session(device, options, remarks=[NOTHING_TO_TRAIN], **settings), call, reuse,
-                                 looks_for_gradient=True)
+                bare = Session(device, options, remarks=[NOTHING_TO_TRAIN], **settings)
+                return run_model(bare, call, reuse, looks_for_gradient=True).remember(request)
             except GradientFound:  # of a tensor that is neither
                 pass
-        return run_model(session, call, reuse)
+        return run_model(session, call, reuse).remember(request)
 
 
 class ModelCall(NamedTuple):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -20,6 +21,9 @@ def checkpoint_blocks(model: nn.Module) -> None:
     switch = getattr(model, "set_grad_checkpointing", None)
     try:
         if callable(enable):
+            config: Any = getattr(model, "config", None)
+            if getattr(config, "use_cache", False):
+                config.use_cache = False  # transformers does so too, with a warning, in each forward pass
             enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             return
         if callable(switch):

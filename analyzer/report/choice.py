@@ -161,11 +161,14 @@ def end_with_verdict(verdict: Verdict | None, arguments: argparse.Namespace | No
     """Print the verdict as the last of a command's output, and give the command's exit code: 3 where a step does not
     fit. It is not printed beside a report that goes to a file or that a program is to read.
     """
-    is_text = arguments is None or (
-        arguments.output is None and arguments.format in (None, "text") and not arguments.raw)
-    if verdict is not None and is_text:
+    if verdict is not None and (arguments is None or is_text(arguments)):
         print(f"\n{verdict}")
     return 3 if verdict is not None and verdict.fits is False else 0
+
+
+def is_text(arguments: argparse.Namespace) -> bool:
+    """Whether a command prints for people, neither to a file nor for a program."""
+    return arguments.output is None and arguments.format in (None, "text") and not arguments.raw
 
 
 def split_words(text: str) -> list[str]:

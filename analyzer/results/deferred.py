@@ -14,7 +14,7 @@ _Record = TypeVar("_Record", bound="DeferredFields")
 class DeferredFields:
     """A dataclass with slots, some of whose fields are worked out when first read; copies and pickles have all."""
 
-    __slots__ = ("_groups",)
+    __slots__ = ("_groups", "_request")
     _lock: ClassVar[threading.RLock] = threading.RLock()
 
     @classmethod
@@ -30,7 +30,7 @@ class DeferredFields:
     if not TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any:  # of a slot that is not set
             with DeferredFields._lock:
-                groups = {} if name == "_groups" else getattr(self, "_groups", {})
+                groups = {} if name.startswith("_") else getattr(self, "_groups", {})
                 for make, names in groups.items():
                     if name in names:
                         for field_name, value in make().items():
@@ -41,6 +41,16 @@ class DeferredFields:
                     if not any(f.name == name for f in fields(self)):
                         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
                 return object.__getattribute__(self, name)
+
+    @property
+    def request(self) -> dict[str, Any] | None:
+        """The arguments that make such a record again, None where they are not known; copies and pickles have none."""
+        return getattr(self, "_request", None)
+
+    def remember(self: _Record, request: Mapping[str, Any]) -> _Record:
+        """Keep the arguments that make such a record again."""
+        object.__setattr__(self, "_request", dict(request))
+        return self
 
     def __getstate__(self) -> list[Any]:
         return [getattr(self, f.name) for f in fields(self)]  # type: ignore[arg-type]

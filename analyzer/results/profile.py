@@ -11,6 +11,7 @@ from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.roofline import find_peak
 from analyzer.units import add_quantities
 
+from .advice import Advice
 from .deferred import DeferredFields
 from .fit import FitInfo
 from .info import (
@@ -254,6 +255,13 @@ class Profile(DeferredFields):
         both), line by line with sources.
         """
         return register_view.look_up("fits", "fits")(self, device, world_size)
+
+    def advise(self, device: str | DeviceSpec | None = None) -> Advice:
+        """What to change so that the step fits on ``device`` (by default the profile's own), or takes less there: the
+        step is profiled again with each change and with combinations. See `analyzer.advise`. Raises InputError for a
+        profile that was read, copied or measured, for it does not know its model.
+        """
+        return register_view.look_up("advise", "advise")(self, device)
 
     @property
     def verdict(self) -> Verdict | None:

@@ -1,0 +1,6 @@
+"""What to change so that a step fits on a device, or takes less: each change is profiled."""
+from analyzer.results.advice import Advice, Option
+
+from .search import advise
+
+__all__ = ["Advice", "Option", "advise"]

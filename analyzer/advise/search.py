@@ -1,0 +1,222 @@
+"""`advise`: profiles a step with each change that may help, and with combinations until some fit."""
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from analyzer.api.argument import as_arguments, as_keywords
+from analyzer.errors import AnalyzerError, InputError
+from analyzer.hardware import DeviceSpec, find_device
+from analyzer.recipe import Recipe
+from analyzer.record.progress import progress_part
+from analyzer.report.advice import describe_step
+from analyzer.results.advice import Advice, Option
+from analyzer.results.profile import Profile
+from analyzer.solver.plan import Plan
+
+from .trial import Trial
+from .variant import Change, Variant, list_changes
+
+WANTED = 3          #: combinations that fit
+MOST_MISSES = 4     #: combinations that are profiled in vain before the search ends
+LONGEST = 4         #: changes of a combination
+PLANNED = "planned checkpointing"
+PLANNED_SHARES = 0.95, 0.85  #: of the memory, as a step also takes what is cached in pieces of wrong sizes
+
+
+def advise(model: nn.Module | Callable[[], nn.Module], args: tuple[Any, ...] | Any = (),
+           kwargs: dict[str, Any] | None = None, *, device: str | DeviceSpec = "h200",
+           mode: Literal["train", "infer"] = "train", recipe: Recipe | None = None,
+           autocast: torch.dtype | None = None, quick: bool = False, **profile_options: Any) -> Advice:
+    """What to change so that a step of ``model`` fits on ``device``, or takes less time or memory there.
+
+    Checkpointing, parts of the loss, the optimizer, precision, adapters, the attention kernel and micro-batches are
+    each profiled alone and, as long as fewer than three fit, in combinations; what each takes is a profile of its own,
+    not an estimate. A plan of checkpoints is solved too where those of all blocks would do; not with ``quick``.
+    ``recipe`` is what is done to the model as it is now. Other arguments are those of
+    `analyzer.profile`. ``model`` stays as it is: changes are made to copies without data.
+
+    Raises what `profile` raises for the step as it is; a change that a model cannot take is in `Advice.skipped`.
+
+    >>> x = torch.empty(4096, 1024, device="meta")
+    >>> make = lambda: nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024))
+    >>> advice = advise(make, x, optimizer="adamw", device="t4")
+    >>> advice.baseline.fits, len(advice.options) > 3
+    (True, True)
+    """
+    if "step" in profile_options and profile_options["step"] is not None:
+        raise InputError("advise(step=...): a step of your own cannot be changed; give the model and its loss_fn")
+    args, kwargs = as_arguments(args), as_keywords(kwargs)
+    recipe = recipe or Recipe()
+    optimizer = profile_options.pop("optimizer", None)
+    if isinstance(optimizer, str):
+        recipe, optimizer = replace(recipe, optimizer=optimizer), None
+    trial = Trial(model, args, kwargs, find_device(device), mode, optimizer, profile_options)
+    base = Variant(recipe, autocast)
+    found = trial.run(base)
+    trial.batch = found.batch_size
+    search = _Search(trial, base, found)
+    search.run(quick)
+    return Advice(describe_step(found), trial.spec.name, trial.spec.memory_bytes, search.baseline,
+                  tuple(search.options), tuple(search.skipped), found.assumptions)
+
+
+class _Search:
+    """The options found so far."""
+
+    def __init__(self, trial: Trial, base: Variant, found: Profile) -> None:
+        self.trial, self.base, self.found = trial, base, found
+        self.baseline = trial.describe(base, found)
+        self.changes = list(list_changes(found, base, trial.build(base.recipe)))
+        self.alone: dict[Change, Option] = {}
+        self.combined: dict[frozenset[Change], Option] = {}
+        self.skipped: list[tuple[str, str]] = []
+
+    @property
+    def options(self) -> list[Option]:
+        """Each change alone, and the combinations that fit; where nothing fits, the one that needs the least."""
+        found = [*self.alone.values(), *(option for option in self.combined.values() if option.fits)]
+        if not any(option.fits for option in found) and self.combined:
+            found.append(min(self.combined.values(), key=lambda option: option.needed_bytes or 0))
+        return sorted(found, key=_rank)
+
+    def run(self, quick: bool) -> None:
+        """Each change alone, then combinations until enough of them fit."""
+        total = len(self.changes) + (0 if self.baseline.fits else 2 * WANTED)
+        for i, change in enumerate(self.changes):
+            if change.axis == "batch" and any(c.axis == "batch" and o.fits for c, o in self.alone.items()):
+                continue  # larger parts fit already
+            with progress_part(i / total, (i + 1) / total, change.name):
+                self._try_alone(change)
+        if self.baseline.fits is not False:
+            return
+        if not quick:
+            self._try_plan()
+        with progress_part(len(self.changes) / total, 1.0, "combinations"):
+            self._combine(1 if quick else WANTED)
+
+    def _try_plan(self) -> None:
+        """Checkpoints of some blocks only, where those of all are enough."""
+        if not any(change.axis == "checkpointing" and option.fits for change, option in self.alone.items()):
+            return
+        try:
+            planner = self.trial.make_planner(self.base, self.found)
+            plans = [planner.solve(int(share * self.trial.capacity_bytes)) for share in PLANNED_SHARES]
+        except Exception as error:  # a model that cannot be traced, or no plan
+            self.skipped.append((PLANNED, _describe(error)))
+            return
+        for plan in plans:
+            change = Change(PLANNED, "checkpointing", partial(_take_plan, plan), "(analyzer plan --granularity module)")
+            option = self._try((change,))
+            if option is not None and (option.fits or plan is plans[-1]):
+                self.alone[change] = option
+                return
+
+    def _combine(self, wanted: int) -> None:
+        """Combinations of changes that do not fit alone, each without those of its changes that it can do without."""
+        found: list[frozenset[Change]] = []
+        misses = 0
+        for changes in self._list_combinations():
+            fitting = len(found) + sum(bool(option.fits) for option in self.alone.values())
+            if fitting >= wanted or misses == MOST_MISSES:
+                return
+            if any(fewer <= changes for fewer in found) or any(
+                    changes <= more and not option.fits for more, option in self.combined.items()):
+                continue
+            if self._fits(changes):
+                found.append(self._shrink(changes))
+            else:
+                misses += 1
+
+    def _fits(self, changes: frozenset[Change]) -> bool:
+        if changes not in self.combined:
+            option = self._try([change for change in self.changes if change in changes])
+            if option is None:
+                return False
+            self.combined[changes] = option
+        return bool(self.combined[changes].fits)
+
+    def _shrink(self, changes: frozenset[Change]) -> frozenset[Change]:
+        """The fewest of ``changes`` that fit: without those first that change the result, then without the slowest."""
+        for change in sorted(changes, key=lambda change: (change.keeps_result, -self._count_extra(change))):
+            fewer = changes - {change}
+            if len(fewer) > 1 and self._fits(fewer):
+                del self.combined[changes]
+                changes = fewer
+        return changes
+
+    def _try_alone(self, change: Change) -> None:
+        option = self._try((change,))
+        if option is not None:
+            self.alone[change] = option
+
+    def _try(self, changes: Sequence[Change]) -> Option | None:
+        variant = self.base.make(changes)
+        try:
+            return self.trial.describe(variant, self.trial.run(variant))
+        except Exception as error:  # of a model that cannot be run so, e.g. code of its own that wants float32
+            self.skipped.append((" + ".join(change.name for change in changes), _describe(error)))
+            return None
+
+    def _count_extra(self, change: Change) -> float:
+        """Seconds that a change adds to the step; 0 where they are not known."""
+        seconds = self.alone[change].step_seconds
+        return 0.0 if seconds is None else seconds - (self.baseline.step_seconds or 0.0)
+
+    def _list_combinations(self) -> list[frozenset[Change]]:
+        """Changes of different axes, those first that should fit if savings added up, of these the cheapest; then those
+        that save the most.
+        """
+        need, capacity = self.baseline.needed_bytes, self.trial.spec.memory_bytes
+        if need is None or capacity is None:
+            return []
+        saved = {change: need - option.needed_bytes for change, option in self.alone.items()
+                 if not option.fits and option.needed_bytes is not None and option.needed_bytes < need}
+
+        def rank(chosen: tuple[Change, ...]) -> tuple[Any, ...]:
+            short = max(0, need - sum(saved[change] for change in chosen) - capacity)
+            return (short, not all(change.keeps_result for change in chosen), len(chosen),
+                    sum(map(self._count_extra, chosen)))
+
+        combinations = [chosen for size in range(2, LONGEST + 1) for chosen in itertools.combinations(saved, size)
+                        if len({change.axis for change in chosen}) == size]
+        return [frozenset(chosen) for chosen in sorted(combinations, key=rank)]
+
+
+def _describe(error: Exception) -> str:
+    """Why a change could not be tried, in a line."""
+    text = next(iter(str(error).splitlines()), "")
+    return text if isinstance(error, AnalyzerError) else f"the model fails: {type(error).__name__}: {text}"
+
+
+def _rank(option: Option) -> tuple[Any, ...]:
+    """What fits first, of that what keeps the result, of that the fastest."""
+    unknown = option.step_seconds is None
+    return (not option.fits, not option.keeps_result if option.fits else False,
+            (unknown, option.step_seconds or 0.0) if option.fits else (False, option.needed_bytes or 0),
+            len(option.changes))
+
+
+def _take_plan(plan: Plan, variant: Variant) -> Variant:
+    return replace(variant, plan=plan)
+
+
+def advise_on(found: Profile, device: str | DeviceSpec | None = None) -> Advice:
+    """What `Profile.advise` gives. Raises InputError for a profile that was not made by `profile` in this process."""
+    request = found.request
+    if request is None:
+        raise InputError(f"advise(): {found.name}: only `analyzer.profile` knows the model, in the process that it ran "
+                         "in; call analyzer.advise(model, args, ...)")
+    model = request["model"]
+    if isinstance(model, weakref.ref):
+        model = model()
+        if model is None:
+            raise InputError(f"advise(): {found.name}: the model is gone; keep it, or call analyzer.advise(model, ...)")
+    return advise(**{**request, "model": model, "device": device or request["device"]})

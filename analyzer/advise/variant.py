@@ -1,0 +1,142 @@
+"""`Variant`: a model and its step with changes made, and the changes that there are to make."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from analyzer.api.argument import without_data
+from analyzer.recipe import LoraSpec, Recipe
+from analyzer.results.profile import Profile
+from analyzer.solver.plan import Plan
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A recipe, the dtype of autocast, how many parts the batch is in, which modules are run again in the backward pass
+    by a plan, and the changes that led there.
+    """
+
+    recipe: Recipe
+    autocast: torch.dtype | None = None
+    parts: int = 1
+    plan: Plan | None = None
+    changes: tuple[Change, ...] = ()
+
+    def make(self, changes: Iterable[Change]) -> Variant:
+        """A variant with ``changes`` made."""
+        variant = self
+        for change in changes:
+            variant = replace(change.make(variant), changes=(*variant.changes, change))
+        return variant
+
+    @property
+    def flags(self) -> str:
+        """The options of the command line that make the changes; empty where one of them has none."""
+        flags = [change.flag for change in self.changes]
+        return " ".join(flags) if all(flags) else ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change, one of several of its ``axis`` of which a variant has one."""
+
+    name: str
+    axis: str
+    make: Callable[[Variant], Variant] = field(compare=False)
+    flag: str = ""
+    keeps_result: bool = True
+
+
+def change_recipe(name: str, axis: str, flag: str, keeps_result: bool = True, **settings: Any) -> Change:
+    """A change of some fields of the recipe."""
+    return Change(name, axis, lambda variant: replace(variant, recipe=replace(variant.recipe, **settings)), flag,
+                  keeps_result)
+
+
+_ADAM = ("adam", "adamw", "adamw_fused")
+_LOSS_CHUNKS = 8
+_RANK = 16
+_BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm
+
+
+def list_changes(base: Profile, variant: Variant, model: torch.nn.Module) -> Iterator[Change]:
+    """The changes that may help a step of ``model``, of which ``base`` is the profile."""
+    recipe, training = variant.recipe, base.mode == "train"
+    if training:
+        if not recipe.checkpointing and not base.recompute_flops:
+            yield change_recipe("checkpointing", "checkpointing", "--checkpointing", checkpointing=True)
+        if recipe.loss_chunks is None and callable(getattr(model, "get_output_embeddings", None)):
+            yield change_recipe(f"loss in {_LOSS_CHUNKS} chunks", "loss", f"--loss-chunks {_LOSS_CHUNKS}",
+                                loss_chunks=_LOSS_CHUNKS)
+        if base.optimizer in _ADAM:
+            yield from _list_optimizers(base.optimizer)
+    if getattr(getattr(model, "config", None), "_attn_implementation", None) == "eager":
+        yield change_recipe("SDPA attention", "attention", "--attention sdpa", attention="sdpa")
+    yield from _list_precisions(variant, model)
+    if training and recipe.lora is None:
+        yield change_recipe(f"LoRA r={_RANK}", "lora", f"--lora r={_RANK}", False, lora=LoraSpec(_RANK))
+        if recipe.quantize is None:
+            yield change_recipe(f"QLoRA r={_RANK}", "lora", f"--quantize nf4 --lora r={_RANK}", False,
+                                lora=LoraSpec(_RANK), quantize="nf4")
+    if not training and recipe.quantize is None:
+        for name in ("fp8", "int8", "int4"):
+            yield change_recipe(f"{name} weights", "quantize", f"--quantize {name}", False, quantize=name)
+    yield from _list_parts(base, variant, keeps_result=not any(isinstance(m, _BATCH_NORM) for m in model.modules()))
+
+
+def _list_optimizers(now: str) -> Iterator[Change]:
+    if now != "adamw_fused":
+        yield change_recipe("fused AdamW", "optimizer", "--optimizer adamw_fused", optimizer="adamw_fused")
+    yield change_recipe("AdamW on the host", "optimizer", "--optimizer adamw_offloaded", optimizer="adamw_offloaded")
+    yield change_recipe("8-bit AdamW", "optimizer", "--optimizer adamw8bit", False, optimizer="adamw8bit")
+    yield change_recipe("SGD", "optimizer", "--optimizer sgd", False, optimizer="sgd")
+
+
+def _list_precisions(variant: Variant, model: torch.nn.Module) -> Iterator[Change]:
+    if not any(p.dtype is torch.float32 and p.requires_grad for p in model.parameters()):
+        return
+    if variant.autocast is None:
+        yield Change("autocast bf16", "precision", lambda v: replace(v, autocast=torch.bfloat16), "--autocast bf16",
+                     keeps_result=False)
+    if variant.recipe.dtype is None:
+        yield change_recipe("bf16 parameters", "precision", "--dtype bf16", False, dtype=torch.bfloat16)
+
+
+def _list_parts(base: Profile, variant: Variant, keeps_result: bool) -> Iterator[Change]:
+    """Smaller batches in the place of the one, the largest first: micro-batches of a training step, passes one after
+    the other. Batch norm sees only its own part.
+    """
+    batch = base.batch_size
+    if batch is None or variant.recipe.accumulate > 1:
+        return
+    parts = 2
+    while parts <= batch and batch % parts == 0:
+        size = batch // parts
+        if base.mode == "train":
+            name, flag = f"{parts} micro-batches of {size}", f"--accumulate {parts} (--input with a batch of {size})"
+        else:
+            name, flag = f"{parts} passes of {size}", f"(--input with a batch of {size})"
+        yield Change(name, "batch", partial(_split, parts), flag, keeps_result or base.mode == "infer")
+        parts *= 2
+
+
+def _split(parts: int, variant: Variant) -> Variant:
+    return replace(variant, parts=parts)
+
+
+def fit_inputs(value: Any, batch: int | None, variant: Variant, dtype: torch.dtype | None) -> Any:
+    """``value`` as a variant takes it: each tensor whose first size is the batch's cut to one of its parts, floating
+    ones in ``dtype``; without data.
+    """
+    def change(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return item
+        if variant.parts > 1 and batch is not None and item.ndim and item.shape[0] == batch:
+            item = item[:batch // variant.parts]
+        return item.to(dtype) if dtype is not None and item.is_floating_point() else item
+
+    return torch.utils._pytree.tree_map(change, without_data(value))

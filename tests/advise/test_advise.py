@@ -1,0 +1,198 @@
+"""What to change so that a step fits: every figure is that of a profile, and the changes are those that help."""
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import Advice, Profile, advise, profile
+from analyzer.cli import main
+from analyzer.errors import InputError
+from analyzer.hardware import DeviceSpec, find_device
+from analyzer.recipe import LoraSpec, Recipe
+from analyzer.results.advice import Option
+
+WIDTH, DEPTH = 512, 6
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+def make() -> nn.Module:
+    return nn.Sequential(*(Block() for _ in range(DEPTH)), nn.Linear(WIDTH, 10))
+
+
+def device(mebibytes: float) -> DeviceSpec:
+    """A T4 of another size, which takes nothing outside the allocator."""
+    return replace(find_device("t4"), name="small", memory_bytes=int(mebibytes * 2**20), aliases=())
+
+
+X = torch.empty(8192, WIDTH, device="meta")
+
+
+@pytest.fixture(scope="module")
+def advice() -> Advice:
+    need = profile(make, X, optimizer="adamw", device="t4").verdict.needed_bytes / 2**20
+    return advise(make, X, optimizer="adamw", device=device(0.7 * need))
+
+
+def test_each_option_is_a_profile(advice):
+    by_name = {option.name: option for option in advice.options}
+    spec = device(advice.capacity_bytes / 2**20)
+    for name, recipe in [("checkpointing", Recipe(checkpointing=True, optimizer="adamw")),
+                         ("8-bit AdamW", Recipe(optimizer="adamw8bit")),
+                         ("LoRA r=16", Recipe(lora=LoraSpec(16), optimizer="adamw"))]:
+        p = profile(partial(recipe.build, make), X, device=spec, optimizer=recipe.optimizer)
+        option = by_name[name]
+        fit = p.fits(spec)
+        assert (option.needed_bytes, option.fits, option.step_seconds) == (
+            fit.needed_bytes, fit.fits, p.step_seconds), name
+
+
+def test_micro_batches_take_the_time_of_all(advice):
+    option = next(option for option in advice.options if "micro-batches" in option.name)
+    parts = int(option.name.split()[0])
+    recipe = Recipe(optimizer="adamw", accumulate=parts)
+    spec = device(advice.capacity_bytes / 2**20)
+    p = profile(make, X[:len(X) // parts], device=spec, **recipe.profile_options("train"))
+    assert option.step_seconds == pytest.approx(p.step_seconds, rel=1e-6)  # the sum of one is not divided
+    assert option.peak_allocated_bytes == p.peak_allocated_bytes
+
+
+def test_the_cheapest_fit_and_come_first(advice):
+    assert advice.baseline.fits is False and 1 <= len(advice.cheapest) <= 3
+    assert all(option.fits for option in advice.cheapest)
+    fits = [bool(option.fits) for option in advice.options]
+    assert fits == sorted(fits, reverse=True)
+    same = [option.keeps_result for option in advice.options if option.fits]
+    assert same == sorted(same, reverse=True)
+
+
+def test_combinations_are_tried_until_some_fit():
+    """A device that no change alone suffices for; each combination needs all of its changes."""
+    alone = advise(make, X[:1024], optimizer="adamw", device=device(64), quick=True)
+    least = min(option.needed_bytes for option in alone.options if len(option.changes) == 1)
+    found = advise(make, X[:1024], optimizer="adamw", device=device(0.99 * least / 2**20))
+    combined = [option for option in found.options if option.fits]
+    assert combined and all(len(option.changes) > 1 for option in combined)
+    for one in combined:
+        assert not any(set(other.changes) < set(one.changes) for other in combined)
+
+
+def test_a_step_that_fits_is_not_combined():
+    found = advise(make, X, optimizer="adamw", device="h200")
+    assert found.baseline.fits and all(len(option.changes) == 1 for option in found.options)
+
+
+def test_the_model_stays_as_it_is():
+    model = make()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    x = torch.rand(16, WIDTH)
+    state = torch.get_rng_state()
+    advise(model, x, optimizer="adamw", device="t4")
+    advise(lambda: model, x, optimizer="adamw", device="t4")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert type(model[0]) is Block and model[0].inner[0].weight.requires_grad
+    assert all(torch.equal(p, before[name]) and p.grad is None for name, p in model.named_parameters())
+    assert model[0].forward.__func__ is Block.forward
+
+
+def test_batch_norm_sees_other_batches():
+    model = partial(nn.Sequential, nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
+    found = advise(model, torch.empty(64, 8, device="meta"), device="t4")
+    option = next(option for option in found.options if "micro-batches" in option.name)
+    assert option.keeps_result is False
+
+
+def test_inference():
+    found = advise(make, torch.empty(64, WIDTH, device="meta"), mode="infer", device="h200")
+    names = [option.name for option in found.options]
+    assert {"fp8 weights", "int8 weights", "2 passes of 32", "bf16 parameters"} <= set(names)
+    assert not any("checkpointing" in name or "Adam" in name for name in names)
+
+
+def test_what_a_model_cannot_take_is_told():
+    found = advise(nn.ReLU, torch.empty(4, 4, device="meta"), mode="infer", device="t4")
+    assert ("fp8 weights", "quantize='fp8': ReLU has no linear layers besides its head") in found.skipped
+    assert "not tried:\n  fp8 weights: quantize='fp8'" in str(found)
+
+
+def test_a_profile_advises_on_its_step():
+    model = make()
+    p = profile(model, X, optimizer="adamw", device="h200")
+    found = p.advise("t4")
+    direct = advise(model, X, optimizer="adamw", device="t4")
+    assert found.device == "t4" and [o.name for o in found.options] == [o.name for o in direct.options]
+    assert found.baseline == direct.baseline
+
+
+@pytest.mark.parametrize("forget", [lambda p: Profile.from_json(p.to_json()), lambda p: pickle.loads(pickle.dumps(p))])
+def test_a_profile_that_was_read_knows_no_model(forget):
+    p = forget(profile(make, X[:4], device="t4"))
+    with pytest.raises(InputError, match=r"advise\(\): Sequential: only `analyzer.profile` knows the model"):
+        p.advise()
+
+
+def test_a_model_that_is_gone_cannot_be_tried():
+    p = profile(make(), X[:4], device="t4")
+    with pytest.raises(InputError, match=r"advise\(\): Sequential: the model is gone; keep it, or call"):
+        p.advise()
+
+
+def test_an_own_step_is_refused():
+    with pytest.raises(InputError, match="a step of your own cannot be changed"):
+        profile(make, X[:4], step=lambda model, optimizer, x: model(x).sum().backward(), device="t4").advise()
+
+
+def test_text():
+    advice = Advice("Net: one train step", "t4", 2**34, Option((), False, 2**35, 2**35, 2.0), (
+        Option(("checkpointing",), True, 2**33, 2**33, 3.0, True, "--checkpointing"),
+        Option(("AdamW on the host",), True, 2**33, 2**33, None, True, "--optimizer adamw_offloaded"),
+        Option(("SGD",), False, 2**34 + 1, 2**34, 1.0, False, "--optimizer sgd")))
+    assert str(advice) == """\
+Net: one train step
+on t4 (16.00 GiB)
+
+Change             Fits       Needed    vs now    Step    vs now  Same result
+-----------------  ------  ---------  --------  ------  --------  -------------
+as it is           no      32.00 GiB            2.00 s            yes
+checkpointing      yes      8.00 GiB      -75%  3.00 s     1.50x  yes
+AdamW on the host  yes      8.00 GiB      -75%       -            yes
+SGD                no      16.00 GiB      -50%  1.00 s     0.50x  no
+
+the two cheapest changes with which it fits on t4:
+1. checkpointing: 8.00 GiB needed, 3.00 s a step
+   --checkpointing
+2. AdamW on the host: 8.00 GiB needed, time not known
+   --optimizer adamw_offloaded"""
+
+
+@pytest.mark.parametrize(("words", "code"), [(("--device", "h200"), 0), (("--device", "t4"), 0)])
+def test_command(capsys, words, code):
+    assert main(["advise", "gpt2", "--input", "input_ids=int64:4x128", "--optimizer", "adamw", *words]) == code
+    out, err = capsys.readouterr()
+    assert "Same result" in out and f"it fits on {words[1]} as it is" in out
+
+
+def test_a_profile_that_does_not_fit_ends_with_changes(capsys):
+    assert main(["profile", "gpt2", "--input", "input_ids=int64:16x1024", "--optimizer", "adamw", "--device", "t4",
+                 "--show", "summary"]) == 3
+    out, err = capsys.readouterr()
+    assert "does NOT fit on t4" in out and "with which it fits on t4:\n1. " in out.split("\n\n")[-1]
+
+
+def test_csv(capsys):
+    assert main(["advise", "hf:GPT2Config", "--input", "input_ids=int64:1x8", "--mode", "infer", "--device",
+                 "t4", "--format", "csv"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0] == "Change,Fits,Needed,vs now,Step,vs now,Same result"
