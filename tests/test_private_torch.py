@@ -9,6 +9,9 @@ import weakref
 
 import pytest
 import torch
+import torch._dispatch.python
+import torch._subclasses.schema_check_mode
+import torch.distributed._tools.sac_estimator
 import torch.utils.checkpoint
 from torch import nn
 
@@ -57,6 +60,11 @@ NAMES = {
     "fx/graph/storage_table.py": ["torch.UntypedStorage._cdata"],
     "fx/graph/version_alias.py": ["torch._C._SetExcludeDispatchKeyGuard", "torch._C.DispatchKey.ADInplaceOrView"],
     "runtime/storage.py": ["torch.UntypedStorage._cdata"],
+    "dropins/distributed_tools.py": [
+        f"torch.distributed._tools.{name}" for name in (
+            "runtime_estimator.RuntimeEstimator", "mod_tracker.ModTracker.register_user_hooks",
+            "sac_estimator.SACEstimator._pre_fw_hook", "sac_estimator.SACEstimator._post_fw_hook")
+    ],
     "dropins/pre_dispatch.py": [
         "torch._C.DispatchKey.PreDispatch", "torch._dispatch.python.enable_pre_dispatch",
         "torch._dispatch.python.enable_python_dispatcher", "torch._subclasses.schema_check_mode.SchemaCheckMode"

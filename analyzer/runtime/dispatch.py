@@ -65,27 +65,35 @@ class MeasuringMode(DirectDispatchMode):
 
     def _report(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, start: Any,
                 end: Any) -> None:
-        inputs: list[torch.Tensor] = []
-        outputs: list[torch.Tensor] = []
-        key: list[Any] = [id(func)]  # which the signature keeps alive; an operator's own hash is slow
-        if not _flatten(args, inputs, key):
-            return  # a lazy module looks at what it has not made yet
-        for name, value in kwargs.items():
-            key.append(name)
-            _flatten((value,), inputs, key)
-        _flatten(result if isinstance(result, (list, tuple)) else (result,), outputs, key)
-        try:
-            frozen = tuple(key)
-            signature = _signatures.get(frozen)
-        except TypeError:
-            frozen, signature = None, None
-        if signature is None:
-            signature = Signature(func, *_to_specs((args, kwargs)), tuple(to_specs(inputs)), tuple(to_specs(outputs)))
-            if frozen is not None:
-                if len(_signatures) >= _LARGEST:
-                    _signatures.clear()
-                _signatures[frozen] = signature
-        self.listener(signature, inputs, outputs, start, end)
+        found = describe_call(func, args, kwargs, result)
+        if found is not None:
+            self.listener(*found, start, end)
+
+
+def describe_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+                  result: Any) -> tuple[Signature, list[torch.Tensor], list[torch.Tensor]] | None:
+    """The signature of an operator's call, its tensors and those of its result; None where one has no shape yet."""
+    inputs: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
+    key: list[Any] = [id(func)]  # which the signature keeps alive; an operator's own hash is slow
+    if not _flatten(args, inputs, key):
+        return None  # a lazy module looks at what it has not made yet
+    for name, value in kwargs.items():
+        key.append(name)
+        _flatten((value,), inputs, key)
+    _flatten(result if isinstance(result, (list, tuple)) else (result,), outputs, key)
+    try:
+        frozen = tuple(key)
+        signature = _signatures.get(frozen)
+    except TypeError:
+        frozen, signature = None, None
+    if signature is None:
+        signature = Signature(func, *_to_specs((args, kwargs)), tuple(to_specs(inputs)), tuple(to_specs(outputs)))
+        if frozen is not None:
+            if len(_signatures) >= _LARGEST:
+                _signatures.clear()
+            _signatures[frozen] = signature
+    return signature, inputs, outputs
 
 
 class _Facts(NamedTuple):
