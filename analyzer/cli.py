@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +14,7 @@ from analyzer.api.models_command import add_models_command, run_models
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
 from analyzer.recipe.option import read_recipe
+from analyzer.record.model_failure import own_traceback
 from analyzer.record.progress import progress_of, watch_progress
 from analyzer.report import choice
 from analyzer.report.check import add_check_command, run_check
@@ -133,8 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"analyzer: {error}", file=sys.stderr)
         return 2
     except ModelError as error:
-        traceback.print_exception(error.__cause__)
         print(f"analyzer: {error}", file=sys.stderr)
+        if error.__cause__ is not None and (frames := own_traceback(error.__cause__)):
+            print(f"\n{frames}", end="", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("analyzer: interrupted", file=sys.stderr)

@@ -19,6 +19,7 @@ from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.restart import Restart
 from analyzer.recipe.optimizer import REPLAYED
 from analyzer.record.eager import EagerStep, GradientFound, OptimizerFactory
+from analyzer.record.model_failure import noting_failures
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
 from analyzer.record.tensor_walk import tensors_in
@@ -102,7 +103,7 @@ def profile(
                "optimizer": optimizer, "autocast": autocast, "loss_fn": loss_fn, "step": step, "options": options,
                "profilers": profilers, "eval": eval}
     flags: AbstractContextManager[list[torch.nn.Module]] = keep_flags(module) if eval else nullcontext([])
-    with flags as modules:
+    with noting_failures(), flags as modules:
         for inner in modules:  # before alike blocks are looked for; the run calls the model's own eval() too
             inner.training = False
         if mode == "train" and step is None and not call.has_gradient():

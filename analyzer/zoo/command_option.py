@@ -11,6 +11,7 @@ import torch
 from analyzer.errors import AnalyzerError, InputError, ModelError
 from analyzer.recipe.option import add_recipe_options
 from analyzer.recipe.recipe import Recipe
+from analyzer.record.model_failure import find_failure, first_line
 
 from .input_spec import DTYPES, InputSpec, parse_inputs
 from .model_target import Target
@@ -70,4 +71,5 @@ def model_errors(name: str) -> Iterator[None]:
     except AnalyzerError:
         raise
     except Exception as error:
-        raise ModelError(f"{name} failed: {type(error).__name__}: {error}") from error
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # this frame is not the model's
+        raise ModelError(f"{name} failed: {first_line(error)}\n  {find_failure(error)}") from error
