@@ -67,26 +67,29 @@ def _share(nbytes: int | None, whole: int) -> str:
 
 def max_sequences(model: nn.Module | Callable[[], nn.Module], context_tokens: int, *,
                   cache: Literal["paged", "static"] = "paged", cache_dtype: torch.dtype | None = None,
-                  block_size: int = BLOCK_SIZE, prefill_chunk: int = PREFILL_CHUNK, at_most: int | None = None,
-                  autocast: torch.dtype | None = None, device: str | DeviceSpec = "h200",
-                  options: ProfileOptions | None = None) -> MaxSequences:
+                  block_size: int = BLOCK_SIZE, prefill_chunk: int = PREFILL_CHUNK, memory_share: float = 1.0,
+                  at_most: int | None = None, autocast: torch.dtype | None = None,
+                  device: str | DeviceSpec = "h200", options: ProfileOptions | None = None) -> MaxSequences:
     """The largest number of sequences of ``context_tokens`` each whose serving fits on ``device``: what
     `profile_serving` runs, under the memory of the device as a limit. Memory rises with the number, so the answer lies
     between the largest that was run and fits and the smallest that was run and does not; they end up side by side.
 
-    ``options.capacity_bytes`` takes the place of the device's memory. Raises InputError as `profile_serving` does.
+    ``memory_share`` is what the server may take of the device's memory (vLLM's ``gpu_memory_utilization``), and
+    ``options.capacity_bytes`` takes its place. Raises InputError as `profile_serving` does.
     """
     spec, options = find_device(device), options or ProfileOptions()
     setting = ServingSetting("max_sequences", context_tokens, CacheForm(cache, cache_dtype, block_size), prefill_chunk,
                              autocast, spec, options)
     if at_most is not None and not is_count(at_most, 1):
         raise InputError(f"max_sequences(at_most={at_most!r}): must be 1 or more, or None")
+    if not 0 < memory_share <= 1:
+        raise InputError(f"max_sequences(memory_share={memory_share!r}): a share lies above 0 and is at most 1")
     capacity = options.capacity_bytes
     if capacity is None:
         if spec.memory_bytes is None:
             raise InputError(f"max_sequences(): the memory of {spec.name!r} is not known; give "
                              "options=ProfileOptions(capacity_bytes=...)")
-        capacity = spec.memory_bytes - sum(unseen.bytes or 0 for unseen in list_unseen(spec))
+        capacity = int(memory_share * spec.memory_bytes) - sum(unseen.bytes or 0 for unseen in list_unseen(spec))
     module = setting.prepare(model)
     search = _Search(lambda n: setting.run(module, n, capacity), capacity, at_most)
     search.close()

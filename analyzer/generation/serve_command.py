@@ -33,6 +33,8 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
                        help=f"tokens of a page (default {BLOCK_SIZE})")
     group.add_argument("--max-sequences", action="store_true",
                        help="the largest number of sequences of --prompt and --new-tokens that fits")
+    group.add_argument("--memory-share", type=float, default=1.0, metavar="F",
+                       help="of the device's memory that --max-sequences may take, e.g. 0.9 (default 1)")
     group.add_argument("--batches", metavar="N,N,...", help="a row for each number of sequences: decode speed, memory")
     group.add_argument("--prefill-chunk", type=int, default=PREFILL_CHUNK, metavar="N",
                        help=f"tokens of a prompt that a server reads at once (default {PREFILL_CHUNK})")
@@ -79,7 +81,7 @@ def run_serving(arguments: argparse.Namespace, recipe: Recipe, target: Target, a
 def _run_maximum(arguments: argparse.Namespace, model: Any, context: int, options: dict[str, Any]) -> int:
     from .capacity import max_sequences
 
-    found = max_sequences(model, context, **options)
+    found = max_sequences(model, context, memory_share=arguments.memory_share, **options)
     point = found.at_limit or found.beyond
     print(found)
     return end_with_verdict(None if point is None else point.verdict, arguments)

@@ -23,6 +23,7 @@ from analyzer.zoo import MODELS
 from .factory import describe_factories, find_factory
 from .input_spec import parse_input
 from .model_target import LabelRule, Target, find_close
+from .published_shape import find_shape
 from .target_file import import_file, import_name
 from .transformers_models import find_transformers_model
 from .vision_models import find_timm_model, find_torchvision_model
@@ -62,8 +63,9 @@ def load_target(text: str) -> Target:
 
 def _find_shipped_model(name: str) -> Target:
     if name not in MODELS:
+        hint = f"; did you mean hf:{name}?" if find_shape(name) is not None else find_close(name, MODELS)
         raise TargetError(f"{name}: no model of that name ships with analyzer; TARGET is one of {', '.join(MODELS)}, "
-                          f"{FILE}, {FORMS}{find_close(name, MODELS)}")
+                          f"{FILE}, {FORMS}{hint}")
     factory, input, labelled = MODELS[name]
     spec = parse_input(input)
     labels = (LabelRule("labels", spec.name),) if labelled and spec.name else ()

@@ -243,6 +243,7 @@ def test_a_speculative_step():
     (lambda: profile_serving(small(), 1, 10, block_size=0), "block_size=0): must be 1 token or more"),
     (lambda: sweep_sequences(small(), [], 10), "numbers=[]): give numbers of sequences"),
     (lambda: max_sequences(small(), 10, at_most=0), "at_most=0): must be 1 or more"),
+    (lambda: max_sequences(small(), 10, memory_share=1.5), "memory_share=1.5): a share lies above 0"),
     (lambda: max_sequences(small(), 10, device="cpu"), "the memory of 'cpu' is not known"),
     (lambda: profile_speculative(small(), small(), 10, speculated=0), "speculated=0"),
     (lambda: profile_serving(load_target("hf:gpt2").build, 1, 2000), "has 1,024 positions"),

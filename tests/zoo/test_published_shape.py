@@ -121,6 +121,13 @@ def test_a_wrong_name_is_answered_with_near_ones(name: str, said: str) -> None:
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "meta-llama/Llama-3.1-8B"])
+def test_a_name_without_its_scheme_is_recognised(name: str) -> None:
+    with pytest.raises(TargetError) as error:
+        load_target(name)
+    assert str(error.value).endswith(f"; did you mean hf:{name}?")
+
+
 def test_a_shape_of_diffusers_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_target.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as error:
