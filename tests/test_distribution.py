@@ -1,0 +1,91 @@
+"""What a user downloads: a source distribution is built of the tracked files, without a network, and read."""
+from __future__ import annotations
+
+import email
+import re
+import subprocess
+import sys
+import tarfile
+from email.message import Message
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BUILD = "from setuptools import build_meta; print('built', build_meta.build_sdist('dist'))"
+
+
+def tracked() -> list[str]:
+    try:
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    return [name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).exists()]
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a source distribution by their names, its own folder left out."""
+    folder = tmp_path_factory.mktemp("tree")
+    for name in tracked():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    for cache in ("tests/__pycache__", "docs/__pycache__"):
+        (folder / cache).mkdir(exist_ok=True)
+        (folder / cache / "left.cpython-311.pyc").write_bytes(b"")
+    (folder / "dist").mkdir()
+    built = subprocess.run([sys.executable, "-c", BUILD], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stderr
+    name = built.stdout.split()[-1]
+    with tarfile.open(folder / "dist" / name) as tar:
+        return {member.name.partition("/")[2]: tar.extractfile(member).read()  # type: ignore[union-attr]
+                for member in tar.getmembers() if member.isfile()}
+
+
+@pytest.fixture(scope="module")
+def metadata(archive: dict[str, bytes]) -> Message:
+    return email.message_from_bytes(archive["PKG-INFO"])
+
+
+def test_it_holds_what_one_reads_runs_and_tests_with(archive: dict[str, bytes]) -> None:
+    missing = sorted(set(tracked()) - set(archive) - {".gitignore", ".ci/run"})
+    assert missing == []
+    assert {"docs/usage.md", "docs/solvers.md", "examples/train_loop.py", "tests/conftest.py", "analyzer/py.typed",
+            "tests/report/golden/node_table_vit.txt", "Makefile", "constraints.txt"} <= set(archive)
+
+
+def test_it_holds_nothing_else(archive: dict[str, bytes]) -> None:
+    made = {"PKG-INFO", "setup.cfg"}
+    more = {name for name in archive if not name.startswith("torch_analyzer.egg-info/")} - set(tracked()) - made
+    assert more == set(), "left behind by an interpreter or an editor"
+
+
+def test_the_metadata_names_where_to_look(metadata: Message) -> None:
+    urls = dict(line.split(", ", 1) for line in metadata.get_all("Project-URL", []))
+    assert set(urls) == {"Homepage", "Source", "Documentation", "Changelog", "Issues"}
+    for url in urls.values():
+        assert urlsplit(url).scheme == "https" and urlsplit(url).netloc and " " not in url
+    assert urls["Changelog"].startswith(urls["Source"]) and urls["Issues"].startswith(urls["Source"])
+    assert metadata["Name"] == "torch-analyzer" and metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_every_link_of_the_package_s_page_leads_somewhere(metadata: Message) -> None:
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    text = metadata.get_payload()
+    assert isinstance(text, str) and text.lstrip().startswith("# analyzer")
+    home = next(line.split(", ", 1)[1] for line in metadata.get_all("Project-URL", []) if line.startswith("Source"))
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) > 10
+    for link in links:
+        assert link.startswith("https://"), f"{link}: a page elsewhere has no such file"
+        if link.startswith(home):
+            path = link.removeprefix(f"{home}/blob/main/").partition("#")[0]
+            assert (ROOT / path).exists(), link
+
+
+def test_the_readme_begins_with_what_it_answers_and_how_to_get_it() -> None:
+    first, question, block, *_ = (ROOT / "README.md").read_text().split("\n\n")
+    assert first == "# analyzer" and "?" in question
+    assert [line.split()[:2] for line in block.splitlines()[1:4]] == [["pip", "install"], ["make", "profile"],
+                                                                     ["make", "test"]]
