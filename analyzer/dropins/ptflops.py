@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from analyzer.errors import InputError
+from analyzer.fx.module_borrow import uncompiled
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode, without_modes
 from analyzer.output import drawing_plainly
 from analyzer.runtime.measure import input_device
@@ -42,6 +43,7 @@ class LayerCosts:
         self.macs: dict[nn.Module, float] = defaultdict(int)
         self.of_functions, self.samples, self.has_samples = 0, 0, True
         self._model, self._hooks, self._ignored = model, hooks, tuple(ignored)
+        self._called = uncompiled(model)
         self._counts_functions, self._rules = counts_functions, list_module_rules()
 
     @contextmanager
@@ -65,7 +67,7 @@ class LayerCosts:
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
         with torch._C.DisableTorchFunction():
-            if module is self._model:
+            if module is self._called:
                 self.samples += len(args[0]) if args else 1
                 self.has_samples = bool(args)
             if type(module) in self._ignored or not self.is_known(module):
@@ -142,7 +144,7 @@ class _OperatorMode(DirectDispatchMode):
 
 def get_model_complexity_info(
         model: nn.Module, input_res: tuple[int, ...], print_per_layer_stat: bool = True, as_strings: bool = True,
-        input_constructor: Callable[[tuple[int, ...]], Any] | None = None, ost: TextIO = sys.stdout,
+        input_constructor: Callable[[tuple[int, ...]], Any] | None = None, ost: TextIO | None = None,
         verbose: bool = False, ignore_modules: Collection[Any] = (),
         custom_modules_hooks: Mapping[Any, Any] | None = None, backend: str | FLOPS_BACKEND = FLOPS_BACKEND.PYTORCH,
         flops_units: str | None = None, param_units: str | None = None, output_precision: int = 2,
@@ -162,7 +164,7 @@ def get_model_complexity_info(
                          "and a tuple of at least one size")
     if backend not in (*FLOPS_BACKEND, *(b.value for b in FLOPS_BACKEND)):
         raise InputError(f"get_model_complexity_info(backend={backend!r}): must be 'pytorch' or 'aten'")
-    hooks = dict(custom_modules_hooks or {})
+    hooks, ost = dict(custom_modules_hooks or {}), ost or sys.stdout
     args, kwargs = _make_input(model, input_res, input_constructor)
     units: dict[str, Any] = {"precision": output_precision}
     params = count_trained(model)

@@ -1,6 +1,7 @@
 """`summary`: the interface of torchinfo, answered by a profile measured on the model's device."""
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,13 +109,14 @@ def summary(model: torch.nn.Module, input_size: Any = None, input_data: Any = No
             **kwargs: Any) -> ModelStatistics:
     """Run ``model`` once without gradients and print the table of torchinfo, whose arguments these are.
 
-    ``input_size`` is a size or several, of tensors of random numbers of the ``dtypes`` (float32); with ``batch_dim`` a
-    dimension of 1 is put in there. ``input_data`` is a tensor, a sequence of arguments or a mapping of keyword
-    arguments. Without either nothing is run and parameters alone are shown. ``col_names`` may also name
-    ``output_bytes`` and ``fwd_seconds``. ``cache_forward_pass`` keeps the run for the next call with a model of that
-    class. ``kwargs`` go to the model. Mult-adds are counted as torchinfo does (see `torchinfo_table`). A model is moved
-    only where ``device`` says so. Training flags are as they were afterwards. Raises InputError (a ValueError) for
-    arguments that cannot be used, and whatever the model itself raises.
+    ``input_size`` is a size or several, of tensors of random numbers of the ``dtypes`` (float32); with
+    ``batch_dim`` a dimension of 1 is put in there. ``input_data`` is a tensor, a sequence of arguments or a mapping
+    of keyword arguments. Without either nothing is run and parameters alone are shown. ``col_names`` may also name
+    ``output_bytes`` and ``fwd_seconds``. ``cache_forward_pass`` keeps the run for the next call with a model of
+    that class. ``kwargs`` go to the model. Mult-adds are counted as torchinfo does (see `torchinfo_table`). A model
+    is moved only where ``device`` says so; with ``device="meta"`` a copy without data is run. Training flags are as
+    they were afterwards. Raises InputError (a ValueError) for arguments that cannot be used, and whatever the model
+    itself raises.
 
     >>> stats = summary(torch.nn.Sequential(torch.nn.Linear(4, 2)), input_size=(3, 4), verbose=0)
     >>> stats.total_params, stats.total_mult_adds, stats.summary_list[1].output_size
@@ -134,7 +136,9 @@ def summary(model: torch.nn.Module, input_size: Any = None, input_data: Any = No
     training = {"train": True, "eval": False, None: False}.get(mode if mode is None else _plain(mode))
     if training is None:
         raise InputError(f"summary(mode={mode!r}): must be 'train' or 'eval'")
-    if device is not None:
+    if device is not None and torch.device(device).type == "meta":
+        model = copy_without_data(model)
+    elif device is not None:
         model.to(device)
     args, call_kwargs = make_inputs(model, input_size, input_data, batch_dim, dtypes)
     name = type(model).__name__
@@ -187,6 +191,20 @@ def make_inputs(model: torch.nn.Module, input_size: Any, input_data: Any, batch_
     if batch_dim is not None:
         tensors = [t.unsqueeze(batch_dim) for t in tensors]
     return tuple(t.to(kind) for t, kind in zip(tensors, kinds)), {}
+
+
+def copy_without_data(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a model with its parameters and buffers on meta; that of tied tensors is one.
+
+    >>> layer = torch.nn.Linear(2, 3)
+    >>> copy_without_data(layer).weight.device.type, layer.weight.device.type
+    ('meta', 'cpu')
+    """
+    held: dict[int, Any] = {}
+    for t in (*model.parameters(), *model.buffers()):
+        empty = t.detach().to("meta")
+        held[id(t)] = torch.nn.Parameter(empty, t.requires_grad) if isinstance(t, torch.nn.Parameter) else empty
+    return copy.deepcopy(model, held)
 
 
 def _plain(name: str) -> str:

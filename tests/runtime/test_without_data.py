@@ -143,3 +143,11 @@ def test_a_prediction_is_that_of_the_roofline():
     predicted = profile(nn.Linear(4096, 4096), torch.empty(64, 4096), mode="infer", device="a100")
     assert p.fwd_seconds == pytest.approx(predicted.fwd_seconds) and p.step_seconds > 0
     assert p.device == "a100_80gb" and p.measured_steps is None
+
+
+def test_a_summary_on_meta_leaves_the_data_where_it_is():
+    model, shape = on("cpu", "conv")
+    weights = [p.clone() for p in model.parameters()]
+    found = summary(model, shape, device="meta", verbose=0)
+    assert str(found) == str(summary(model, shape, verbose=0)) and model.training
+    assert all(torch.equal(p, weight) for p, weight in zip(model.parameters(), weights))

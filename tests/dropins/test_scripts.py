@@ -1,0 +1,119 @@
+"""Scripts of other tools run with their import changed as docs/dropins.md says, beside the packages and run dry."""
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer.dropins import calflops, fvcore, ptflops, thop, torchinfo
+from analyzer.dryrun.script import dry_run
+
+PAGE = (Path(__file__).parents[2] / "docs" / "dropins.md").read_text()
+MODEL = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(4),
+                      nn.Flatten(), nn.Linear(128, 10)).eval()
+"""
+# as the pages of the packages have them
+SCRIPTS = {
+    "fvcore.nn": """
+from fvcore.nn import FlopCountAnalysis, flop_count_table, parameter_count
+
+flops = FlopCountAnalysis(model, torch.randn(1, 3, 32, 32))
+print(flops.total(), flops.by_operator(), flops.by_module(), flops.by_module_and_operator())
+print(flop_count_table(flops), parameter_count(model)[""])
+""",
+    "ptflops": """
+from ptflops import get_model_complexity_info
+
+macs, params = get_model_complexity_info(model, (3, 32, 32), as_strings=True, backend="pytorch",
+                                         print_per_layer_stat=True, verbose=True)
+print("{:<30}  {:<8}".format("Computational complexity: ", macs))
+print("{:<30}  {:<8}".format("Number of parameters: ", params))
+""",
+    "thop": """
+from thop import clever_format, profile
+
+macs, params = profile(model, inputs=(torch.randn(1, 3, 32, 32), ))
+print(*clever_format([macs, params], "%.3f"))
+""",
+    "calflops": """
+from calflops import calculate_flops
+
+flops, macs, params = calculate_flops(model=model, input_shape=(2, 3, 32, 32), output_as_string=True,
+                                      output_precision=4, print_detailed=False)
+print("FLOPs:%s   MACs:%s   Params:%s \\n" % (flops, macs, params))
+""",
+    "torchinfo": """
+from torchinfo import summary
+
+summary(model, input_size=(2, 3, 32, 32), col_names=("input_size", "output_size", "num_params", "kernel_size"))
+""",
+}
+
+
+def change_import(script, package):
+    """What the table of docs/dropins.md says: another module, the same names."""
+    new = next(row.split("|")[2].strip().strip("`") for row in PAGE.splitlines() if row.startswith(f"| `{package}`"))
+    changed, count = re.subn(rf"^from {re.escape(package)} import", f"from {new} import", script, flags=re.M)
+    assert count == 1
+    return changed
+
+
+def run(script, capsys):
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(MODEL + script, "script", "exec"), {"__name__": "script"})
+    printed = capsys.readouterr().out
+    printed = re.sub(r"Register \w+\(\)", "Register", printed)  # thop: rules have other names
+    return printed.replace("Units.MEGABYTES", "M")  # torchinfo: the name of an enumeration since Python 3.11
+
+
+@pytest.mark.parametrize("package", SCRIPTS)
+def test_a_script_prints_the_same_with_its_import_changed(package, capsys):
+    pytest.importorskip(package, exc_type=ImportError)
+    logging.getLogger("fvcore").setLevel(logging.ERROR)
+    assert run(SCRIPTS[package], capsys) == run(change_import(SCRIPTS[package], package), capsys) != ""
+
+
+def test_scripts_run_dry(tmp_path, capsys):
+    script = tmp_path / "counts.py"
+    on_gpu = MODEL.replace(".eval()", ".eval().cuda()")
+    script.write_text(on_gpu + "".join(
+        change_import(text, package).replace("randn(1, 3, 32, 32)", "randn(1, 3, 32, 32, device='cuda')")
+        for package, text in SCRIPTS.items()))
+    found = dry_run(script, device="h100")
+    printed = capsys.readouterr().out
+    assert found.format_error() == ""
+    plainly = "".join(run(change_import(text, package), capsys) for package, text in SCRIPTS.items())
+    assert re.sub(r"Register \w+\(\)", "Register", printed) == plainly != ""
+
+
+def test_the_table_names_what_is_there():
+    rows = [row.split("|")[1:3] for row in PAGE.splitlines() if row.startswith("| `")]
+    assert len(rows) >= 8
+    for old, new in rows:
+        module = importlib.import_module(re.search(r"analyzer\.[\w.]+", new.split(" of ")[-1]).group())
+        names = re.findall(r"`(\w+)`", old.partition(":")[2])
+        assert [name for name in names if not hasattr(module, name)] == []
+        assert set(names) <= set(module.__all__)
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel], ids=["compiled", "parallel"])
+def test_wrapped_models(wrap):
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4)
+    model = wrap(net)
+    assert fvcore.FlopCountAnalysis(model, x).total() == 2 * 16
+    assert thop.profile(model, (x, ), verbose=False) == (2 * 16, 20)
+    assert calflops.calculate_flops(model, (2, 4), print_results=False, output_as_string=False) == (2 * 32 + 8, 32, 20)
+    assert ptflops.get_model_complexity_info(model, (4, ), False, as_strings=False) == (16 + 4 + 4 + 4, 20)
+    assert torchinfo.summary(model, (2, 4), verbose=0).total_params == 20
