@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools import runtime_estimator, sac_estimator
+from torch.distributed._tools.mem_tracker import MemTracker
 
 from analyzer import MetaTensorMode, profile
 from analyzer.dropins.distributed_tools import RuntimeEstimator, SACEstimator
@@ -118,6 +119,22 @@ def test_a_model_of_transformers():
         with estimator(MODE):
             model(tokens)
     assert estimator.mod_runtimes["BertModel"]["fw"] == estimator.total_runtime > 0
+
+
+def test_torchs_memory_tracker_runs_as_it_is():
+    tracker = MemTracker()
+    with MetaTensorMode():
+        with torch.device("cuda"):
+            module, x = Net(), torch.rand(8, 64)
+        optimizer = torch.optim.Adam(module.parameters())
+        tracker.track_external(module, optimizer, x)
+        with tracker:
+            module(x).sum().backward()
+            optimizer.step()
+    found = {kind.value: nbytes for kind, nbytes in tracker.get_tracker_snapshot()[torch.device("cuda", 0)].items()
+             if kind != "Total"}
+    params = sum(-(-p.nbytes // 512) * 512 for p in module.parameters())
+    assert (found["Parameter"], found["Gradient"]) == (params, params) and found["Optstate"] == 2 * params
 
 
 def test_what_cannot_be_estimated():
