@@ -18,7 +18,7 @@ import torch.nn.parallel.comm
 
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.memory.allocator import CachingAllocator
-from analyzer.meta.intercept.replacement import Undo, answer, replace
+from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
 from analyzer.meta.state import active, active_state, current
 
 from .sdp_choice import CUDNN_VERSION, simulated_capability
@@ -241,6 +241,8 @@ def replacements() -> Iterator[Undo]:
     yield replace(torch.cuda.nvtx, "_nvtx", _Quiet)
     for name in ("start", "stop"):
         yield answer(torch.cuda.profiler, name, _nothing)
+    # which libraries with kernels of their own ask for when they are imported
+    yield supply(torch._C, "_cuda_getCurrentRawStream", lambda index: _current_stream(index).cuda_stream)
     yield answer(torch.nn.parallel.comm, "scatter", _scatter, passes_original=True)
     # which copies the inputs
     yield answer(torch.nn.parallel._functions, "_get_stream", lambda device: torch.cuda.Stream(device))

@@ -1,6 +1,7 @@
 """What a dry run replaces besides the mode: what would need data or other processes, or leave a trace."""
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -12,12 +13,19 @@ import torch
 import torch.utils.data.dataset
 from torch.utils.data import DataLoader, sampler
 
+from analyzer.cuda.kernels.bitsandbytes import answer_for_managed_memory
 from analyzer.meta.function.creation import constant
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.known_value import small_enough
+
+from .checkpoint import read_headers_alone
+from .detection_ops import simulate_detection_ops
+from .late_import import replaced_once_imported
+from .thread import follow_into_threads
+from .torchao_checks import answer_for_capability
 
 _WORKER_SETTINGS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "worker_init_fn")
 _NOT_FINITE = ("isnan", "isinf", "isposinf", "isneginf")
@@ -29,6 +37,9 @@ def scripted() -> Iterator[None]:
     with ExitStack() as undo:
         for one in _replacements():
             undo.callback(one)
+        undo.enter_context(replaced_once_imported(
+            {"bitsandbytes.functional": answer_for_managed_memory, "torchao.utils": answer_for_capability,
+             **simulate_detection_ops()}))
         yield
 
 
@@ -73,7 +84,10 @@ def _replacements() -> Iterator[Undo]:
     yield replace(sampler.WeightedRandomSampler, "__iter__", _under_mode(_draw_in_turn))
     yield replace(torch.utils.data.dataset, "randperm", _under_mode(_permute_indices))
     yield replace(torch, "randperm", _under_mode(_permute))
+    yield replace(torch, "randint", _under_mode(_draw_integers))
     yield replace(torch, "save", _under_mode(_save_nothing))
+    yield from follow_into_threads()
+    yield from read_headers_alone()
     yield replace(torch, "load", _under_mode(_load_on_host))
     yield replace(torch, "compile", _under_mode(_compile_nothing))
     yield replace(torch.nn.Module, "compile", _under_mode(_compile_nothing_in_place))
@@ -124,6 +138,19 @@ def _permute(original: Any, n: int, *args: Any, **kwargs: Any) -> Any:
     return made if device is None else made.to(device)
 
 
+def _draw_integers(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """A row of integers on the host is often where samples begin."""
+    made = original(*args, **kwargs)
+    if made.dim() > 1 or device_of(made).type != "cpu" or made.requires_grad or kwargs.get("out") is not None or (
+            not small_enough(made.numel(), made.dtype)):
+        return made
+    with _for_real():
+        value = original(*args, **{k: v for k, v in kwargs.items() if k in ("low", "high", "size", "dtype")})
+    state = current()
+    assert state is not None
+    return constant(state, value, torch.device("cpu"))
+
+
 def _save_nothing(original: Any, value: Any, file: Any = None, *args: Any, **kwargs: Any) -> None:
     _assume(f"torch.save to {file!r} wrote nothing: there is no data"
             if isinstance(file, str) or hasattr(file, "__fspath__") else "torch.save wrote nothing: there is no data")
@@ -140,12 +167,22 @@ def _load_on_host(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _compile_nothing(original: Any, model: Any = None, **kwargs: Any) -> Any:
-    _assume("torch.compile was left out: what it would compile runs as written")
-    return (lambda function: function) if model is None else model
+    if model is None:
+        return functools.partial(_compile_nothing, original)
+    if isinstance(model, torch.nn.Module):
+        _compile_nothing_in_place(None, model)
+        return model
+
+    @functools.wraps(model)
+    def run(*args: Any, **kwargs: Any) -> Any:  # libraries have compiled functions that a script never calls
+        _compile_nothing_in_place(None, None)
+        return model(*args, **kwargs)
+
+    return run
 
 
 def _compile_nothing_in_place(original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-    _compile_nothing(None, module)
+    _assume("torch.compile was left out: what it would compile runs as written")
 
 
 def _tell(original: Any, x: Any, answer: bool, **named: Any) -> Any:

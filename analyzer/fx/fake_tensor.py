@@ -62,10 +62,14 @@ class FakeTensors:
         if self.original_of(original) is not None:
             return original
         fake = self._make(original, readable, constant)
+        self.stand_in(original, fake)
+        return fake
+
+    def stand_in(self, original: Tensor, fake: Tensor) -> None:
+        """Let ``fake`` be the fake tensor of ``original``."""
         ref = weakref.ref(fake)
         self._fakes[id(original)] = (original, ref)
         self._originals[id(fake)] = (original, ref)
-        return fake
 
     def forget_storages(self) -> None:
         """Let later tensors with the originals' storages be adopted anew."""
@@ -88,6 +92,9 @@ class FakeTensors:
         if is_parameter or isinstance(original, nn.Parameter):
             # what isinstance(x, Parameter) asks: torch/nn/parameter.py
             out.__dict__ = {**attributes, "_is_param": True}
+            for name, value in () if is_parameter and not attributes else attributes.items():
+                if isinstance(value, Tensor):  # scales of a quantized parameter
+                    out.__dict__[name] = self.make(value, readable=False)
         elif attributes:
             out.__dict__.update(attributes)
         if original.requires_grad:

@@ -27,6 +27,7 @@ from .borrowed import Borrowed, keep_lazy
 from .fake_tensor import FakeTensors
 from .gradient_hook import GradientHooks
 from .random_state import restore_generators, save_generators
+from .unquantized import is_unquantized, quantize_on
 
 Tensor = torch.Tensor
 
@@ -65,6 +66,9 @@ def borrow_module(root: nn.Module,
     try:
         with without_modes():
             borrowing.take()
+        borrowing.quantize()
+        with without_modes():
+            borrowing.list_all()
         yield borrowing.borrowed
     finally:
         with InterruptsHeld():
@@ -100,6 +104,7 @@ class _Borrowing:
         self.borrowed = Borrowed(uncompiled(root), self.fakes)
         self.borrowed.materialize = self.materialize
         self.undo: list[Callable[[], None] | _Contents] = []
+        self.unquantized: list[tuple[nn.Module, str, Tensor]] = []
         self.keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # modules of a class have the same ones
         self.empty: list[Any] = []              # containers that were empty
         self.seen: set[int] = set()             # modules, containers and objects already walked
@@ -108,7 +113,17 @@ class _Borrowing:
     def take(self) -> None:
         self._walk(self.borrowed.root)
         GradientHooks(self.fakes, self.undo).take()
-        self._list()
+
+    def quantize(self) -> None:
+        """Let the weights that a move to the GPU quantizes be so; under the mode."""
+        assert self.claim is not None or not self.unquantized
+        for module, name, tensor in self.unquantized:
+            fake = self.fakes.of(tensor)
+            if fake is None:
+                fake = quantize_on(self.claim, tensor, module)  # type: ignore[arg-type]
+                self.fakes.stand_in(tensor, fake)
+            module._parameters[name] = fake  # type: ignore[assignment]
+        self.unquantized.clear()
 
     def give_back(self) -> None:
         while self.undo:
@@ -182,13 +197,21 @@ class _Borrowing:
                     self._walk(inner)
         for tensors, is_buffer in ((attributes["_parameters"], False), (attributes["_buffers"], True)):
             if tensors:
-                self._snapshot(tensors)
-                for name, tensor in tensors.items():
-                    if tensor is not None:
-                        tensors[name] = self.fakes.make(tensor, readable=is_buffer)
+                self._swap(module, tensors, is_buffer)
         if attributes.get("_compiled_call_impl") is not None:
             attributes["_compiled_call_impl"] = None
         self._walk_items(attributes, _REGISTERED, 0)
+
+    def _swap(self, module: nn.Module, tensors: dict[str, Tensor | None], is_buffer: bool) -> None:
+        self._snapshot(tensors)
+        on_gpu = self.claim is not None and self.claim.type == "cuda"
+        for name, tensor in tensors.items():
+            if tensor is None:
+                continue
+            if on_gpu and type(tensor) is not nn.Parameter and is_unquantized(tensor):
+                self.unquantized.append((module, name, tensor))
+            else:
+                tensors[name] = self.fakes.make(tensor, readable=is_buffer)
 
     def _walk_scripted(self, module: torch.jit.ScriptModule) -> None:
         """A module of TorchScript, whose tensors C++ holds."""
@@ -285,7 +308,7 @@ class _Borrowing:
 
     # -- names ---------------------------------------------------------------------------------------------------
 
-    def _list(self) -> None:
+    def list_all(self) -> None:
         """Fill the lists of the result, in the order and under the names of ``named_parameters()``."""
         borrowed, original_of = self.borrowed, self.fakes.original_of
         named: set[int] = set()

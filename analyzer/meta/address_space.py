@@ -1,7 +1,9 @@
 """Simulated memory: one caching allocator per simulated accelerator, plain growing addresses for the host."""
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -132,6 +134,14 @@ class AddressSpace:
         self.host = HostMemory()
         #: by library, device, thread and stream; never given back
         self.library_workspaces: dict[tuple[object, ...], Region] = {}
+        #: held while an operator runs or a storage dies, once several threads use the space
+        self.turn: AbstractContextManager[object] = nullcontext()
+        self.is_shared = False
+
+    def share(self) -> None:
+        """Let several threads use it, one at a time."""
+        if not self.is_shared:
+            self.turn, self.is_shared = threading.RLock(), True
 
     def memory(self, device: torch.device) -> CachingAllocator | HostMemory:
         """Whose books tell of ``device``."""

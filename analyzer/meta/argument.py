@@ -11,7 +11,7 @@ from .intercept.mode_stack import without_modes
 from .restart import touched
 from .state import MetaState
 from .storage import MetaStorage, find_storage
-from .tensor import META, MetaTensor, device_of, new_storage, tensor_on
+from .tensor import META, MetaTensor, device_of, is_around_tensors, new_storage, tensor_on
 from .value.known_value import Deferred, small_enough
 
 Tensor = torch.Tensor
@@ -69,7 +69,8 @@ def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None) 
 
 def own(state: MetaState, tensor: Tensor) -> Tensor:
     """``tensor``, or a fake tensor in its place where it has data."""
-    if tensor.layout is torch.strided and not isinstance(find_storage(tensor), MetaStorage):
+    if tensor.layout is torch.strided and not isinstance(find_storage(tensor), MetaStorage) and not is_around_tensors(
+            tensor):
         return adopt(state, tensor)
     return tensor
 

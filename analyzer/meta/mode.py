@@ -1,7 +1,9 @@
 """`MetaTensorMode`: any torch code, no data, no accelerator."""
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,23 +51,13 @@ class MetaTensorMode:
         self._entered.pop().__exit__(*exc)
 
     def _activate(self, undo: ExitStack) -> None:
-        before, state = active.state, MetaState(self.options, self.space, self.adopted_device)
+        state = MetaState(self.options, self.space, self.adopted_device)
+        state.join = partial(_join, state)
         undo.push(state.raise_failure)
         if active.dispatch_mode is None:
             mode_replacements.install()
             undo.callback(mode_replacements.uninstall)
-            undo.callback(cut_mode_stacks, *mode_stack_depths())
-            kernel.depth = 0
-            function, dispatch = MetaFunctionMode(), MetaDispatchMode()
-            function.state = dispatch.state = state
-            undo.enter_context(function)
-            undo.enter_context(dispatch)
-            active.function_mode, active.dispatch_mode = function, dispatch
-            undo.callback(_forget_modes)
-            for device in devices:
-                undo.callback(device.leave_thread)
-                device.enter_thread()
-        undo.callback(set_state, before)
+        _enter_thread(undo, state)
         if not counts_are_known():  # in a memory of its own: addresses of the run are those of any other
             set_state(MetaState(MetaOptions(), AddressSpace(), CPU))
             learn_counts()
@@ -76,6 +68,33 @@ class MetaTensorMode:
         """The state of the innermost activation in this thread."""
         assert active.state is not None
         return active.state
+
+
+def _enter_thread(undo: ExitStack, state: MetaState) -> None:
+    """Let what runs in this thread belong to ``state``, under the two modes; ``undo`` gets what ends it."""
+    before = active.state
+    if active.dispatch_mode is None:
+        undo.callback(cut_mode_stacks, *mode_stack_depths())
+        kernel.depth = 0
+        function, dispatch = MetaFunctionMode(), MetaDispatchMode()
+        function.state = dispatch.state = state
+        undo.enter_context(function)
+        undo.enter_context(dispatch)
+        active.function_mode, active.dispatch_mode = function, dispatch
+        undo.callback(_forget_modes)
+        for device in devices:
+            undo.callback(device.leave_thread)
+            device.enter_thread()
+    undo.callback(set_state, before)
+    set_state(state)
+
+
+@contextmanager
+def _join(state: MetaState) -> Iterator[None]:
+    """`MetaState.join`."""
+    with ExitStack() as undo:
+        _enter_thread(undo, state)
+        yield
 
 
 def _forget_modes() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from .composition import compositions
 from .value.expectation import ESTIMATED, TESTS
 
 _FILLERS = {"full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones",
@@ -28,7 +29,7 @@ class OperatorInfo:
     __slots__ = ("op", "packet", "text", "rules_seen", "has_rule", "name", "silent", "mutated", "cacheable",
                  "is_random", "filler", "enumerator", "undefined", "overwrites", "composite", "reads_offset",
                  "data_dependent", "arguments", "host_outputs", "tests_finiteness", "runs_on_host", "returns_list",
-                 "is_foreach", "is_estimated")
+                 "is_foreach", "is_estimated", "composition")
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
@@ -59,6 +60,8 @@ class OperatorInfo:
         self.reads_offset = self.name.startswith("as_strided")
         self.host_outputs = _HOST_OUTPUTS.get(self.name, ())
         self.composite = bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+        #: what the device runs instead, None where it is one kernel or a composite of torch's
+        self.composition = compositions.find(schema.name)
         # Contents are worked out on the host, where the kernels of cuDNN and other libraries of a device are not.
         self.runs_on_host: bool = torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU")
 

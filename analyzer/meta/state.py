@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -84,6 +84,8 @@ class MetaState:
     placeholder: int = 1          #: what an unknown scalar is taken as, where it is
     expects_contents: bool = True #: whether contents that a policy expects may be read as if they were known
     failure: BaseException | None = None  #: raised while a storage died: its death may be missing in the books
+    #: makes a context in which what another thread runs belongs to this state too
+    join: Callable[[], AbstractContextManager[None]] = nullcontext
     #: whether what meets known contents is followed, with the unknown taken as zero
     follows_expected: bool = field(init=False)
 

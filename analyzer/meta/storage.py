@@ -69,7 +69,11 @@ class MetaStorage(torch.UntypedStorage):
     def __del__(self) -> None:
         space = self.__dict__.get("space")
         if space is not None:
-            space.release(self)
+            if space.is_shared:
+                with space.turn:
+                    space.release(self)
+            else:
+                space.release(self)
 
 
 def find_storage(tensor: torch.Tensor) -> torch.UntypedStorage:

@@ -42,9 +42,20 @@ def device_of(tensor: torch.Tensor) -> torch.device:
             return storage.device
     elif (device := tensor.__dict__.get("_device")) is not None:  # sparse tensors have no storage
         return device  # type: ignore[no-any-return]
-    if hasattr(tensor, "__tensor_flatten__"):  # a tensor around tensors
-        return device_of(getattr(tensor, tensor.__tensor_flatten__()[0][0]))
+    if is_around_tensors(tensor):
+        return device_of(getattr(tensor, names_of_parts(tensor)[0]))
     return torch._C.TensorBase.device.__get__(tensor)
+
+
+def is_around_tensors(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is made of others (quantized, nested), which alone take memory."""
+    return hasattr(tensor, "__tensor_flatten__")
+
+
+def names_of_parts(tensor: Any) -> list[str]:
+    """The attributes of a tensor around tensors that hold these."""
+    names: list[str] = tensor.__tensor_flatten__()[0]
+    return names
 
 
 class MetaTensor(torch.Tensor):

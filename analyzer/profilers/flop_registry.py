@@ -22,7 +22,7 @@ __all__ = ["FlopCount", "ZERO_FLOP_OPS", "count_call", "find_formula", "is_zero_
 NO_FLOPS = FlopCount(0)
 MEMO_KEY = "flops"
 # Products of quantized numbers, which stand for products of floating ones and are counted as such.
-QUANTIZED_PRODUCTS = frozenset({torch.ops.aten._int_mm})
+QUANTIZED_PRODUCTS = frozenset({"aten::_int_mm", "bitsandbytes::int8_linear_matmul"})
 # Where the name without `_foreach_` is not the operator's.
 SINGLE = {"norm": "linalg_vector_norm", "max": "amax", "powsum": "linalg__powsum"}
 
@@ -52,7 +52,7 @@ def count_call(signature: Signature) -> FlopCount | None:
 def apply_formula(formula: Formula, signature: Signature) -> FlopCount | None:
     """Call the formula with the call's arguments, its out arguments left out."""
     is_inexact_call = any(is_inexact(spec) for spec in (*signature.inputs, *signature.outputs))
-    if not is_inexact_call and getattr(signature.op, "overloadpacket", None) not in QUANTIZED_PRODUCTS:
+    if not is_inexact_call and family(signature.op)[-1] not in QUANTIZED_PRODUCTS:
         return NO_FLOPS
     kwargs = {k: v for k, v in signature.kwargs.items() if k not in out_names(signature.op)}
     count = formula(*signature.args, out=result_of(signature), **kwargs)

@@ -26,7 +26,7 @@ def call_seconds(call: OpCall, device: DeviceSpec, world_size: int = 1) -> float
     flops, macs = (0, 0) if count is None else (count.flops, count.macs)
     if not nbytes and not flops:
         return 0.0
-    # an index (argmax) is computed in the dtype of what is compared
+    # an index (argmax) is computed in the dtype of what is compared, complex arithmetic is that of its parts
     tensors = (*call.signature.outputs, *call.signature.inputs)
     dtype = next((s.dtype for s in tensors if s.dtype.is_floating_point or s.dtype.is_complex),
                  tensors[0].dtype).to_real() if tensors else None  # complex arithmetic is that of its parts

@@ -11,6 +11,7 @@ from analyzer.memory.allocator import CachingAllocator
 from analyzer.meta.address_space import Region
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.storage import MetaStorage, find_storage
+from analyzer.meta.tensor import is_around_tensors, names_of_parts
 
 from .event import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, Event
 from .log import Log, PhaseRecord
@@ -173,7 +174,9 @@ class MemoryRecorder:
         """Put the storages of ``tensors`` that have no category yet into ``category``."""
         lifetimes = self.log.storage_table
         for tensor in tensors:
-            if tensor.layout is torch.strided:
+            if is_around_tensors(tensor):
+                self.mark([getattr(tensor, name) for name in names_of_parts(tensor)], category, label)
+            elif tensor.layout is torch.strided:
                 storage = self.storage_of(tensor)
                 lifetime = None if storage is None else lifetimes.get(storage.number)
                 if lifetime is not None and not lifetime.category:

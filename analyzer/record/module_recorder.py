@@ -9,13 +9,17 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.tensor import MetaTensor
 
 from .event import OUTSIDE
 from .log import LogModule, LogModuleCall, LogNode, OuterCall, identifier
 from .memory_recorder import ROOT, MemoryRecorder
 from .module_walk import walk_modules
 from .progress import report_progress
+from .quantized_parameter import parts_of_parameter
 from .tensor_walk import describe, describe_tensors, tensors_in
+
+_PLAIN = frozenset({torch.nn.Parameter, MetaTensor})  #: classes of tensors that are nothing but themselves
 
 
 class ModuleRecorder(MemoryRecorder):
@@ -235,9 +239,11 @@ class ModuleRecorder(MemoryRecorder):
                 lazy.enter(self.log, category, self._module_index[id(lazy.isomorph.block)])
                 self.watch_peak(0)
             elif tensor.layout is torch.strided and not is_lazy(tensor):
-                storage = self.storage_of(tensor)
-                if storage is not None and storage.number not in self.log.storage_table:
-                    self.born(storage)
+                parts = [tensor] if type(tensor) in _PLAIN else [part for *_, part in parts_of_parameter(tensor)]
+                for part in parts:
+                    storage = self.storage_of(part)
+                    if storage is not None and storage.number not in self.log.storage_table:
+                        self.born(storage)
         if self.log.peak_bytes == self.memory.allocated_bytes:
             self.log.peak_event = self.log.events  # now that all of it is in the log
 
@@ -249,7 +255,6 @@ class ModuleRecorder(MemoryRecorder):
 
     def own_parameters_of(self, modules: Iterable[torch.nn.Module]) -> None:
         """As `own_parameters`, for these modules alone."""
-        lifetimes, number_of_label = self.log.storage_table, self.log.number_of_label
         for module in modules:
             index = self._module_index[id(module)]
             path = self.log.modules[index].path
@@ -258,12 +263,18 @@ class ModuleRecorder(MemoryRecorder):
                     if tensor is None or tensor.layout is not torch.strided or is_lazy(tensor):
                         continue
                     self._parameter_owner.setdefault(id(tensor), index)
-                    storage = self.storage_of(tensor)
-                    lifetime = None if storage is None else lifetimes.get(storage.number)
-                    if lifetime is None:
-                        continue
                     label = f"{path}.{name}" if path else name
-                    if not lifetime.category:
-                        lifetime.belongs(category, label, index)
-                    number_of_label[label] = lifetime.number
-                    lifetime.requires_grad = tensor.requires_grad
+                    if type(tensor) not in _PLAIN and category == "parameter":
+                        for suffix, kind, part in parts_of_parameter(tensor):
+                            self._own(part, kind, label + suffix, index)
+                    else:
+                        self._own(tensor, category, label, index)
+
+    def _own(self, tensor: torch.Tensor, category: str, label: str, index: int) -> None:
+        storage = self.storage_of(tensor)
+        lifetime = None if storage is None else self.log.storage_table.get(storage.number)
+        if lifetime is not None:
+            if not lifetime.category:
+                lifetime.belongs(category, label, index)
+            self.log.number_of_label[label] = lifetime.number
+            lifetime.requires_grad = tensor.requires_grad

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from analyzer.record.quantized_parameter import count_elements
 from analyzer.replay.isomorph import Isomorph
 
 from .node_info import TensorInfo
@@ -84,7 +85,8 @@ class ModuleShape:
         isomorph = isomorphs.get(id(module))
         if isomorph is not None:
             return IsomorphShape.of(isomorph, firsts[id(isomorph.prototype.block)])
-        parameters = [ParameterShape(id(p), name, p.shape, p.dtype, p.device, p.numel(), p.requires_grad)
+        parameters = [ParameterShape(id(p), name, p.shape, p.dtype, p.device, count_elements(p),
+                                     p.requires_grad)
                       for name, p in module._parameters.items() if p is not None]
         children = [(name, cls._describe(child, isomorphs, firsts)) for name, child in module._modules.items()
                     if child is not None]

@@ -200,6 +200,8 @@ def _check_dtypes(op: torch._ops.OpOverload, args: Any) -> None:
     positions = _SAME_DTYPE.get(op.overloadpacket)
     if positions is None:
         return
+    if op._overloadname.startswith("dtype"):  # with out_dtype what is added may have it: Blas.cpp, _addmm_dtype_cuda
+        positions = positions[-2:]
     dtypes = {a.dtype: None for a in (args[i] for i in positions if i < len(args)) if isinstance(a, Tensor)}
     if len(dtypes) > 1:
         names = " and ".join(str(d).removeprefix("torch.") for d in dtypes)

@@ -53,6 +53,9 @@ class MetaDispatchMode(DirectDispatchMode):
     def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, whole: bool = False) -> Any:
         """The result of an operator; one that is composed of others is taken apart, unless it is to stay ``whole``."""
         try:
+            if self.state is not None and self.state.space.is_shared:
+                with self.state.space.turn:
+                    return self._handle(func, args, kwargs or {}, whole)
             return self._handle(func, args, kwargs or {}, whole)
         except DeviceOutOfMemoryError as error:
             if self.state is not None and self.state.recorder is not None:
@@ -68,6 +71,11 @@ class MetaDispatchMode(DirectDispatchMode):
         if info.composite and not whole:
             with self, reopened():
                 result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if info.composition is not None and not whole:
+            with self, reopened():
+                result = info.composition(*args, **kwargs)
             if result is not NotImplemented:
                 return result
         call = resolve(state, info, args, kwargs)

@@ -55,10 +55,24 @@ def _propagate_known(state: MetaState, call: OperatorCall) -> None:
     if not info.runs_on_host or all([b is None for b in call.born]):
         return
     if info.is_random:  # scalars decide control flow (layer drop, stochastic depth): they get a value from a seed
-        if call.born[0] is not None and call.outputs[0].numel() == 1 and not call.storages and info.name != "randperm":
+        if call.born[0] is not None and _decides(call):
             _compute(state, call, _next_seed(state))
     elif call.storages or info.enumerator:
         _compute(state, call, None)
+
+
+# Draws by weights that are numbers of the code: which transform of several is taken, what is mixed with what.
+_BY_WEIGHTS = {"multinomial", "_sample_dirichlet", "_standard_gamma", "bernoulli"}
+_FEW = 16
+
+
+def _decides(call: OperatorCall) -> bool:
+    """Whether a draw is one that code may ask for: a number, or few by weights that are known."""
+    info, numel = call.info, call.outputs[0].numel()
+    if call.storages:
+        return info.name in _BY_WEIGHTS and numel <= _FEW and all(
+            s.device.type == "cpu" and s.exact is not None for s in call.storages)
+    return numel == 1 and info.name != "randperm"
 
 
 def _fill(state: MetaState, call: OperatorCall) -> None:

@@ -121,6 +121,15 @@ def _repr(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return func(*args, **kwargs)  # type: ignore[no-any-return]
 
 
+@handles(Tensor.__format__)
+def _format(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """As the number that a tensor of one is; where it must be known and is not, one without a format is its specs."""
+    x, text = args[0], args[1] if len(args) > 1 else kwargs.get("format_spec", "")
+    if x.dim() == 0 and (text or state.options.unknown_value == "placeholder" or _known_number(x) is not None):
+        return format(x.detach().item(), text)
+    return func(*args, **kwargs)  # type: ignore[no-any-return]
+
+
 @handles(Tensor.__deepcopy__)
 def _deepcopy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = args[0]

@@ -7,7 +7,7 @@ import torch
 
 from analyzer.meta.argument import own
 from analyzer.meta.state import CPU, MetaState, active_state, current, indexed_device
-from analyzer.meta.tensor import META, device_of
+from analyzer.meta.tensor import META, device_of, is_around_tensors
 
 from .handler import handles
 
@@ -44,11 +44,21 @@ def move(state: MetaState, x: Tensor, device: torch.device | None, dtype: torch.
          memory_format: Any = None) -> Tensor:
     """``x.to(device, dtype)``: ``x`` itself where nothing changes."""
     named = {} if memory_format is None else {"memory_format": memory_format}
+    if is_around_tensors(x):
+        return _move_parts(x, device, dtype, copy)
     if device is None or device == device_of(x):
         return Tensor.to(x, dtype=dtype or x.dtype, copy=copy, **named)
     if x.requires_grad and torch.is_grad_enabled():
         return MoveDevice.apply(x, device, dtype, memory_format)  # type: ignore[no-any-return]
     return _copy_to(state, x, device, dtype, memory_format)
+
+
+def _move_parts(x: Tensor, device: torch.device | None, dtype: torch.dtype | None, copy: bool) -> Tensor:
+    """A tensor around tensors knows how its parts are moved."""
+    device, dtype = device or device_of(x), dtype or x.dtype
+    if not copy and (device, dtype) == (device_of(x), x.dtype):
+        return x
+    return torch.ops.aten._to_copy.default(x, device=device, dtype=dtype)  # type: ignore[no-any-return]
 
 
 def _copy_to(state: MetaState, x: Tensor, device: torch.device, dtype: torch.dtype | None,
@@ -73,6 +83,12 @@ class MoveDevice(torch.autograd.Function):
         if state is None:  # backward after the mode ended
             return grads[0].to(ctx.back[1]), None, None, None
         return _copy_to(state, grads[0], *ctx.back), None, None, None
+
+
+@handles(torch._C._nn._parse_to)
+def _parse_module_to(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments of ``Module.to``: a device that is named is looked at, nothing is made on it."""
+    return func(*args, **kwargs)
 
 
 @handles(Tensor.cuda)

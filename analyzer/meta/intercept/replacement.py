@@ -108,6 +108,14 @@ def answer(owner: Any, name: str, simulated: Callable[..., Any], *, passes_origi
     return replace(owner, name, make)
 
 
+def supply(owner: Any, name: str, value: Any) -> Undo:
+    """Set ``owner.name``, which this build of a library may lack; the result undoes it."""
+    if hasattr(owner, name):
+        return lambda: None
+    setattr(owner, name, value)
+    return lambda: delattr(owner, name)
+
+
 def undo_link(key: tuple[int, str], link: list[Callable[[Any], Any]]) -> None:
     """Take one replacement out of its chain."""
     with _chain_lock:

@@ -1,4 +1,4 @@
 """FLOP formulas by family, a file each, which registers them when `registration.FlopRegistry` imports it."""
 
-FAMILIES = ("attention", "convolution", "fft", "interpolation", "linalg", "loss", "matmul", "normalization",
-            "optimizer", "pointwise", "pooling", "reduction", "rnn", "vision")
+FAMILIES = ("attention", "bitsandbytes", "convolution", "fft", "interpolation", "linalg", "loss", "matmul",
+            "normalization", "optimizer", "pointwise", "pooling", "reduction", "rnn", "vision")

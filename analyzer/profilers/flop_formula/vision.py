@@ -60,7 +60,8 @@ def deform_conv2d_backward_flops(grad: Spec, x: Spec, weight: Spec, *rest: Any, 
 
 
 register_flop_impl("torchvision::nms", nms_flops)
-register_flop_impl("torchvision::roi_align", roi_align_flops)
+for _name in ("roi_align", "_roi_align_forward"):  # the second is a dry run's own, below its casts
+    register_flop_impl(f"torchvision::{_name}", roi_align_flops)
 # The last arguments are sampling_ratio and aligned
 register_flop_impl("torchvision::_roi_align_backward", lambda grad, *rest, **_: (
     None if rest[-2] <= 0 else grad.numel * rest[-2] ** 2 * (SAMPLE_BACKWARD_FLOPS + 1)))

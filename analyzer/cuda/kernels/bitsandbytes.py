@@ -1,0 +1,167 @@
+"""What operators of bitsandbytes run on CUDA: those that its backend composes of others, and memory that it takes
+besides the allocator's. Source: bitsandbytes 0.50, backends/cuda/ops.py and backends/default/ops.py.
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from analyzer.cuda.kernel_registry import kernel_replacements
+from analyzer.hardware.current_spec import simulated_spec
+from analyzer.meta.composition import compositions
+from analyzer.meta.intercept.replacement import Undo, answer
+from analyzer.meta.state import active_state, current
+from analyzer.meta.tensor import device_of
+
+Tensor = torch.Tensor
+_bnb: Any = torch.ops.bitsandbytes  # empty until the library is imported
+_BLOCK_OF_ABSMAX = 256
+_LARGEST_CUSTOM_M = 1536  # _gemm_4bit_custom_max_m
+
+
+def _composition(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register what the operator runs where its first tensor is on CUDA; NotImplemented: one kernel of its own."""
+    def register(impl: Callable[..., Any]) -> Callable[..., Any]:
+        def compose(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return impl(first, *args, **kwargs) if device_of(first).type == "cuda" else NotImplemented
+
+        compositions(f"bitsandbytes::{name}", compose)
+        return impl
+
+    return register
+
+
+@_composition("gemm_4bit")
+def compose_gemm_4bit(a: Tensor, b: Tensor, shape: Any, absmax: Tensor, blocksize: int, quant_type: str,
+                      bias: Tensor | None = None, absmax_8bit: Tensor | None = None,
+                      absmax_code: Tensor | None = None, absmax_offset: Tensor | None = None) -> Any:
+    """Where its own kernel does not pay: the weight in the input's precision, then a product."""
+    rows, (columns, depth) = a.numel() // a.shape[-1], shape
+    if depth % blocksize == 0 and rows <= _LARGEST_CUSTOM_M and _pays(a, rows, columns, depth):
+        return NotImplemented
+    if absmax_8bit is not None:
+        large = _bnb.dequantize_blockwise.default(absmax_8bit, absmax, absmax_code, _BLOCK_OF_ABSMAX, torch.float32)
+        absmax = large + absmax_offset
+    weight = _bnb.dequantize_4bit.default(b, absmax, blocksize, quant_type, list(shape), a.dtype)
+    return torch.nn.functional.linear(a, weight, bias)
+
+
+def _pays(a: Tensor, rows: int, columns: int, depth: int) -> bool:
+    """The library's own choice, without its caches: they know a device by its index alone."""
+    from bitsandbytes.backends.cuda import ops  # type: ignore[import-not-found,unused-ignore]
+
+    choose = ops._gemm_4bit_use_custom_cuda.__wrapped__
+    key = simulated_spec().name, a.dtype, rows, columns, depth
+    found = _choices.get(key)
+    if found is None:
+        ops._gpu_dispatch_props.cache_clear()
+        found = _choices[key] = bool(choose(device_of(a).index, a.dtype, rows, columns, depth))
+        ops._gpu_dispatch_props.cache_clear()
+    return found
+
+
+_choices: dict[tuple[str, torch.dtype, int, int, int], bool] = {}
+
+
+@_composition("int8_linear_matmul")
+def compose_int8_linear_matmul(a: Tensor, b: Tensor) -> Any:
+    """A depth that four does not divide is nothing for cuBLASLt."""
+    return NotImplemented if b.shape[-1] % 4 == 0 else torch.matmul(a.float(), b.float().t()).to(torch.int32)
+
+
+@_composition("int8_mm_dequant")
+def compose_int8_mm_dequant(a: Tensor, row_stats: Tensor, col_stats: Tensor, dtype: torch.dtype | None = None,
+                            bias: Tensor | None = None) -> Any:
+    """The kernel gives float16, and adds a bias of float16."""
+    is_fused = bias is None or bias.dtype == torch.float16
+    if is_fused and dtype in (None, torch.float16):
+        return NotImplemented
+    out = _bnb.int8_mm_dequant.default(a, row_stats, col_stats, torch.float16, bias if is_fused else None)
+    if not is_fused:
+        out.add_(bias)
+    return out.to(dtype or torch.float16)
+
+
+@_composition("int8_scaled_mm")
+def compose_int8_scaled_mm(a: Tensor, b: Tensor, row_stats: Tensor, col_stats: Tensor, bias: Tensor | None = None,
+                           dtype: torch.dtype | None = None) -> Any:
+    """A product of integers, then its scales."""
+    product = _bnb.int8_linear_matmul.default(a, b)
+    return _bnb.int8_mm_dequant.default(product, row_stats, col_stats, dtype or torch.float16, bias)
+
+
+@_composition("int8_mixed_scaled_mm")
+def compose_int8_mixed_scaled_mm(a: Tensor, ca: Tensor, cb: Tensor, sca: Tensor, scb: Tensor,
+                                 outlier_cols: Tensor | None = None, bias: Tensor | None = None) -> Any:
+    """The columns of outliers, of which none is known, would be multiplied in full precision."""
+    none = a.new_empty(0)
+    return _bnb.int8_scaled_mm.default(ca, cb, sca, scb, bias, a.dtype), none
+
+
+@_composition("int8_vectorwise_quant")
+def compose_int8_vectorwise_quant(a: Tensor, threshold: float = 0.0) -> Any:
+    """Outliers are looked for in Python, and set to zero."""
+    if threshold == 0.0:
+        return NotImplemented
+    quantized, scales, _ = _bnb.int8_vectorwise_quant.default(a, 0.0)
+    outliers = a.abs() >= threshold
+    active_state().assume(f"bitsandbytes: no activation is taken to exceed llm_int8_threshold={threshold:g}, so that "
+                          "no column of outliers is multiplied in 16 bits")
+    del outliers
+    return quantized, scales, a.new_empty(0, dtype=torch.int64)
+
+
+@_composition("int8_double_quant")
+def compose_int8_double_quant(a: Tensor, threshold: float = 0.0) -> Any:
+    """Rows by a kernel, columns by operators of torch."""
+    rows, row_stats, outliers = _bnb.int8_vectorwise_quant.default(a, threshold)
+    magnitudes = a.abs().view(-1, a.shape[-1])
+    mask = magnitudes >= threshold if threshold > 0.0 else None
+    if mask is not None:
+        magnitudes.masked_fill_(mask, 0.0)
+    col_stats = magnitudes.amax(dim=0).float()
+    del magnitudes
+    if mask is not None:
+        a = a.masked_fill(mask, 0.0)
+    columns = torch.round(a.mul(127.0) / col_stats.unsqueeze(0)).to(torch.int8)
+    return rows, columns, row_stats, col_stats.flatten().float(), outliers
+
+
+# -- memory of CUDA's own management, which optimizers "paged" hold their states in ------------------------------------
+
+
+def _make_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
+    """bitsandbytes/functional.py, get_paged: a tensor on the host around memory of ``cudaMallocManaged``."""
+    state = current()
+    assert state is not None
+    out = torch.zeros(shape, dtype=dtype)
+    out.is_paged = True  # type: ignore[attr-defined]
+    out.page_deviceid = getattr(device, "index", 0)  # type: ignore[attr-defined]
+    state.assume("states of paged optimizers of bitsandbytes are in managed memory, which is in no figure of the "
+                 f"allocator; while a step needs them they take as much of the memory of {simulated_spec().name}")
+    return out
+
+
+def _fill_or_multiply(name: str, a: Tensor, b: Tensor | None, value: float, prefetch: bool = True) -> None:
+    """bitsandbytes/functional.py, elementwise_func: the native functions by their names."""
+    if name == "fill":
+        a.fill_(value)
+    elif name == "_mul" and b is not None:
+        a.mul_(b)
+    else:
+        raise NotImplementedError(f"Function not implemented: {name}")
+
+
+def answer_for_managed_memory() -> Iterator[Undo]:
+    """Replace what asks for managed memory, where the library is imported; each result undoes one replacement."""
+    functional = sys.modules.get("bitsandbytes.functional")
+    if functional is not None:
+        yield answer(functional, "get_paged", _make_paged)
+        yield answer(functional, "elementwise_func", _fill_or_multiply)
+        yield answer(functional, "prefetch_tensor", lambda *args, **kwargs: None)
+
+
+kernel_replacements.append(answer_for_managed_memory)

@@ -1,0 +1,154 @@
+"""Checkpoints of safetensors under a dry run: of a file that is read the header tells the shapes, none is written."""
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from analyzer.cuda.stream import simulated_class
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.intercept.replacement import Undo
+from analyzer.meta.state import current
+
+_FRAMEWORKS = ("pt", "torch", "pytorch")
+# The dtypes of safetensors/src/tensor.rs (Dtype), where this version of torch has them.
+_DTYPES = {
+    name: getattr(torch, dtype) for name, dtype in (
+        pair.split(":") for pair in "F64:float64 F32:float32 F16:float16 BF16:bfloat16 I64:int64 I32:int32 I16:int16 "
+        "I8:int8 U64:uint64 U32:uint32 U16:uint16 U8:uint8 BOOL:bool F8_E4M3:float8_e4m3fn F8_E5M2:float8_e5m2 "
+        "F8_E4M3FNUZ:float8_e4m3fnuz F8_E5M2FNUZ:float8_e5m2fnuz F8_E8M0:float8_e8m0fnu C64:complex64".split())
+    if hasattr(torch, dtype)}
+_LONGEST_HEADER = 100_000_000  # safetensors/src/tensor.rs, MAX_HEADER_SIZE
+
+
+class HeaderOnly:
+    """Answers as ``safetensors.safe_open``, with tensors without data: nothing behind the header is read, or need be
+    there. Raises SafetensorError for a file that does not begin with a header.
+    """
+
+    def __init__(self, filename: Any, framework: str, device: Any = "cpu", **_: Any) -> None:
+        self._entries = _read_header(filename)
+        self._metadata: dict[str, str] | None = self._entries.pop("__metadata__", None)
+        self._device = device
+        state = current()
+        if state is not None:
+            state.assume("checkpoints of safetensors were read for names, shapes and dtypes alone")
+
+    def __enter__(self) -> HeaderOnly:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def keys(self) -> list[str]:
+        """The names of the tensors."""
+        return sorted(self._entries)
+
+    def offset_keys(self) -> list[str]:
+        """The names in the order of the data."""
+        return sorted(self._entries, key=lambda name: (self._entries[name]["data_offsets"], name))
+
+    def metadata(self) -> dict[str, str] | None:
+        """What the header tells besides tensors."""
+        return self._metadata
+
+    def get_slice(self, name: str) -> HeaderSlice:
+        """A tensor of which a part can be asked for."""
+        from safetensors import SafetensorError
+
+        if name not in self._entries:
+            raise SafetensorError(f"File does not contain tensor {name}")
+        entry = self._entries[name]
+        return HeaderSlice(tuple(entry["shape"]), entry["dtype"], self._device)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """A whole tensor."""
+        return self.get_slice(name)[...]
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors, in the order of the data."""
+        return {name: self.get_tensor(name) for name in self.offset_keys()}
+
+
+class HeaderSlice:
+    """Answers as what ``safe_open.get_slice`` gives."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, device: Any) -> None:
+        self._shape, self._dtype, self._device = shape, dtype, device
+
+    def get_shape(self) -> list[int]:
+        """The shape of the whole tensor."""
+        return list(self._shape)
+
+    def get_dtype(self) -> str:
+        """The dtype as the header has it."""
+        return self._dtype
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        with without_modes():
+            shape = torch.empty(self._shape, device="meta")[index].shape
+        return torch.empty(shape, dtype=_DTYPES[self._dtype], device=self._device)
+
+
+def _read_header(filename: Any) -> dict[str, Any]:
+    """The header: eight bytes of length, then JSON."""
+    from safetensors import SafetensorError
+
+    with open(filename, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        text = file.read(length) if 0 < length <= _LONGEST_HEADER else b""
+    try:
+        header = json.loads(text)
+    except ValueError as error:
+        raise SafetensorError(f"Error while deserializing header: {filename} does not begin with one") from error
+    if not isinstance(header, dict):
+        raise SafetensorError(f"Error while deserializing header: that of {filename} is no table of tensors")
+    return header
+
+
+def read_headers_alone() -> Iterator[Undo]:
+    """Replace what reads and writes checkpoints of safetensors, where that is installed."""
+    if importlib.util.find_spec("safetensors") is None:
+        return
+    import safetensors.torch
+
+    opened = safetensors.safe_open
+    yield replace_everywhere(opened, simulated_class(opened, HeaderOnly, _reads_header))
+    for original, name in ((safetensors.torch.save_file, "save_file"), (safetensors.torch.save_model, "save_model")):
+        yield replace_everywhere(original, _writing_nothing(original, name))
+
+
+def _reads_header(filename: Any, framework: str, *args: Any, **kwargs: Any) -> bool:
+    return current() is not None and framework in _FRAMEWORKS
+
+
+def _writing_nothing(original: Any, name: str) -> Any:
+    def save(value: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+        state = current()
+        if state is None:
+            return original(value, filename, *args, **kwargs)
+        state.assume(f"safetensors.torch.{name} to {str(filename)!r} wrote nothing: there is no data")
+        return None
+
+    return save
+
+
+def replace_everywhere(original: Any, instead: Any) -> Undo:
+    """Put ``instead`` in the place of ``original`` in every module that imported it by name; modules that import it
+    while it is replaced are put right too by what undoes it.
+    """
+    _exchange(original, instead)
+    return lambda: _exchange(instead, original)
+
+
+def _exchange(old: Any, new: Any) -> None:
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):
+            names = vars(module)
+            for name in [name for name, value in list(names.items()) if value is old]:
+                names[name] = new

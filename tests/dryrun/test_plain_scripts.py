@@ -1,0 +1,69 @@
+"""Scripts of torch, timm and torchvision alone, in the style of the training loops that these projects ship."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzer.dryrun.script import dry_run
+from analyzer.zoo.torchvision_ops import define_torchvision_ops
+
+SCRIPTS = Path(__file__).with_name("scripts")
+
+
+def run(name, *arguments):
+    define_torchvision_ops()
+    found = dry_run(SCRIPTS / name, arguments, steps=3)
+    assert found.error is None and found.steps == 3, found.format_error()
+    assert sum(found.profile.peak_by_category.values()) == found.profile.peak_allocated_bytes
+    return found.profile
+
+
+def test_a_script_like_nanogpt(capsys):
+    """Its batches begin where random numbers say: these are drawn, or slices of nothing would be trained on."""
+    p = run("nanogpt.py")
+    width, layers, vocabulary, block, batch, accumulated = 128, 2, 512, 128, 8, 4
+    in_products = layers * 12 * width * width
+    assert p.params == in_products + layers * 4 * width + 2 * width + (vocabulary + block) * width
+    assert p.optimizer_bytes == 2 * 4 * p.params + 4 * (layers * 8 + 2 + 2)
+    tokens = accumulated * batch * block
+    assert p.fwd_macs == tokens * (in_products + vocabulary * width) + 2 * layers * tokens * block * width
+    assert p.inputs["idx"].shape == (batch, block) and not p.uncounted
+    assert "step 0: val loss 1.0000" in capsys.readouterr().out  # of a tensor, which is formatted as its number
+
+
+def test_compiled_models_functions_and_steps():
+    p = run("compiled.py")
+    assert p.params == 256 * 512 + 512 + 8 * 512 + 8
+    assert p.fwd_macs == 64 * (256 * 512 + 512 * 8)
+    assert "torch.compile was left out: what it would compile runs as written" in p.assumptions
+
+
+def test_the_loop_of_timm():
+    pytest.importorskip("timm")
+    p = run("timm_train.py")
+    assert p.params == 11_176_512 + 512 * 10 + 10 and p.optimizer_bytes == p.param_bytes == 4 * p.params
+    held = p.peak_by_category["held by the script"]
+    assert 4 * p.params < held < 1.1 * 4 * p.params  # the averages, in blocks that may be larger
+    assert p.inputs["x"].shape == (32, 3, 64, 64) and not p.uncounted
+    # a convolution of 64 × 64 pixels, that is a twelfth and a quarter of one of 224 × 224
+    assert 0.9 < p.fwd_macs / (32 * 1.82e9 * (64 / 224)**2) < 1.1
+
+
+def test_the_loop_of_torchvision_for_classification():
+    pytest.importorskip("torchvision")
+    p = run("torchvision_classification.py")
+    assert p.inputs["x"].shape == (32, 3, 64, 64)
+    assert p.params == 11_181_642 and p.optimizer_bytes == 4 * 11_181_642
+    assert "gradients are taken to be finite: GradScaler skips no step" in p.assumptions
+
+
+@pytest.mark.parametrize("arguments", [(), ("--amp",)], ids=["float32", "amp"])
+def test_the_loop_of_torchvision_for_detection(arguments):
+    pytest.importorskip("torchvision")
+    p = run("torchvision_detection.py", *arguments)
+    # as torchvision's documentation has it, with 5 classes for 91, and norms of its own in the backbone
+    assert p.params == 41_755_286 - (91 - 5) * 5 * 1025 + 53_120
+    assert any("nms" in a for a in p.assumptions) and not p.uncounted
+    aligned = [operator for operator in p.operators if "roi_align" in operator.operator]
+    assert {operator.operator.split(".")[1] for operator in aligned} == {"_roi_align_forward", "_roi_align_backward"}
