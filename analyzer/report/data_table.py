@@ -16,7 +16,7 @@ from .module_row import OWN, ModuleRow, find_root, list_rows
 from .module_tree import COLUMNS as TREE_COLUMNS
 from .module_tree import DEFAULT_COLUMNS
 from .node_table import COLUMNS as NODE_COLUMNS
-from .node_table import TEN_COLUMNS, merge_modules
+from .node_table import COMMUNICATION, TEN_COLUMNS, merge_modules
 
 ROOT = "(model)"  # the path of the whole model; an empty cell would be an unknown one
 _MODULE_COLUMNS = name_columns(*(TREE_COLUMNS[name] for name in TREE_COLUMNS if name in CostInfo.__slots__))
@@ -40,7 +40,8 @@ def list_nodes(profile: Profile, fmt: str = "csv", sort: str | None = None, dept
     """
     check_layout(depth, 1, fmt, "table()")
     fixed = [NODE_COLUMNS[name] for name in ("op", "name", "module_path")]
-    usual = [column for column in (NODE_COLUMNS.values() if fmt == "csv" else TEN_COLUMNS) if column not in fixed]
+    printed = TEN_COLUMNS if profile.communicates is False else (*TEN_COLUMNS, *COMMUNICATION)
+    usual = [column for column in (NODE_COLUMNS.values() if fmt == "csv" else printed) if column not in fixed]
     shown = [*fixed, *(usual if columns is None else find_columns(NODE_COLUMNS, columns, "table()"))]
     rows: Sequence[NodeInfo] = profile.nodes if depth is None else merge_modules(profile.nodes, depth)
     if sort is not None:

@@ -25,13 +25,17 @@ COLUMNS = name_columns(*TEN_COLUMNS, Column("fwd_macs", "Fwd MACs", "count"), Co
                        Column("target", "Target", "text"), Column("source", "Source", "text"))
 
 
+COMMUNICATION = (COLUMNS["fwd_comm_bytes"], COLUMNS["bwd_comm_bytes"])
+
+
 @register_view.shipped("table")
 def node_table(rows: Sequence[NodeInfo], sort: str | None = None, depth: int | None = None, columns: Sequence[str] = (),
-               fmt: str = "simple") -> str:
+               fmt: str = "simple", communicates: bool = False) -> str:
     """The rows as text, with a last row of totals, which are marked ``>=`` where some cells are unknown (``-``).
 
     ``sort`` is a field or a heading, largest first; ``depth`` (1 or more) merges neighbouring nodes of the same module
     at that depth into one row; ``columns`` are fields to print after the ten; ``fmt`` is a format of `tabulate`.
+    Where ranks communicate (``communicates``) in the step, the bytes of their messages stand after the ten too.
     Raises InputError for a name it does not know.
 
     >>> conv = NodeInfo("call_module", "conv1", param_bytes=37632, fwd_flops=3_776_446_464, temp_bytes=0)
@@ -39,7 +43,8 @@ def node_table(rows: Sequence[NodeInfo], sort: str | None = None, depth: int | N
     ['call_module', 'conv1', '-', '-', '-', '0', 'b', '36.75', 'Kb', '-', '3.78', 'G', '-']
     """
     check_layout(depth, 1, fmt, "table()")
-    shown = [*TEN_COLUMNS, *find_columns(COLUMNS, columns, "table()")]
+    extra = find_columns(COLUMNS, columns, "table()")
+    shown = [*TEN_COLUMNS, *extra, *(c for c in COMMUNICATION if communicates and c not in extra)]
     merged = list(rows) if depth is None else merge_modules(rows, depth)
     if sort is not None:
         key = find_column(COLUMNS, sort, "table(sort=...)")

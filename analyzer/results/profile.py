@@ -176,10 +176,28 @@ class Profile(DeferredFields):
                 numel[parameter.dtype] = numel.get(parameter.dtype, 0) + parameter.numel
         return max(numel, key=lambda name: numel[name], default=None)
 
+    @property
+    def communicates(self) -> bool | None:
+        """Whether ranks communicate in a step; None where they do, but how much is unknown (DistributedDataParallel).
+
+        >>> phases = {"forward": PhaseInfo(comm_bytes=0), "backward": PhaseInfo(comm_bytes=4096)}
+        >>> Profile(name="demo", mode="train", phases=phases).communicates
+        True
+        """
+        sizes = [phase.comm_bytes for phase in (*self.first_step.values(), *self.phases.values())]
+        if any(sizes):
+            return True
+        is_unseen = bool(sizes) and all(size is None for size in sizes) and (self.world_size or 1) > 1
+        return None if is_unseen else False
+
     def table(self, sort: str | None = None, depth: int | None = None, *, columns: Sequence[str] = (),
               fmt: str = "simple") -> str:
-        """The node table: ten columns, one row a node, and a row of totals; see `analyzer.report.node_table`."""
-        return register_view.look_up("table", "table")(self.nodes, sort=sort, depth=depth, columns=columns, fmt=fmt)
+        """The node table: ten columns, one row a node, and a row of totals; see `analyzer.report.node_table`. Where
+        ranks communicate, the bytes of their messages follow, or ``-`` where these are unknown.
+        """
+        draw = register_view.look_up("table", "table")
+        return draw(self.nodes, sort=sort, depth=depth, columns=columns, fmt=fmt,
+                    communicates=self.communicates is not False)
 
     def summary(self) -> str:
         """The totals as text: parameters, work, memory by category and phase, time, what was not counted or assumed."""

@@ -1,12 +1,15 @@
 """Collectives report their bytes on their own node, forward and backward, and in the phase totals."""
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from analyzer import profile, symbolic_profile, symbolic_trace
+from analyzer import Profile, profile, symbolic_profile, symbolic_trace
+from analyzer.report.data_table import list_nodes
 
 WORLD = 4
 N = 256 * 1024 * 4  # bytes of the activation: 256 x 1024 float32
@@ -82,3 +85,36 @@ def test_a_traced_graph_reports_the_same(collective, forward, backward):
 def test_a_model_without_collectives_communicates_nothing():
     p = profile(nn.Linear(8, 8), args=(torch.empty(2, 8),))
     assert {i.comm_bytes for i in p.phases.values()} == {0}
+
+
+def headings(text):
+    return [" ".join(words.split()) for words in re.split(r"\s{2,}", text.splitlines()[0].strip())]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_node_table_has_columns_for_it_where_there_is_some(capsys):
+    x = torch.empty(256, 1024)
+    p = profile(Model(all_reduce), args=(x,))
+    assert p.communicates is True
+    assert headings(p.table())[10:] == ["Fwd comm", "Bwd comm"]
+    assert headings(p.table(columns=["Bwd comm", "fwd_macs"]))[10:] == ["Bwd comm", "Fwd MACs", "Fwd comm"]
+    total = p.table().splitlines()[-1]
+    assert total.count("1.00 Mb") >= 2, "the activation, there and back"
+    symbolic_profile(symbolic_trace(Model(all_reduce), meta_args={"x": x}), x, verbose=True)
+    assert headings(capsys.readouterr().out)[10:] == ["Fwd comm", "Bwd comm"]
+    assert "Fwd comm" in list_nodes(p, "markdown") and "fwd_comm_bytes" in list_nodes(p, "csv")
+
+
+def test_and_none_where_there_is_none():
+    p = profile(Model(lambda y: y), args=(torch.empty(256, 1024),))
+    assert p.communicates is False and len(headings(p.table())) == 10
+    assert "comm" not in list_nodes(p, "markdown")
+
+
+def test_what_is_unknown_is_shown_as_such():
+    p = profile(nn.parallel.DistributedDataParallel(Model(lambda y: y)), args=(torch.empty(256, 1024),))
+    assert p.communicates is None
+    lines = [line.split() for line in p.table().splitlines()]
+    assert headings(p.table())[10:] == ["Fwd comm", "Bwd comm"]
+    assert all(line[-2:] == ["-", "-"] for line in lines[2:] if line and not line[0].startswith("--"))
+    assert Profile.from_json(p.to_json()).table() == p.table()
