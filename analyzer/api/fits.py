@@ -11,7 +11,6 @@ from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device, register_device
 from analyzer.record.options import ProfileOptions
 from analyzer.record.progress import progress_of
-from analyzer.report.advice import describe_step
 from analyzer.results.fit_table import FitTable
 from analyzer.results.verdict import Verdict
 from analyzer.results.view import register_view
@@ -35,6 +34,8 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
     >>> [(row.device, row.fits, row.phase) for row in table], table.fitting
     ([('t4', False, 'forward'), ('l4', True, 'forward')], ('l4',))
     """
+    from analyzer.report.advice import describe_step  # with reports: `import analyzer` needs none
+
     if "device" in profile_options:
         raise InputError(f"fits(device={profile_options['device']!r}): it tries every device; give devices=[...] to "
                          "try only some")
