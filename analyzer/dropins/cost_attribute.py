@@ -14,6 +14,8 @@ from analyzer.report.compat.functional import name_function
 from analyzer.results.info import ModuleInfo
 from analyzer.runtime.recorder import RuntimeRecorder
 
+from .forward import list_holders
+
 _COUNTS = ("__flops__", "__macs__", "__duration__", "__start_time__")
 _NAMES = (*_COUNTS, "__params__", "__expert_params__", "__model_expert_params__", "__profile_table__")
 
@@ -84,12 +86,12 @@ class CostAttributes:
                 if lap is not None and lap[1] == "forward":
                     self._seconds[log.modules[lap[2]].path] += recorder.clock.seconds(start, end)
             self._laps = len(recorder.laps)
+        whole: dict[str, float] = defaultdict(float)
+        for path, seconds in self._seconds.items():
+            for holder in list_holders(path):
+                whole[holder] += seconds
         for path, module in self._by_path.items():
-            module.__dict__["__duration__"] = self._sum_seconds(path) if is_timed else None
-
-    def _sum_seconds(self, path: str) -> float:
-        start = f"{path}." if path else ""
-        return sum(seconds for other, seconds in self._seconds.items() if other == path or other.startswith(start))
+            module.__dict__["__duration__"] = whole[path] if is_timed else None
 
 
 def _describe(module: nn.Module) -> ModuleInfo:

@@ -103,3 +103,13 @@ def children_first(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     for child in module.children():
         yield from children_first(child)
     yield module
+
+
+def list_holders(path: str) -> list[str]:
+    """The paths of the modules that hold what is at ``path``, from the model on, and its own.
+
+    >>> list_holders("layer1.0"), list_holders("")
+    (['', 'layer1', 'layer1.0'], [''])
+    """
+    parts = path.split(".") if path else []
+    return [".".join(parts[:i]) for i in range(len(parts) + 1)]

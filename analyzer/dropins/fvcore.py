@@ -13,7 +13,7 @@ from torch import nn
 
 from analyzer.errors import InputError
 
-from .forward import list_paths, observe_forward, watching_modules
+from .forward import list_holders, list_paths, observe_forward, watching_modules
 from .fvcore_handle import ACTIVATION_HANDLES, FLOP_HANDLES, IGNORED, Handle
 from .jit_value import Value, describe_call
 from .pre_dispatch import watching_operators
@@ -285,16 +285,6 @@ def parameter_count(model: nn.Module) -> defaultdict[str, int]:
         for path in list_holders(name):
             found[path] += parameter.numel()
     return found
-
-
-def list_holders(path: str) -> list[str]:
-    """The paths of the modules that hold what is at ``path``, from the model on, and its own.
-
-    >>> list_holders("layer1.0"), list_holders("")
-    (['', 'layer1', 'layer1.0'], [''])
-    """
-    parts = path.split(".") if path else []
-    return [".".join(parts[:i]) for i in range(len(parts) + 1)]
 
 
 def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
