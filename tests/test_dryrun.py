@@ -357,3 +357,15 @@ def test_a_script_can_catch_that_memory_ran_out(script, capsys, catches):
     rows = int(capsys.readouterr().out)
     assert 2**23 <= rows < 2**26
     assert run.profile.out_of_memory is None and run.profile.peak_reserved_bytes <= find_device("h200").memory_bytes
+
+
+@pytest.mark.parametrize("text", [
+    "import bitsandbytes as bnb", "from peft import LoraConfig",
+    "try:\n    import trl.trainer\nexcept ImportError as error:\n    raise RuntimeError('no trainer') from error"])
+def test_a_package_that_is_missing_is_named_with_the_extra_that_has_it(script, monkeypatch, text):
+    name = next(name for name in ("bitsandbytes", "peft", "trl") if name in text)
+    monkeypatch.setitem(sys.modules, name, None)  # as where it is not installed
+    error = dry_run(script(text)).format_error()
+    assert error.count(f"{name} is not installed here; pip install 'torch-analyzer[scripts]'") == 1
+    other = dry_run(script("import no_such_package")).format_error()
+    assert "No module named 'no_such_package'" in other and "torch-analyzer[" not in other

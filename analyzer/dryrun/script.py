@@ -21,6 +21,7 @@ from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
 from analyzer.results.profile import Profile
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
+from .missing_package import advise_install
 from .patch import scripted
 
 
@@ -40,7 +41,8 @@ class DryRun:
             return ""
         if isinstance(self.error, SystemExit):
             return f"the script exited with {self.error.code!r}\n"
-        return "".join(traceback.format_exception(self.error))
+        advice = advise_install(self.error)
+        return "".join([*traceback.format_exception(self.error), *([] if advice is None else [f"{advice}\n"])])
 
 
 def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | DeviceSpec = "h200", steps: int = 3,
