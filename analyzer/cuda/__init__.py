@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from analyzer.meta.intercept.replacement import Undo
 from analyzer.meta.simulated_device import SimulatedDevice, register_simulated_device
 
-from . import autocast, facade, kernel_registry
+from . import autocast, facade, graph, kernel_registry
 from .workspaces.library import library_needs, take_library_workspaces
 
 
@@ -16,6 +16,7 @@ def _replacements() -> Iterator[Undo]:
         yield from replacements()
     yield from autocast.replacements()
     yield from facade.replacements()
+    yield from graph.replacements()
 
 
 def _enter_thread() -> None:

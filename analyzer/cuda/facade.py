@@ -176,7 +176,7 @@ _DEVICE: dict[str, Callable[..., Any]] = {
     "current_device": lambda: active.device_index, "set_device": _set_device, "_exchange_device": _exchange_device,
     "_maybe_exchange_device": _exchange_device, "is_bf16_supported": _is_bf16_supported,
     "get_device_name": _name, "get_device_capability": lambda device=None: simulated_capability(),
-    "is_current_stream_capturing": _constant(False), "get_device_properties": _properties,
+    "get_device_properties": _properties,
     "can_device_access_peer": _constant(True), "get_arch_list": _constant([]),
     "current_stream": _current_stream, "default_stream": _default_stream, "set_stream": _set_stream,
     **dict.fromkeys(("init", "_lazy_init", "synchronize", "ipc_collect", "set_sync_debug_mode"), _nothing),

@@ -48,8 +48,8 @@ class SimulatedStream(_Done):
         self.device_type = 1  # c10::DeviceType::CUDA
 
     def is_capturing(self) -> bool:
-        """False: there are no CUDA graphs."""
-        return False
+        """Whether a CUDA graph is being captured."""
+        return bool(torch.cuda.is_current_stream_capturing())
 
     def record_event(self, event: Any = None) -> Any:
         """Record ``event``, or a new one, on this stream."""

@@ -1,8 +1,8 @@
 """A simulation of PyTorch's CUDA caching allocator: addresses, allocated and reserved bytes, out-of-memory.
 
 Source of every rule: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.11 to 2.13);
-comments name the function. Not simulated: private pools (CUDA graphs, ``torch.cuda.MemPool``) and the delay of frees by
-``record_stream``, which depends on when kernels end.
+comments name the function. Private pools of CUDA graphs are streams of their own (`kept_streams`). Not simulated:
+``torch.cuda.MemPool`` and the delay of frees by ``record_stream``, which depends on when kernels end.
 
 Vocabulary: a *segment* is what one ``cudaMalloc`` returns, or the address range of one expandable segment; it is a
 chain of *spans*, live, free or (expandable segments only) unmapped; a *block* is the caller's handle on a live span.

@@ -39,6 +39,8 @@ class SegmentMemory:
         self._small_pools: dict[int, Pool] = {}
         self._large_pools: dict[int, Pool] = {}
         self._segments: dict[int, Segment] = {}
+        #: streams whose free segments stay: those of private pools that a CUDA graph uses
+        self.kept_streams: set[int] = set()
         self._lowest_address = top_address
         # heaps of the addresses left over in ranges, by how many bytes there are from there
         self._gaps: dict[int, list[int]] = {}
@@ -126,7 +128,7 @@ class SegmentMemory:
     # release_cached_blocks, release_blocks
     def _release_cached(self) -> None:
         for pool in self._pools():
-            for span in list(pool.free):
+            for span in [] if pool.stream in self.kept_streams else list(pool.free):
                 if pool.page_bytes is not None:
                     self._unmap(span)
                 elif not span.is_split:

@@ -1,6 +1,7 @@
 """Simulated memory: one caching allocator per simulated accelerator, plain growing addresses for the host."""
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +15,7 @@ from analyzer.memory.allocator_replay import Elsewhere, Instruction, Placements,
 
 _HOST_BASE = 0x5500_0000_0000    # where Linux puts a process's heap; only has to differ from the accelerators'
 _DEVICE_TOP = 0x7F00_0000_0000  # where CUDA's unified addressing puts device memory
+_next_private = itertools.count(1 << 32).__next__  # numbers of streams that are none
 _DEVICE_SPAN = 1 << 48           # one accelerator's share of addresses, which the allocator never uses twice
 
 
@@ -131,6 +133,9 @@ class AddressSpace:
         self.allocators: dict[int, CachingAllocator] = {}
         self.listener: StorageListener | None = None
         self.stream = 0
+        #: while a CUDA graph is captured: what stands for each stream, so that its memory is in a pool of its own
+        self.capture: dict[int, int] | None = None
+        self._private: dict[object, tuple[dict[int, int], list[None]]] = {}  # by pool: these, and an entry a graph
         self.host = HostMemory()
         #: by library, device, thread and stream; never given back
         self.library_workspaces: dict[tuple[object, ...], Region] = {}
@@ -159,7 +164,31 @@ class AddressSpace:
         """A new region of the memory of ``device``."""
         if device.type == "cpu" or device.type == "meta":
             return self.host.allocate(nbytes)
-        return self.allocator(device.index or 0).allocate(nbytes, self.stream)
+        return self.allocator(device.index or 0).allocate(nbytes, self._pool_key())
+
+    def _pool_key(self) -> int:
+        if self.capture is None:
+            return self.stream
+        key = self.capture.get(self.stream)
+        if key is None:
+            key = self.capture[self.stream] = _next_private()
+            for index in self.allocators or (0,):
+                self.allocator(index).kept_streams.add(key)
+        return key
+
+    def begin_capture(self, handle: object) -> None:
+        """From now on, allocations are in the private pool ``handle``, which one graph more uses."""
+        self.capture, users = self._private.setdefault(handle, ({}, []))
+        users.append(None)
+
+    def leave_pool(self, handle: object) -> None:
+        """One graph less uses a private pool; without any, what is free in it can be given back."""
+        keys, users = self._private[handle]
+        users.pop()
+        if not users:
+            del self._private[handle]
+            for allocator in self.allocators.values():
+                allocator.kept_streams.difference_update(keys.values())
 
     def give_back(self, device: torch.device, region: Region) -> None:
         """Free a region."""

@@ -44,6 +44,12 @@ class CallListener(Protocol):
     def mark(self, tensors: Any, category: str) -> None:
         """Tensors are of a category of memory."""
 
+    def count_calls(self) -> int:
+        """Calls so far."""
+
+    def repeat_calls(self, begin: int, end: int) -> None:
+        """The calls from ``begin`` to ``end`` run once more: a CUDA graph is replayed."""
+
     def where(self) -> str:
         """The module that runs."""
 

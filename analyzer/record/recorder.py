@@ -124,6 +124,20 @@ class Recorder(ModuleRecorder):
                 lifetime.module, lifetime.node = module, node
                 lifetime.requires_grad = made_grad
 
+    def count_calls(self) -> int:
+        """Calls so far."""
+        return len(self.log.call_slots)
+
+    def repeat_calls(self, begin: int, end: int) -> None:
+        """Log the calls from ``begin`` to ``end`` again, of no node, on the storages that they had."""
+        slots = self.log.call_slots
+        for index in range(begin, end):
+            call = slots[index]
+            if call.phase != self.phase or not self.log.phases or self.log.phases[-1].last_call >= 0:
+                self.begin(call.phase)
+            slots.append(call.signature, call.inputs, call.outputs, self.step, call.phase, call.module, OUTSIDE, None,
+                         call.recomputed)
+
     def _add_operator(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage],
                       module: int) -> int:
         op = signature.op

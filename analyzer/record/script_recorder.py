@@ -40,6 +40,7 @@ class ScriptRecorder(Recorder):
         self.step_counts: dict[str, int] = {}  #: by optimizer: its class and its place among those seen
         self._optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
         self._stateless: dict[type, int] = {}
+        self._steps_at: list[tuple[int, torch.optim.Optimizer]] = []  # after how many calls each step was taken
         self.phase = SETUP
 
     @property
@@ -128,10 +129,20 @@ class ScriptRecorder(Recorder):
             self.mark([p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None],
                       "gradient")
 
+    def repeat_calls(self, begin: int, end: int) -> None:
+        """As in the base class; a step among them is a step once more."""
+        for index, optimizer in [(i, o) for i, o in self._steps_at if begin < i <= end]:
+            super().repeat_calls(begin, index)
+            begin = index
+            self._after_step(optimizer)
+            self.resume("forward")
+        super().repeat_calls(begin, end)
+
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         if not self.hears():
             return
         self.mark_states(optimizer)
+        self._steps_at.append((self.count_calls(), optimizer))
         before = self.steps_taken
         name = self._optimizers[id(optimizer)][0]
         self.step_counts[name] = self.step_counts.get(name, 0) + 1

@@ -11,10 +11,10 @@ from analyzer.zoo.torchvision_ops import define_torchvision_ops
 SCRIPTS = Path(__file__).with_name("scripts")
 
 
-def run(name, *arguments):
+def run(name, *arguments, steps=3):
     define_torchvision_ops()
-    found = dry_run(SCRIPTS / name, arguments, steps=3)
-    assert found.error is None and found.steps == 3, found.format_error()
+    found = dry_run(SCRIPTS / name, arguments, steps=steps)
+    assert found.error is None and found.steps == steps, found.format_error()
     assert sum(found.profile.peak_by_category.values()) == found.profile.peak_allocated_bytes
     return found.profile
 
@@ -67,3 +67,25 @@ def test_the_loop_of_torchvision_for_detection(arguments):
     assert any("nms" in a for a in p.assumptions) and not p.uncounted
     aligned = [operator for operator in p.operators if "roi_align" in operator.operator]
     assert {operator.operator.split(".")[1] for operator in aligned} == {"_roi_align_forward", "_roi_align_backward"}
+
+
+PARAMETERS, MACS = 256 * 512 + 512 + 8 * 512 + 8, 64 * (256 * 512 + 512 * 8)
+
+
+def test_a_step_that_is_captured_as_a_cuda_graph():
+    """Three steps warm up, one is captured, the others are replayed: the same work, in memory that the graph keeps."""
+    eager, replayed = run("cuda_graphs.py"), run("cuda_graphs.py", steps=6)
+    assert any("CUDA graph" in a for a in replayed.assumptions)
+    for p in (eager, replayed):
+        assert (p.params, p.fwd_macs, p.bwd_macs) == (PARAMETERS, MACS, 2 * MACS - 64 * 256 * 512)
+        assert p.optimizer_bytes == 2 * 4 * PARAMETERS + 4 * 4 and not p.uncounted
+    assert replayed.optimizer_flops == eager.optimizer_flops
+    # the gradients of the graph, what it gives and its temporaries cannot be used by others
+    assert replayed.peak_reserved_bytes > eager.peak_reserved_bytes
+    assert replayed.first_step.keys() == eager.first_step.keys()
+
+
+def test_graphed_callables():
+    p = run("graphed_callables.py")
+    assert (p.params, p.fwd_macs) == (PARAMETERS, MACS) and not p.uncounted
+    assert p.bwd_macs == 2 * MACS - 64 * 256 * 512
