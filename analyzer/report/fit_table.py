@@ -23,5 +23,4 @@ def print_fits(table: FitTable, fmt: str = "text") -> str:
 @register_view.shipped("fit_table")
 def describe_fits(table: FitTable) -> str:
     """What was profiled, the table, and the devices that it fits on in a line."""
-    said = f"fits on {', '.join(table.fitting)}" if table.fitting else "no device of these is known to hold it"
-    return escape_controls(f"{table.title}\n\n{print_fits(table)}\n\n{said}")
+    return escape_controls(f"{table.title}\n\n{print_fits(table)}\n\n{table.said}")

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
 
 from analyzer.errors import UnknownDeviceError
 from analyzer.hardware import find_device
@@ -11,7 +12,7 @@ from .verdict import Verdict
 from .view import register_view
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FitTable:
     """What `analyzer.fits` finds: the verdict on each device, the smallest memory first, unknown ones last.
 
@@ -42,6 +43,11 @@ class FitTable:
         """The devices on which the step is known to fit, the smallest first."""
         return tuple([row.device for row in self.rows if row.fits])
 
+    @property
+    def said(self) -> str:
+        """The devices that it fits on, in words."""
+        return f"fits on {', '.join(self.fitting)}" if self.fitting else "no device of these is known to hold it"
+
     def table(self, fmt: str = "text") -> str:
         """A row for each device; ``fmt`` is ``"text"``, ``"markdown"``, ``"csv"``, ``"latex"``, ``"html"`` or a format
         of tabulate.
@@ -50,7 +56,10 @@ class FitTable:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return self.table("html")
+        return f"<div><b>{escape(self.title)}</b>{self.table('html')}{escape(self.said)}</div>"
+
+    def __repr__(self) -> str:
+        return f"FitTable({self.title}: {len(self)} devices, {self.said})"
 
     def __str__(self) -> str:
         return str(register_view.look_up("fit_table", "FitTable")(self))

@@ -102,9 +102,13 @@ class CostInfo:
         return CostInfo(**{name: None if a is None or b is None else a + b for name, (a, b) in pairs.items()})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ModuleInfo(CostInfo):
-    """One module and the tree below it. Its costs are its children's plus `own`."""
+    """One module and the tree below it. Its costs are its children's plus `own`.
+
+    >>> ModuleInfo(path="h.0", type="Block", params=7_087_872, children=(ModuleInfo(path="h.0.ln", type="LayerNorm"),))
+    ModuleInfo(path='h.0', type='Block', params=7087872, children=1)
+    """
 
     path: str                                          #: "" for the root
     type: str                                          #: class name
@@ -122,6 +126,11 @@ class ModuleInfo(CostInfo):
     own: CostInfo = CostInfo()                         #: what it does outside its submodules
     operators: tuple[OperatorInfo, ...] = ()           #: by part of the step and operator, what `own` is made of
     children: tuple[ModuleInfo, ...] = ()
+
+    def __repr__(self) -> str:
+        known = {"params": self.params, "fwd_flops": self.fwd_flops, "bwd_flops": self.bwd_flops}
+        told = "".join([f", {name}={value}" for name, value in known.items() if value is not None])
+        return f"ModuleInfo(path={self.path!r}, type={self.type!r}{told}, children={len(self.children)})"
 
     def walk(self) -> Iterator[ModuleInfo]:
         """Itself and every module below it, parents first."""

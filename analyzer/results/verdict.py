@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 
 from .view import register_view
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verdict:
     """Whether a step fits on a device, where its peak is, and which devices would hold it. True in a boolean context
     only if it is known to fit. Unknown is None.
@@ -44,3 +45,10 @@ class Verdict:
 
     def __str__(self) -> str:
         return str(register_view.look_up("verdict_text", "Verdict")(self))
+
+    def __repr__(self) -> str:
+        return f"Verdict({str(self).partition(chr(10))[0]})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<pre>{escape(str(self))}</pre>"

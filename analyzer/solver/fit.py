@@ -42,7 +42,7 @@ class Evaluation:
     out_of_memory: OutOfMemoryInfo | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FitResult:
     """The largest ``size`` that fits, with a profile at it and at the next one, and every size that was tried."""
 
@@ -55,6 +55,9 @@ class FitResult:
     beyond: Profile | None           #: of the next size, which does not fit; None where ``size`` is the caller's bound
     evaluations: tuple[Evaluation, ...]
     unseen: tuple[UnseenMemory, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"FitResult({str(self).partition(chr(10))[0]})"
 
     def __str__(self) -> str:
         if self.size:
