@@ -21,6 +21,7 @@ from analyzer.report.check import add_check_command, run_check
 from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
 from analyzer.report.module_comparison import add_compare_command, run_compare
 from analyzer.report.progress_bar import ProgressBar
+from analyzer.report.short_text import describe_for_verdict
 from analyzer.report.verdict import judge
 from analyzer.results.profile import Profile
 from analyzer.runtime.command import add_measure_command, run_measure
@@ -68,7 +69,7 @@ exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be
 device
 """
 
-_SHOWN = ("table", "summary", "modules")
+_SHOWN = ("table", "summary", "modules", "brief")
 _DEFAULT_SHOWN = "table,summary"
 
 
@@ -183,7 +184,8 @@ def run_profile(arguments: argparse.Namespace) -> int:
     choice.save_profile(found, arguments.json, arguments.html)  # before anything is printed, for a reader that goes
     texts: dict[str, Callable[[], str]] = {
         "table": lambda: found.table(sort=arguments.sort, depth=arguments.depth, columns=("fwd_macs", "bwd_macs")),
-        "summary": found.summary, "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort)}
+        "summary": found.summary, "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort),
+        "brief": lambda: describe_for_verdict(found)}
     if arguments.report is not None:
         choice.print_report(found, arguments)
     else:

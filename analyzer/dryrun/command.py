@@ -9,6 +9,7 @@ from typing import Any
 
 from analyzer.output import check_output
 from analyzer.report.choice import add_file_options, end_with_verdict, parse_depth, read_shown, save_profile
+from analyzer.report.short_text import describe_for_verdict
 
 _HELP = """\
 Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step
@@ -26,7 +27,7 @@ exit codes: 0 done; 1 the script failed; 2 the command line cannot be used; 3 th
 or does not fit on the device
 """
 
-_SHOWN = ("summary", "table", "modules")
+_SHOWN = ("summary", "table", "modules", "brief")
 
 
 def add_dryrun_command(commands: Any) -> None:
@@ -76,7 +77,7 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
         return 1  # of what little ran there is nothing to tell
     print()
     texts: dict[str, Callable[[], str]] = {"table": lambda: found.table(depth=arguments.depth),
-                                           "summary": found.summary,
+                                           "summary": found.summary, "brief": lambda: describe_for_verdict(found),
                                            "modules": lambda: found.module_tree(depth=arguments.depth)}
     print("\n\n".join(texts[word]() for word in shown))
     code = end_with_verdict(found.verdict)

@@ -5,11 +5,12 @@ from analyzer.results.profile import Profile
 from analyzer.results.view import register_view
 
 from .column import escape_controls, format_quantity
+from .holder_group import group_holders, print_groups
 from .verdict import judge
 
 
 @register_view.shipped("repr")
-def describe_shortly(profile: Profile) -> str:
+def describe_shortly(profile: Profile, has_verdict: bool = True) -> str:
     """What ``repr`` and ``print`` show: name, mode, device, peak, FLOPs and the verdict, as far as they are known.
 
     >>> print(describe_shortly(Profile(name="demo", mode="train", optimizer="sgd", device="h200", fwd_flops=2000)))
@@ -30,5 +31,14 @@ def describe_shortly(profile: Profile) -> str:
         known = [f"{format_quantity(value, unit)} {of}".rstrip() for value, of in amounts if value is not None]
         if known:
             lines.append(f"  {what}: {', '.join(known)}")
-    verdict = judge(p, is_brief=True)
+    verdict = judge(p, is_brief=True) if has_verdict else None
     return escape_controls("\n".join(lines if verdict is None else [*lines, f"  {verdict}"]))
+
+
+def describe_for_verdict(profile: Profile) -> str:
+    """What stands before a verdict: the same without it, and what memory is taken by where that is too much."""
+    text = describe_shortly(profile, has_verdict=False)
+    verdict = judge(profile, is_brief=True)
+    if verdict is None or verdict.fits is not False or not profile.holders:
+        return text
+    return f"{text}\n\nheld where the most is needed\n{print_groups(group_holders(profile))}"

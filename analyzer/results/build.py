@@ -148,10 +148,8 @@ class ProfileBuilder:
             records.sort(key=lambda r: (r.phase, -(r.flops or 0), r.operator))
         return found
 
-    def _list_holders(self, largest: int = 50) -> tuple[HolderInfo, ...]:
-        """What holds memory at the peak, by category and node (or tensor name), largest first; all of it where memory
-        ran out.
-        """
+    def _list_holders(self) -> tuple[HolderInfo, ...]:
+        """What holds memory at the peak or where memory ran out, by category and node (or tensor name)."""
         log, ends = self.log, forward_ends(self.log)
         found: dict[tuple[str, str, str], list[int]] = {}
         for lifetime in alive_at(log, log.peak_event if log.shortage is None else log.shortage.event):
@@ -161,7 +159,7 @@ class ProfileBuilder:
             row[0] += lifetime.block_bytes
             row[1] += 1
         rows = [HolderInfo(*key, nbytes, count) for key, (nbytes, count) in found.items()]
-        return tuple(sorted(rows, key=lambda r: -r.bytes)[:largest if log.shortage is None else None])
+        return tuple(sorted(rows, key=lambda r: -r.bytes))
 
 
 def _list_aliases(log: Log, index: int, node: LogNode) -> tuple[str, ...]:

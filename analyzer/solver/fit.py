@@ -72,7 +72,7 @@ class FitResult:
         lines = [f"{self.device}: {said}",
                  f"of {format_quantity(self.capacity_bytes, 'bytes')} that the allocator may take" +
                  (f" (not taken off, for it is not known: {', '.join(unknown)})" if unknown else "") +
-                 "; a step fits that runs when cached memory is given back, as Profile.fits counts too",
+                 "\na step fits that runs when cached memory is given back, as Profile.fits counts too",
                  print_rows((self.what, "Fits", "Peak allocated", "Peak reserved", "Ends at"), rows, left=(4,))]
         return "\n".join(lines)
 

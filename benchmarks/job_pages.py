@@ -1,0 +1,88 @@
+"""The pages of docs/jobs/: what their commands print stands below each of them.
+
+    python -m benchmarks.job_pages            # runs every command and writes the pages again
+
+A block marked `console` holds commands after `$ ` and their output; one that exits with another code than 0 is followed
+by a line `(exit code N)`. They run in an empty folder in which `examples/` is the project's, one after the other.
+Predictions are the same on any machine; `tests/test_job_pages.py` runs the commands of each page and compares.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import shlex
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs" / "jobs").glob("*.md"))
+BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+PROMPT = "$ "
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[None]:
+    """The working directory for the commands of a page."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as path:
+        os.symlink(ROOT / "examples", Path(path, "examples"))
+        os.chdir(path)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+
+def commands_of(block: str) -> list[str]:
+    """The commands of a block, each on its lines as they stand."""
+    found: list[str] = []
+    continues = False
+    for line in block.splitlines():
+        if line.startswith(PROMPT):
+            found.append(line)
+        elif continues:
+            found[-1] += "\n" + line
+        continues = line.endswith("\\") and (continues or line.startswith(PROMPT))
+    return found
+
+
+def run_command(command: str) -> str:
+    """The command, its output and its exit code where that is not 0."""
+    from analyzer.cli import main
+
+    words = shlex.split(command.removeprefix(PROMPT).replace("\\\n", " "))
+    assert words[0] == "analyzer", command
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code = main(words[1:])
+    text = "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+    return command + "\n" + (text + "\n" if text else "") + (f"(exit code {code})\n" if code else "")
+
+
+def render(page: Path) -> str:
+    """The page with what its commands print now."""
+    def fill(match: re.Match[str]) -> str:
+        return "```console\n" + "\n".join(map(run_command, commands_of(match[1]))) + "```"
+
+    with folder():
+        return BLOCK.sub(fill, page.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the pages of docs/jobs/ again.")
+    parser.add_argument("pages", nargs="*", type=Path, default=PAGES)
+    for page in parser.parse_args().pages:
+        path = page.resolve()
+        path.write_text(render(path))
+        print(path.relative_to(ROOT), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
