@@ -14,7 +14,8 @@ from analyzer.errors import DataDependentError
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.meta.intercept.replacement import SharedReplacements, replace
 from analyzer.record.options import ProfileOptions
-from analyzer.runtime.recorder import has_data
+from analyzer.runtime.measure import unchanged
+from analyzer.runtime.recorder import device_of, has_data
 
 
 class Observer(Protocol):
@@ -45,7 +46,7 @@ def observe_forward(make_observer: Callable[[], Seen], model: torch.nn.Module, a
             if not has_data(model):
                 raise
         observer = make_observer()
-        with observer.observing():
+        with unchanged(model, device_of(model), weights=False), observer.observing():
             _find_method(model, method)(*args, **kwargs)
         return observer
 

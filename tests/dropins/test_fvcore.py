@@ -128,19 +128,22 @@ def test_models_without_data(name):
 class Branch(nn.Module):
     def __init__(self):
         super().__init__()
-        self.rows = nn.Linear(2, 2)
+        self.rows, self.norm, self.drop = nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout()
 
     def forward(self, x):
-        return [self.rows(x) for _ in range(int(self.rows(x).argmax()) + 1)]
+        self.drop(self.norm(x))
+        return [self.rows(x) for _ in range(int(self.rows(x)[0].argmax()) + 1)]
 
 
 def test_code_that_asks_for_contents_runs_on_them():
     model = Branch()
     nn.init.zeros_(model.rows.weight)
     model.rows.bias.data = torch.tensor([0.0, 1.0])
-    assert ours.FlopCountAnalysis(model, torch.ones(1, 2)).total() == 3 * 4
+    random = torch.get_rng_state()
+    assert ours.FlopCountAnalysis(model, torch.ones(3, 2)).by_operator()["linear"] == 3 * 3 * 4
+    assert model.norm.num_batches_tracked == 0 and torch.equal(torch.get_rng_state(), random)
     with pytest.raises(DataDependentError):
-        ours.FlopCountAnalysis(model.to("meta"), torch.ones(1, 2)).total()
+        ours.FlopCountAnalysis(model.to("meta"), torch.ones(3, 2)).total()
 
 
 def test_nothing_is_left_behind():
