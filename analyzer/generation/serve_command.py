@@ -43,8 +43,17 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_cache(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the options say of the cache, as arguments of `profile_generate` and the functions of serving."""
+    """What the options say of the cache, as arguments of `profile_generate` and the functions of serving. Raises
+    InputError for an option that nothing would follow.
+    """
     kind = arguments.cache or ("paged" if asks_for_serving(arguments) else "dynamic")
+    if arguments.block_size != BLOCK_SIZE and kind != "paged":
+        raise InputError(f"--block-size {arguments.block_size}: pages are of a paged cache; add --cache paged")
+    if arguments.memory_share != 1 and not arguments.max_sequences:
+        raise InputError(f"--memory-share {arguments.memory_share}: is of --max-sequences")
+    if arguments.attention is not None and (kind == "paged" or arguments.cache_dtype or asks_for_serving(arguments)):
+        raise InputError(f"--attention {arguments.attention}: a served cache is read by a kernel of its own; leave it "
+                         "out, or --cache paged and --cache-dtype")
     return {"cache": kind, "block_size": arguments.block_size,
             "cache_dtype": None if arguments.cache_dtype is None else CACHE_DTYPES[arguments.cache_dtype]}
 

@@ -269,6 +269,9 @@ def test_command_line(capsys):
     assert main(["generate", "hf:llama-3.1-8b", "--max-sequences", "--device", "t4"]) == 3
     assert "does NOT fit on t4" in capsys.readouterr().out
     for words, said in ((["--max-sequences", "--batches", "1"], "--max-sequences and --batches: one at a time"),
+                        (["--cache", "paged", "--attention", "eager"], "--attention eager: a served cache"),
+                        (["--block-size", "32"], "--block-size 32: pages are of a paged cache"),
+                        (["--memory-share", "0.9"], "--memory-share 0.9: is of --max-sequences"),
                         (["--batches", "1,x"], "--batches 1,x: give numbers"),
                         (["--max-sequences", "--json", "x.json"], "--json: is of one generation")):
         assert main([*gpt2, *words]) == 2
