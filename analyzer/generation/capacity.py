@@ -41,7 +41,7 @@ class MaxSequences:
         reserved = point.profile.peak_reserved_bytes
         rest = None if reserved is None or peak is None else reserved - peak
         return [("weights", point.weight_bytes), ("cache of tokens", used),
-                ("cache of none, in pages", None if cache is None or used is None else cache - used),
+                ("cache besides (pages, states)", None if cache is None or used is None else cache - used),
                 ("activations", point.activation_bytes), ("reserved and cached", rest),
                 ("not taken", None if reserved is None else self.capacity_bytes - reserved)]
 

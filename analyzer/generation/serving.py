@@ -42,7 +42,7 @@ class ServingPoint:
     device: str | None
     weight_bytes: int | None
     cache_bytes: int | None = None
-    used_cache_bytes: int | None = None      #: of tokens that are there; the rest is room
+    used_cache_bytes: int | None = None      #: of tokens that are there; the rest is room in pages, and states
     prefill: PassCost | None = None          #: None where memory ran out before
     decode: PassCost | None = None
     profile: Profile                         #: of the last pass, with the peaks of both
@@ -63,10 +63,10 @@ class ServingPoint:
     def verdict(self) -> Verdict | None:
         """Whether all of it fits on its device; its phase is the pass of the peak."""
         found = self.profile.verdict
-        if found is None or self.prefill is None:
+        if found is None or self.out_of_memory is not None and self.out_of_memory.phase == "setup":
             return found
         peaks = [0 if cost is None else cost.peak_allocated_bytes or 0 for cost in (self.prefill, self.decode)]
-        in_decode = self.out_of_memory.step == 1 if self.out_of_memory is not None else peaks[1] > peaks[0]
+        in_decode = self.prefill is not None if self.out_of_memory is not None else peaks[1] > peaks[0]
         return replace(found, phase="decode" if in_decode else "prefill")
 
     @property
@@ -175,10 +175,17 @@ class ServingSetting:
                     ["prompt", "last_tokens"])
                 decoder = StoredDecoder(run.root, self.form, self.context_tokens, sequences)
                 passes = PassRecorder(session, recorder)
+                states = None
+                if decoder.has_states:  # which a pass of all sequences makes
+                    decoder.skip(self.context_tokens - 1)
+                    passes.read(decoder, last)
+                    states = decoder.start_over()
                 passes.read(decoder, prompt)
+                if states is not None:
+                    decoder.take_back(states)
                 decoder.skip(self.context_tokens - 1 - chunk)
                 passes.read(decoder, last)
-            costs: list[PassCost | None] = [*passes.list_costs(run), None, None]
+            costs: list[PassCost | None] = [*passes.list_costs(run)[decoder.has_states:], None, None]
             short = describe_shortage(recorder.log, ModulePaths())
             kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_kept(decoder.cache)}
             found = run.build()

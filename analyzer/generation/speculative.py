@@ -145,6 +145,10 @@ def _run(session: Session, pair: nn.ModuleDict, setting: ServingSetting, context
             root: Any = run.root
             target, draft = (StoredDecoder(root[name], setting.form, setting.context_tokens, sequences)
                              for name in ("target", "draft"))
+            for name, decoder in (("target", target), ("draft", draft)):
+                if decoder.has_states:
+                    raise InputError(f"profile_speculative(): the {name}, {names[name]}, keeps states, which cannot go "
+                                     "back to before tokens that were not accepted; give a model of attention alone")
             passes = PassRecorder(session, recorder)
             target.skip(context - 1)
             draft.skip(context - 1)

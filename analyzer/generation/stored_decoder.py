@@ -24,7 +24,9 @@ class StoredDecoder(TransformersDecoder):
         super().__init__(model, "dynamic", tokens, 0)
         check_backend(model, form)
         self.cache_kind = form.kind
-        self.cache = self.own = make_stored_cache(model.config.get_text_config(decoder=True), form, tokens, sequences)
+        self._make_cache = partial(make_stored_cache, model.config.get_text_config(decoder=True), form, tokens,
+                                   sequences)
+        self.cache = self.own = self._make_cache()
 
     def read(self, tokens: Tensor, keep: int = 1) -> Tensor:
         """The logits (batch, ``keep``, vocabulary) after the last ``keep`` of the next ``tokens``."""
@@ -44,6 +46,26 @@ class StoredDecoder(TransformersDecoder):
         self.context -= count
         for layer in self.layers():
             layer.tokens -= count
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state of one size instead of keys and values: linear attention, Mamba."""
+        return len(self.layers()) < len(self.cache.layers)
+
+    def start_over(self) -> list[Any]:
+        """Go on as if nothing had been read, while the room for keys and values stays; the result are the layers that
+        keep states, whose place new ones have taken.
+        """
+        self.context = 0
+        kept, new = list(self.cache.layers), self._make_cache().layers
+        for layer in self.layers():
+            layer.tokens = 0
+        self.cache.layers[:] = [old if isinstance(old, StoredLayer) else fresh for old, fresh in zip(kept, new)]
+        return kept
+
+    def take_back(self, kept: list[Any]) -> None:
+        """Put the layers that `start_over` gave in their place again."""
+        self.cache.layers[:] = kept
 
     def layers(self) -> list[StoredLayer]:
         """The layers that keep keys and values."""
@@ -97,7 +119,7 @@ def check_backend(model: Any, form: CacheForm) -> None:
     if model.config.is_encoder_decoder:
         raise InputError(f"{asked}: {type(model).__name__} has an encoder, and only models that are a decoder alone "
                          "are run so; give 'dynamic' or 'static' and no cache_dtype")
-    if not getattr(model, "_supports_attention_backend", False):
+    if not model._can_set_attn_implementation():
         raise InputError(f"{asked}: the attention of {type(model).__name__} is its own code, not one of transformers' "
                          "attention functions; give 'dynamic' or 'static' and no cache_dtype")
 

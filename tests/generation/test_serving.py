@@ -200,6 +200,20 @@ def test_the_largest_number_fits_and_the_next_does_not(options):
     assert few.sequences == 3 and few.beyond is None and "no more were asked for" in str(few)
 
 
+def test_layers_of_states_have_one_for_each_sequence():
+    build = small("Qwen3Next", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8,
+                  shared_expert_intermediate_size=16, linear_num_value_heads=2, linear_num_key_heads=2,
+                  linear_key_head_dim=8, linear_value_head_dim=8, layer_types=["linear_attention", "full_attention"])
+    one, three = (profile_serving(build, n, 64) for n in (1, 3))
+    of_tokens = 2 * 2 * 8 * 4  # keys and values, heads, channels, in one layer
+    assert (one.used_cache_bytes, three.used_cache_bytes) == (64 * of_tokens, 3 * 64 * of_tokens)
+    states = one.cache_bytes - one.used_cache_bytes
+    assert states > 2 * 8 * 8 * 4 and three.cache_bytes == 3 * one.cache_bytes
+    assert (three.prefill.sequences, three.prefill.tokens, three.decode.sequences) == (1, 63, 3)
+    with pytest.raises(InputError, match="the target, Qwen3NextForCausalLM, keeps states, which cannot go back"):
+        profile_speculative(build, small(), 32)
+
+
 def test_nothing_may_fit():
     found = max_sequences(small(), 1024, options=ProfileOptions(capacity_bytes=2**20))
     assert found.sequences == 0 and found.at_limit is None and "not even one sequence" in str(found)
