@@ -32,10 +32,11 @@ print(flops.total(), flops.by_operator(), flops.by_module(), flops.by_module_and
 print(flop_count_table(flops), parameter_count(model)[""])
 """,
     "ptflops": """
+import sys
 from ptflops import get_model_complexity_info
 
 macs, params = get_model_complexity_info(model, (3, 32, 32), as_strings=True, backend="pytorch",
-                                         print_per_layer_stat=True, verbose=True)
+                                         print_per_layer_stat=True, verbose=True, ost=sys.stdout)
 print("{:<30}  {:<8}".format("Computational complexity: ", macs))
 print("{:<30}  {:<8}".format("Number of parameters: ", params))
 """,
