@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,11 +11,12 @@ import torch
 from analyzer.errors import InputError
 from analyzer.recipe.recipe import Recipe
 from analyzer.report.choice import emit, end_with_verdict
+from analyzer.results.verdict import Verdict
 from analyzer.zoo.command_option import model_errors
 from analyzer.zoo.model_target import Target
 from analyzer.zoo.target import load_target
 
-from .serving import PREFILL_CHUNK
+from .serving import PREFILL_CHUNK, ServingPoint
 from .stored_cache import BLOCK_SIZE, CACHES
 
 CACHE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn,
@@ -79,35 +81,39 @@ def run_serving(arguments: argparse.Namespace, recipe: Recipe, target: Target, a
 
     options = {**read_cache(arguments), "autocast": autocast, "device": arguments.device}
     context = arguments.prompt + arguments.new_tokens
-    with model_errors(arguments.target):
-        model = build_model(partial(recipe.build, target.build))
-        if arguments.draft is not None:
-            return _run_draft(arguments, model, context, options)
-        options["prefill_chunk"] = arguments.prefill_chunk
-        return (_run_maximum if arguments.max_sequences else _run_batches)(arguments, model, context, options)
+    run = _run_draft if arguments.draft is not None else _run_maximum if arguments.max_sequences else _run_batches
+    with model_errors(arguments.target):  # nothing is printed in it: a reader that goes is no error of the model's
+        tell = run(arguments, build_model(partial(recipe.build, target.build)), context, options)
+    return tell()
 
 
-def _run_maximum(arguments: argparse.Namespace, model: Any, context: int, options: dict[str, Any]) -> int:
+def _run_maximum(arguments: argparse.Namespace, model: Any, context: int, options: dict[str, Any]) -> Callable[[], int]:
     from .capacity import max_sequences
 
-    found = max_sequences(model, context, memory_share=arguments.memory_share, **options)
+    found = max_sequences(model, context, memory_share=arguments.memory_share, prefill_chunk=arguments.prefill_chunk,
+                          **options)
     point = found.at_limit or found.beyond
-    print(found)
-    return end_with_verdict(None if point is None else point.verdict, arguments)
+    return partial(_tell, found, None if point is None else point.verdict, arguments)
 
 
-def _run_batches(arguments: argparse.Namespace, model: Any, context: int, options: dict[str, Any]) -> int:
+def _run_batches(arguments: argparse.Namespace, model: Any, context: int, options: dict[str, Any]) -> Callable[[], int]:
     from .serving import sweep_sequences
+
+    points = sweep_sequences(model, read_numbers("--batches", arguments.batches), context,
+                             prefill_chunk=arguments.prefill_chunk, **options)
+    return partial(_tell_batches, points, arguments)
+
+
+def _tell_batches(points: Sequence[ServingPoint], arguments: argparse.Namespace) -> int:
     from .serving_table import serving_table, tell_which_fit
 
-    points = sweep_sequences(model, read_numbers("--batches", arguments.batches), context, **options)
     emit(serving_table(points, arguments.format or "text"), arguments.output)
     if arguments.output is None and arguments.format in (None, "text"):
         print("\n" + tell_which_fit(points))
     return 3 if all(point.fits is False for point in points) else 0
 
 
-def _run_draft(arguments: argparse.Namespace, model: Any, context: int, options: dict[str, Any]) -> int:
+def _run_draft(arguments: argparse.Namespace, model: Any, context: int, options: dict[str, Any]) -> Callable[[], int]:
     from analyzer.api.argument import build_model
 
     from .speculative import profile_speculative
@@ -115,8 +121,12 @@ def _run_draft(arguments: argparse.Namespace, model: Any, context: int, options:
     draft = build_model(load_target(arguments.draft).build)
     found = profile_speculative(model, draft, context, speculated=arguments.speculate, sequences=arguments.batch,
                                 **options)
+    return partial(_tell, found, found.verdict, arguments)
+
+
+def _tell(found: object, verdict: Verdict | None, arguments: argparse.Namespace) -> int:
     print(found)
-    return end_with_verdict(found.verdict, arguments)
+    return end_with_verdict(verdict, arguments)
 
 
 def read_numbers(option: str, text: str) -> list[int]:

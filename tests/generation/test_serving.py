@@ -3,6 +3,7 @@ largest number of sequences, batches beside each other, speculative steps.
 """
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 
 import pytest
@@ -290,3 +291,14 @@ def test_command_line(capsys):
                         (["--max-sequences", "--json", "x.json"], "--json: is of one generation")):
         assert main([*gpt2, *words]) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--max-sequences"], ["--batches", "1,2"], ["--draft", "hf:gpt2"]])
+def test_a_reader_that_goes_is_no_error_of_the_models(words, monkeypatch):
+    def refuse(*_, **__):
+        raise BrokenPipeError
+
+    closed = []
+    monkeypatch.setattr("builtins.print", refuse)
+    monkeypatch.setattr(sys.stderr, "close", lambda: closed.append(True))
+    assert main(["generate", "hf:gpt2", "--prompt", "8", "--new-tokens", "2", *words]) == 0 and closed == [True]
