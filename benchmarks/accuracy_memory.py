@@ -32,6 +32,7 @@ from benchmarks.cases import Case, build, measured_cases, read_truth
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "accuracy.md"
 LEFT_OUT = "## One model left out"  # the section that `benchmarks.accuracy_leave_one_out` writes
+PUBLISHED = "## Figures that others published"  # that of `benchmarks.accuracy_published`, before it
 EVERY_CASE = "## Every case"
 NAMED_ABOVE = 0.01  # errors from here on are listed with their cause
 KNOWN_CASES = """## What these figures are of
@@ -228,7 +229,7 @@ zero_grad, of the first and of a steady-state step; "reserved" is what it took f
 
 {causes if causes.strip() else "None."}
 
-{read_left_out()}{EVERY_CASE}
+{read_section(PUBLISHED, LEFT_OUT)}{read_section(LEFT_OUT, EVERY_CASE)}{EVERY_CASE}
 
 Worst held is the figure among the ends of phases that is furthest off.
 
@@ -236,10 +237,10 @@ Worst held is the figure among the ends of phases that is furthest off.
 """
 
 
-def read_left_out() -> str:
-    """The section on one model left out, as it stands in the page; empty where there is none."""
-    before, title, rest = (DOCUMENT.read_text() if DOCUMENT.exists() else "").partition(LEFT_OUT)
-    return title + rest.partition(EVERY_CASE)[0]
+def read_section(title: str, following: str) -> str:
+    """A section that another benchmark writes, as it stands in the page; empty where there is none."""
+    _, found, rest = (DOCUMENT.read_text() if DOCUMENT.exists() else "").partition(title)
+    return found + rest.partition(following)[0]
 
 
 def main() -> int:

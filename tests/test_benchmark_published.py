@@ -1,0 +1,58 @@
+"""Published peaks, sampled: the small rows of each kind of step, as the benchmark predicts all of them."""
+import pytest
+
+from benchmarks.accuracy_memory import DOCUMENT, LEFT_OUT, PUBLISHED, read_section
+from benchmarks.accuracy_published import NAMED_ABOVE, Row, judge, read_rows, read_truth, table, write_section
+
+ROWS = {row.id: row for row in read_rows()}
+
+
+@pytest.mark.parametrize("row_id", [
+    "litgpt-2023-phi-1.5-nf4-dq-mb1",         # LayerNorm, parallel blocks, 4-bit weights quantized twice
+    "litgpt-2024-llama3.2-1b-lora-mb1",       # RMSNorm, groups of queries, a vocabulary of 128,256
+    "litgpt-2024-tiny-llama-full-mb4",        # all parameters, AdamW, 32 micro-batches
+])
+def test_a_published_peak_is_met(row_id):
+    assert abs(judge(ROWS[row_id]).error) < 0.01
+
+
+def test_every_row_has_its_source_and_its_note():
+    truth = read_truth()
+    for row in ROWS.values():
+        assert all(row.source[key] for key in ("repo", "path", "commit", "date"))
+        assert row.note in ("", *truth["notes"])
+        assert row.settings["model"] in truth["shapes"]
+    assert len(ROWS) == len(truth["rows"])
+
+
+def test_the_page_has_every_row_and_all_that_is_off_has_a_note():
+    lines = {line.split("|")[1].strip(): line for line in read_section(PUBLISHED, LEFT_OUT).splitlines()
+             if line.startswith("| ")}
+    assert set(ROWS) < set(lines)
+    for row_id in ROWS:
+        cells = [cell.strip() for cell in lines[row_id].split("|")]
+        assert abs(float(cells[-3].removesuffix(" %"))) <= 100 * NAMED_ABOVE or cells[-2]
+
+
+def test_units_are_told_apart():
+    row = ROWS["litgpt-2024-tiny-llama-full-mb4"]
+    assert row.measured == pytest.approx(14.1e9)
+    fields = {name: getattr(row, name) for name in row.__dataclass_fields__}
+    assert Row(**{**fields, "unit": "GiB"}).measured == pytest.approx(14.1 * 2**30)
+
+
+def test_the_section_is_written_in_its_place(tmp_path, monkeypatch):
+    page = tmp_path / "accuracy.md"
+    page.write_text(DOCUMENT.read_text())
+    for module in ("benchmarks.accuracy_memory", "benchmarks.accuracy_published"):
+        monkeypatch.setattr(f"{module}.DOCUMENT", page)
+    before = read_section(PUBLISHED, LEFT_OUT)
+    write_section(before.replace("median", "middle"))
+    assert read_section(PUBLISHED, LEFT_OUT) == before.replace("median", "middle")
+    write_section(before)
+    assert page.read_text() == DOCUMENT.read_text()
+
+
+def test_a_note_has_its_number():
+    results = [judge(ROWS["litgpt-2024-llama3.2-1b-lora-mb1"])]
+    assert table(results, ["norm"]).splitlines()[-1].endswith("|  |")
