@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 
 from analyzer.errors import UnknownDeviceError
 from analyzer.hardware import find_device
@@ -56,6 +55,8 @@ class FitTable:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
+        from html import escape  # which is imported when it is used, as few need it
+
         return f"<div><b>{escape(self.title)}</b>{self.table('html')}{escape(self.said)}</div>"
 
     def __repr__(self) -> str:

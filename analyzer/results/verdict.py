@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 
 from .view import register_view
 
@@ -51,4 +50,6 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
+        from html import escape  # which is imported when it is used, as few need it
+
         return f"<pre>{escape(str(self))}</pre>"
