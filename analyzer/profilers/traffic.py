@@ -231,9 +231,15 @@ def looked_up(call: Call, source: TensorSpec) -> int:
     return sum(o.numel for o in call.signature.outputs) * source.dtype.itemsize
 
 
+# bitsandbytes' schemas mark all tensors of an update as written; its kernels (csrc/kernels.cu) read these.
+UPDATES, READ_BY_UPDATES = {"optimizer_update_8bit_blockwise", "optimizer_update_32bit"}, {"g", "qmap1", "qmap2"}
+
+
 def written_bytes(call: Call, argument: Argument) -> int:
     """Bytes that a call writes into an argument."""
     touched = touched_bytes(argument.spec)
+    if call.name in UPDATES and argument.name in READ_BY_UPDATES:
+        return 0
     if argument.is_out or not call.in_place:
         return touched
     if call.name in ROWS:

@@ -100,3 +100,23 @@ def test_training_through_a_frozen_weight():
     assert p.fwd_macs == 16 * INSIDE * (INSIDE + OUTSIDE)
     assert p.bwd_macs == 16 * INSIDE * (INSIDE + OUTSIDE)  # of the first its weight, of the second its input
     assert sum(o.calls for o in p.operators if o.operator == "bitsandbytes.dequantize_4bit.default") == 2
+
+
+def test_an_update_reads_its_gradient_and_writes_the_rest():
+    elements = 1 << 20
+
+    class Vector(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(elements))
+
+        def forward(self, x):
+            return self.weight * x
+
+    p = profile(Vector(), args=(torch.empty(elements),), optimizer=lambda parameters: bnb.optim.AdamW8bit(parameters),
+                device="h200", loss_fn=lambda out: out.sum())
+    phase = p.phases["optimizer"]
+    scales, maps = 2 * 4 * elements // 256, 2 * 4 * 256
+    assert p.optimizer_bytes == 2 * elements + scales + maps
+    assert phase.read_bytes == 4 * elements + 4 * elements + 2 * elements + scales + maps
+    assert phase.written_bytes == 4 * elements + 2 * elements + scales

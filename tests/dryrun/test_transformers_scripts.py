@@ -36,7 +36,7 @@ def test_scripts_of_transformers(run_dry, folder):
         ("auto", "from_pretrained.py", [folder, "auto"]), ("cuda", "from_pretrained.py", [folder, "cuda"]),
         ("built", "from_pretrained.py", [folder, "built"]), ("trainer", "trainer.py", []), ("lora", "lora.py", []),
         ("four bits", "qlora.py", [folder, "4"]), ("eight bits", "qlora.py", [folder, "8"]),
-        ("sft", "sft.py", [folder]))
+        ("sft", "sft.py", [folder]), ("generate", "generate.py", [folder]))
     for name, p in profiles.items():
         assert not p.uncounted and p.device == "h200", name
         assert sum(p.peak_by_category.values()) == p.peak_allocated_bytes, name
@@ -47,6 +47,7 @@ def test_scripts_of_transformers(run_dry, folder):
     check_four_bits(profiles["four bits"])
     check_eight_bits(profiles["eight bits"])
     check_sft(profiles["sft"])
+    check_generated(profiles["generate"])
 
 
 def check_loaded(p, built):
@@ -109,3 +110,11 @@ def check_sft(p):
     length = 10  # words of a sentence, and its end
     assert p.fwd_macs == 4 * length * LINEAR + 4 * (length - 1) * EMBEDDING + 2 * LAYERS * 4 * length**2 * HIDDEN + (
         HIDDEN // HEADS // 2 * length)
+
+
+def check_generated(p):
+    """Three tokens, then one at a time: four passes in all, of which each gives the logits of its last token."""
+    passes = [(3, 3), (1, 4), (1, 5), (1, 6)]
+    attention = sum(2 * LAYERS * tokens * seen * HIDDEN for tokens, seen in passes)
+    rope = sum(HIDDEN // HEADS // 2 * tokens for tokens, _ in passes)
+    assert p.mode == "infer" and p.fwd_macs == 6 * LINEAR + 4 * EMBEDDING + attention + rope

@@ -74,3 +74,17 @@ def test_out_dtype_of_products_of_bytes():
     with MetaTensorMode():
         a, b = (torch.empty(32, 32, dtype=torch.int8, device="cuda") for _ in range(2))
         assert out_dtype(torch.ops.aten.mm.default, torch.int32, a, b).dtype == torch.int32
+
+
+def test_a_condition_that_one_side_decides_is_known():
+    """A loop that makes text ends at its largest length, whatever the tokens are."""
+    with MetaTensorMode():
+        unknown = torch.randn(3, device="cuda") > 0
+        yes, no = torch.ones(3, dtype=torch.bool, device="cuda"), torch.zeros(3, dtype=torch.bool, device="cuda")
+        assert bool((unknown | yes).all()) and bool(torch.logical_or(yes, unknown).all())
+        assert not bool((unknown & no).any()) and not bool(torch.logical_and(no, unknown).any())
+        unfinished = torch.randint(2, (3,), device="cuda")  # as transformers keeps it
+        assert (unfinished & ~yes).max().item() == 0
+        for open_condition in (unknown | no, unknown & yes, unknown ^ yes):
+            with pytest.raises(DataDependentError):
+                open_condition.tolist()

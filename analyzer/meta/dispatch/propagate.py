@@ -15,6 +15,7 @@ from analyzer.meta.value import expectation
 from analyzer.meta.value.contents import covers_storage, defer_call, storage_numel, worth_following
 from analyzer.meta.value.known_value import Call, Known, Result, Written, Zeros, window_of
 
+from .absorb import decided_condition
 from .resolve import OperatorCall
 
 Tensor = torch.Tensor
@@ -27,10 +28,16 @@ def propagate(state: MetaState, call: OperatorCall) -> None:
     info, born = call.info, call.born
     if not call.tensors or info.mutated or _any_known(call.storages):
         _propagate_known(state, call)
+        if born and born[0] is not None and born[0].known is None and (decided := decided_condition(call)) is not None:
+            born[0].known = _decided(call.outputs[0], born[0], decided)
     if info.tests_finiteness and born and born[0] is not None and born[0].known is None:
         _assume_finite(state, call, born[0])
     if info.is_estimated:
         _estimate(state, call)
+
+
+def _decided(out: Tensor, storage: MetaStorage, decided: bool) -> Known:
+    return _full(out, storage_numel(storage, out.dtype), decided if out.dtype is torch.bool else int(decided))
 
 
 def _any_known(storages: list[MetaStorage]) -> bool:
