@@ -96,4 +96,5 @@ def copy_without_data(model: nn.Module) -> nn.Module:
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         empty = empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
         memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+        memo[id(tensor)].__dict__.update(tensor.__dict__)  # such as what a packed parameter stands for
     return copy.deepcopy(model, memo)

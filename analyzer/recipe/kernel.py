@@ -91,5 +91,5 @@ def _count_elements(operations: int) -> Any:
 register_flop_impl(ops.dequantize_blockwise, _count_elements(1))  # × scale
 register_flop_impl(ops.dequantize_4bit, _count_elements(1))
 register_flop_impl(ops.linear_4bit, _count_linear_4bit)
-register_flop_impl(ops.quantize_rows_int8, _count_elements(4))  # absolute value, maximum, ÷ scale, rounding
+register_flop_impl(ops.quantize_rows_int8, _count_elements(1))  # × scale, as of bitsandbytes' own operator
 register_flop_impl(ops.dequantize_product_int8, _count_elements(2))  # × the row's and the column's scale

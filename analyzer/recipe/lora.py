@@ -86,10 +86,10 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's output in its own dtype; the adapter computes in that of its weights."""
-        result = self.base_layer(x)
-        update = self.lora_B(self.lora_A(self.lora_dropout(x.to(self.lora_A.weight.dtype)))) * self.scaling
-        output: torch.Tensor = (result + update).to(result.dtype)
-        return output
+        result: torch.Tensor = self.base_layer(x)
+        dtype = result.dtype
+        result = result + self.lora_B(self.lora_A(self.lora_dropout(x.to(self.lora_A.weight.dtype)))) * self.scaling
+        return result.to(dtype)
 
 
 def add_lora(model: nn.Module, spec: LoraSpec) -> None:

@@ -71,6 +71,7 @@ class AdamW8bit(torch.optim.Optimizer):
         if device not in self.values:
             self.values[device] = (torch.linspace(-1.0, 1.0, 256, device=device),
                                    torch.linspace(0.0, 1.0, 256, device=device))
+        state["qmap1"], state["qmap2"] = self.values[device]
         blocks = -(-parameter.numel() // BLOCK)
         for name in ("absmax1", "absmax2"):
             state[name] = torch.zeros(blocks, dtype=torch.float32, device=device)
@@ -112,7 +113,6 @@ for _name in ("adamw_8bit", "adamw_32bit"):
     _library.impl(_name, lambda *_: None, "Meta")
 
 
-# AdamW's 14 an element (profilers/flop_formula/optimizer.py); and of both states, a multiplication by the scale, an
-# absolute value, a maximum and a division.
-register_flop_impl(ops.adamw_8bit, lambda parameter, *_, **__: 22 * parameter.numel)
+# AdamW's 14 an element (profilers/flop_formula/optimizer.py); each state is dequantized and quantized again, 1 each.
+register_flop_impl(ops.adamw_8bit, lambda parameter, *_, **__: 18 * parameter.numel)
 register_flop_impl(ops.adamw_32bit, lambda parameter, *_, **__: 14 * parameter.numel)

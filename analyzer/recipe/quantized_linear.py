@@ -14,7 +14,7 @@ Weights with data are quantized; those without stay without.
 """
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,6 +26,12 @@ from analyzer.meta.state import active
 from .kernel import INT8_MAX, NESTED_BLOCK, NF4_VALUES, ops
 
 Tensor = torch.Tensor
+
+
+class Packed(NamedTuple):
+    """What a quantized parameter stands for, as `analyzer.record.quantized_parameter` reads it."""
+
+    shape: tuple[int, ...]
 
 
 class QuantizedLinear(nn.Module):
@@ -48,6 +54,7 @@ class QuantizedLinear(nn.Module):
     def hold(self, codes: Tensor, **buffers: Tensor) -> None:
         """Keep a quantized weight and its scales."""
         self.weight = nn.Parameter(codes, requires_grad=False)
+        setattr(self.weight, "quant_state", Packed(self.shape))  # noqa: B010  # no attribute that nn.Parameter declares
         for name, value in buffers.items():
             self.register_buffer(name, value)
 
@@ -157,7 +164,6 @@ class _Int8Product(torch.autograd.Function):
         codes, absmax = _quantize_rows(rows.to(torch.float16), layer.THRESHOLD)
         product = torch._int_mm(codes, layer.weight.t())
         output: Tensor = ops.dequantize_product_int8(product, absmax, layer.absmax)
-        del product
         if layer.bias is not None:
             output.add_(layer.bias)
         ctx.layer, ctx.rows, ctx.input_shape = layer, rows, x.shape
