@@ -28,7 +28,7 @@ with rare_collections():
     from analyzer.results.view import load_on_first_use, register_exporter, register_report, register_view
 
 if TYPE_CHECKING:
-    from analyzer.advise.search import advise
+    from analyzer.advice.search import advise
     from analyzer.api.reprofile import reprofile, run_passes
     from analyzer.dryrun.script import dry_run
     from analyzer.generation import profile_generate
@@ -43,7 +43,7 @@ __all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", 
            "symbolic_trace"]
 
 #: Names that are imported when they are used first, as few need them: where each is.
-_LATER = {"advise": "analyzer.advise.search", "dry_run": "analyzer.dryrun.script",
+_LATER = {"advise": "analyzer.advice.search", "dry_run": "analyzer.dryrun.script",
           "max_batch_size": "analyzer.solver.fit", "max_sequence_length": "analyzer.solver.fit",
           "profile_generate": "analyzer.generation",
           "reprofile": "analyzer.api.reprofile", "run_passes": "analyzer.api.reprofile"}
@@ -72,6 +72,6 @@ def _load_reports() -> None:
 
 def _advise_on(found: Profile, device: str | None = None) -> Advice:
     """What `Profile.advise` calls; it is imported when it is used first."""
-    from analyzer.advise.search import advise_on
+    from analyzer.advice.search import advise_on
 
     return advise_on(found, device)

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from analyzer.advise.command import add_advise_command, find_advice, run_advise
+from analyzer.advice.command import add_advise_command, find_advice, run_advise
 from analyzer.api.models_command import add_models_command, run_models
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1] / "analyzer"
 ORDER = [{"units", "errors", "registry", "output", "hardware", "memory"}, {"meta"}, {"cuda"}, {"record"}, {"replay"},
          {"fx"},
          {"profilers"}, {"recipe"}, {"results"}, {"report", "zoo"}, {"api"},
-         {"parallel", "solver", "generation", "sweep", "dryrun", "runtime"}, {"dropins", "advise"}, {"cli"},
+         {"parallel", "solver", "generation", "sweep", "dryrun", "runtime"}, {"dropins", "advice"}, {"cli"},
          {"__main__", "__init__"}]
 RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
 FILES = {
