@@ -228,7 +228,7 @@ def test_a_depth_is_a_number_of_levels(capsys, command):
 
 def test_dryrun_that_would_print_nothing_is_refused(capsys):
     assert run(capsys, "dryrun", "script.py", "--show", "") == (
-        2, "", "analyzer: --show '': nothing to print; give some of summary, table, modules\n")
+        2, "", "analyzer: --show '': nothing to print; give some of summary, table, modules, brief\n")
 
 
 def test_the_world_of_a_fit_has_at_least_one_process(capsys):
