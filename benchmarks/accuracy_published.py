@@ -25,6 +25,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from analyzer import profile
+from analyzer.recipe import LoraSpec, Recipe
+from analyzer.zoo.torchvision_ops import define_torchvision_ops
 from benchmarks import published_litgpt as litgpt
 from benchmarks.accuracy_memory import DOCUMENT, LEFT_OUT, PUBLISHED
 from benchmarks.speed_table import markdown
@@ -98,7 +100,69 @@ def predict_litgpt(row: Row) -> int:
     return peak
 
 
-BUILDERS: dict[str, Callable[[Row], int]] = {"litgpt": predict_litgpt}
+class Classifier(torch.nn.Module):
+    """An image model of timm and its loss, under autocast or not, as torchao's benchmark calls them."""
+
+    def __init__(self, model: torch.nn.Module, autocast: bool) -> None:
+        super().__init__()
+        self.model, self.autocast = model, autocast
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.autocast):
+            return torch.nn.functional.cross_entropy(self.model(images), labels)
+
+
+def predict_timm(row: Row) -> int:
+    """A step of torchao's benchmarks/benchmark_low_bit_adam.py, by this package's recipes."""
+    define_torchvision_ops()  # timm imports torchvision
+    import timm
+
+    settings = row.settings
+    dtype = torch.float32 if settings["autocast"] else torch.bfloat16
+    recipe = Recipe(dtype=dtype, optimizer=settings["optimizer"], checkpointing=settings["checkpointing"],
+                    compile=settings["compile"])
+
+    def build() -> torch.nn.Module:
+        model = timm.create_model(settings["model"], num_classes=45, **settings["arguments"])
+        return Classifier(recipe.apply(model), settings["autocast"])
+
+    images = torch.empty(settings["batch"], 3, 224, 224, dtype=dtype, device="meta")
+    labels = torch.empty(settings["batch"], dtype=torch.int64, device="meta")
+    p = profile(build, (images, labels), device="rtx_4090", **recipe.profile_options("train"))
+    assert p.peak_allocated_bytes is not None
+    return p.peak_allocated_bytes
+
+
+def run_causal_lm(model: torch.nn.Module, optimizer: Any, ids: torch.Tensor) -> None:
+    """A step of a language model as transformers computed its loss until 2024: on a shifted copy of float32 logits."""
+    logits = model(input_ids=ids, use_cache=False).logits.float()
+    shifted = logits[..., :-1, :].contiguous()
+    labels = ids[..., 1:].contiguous()
+    loss = torch.nn.functional.cross_entropy(shifted.view(-1, shifted.shape[-1]), labels.view(-1))
+    del shifted
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def predict_causal_lm(row: Row) -> int:
+    """A step of fsdp_qlora's train.py with each GPU holding all, by this package's recipes."""
+    define_torchvision_ops()  # transformers imports torchvision
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    settings = row.settings
+    own = settings["lora"]
+    spec = LoraSpec(r=own["r"], dropout=own["dropout"], dtype="bf16", targets=tuple(own["targets"]))
+    recipe = Recipe(dtype=torch.bfloat16, quantize=settings["quantize"], lora=spec, checkpointing=True)
+    ids = torch.empty(settings["micro_batch"], settings["tokens"], dtype=torch.int64, device="meta")
+    p = profile(lambda: recipe.apply(LlamaForCausalLM(LlamaConfig(**settings["config"]))), (ids, ), optimizer="adamw",
+                step=run_causal_lm, device="rtx_4090")
+    assert p.peak_reserved_bytes is not None
+    return p.peak_reserved_bytes
+
+
+BUILDERS: dict[str, Callable[[Row], int]] = {
+    "litgpt": predict_litgpt, "timm": predict_timm, "causal_lm": predict_causal_lm}
 
 
 def judge(row: Row) -> Result:
@@ -143,7 +207,14 @@ package was made or changed for these rows; what their scripts do was read with 
 
 litgpt, 2023: the longest sample of the data set is the first that is trained on. 2024: samples are cut at 512 tokens
 and come in any order, so the peak is that of one such micro-batch after another, whose logits (and, with 4-bit weights
-of bitsandbytes 0.42, whose inputs of every layer) are still held. Both follow from litgpt's loop.
+of bitsandbytes 0.42, whose inputs of every layer) are still held. Both follow from litgpt's loop. Rows of torchao
+and fsdp_qlora are by this package's own recipes (`--optimizer adamw8bit`, `adamw_offloaded`, `--quantize nf4`,
+`--lora`, `--checkpointing`) of timm's and transformers' models; images of torchao's are 224 x 224, to which its script
+crops them.
+
+Looked at and left out, as the run cannot be rebuilt from what is told: the single-device tables of torchtune (which
+memory, the lengths of samples and the kernels of packed, compiled steps are not told), litgpt's other adapters and its
+inference table, 4-bit and float8 optimizers, rows of two GPUs that split the model, and copies of the same figure.
 
 Sources:
 

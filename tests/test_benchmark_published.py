@@ -10,10 +10,17 @@ ROWS = {row.id: row for row in read_rows()}
 @pytest.mark.parametrize("row_id", [
     "litgpt-2023-phi-1.5-nf4-dq-mb1",         # LayerNorm, parallel blocks, 4-bit weights quantized twice
     "litgpt-2024-llama3.2-1b-lora-mb1",       # RMSNorm, groups of queries, a vocabulary of 128,256
-    "litgpt-2024-tiny-llama-full-mb4",        # all parameters, AdamW, 32 micro-batches
+    "torchao-vit-h-amp-adamw-8bit-bnb",       # autocast, states of 8 bits
+    "torchao-vit-g-bf16-offloaded",           # checkpointing, states on the host
+    "litgpt-2024-tiny-llama-full-mb4",        # all parameters, AdamW, accumulated gradients
 ])
 def test_a_published_peak_is_met(row_id):
     assert abs(judge(ROWS[row_id]).error) < 0.01
+
+
+def test_a_published_reserved_peak_is_met():
+    """4-bit weights, adapters and checkpointing by recipes of this package; FSDP's own buffers are not in it."""
+    assert -0.05 < judge(ROWS["fsdp-qlora-llama2-7b-ddp-nf4-mb8"]).error < 0.05
 
 
 def test_every_row_has_its_source_and_its_note():
@@ -21,7 +28,7 @@ def test_every_row_has_its_source_and_its_note():
     for row in ROWS.values():
         assert all(row.source[key] for key in ("repo", "path", "commit", "date"))
         assert row.note in ("", *truth["notes"])
-        assert row.settings["model"] in truth["shapes"]
+        assert row.builder != "litgpt" or row.settings["model"] in truth["shapes"]
     assert len(ROWS) == len(truth["rows"])
 
 
