@@ -210,7 +210,8 @@ and come in any order, so the peak is that of one such micro-batch after another
 of bitsandbytes 0.42, whose inputs of every layer) are still held. Both follow from litgpt's loop. Rows of torchao
 and fsdp_qlora are by this package's own recipes (`--optimizer adamw8bit`, `adamw_offloaded`, `--quantize nf4`,
 `--lora`, `--checkpointing`) of timm's and transformers' models; images of torchao's are 224 x 224, to which its script
-crops them.
+crops them. GPUs that the catalogue lacks are predicted as others older than Hopper: an A10G as an A100, a 4070 Ti as a
+4090; the bytes of a step are the same.
 
 Looked at and left out, as the run cannot be rebuilt from what is told: the single-device tables of torchtune (which
 memory, the lengths of samples and the kernels of packed, compiled steps are not told), litgpt's other adapters and its
