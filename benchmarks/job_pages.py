@@ -14,6 +14,7 @@ import io
 import os
 import re
 import shlex
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -54,16 +55,30 @@ def commands_of(block: str) -> list[str]:
 
 def run_command(command: str) -> str:
     """The command, its output and its exit code where that is not 0."""
-    from analyzer.cli import main
-
     words = shlex.split(command.removeprefix(PROMPT).replace("\\\n", " "))
     assert words[0] == "analyzer", command
+    printed, code = (run_apart if words[1] == "dryrun" else run_here)(words[1:])
+    text = "\n".join(line.rstrip() for line in printed.rstrip().splitlines())
+    return command + "\n" + (text + "\n" if text else "") + (f"(exit code {code})\n" if code else "")
+
+
+def run_here(words: list[str]) -> tuple[str, int]:
+    """What a command prints, and its exit code."""
+    from analyzer.cli import main
+
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        code = main(words[1:])
-    text = "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
-    return command + "\n" + (text + "\n" if text else "") + (f"(exit code {code})\n" if code else "")
+        code = main(words)
+    return out.getvalue(), code
+
+
+def run_apart(words: list[str]) -> tuple[str, int]:
+    """The same in a process of its own: what a script imports would keep what it was told of a GPU."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run([sys.executable, "-m", "analyzer", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          text=True, env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"})
+    return done.stdout, done.returncode
 
 
 def render(page: Path) -> str:

@@ -14,6 +14,7 @@ from analyzer.results.view import register_view
 from .column import escape_controls, format_quantity
 
 _DEVICES_NAMED = 3
+_WIDTH = 120  # of a terminal
 
 
 class Place(NamedTuple):
@@ -109,7 +110,8 @@ def format_verdict(verdict: Verdict) -> str:
             None: f"cannot be told whether it fits on {v.device}"}[v.fits]
     lines = [f"{said}: {', '.join(_list_sizes(v))}"]
     if v.phase is not None:
-        lines.append(("memory ran out in " if v.is_out_of_memory else "peak in ") + describe_place(v))
+        place = ("memory ran out in " if v.is_out_of_memory else "peak in ") + describe_place(v)
+        lines.append(place if len(place) <= _WIDTH else place.replace(" (", "\n  (", 1))
     if v.devices and v.fits is not True:
         lines.append(f"would fit on {', '.join(v.devices)}")
     elif v.devices and v.devices != (v.device, ):

@@ -13,14 +13,15 @@ from pathlib import Path
 
 from analyzer.dryrun.script import dry_run
 
-SCRIPTS = Path(__file__).with_name("scripts")
+SCRIPTS = Path(__file__).with_name("scripts"), Path(__file__).parents[2] / "examples"
 
 
 def run_all(folder: Path) -> None:
     for name, script, arguments in json.loads((folder / "jobs.json").read_text()):
         with (folder / f"{name}.txt").open("w") as text, contextlib.redirect_stdout(text):
             try:
-                run = dry_run(SCRIPTS / script, arguments, steps=3)
+                path = next(path for scripts in SCRIPTS if (path := scripts / script).exists())
+                run = dry_run(path, arguments, steps=3)
                 print(run.format_error(), "steps", run.steps)
                 if run.error is None:
                     run.profile.to_json(folder / f"{name}.json")

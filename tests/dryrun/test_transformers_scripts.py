@@ -34,7 +34,8 @@ def test_scripts_of_transformers(run_dry, folder):
         pytest.importorskip(name)
     profiles = run_dry(
         ("auto", "from_pretrained.py", [folder, "auto"]), ("cuda", "from_pretrained.py", [folder, "cuda"]),
-        ("built", "from_pretrained.py", [folder, "built"]), ("trainer", "trainer.py", []), ("lora", "lora.py", []),
+        ("built", "from_pretrained.py", [folder, "built"]), ("trainer", "transformers_trainer.py", []),
+        ("lora", "lora.py", []),
         ("four bits", "qlora.py", [folder, "4"]), ("eight bits", "qlora.py", [folder, "8"]),
         ("sft", "sft.py", [folder]), ("generate", "generate.py", [folder]))
     for name, p in profiles.items():
