@@ -96,8 +96,8 @@ def test_names_that_are_imported_late() -> None:
             "from analyzer import *; assert analyzer.dry_run is dry_run and callable(max_batch_size)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    with pytest.raises(AttributeError, match="module 'analyzer' has no attribute 'advice'"):
-        _ = analyzer.advice
+    with pytest.raises(AttributeError, match="module 'analyzer' has no attribute 'solved'"):
+        _ = analyzer.solved
 
 
 def test_annotations_are_where_the_page_says() -> None:

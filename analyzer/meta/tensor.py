@@ -55,7 +55,7 @@ def is_around_tensors(tensor: torch.Tensor) -> bool:
 def names_of_parts(tensor: Any) -> list[str]:
     """The attributes of a tensor around tensors that hold these."""
     names: list[str] = tensor.__tensor_flatten__()[0]
-    return names
+    return [name for name in names if isinstance(getattr(tensor, name), torch.Tensor)]  # DTensor's mesh is another
 
 
 class MetaTensor(torch.Tensor):
