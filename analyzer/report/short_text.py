@@ -38,6 +38,8 @@ def describe_shortly(profile: Profile, has_verdict: bool = True) -> str:
 def describe_for_verdict(profile: Profile) -> str:
     """What stands before a verdict: the same without it, and what memory is taken by where that is too much."""
     text = describe_shortly(profile, has_verdict=False)
+    if profile.assumptions:
+        text += f"\n  assumptions: {len(profile.assumptions)}, which --show summary prints"
     verdict = judge(profile, is_brief=True)
     if verdict is None or verdict.fits is not False or not profile.holders:
         return text
