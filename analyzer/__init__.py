@@ -1,8 +1,9 @@
 """What a PyTorch model will cost, before its machine is bought: FLOPs, memory, communication and time."""
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from analyzer.late_name import find_later
 from analyzer.record.collector import rare_collections
 
 __version__ = "0.1.0"
@@ -37,23 +38,15 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", "NodeInfo", "Profile", "ProfileOptions",
            "SavedTensorInfo", "TensorInfo", "Verdict", "advise", "dry_run", "fits", "max_batch_size",
            "max_sequence_length", "profile", "profile_generate", "register_exporter", "register_flop_impl",
-           "register_leaf_module",
-           "register_leaf_module_impl", "register_memory_impl", "register_non_leaf_module", "register_report",
-           "register_shape_impl", "register_tracer_impl", "reprofile", "run_passes", "symbolic_profile",
-           "symbolic_trace"]
+           "register_leaf_module", "register_leaf_module_impl", "register_memory_impl", "register_non_leaf_module",
+           "register_report", "register_shape_impl", "register_tracer_impl", "reprofile", "run_passes",
+           "symbolic_profile", "symbolic_trace"]
 
-#: Names that are imported when they are used first, as few need them: where each is.
-_LATER = {"advise": "analyzer.advice.search", "dry_run": "analyzer.dryrun.script",
-          "max_batch_size": "analyzer.solver.fit", "max_sequence_length": "analyzer.solver.fit",
-          "profile_generate": "analyzer.generation",
-          "reprofile": "analyzer.api.reprofile", "run_passes": "analyzer.api.reprofile"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
-    return found
+# what few need
+__getattr__ = find_later(__name__, {
+    "advise": "analyzer.advice.search", "dry_run": "analyzer.dryrun.script", "max_batch_size": "analyzer.solver.fit",
+    "max_sequence_length": "analyzer.solver.fit", "profile_generate": "analyzer.generation",
+    "reprofile": "analyzer.api.reprofile", "run_passes": "analyzer.api.reprofile"})
 
 
 def __dir__() -> list[str]:

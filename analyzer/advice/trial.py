@@ -1,16 +1,14 @@
 """`Trial`: profiles a variant of a model and its step; the caller's own model stays as it is."""
 from __future__ import annotations
 
-import copy
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import empty_strided, nn
+from torch import nn
 
-from analyzer.api.argument import argument_names, build_model
+from analyzer.api.argument import argument_names, build_model, copy_without_data
 from analyzer.api.profile import profile
 from analyzer.fx.trace.tracer import symbolic_trace
 from analyzer.hardware import DeviceSpec
@@ -49,7 +47,7 @@ class Trial:
         update = [phases["optimizer"].peak_allocated_bytes or 0 for phases in (found.first_step, found.phases)
                   if "optimizer" in phases]
         return Planner(gm, args, kwargs, autocast=variant.autocast, device=self.spec, granularity="module",
-                          loss_fn=self.options.get("loss_fn"), held_bytes=found.optimizer_bytes or 0,
+                       loss_fn=self.options.get("loss_fn"), held_bytes=found.optimizer_bytes or 0,
                        update_bytes=max(update, default=0))
 
     @property
@@ -64,10 +62,9 @@ class Trial:
         args, kwargs = fit_inputs((self.args, self.kwargs), self.batch, variant, dtype)
         if variant.parts > 1 and self.mode == "train":
             recipe = replace(recipe, accumulate=accumulate)
-        step = recipe.profile_options(self.mode)
+        step = recipe.profile_options(self.mode, self.options.get("loss_fn"))
         if self.mode == "train":
             step["optimizer"] = step["optimizer"] or self.optimizer
-            step["step"] = recipe.make_step(self.options.get("loss_fn"))
         return profile(self.build(recipe, variant.plan), args, kwargs, device=self.spec, autocast=variant.autocast,
                        **{**self.options, **step})
 
@@ -88,13 +85,3 @@ class Trial:
             return variant.parts * found.step_seconds
         first = self.run(variant, accumulate=1).step_seconds  # makes the gradients to which the others add
         return None if first is None else first + (variant.parts - 1) * (found.step_seconds - first)
-
-
-def copy_without_data(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` whose tensors have no data, made under the mode that is active."""
-    memo: dict[int, Any] = {}
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
-        empty = empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-        memo[id(tensor)].__dict__.update(tensor.__dict__)  # such as what a packed parameter stands for
-    return copy.deepcopy(model, memo)

@@ -1,6 +1,7 @@
 """What users pass to a driver: models, their arguments and the settings of a run, checked before any work."""
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -104,3 +105,18 @@ def without_data(arguments: Any) -> Any:
 
     with torch._C.DisableTorchFunction():
         return torch.utils._pytree.tree_map(forget, arguments)
+
+
+def copy_without_data(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a model with its parameters and buffers on meta; that of tied tensors is one.
+
+    >>> layer = torch.nn.Linear(2, 3)
+    >>> copy_without_data(layer).weight.device.type, layer.weight.device.type
+    ('meta', 'cpu')
+    """
+    held: dict[int, Any] = {}
+    for t in (*model.parameters(), *model.buffers()):
+        empty = t.detach().to("meta")
+        held[id(t)] = torch.nn.Parameter(empty, t.requires_grad) if isinstance(t, torch.nn.Parameter) else empty
+        held[id(t)].__dict__.update(t.__dict__)  # such as what a packed parameter stands for
+    return copy.deepcopy(model, held)

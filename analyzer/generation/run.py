@@ -3,13 +3,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from analyzer.api.argument import build_model, set_training
-from analyzer.api.session import Run, Session
+from analyzer.api.session import Session
 from analyzer.errors import InputError, is_count
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
@@ -21,6 +21,7 @@ from analyzer.results.profile import Profile
 from analyzer.results.wrapper import ModulePaths
 
 from .decoder import Decoder, check_positions, is_of_transformers, make_decoder, tensors_kept
+from .forward_cost import fill_costs
 from .generation_profile import GenerationProfile, GenerationStep, fill_in, spread
 from .stored_cache import BLOCK_SIZE, CacheForm
 from .stored_decoder import StoredDecoder
@@ -130,7 +131,7 @@ class _Generation:
                     assert next_token is not None
                     next_token = self._pass(recorder, decoder, next_token, step, index)
             decode = run.build() if len(self.steps) > 1 else None
-            steps = self._list_steps(run)
+            steps = fill_costs(run, self.steps, _AMOUNTS)
             short = describe_shortage(recorder.log, ModulePaths())
             if short is not None and short.step is not None:
                 short = replace(short, step=passes[short.step])
@@ -172,15 +173,6 @@ class _Generation:
                                          used_cache_bytes=decoder.used_bytes()))
         return chosen
 
-    def _list_steps(self, run: Run) -> list[GenerationStep]:
-        rows: dict[int, dict[str, Any]] = {}
-        for annotation in run.annotate():
-            for (step, phase), row in annotation.phases.items():
-                if phase == "forward":
-                    rows.setdefault(step, {}).update(row)
-        amounts: list[dict[str, Any]] = [{name: rows.get(i, {}).get(name) for name in _AMOUNTS}
-                                         for i in range(len(self.steps))]
-        return [replace(step, **amount) for step, amount in zip(self.steps, amounts)]
 
 
 def _name_dtype(dtype: torch.dtype | None) -> str | None:

@@ -1,8 +1,7 @@
 """Passes of models over their caches under one recorder, and what each of them cost."""
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from analyzer.api.session import Run, Session
 from analyzer.record.recorder import Recorder
 
 from .decoder import tensors_kept
+from .forward_cost import fill_costs
 from .stored_decoder import StoredDecoder
 
 
@@ -63,11 +63,4 @@ class PassRecorder:
 
     def list_costs(self, run: Run) -> list[PassCost]:
         """The passes with what they cost."""
-        rows: dict[int, dict[str, Any]] = {}
-        for annotation in run.annotate():
-            for (step, phase), row in annotation.phases.items():
-                if phase == "forward":
-                    rows.setdefault(step, {}).update(row)
-        amounts: list[dict[str, Any]] = [{name: rows.get(i, {}).get(name) for name in _AMOUNTS}
-                                         for i in range(len(self.passes))]
-        return [replace(cost, **amount) for cost, amount in zip(self.passes, amounts)]
+        return fill_costs(run, self.passes, _AMOUNTS)

@@ -74,15 +74,14 @@ class Recipe:
         """The model that ``factory`` builds, with this recipe applied."""
         return self.apply(factory())
 
-    def make_step(self, loss_fn: Callable[[Any], torch.Tensor] | None = None) -> Callable[..., None] | None:
-        """The ``step`` of `analyzer.profile` for several micro-batches; None where one is a step."""
-        return None if self.accumulate == 1 else partial(_accumulate, self.accumulate, loss_fn or default_loss)
-
-    def profile_options(self, mode: str) -> dict[str, Any]:
-        """The arguments of `analyzer.profile` that a step by this recipe takes."""
+    def profile_options(self, mode: str, loss_fn: Callable[[Any], torch.Tensor] | None = None) -> dict[str, Any]:
+        """The arguments of `analyzer.profile` that a step by this recipe takes; of several micro-batches each has the
+        loss ``loss_fn``, by default as `analyzer.profile` has it.
+        """
         if mode == "infer":
             return {"mode": mode}
-        return {"mode": mode, "optimizer": self.optimizer, "step": self.make_step()}
+        step = None if self.accumulate == 1 else partial(_accumulate, self.accumulate, loss_fn or default_loss)
+        return {"mode": mode, "optimizer": self.optimizer, "step": step}
 
     def __str__(self) -> str:
         said = {"dtype": str(self.dtype).removeprefix("torch."), "attention": f"{self.attention} attention",

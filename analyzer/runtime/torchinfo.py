@@ -1,7 +1,6 @@
 """`summary`: the interface of torchinfo, answered by a profile measured on the model's device."""
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from analyzer.api.argument import set_training
+from analyzer.api.argument import copy_without_data, set_training
 from analyzer.api.session import Session
 from analyzer.errors import InputError
 from analyzer.output import drawing_plainly
@@ -191,20 +190,6 @@ def make_inputs(model: torch.nn.Module, input_size: Any, input_data: Any, batch_
     if batch_dim is not None:
         tensors = [t.unsqueeze(batch_dim) for t in tensors]
     return tuple(t.to(kind) for t, kind in zip(tensors, kinds)), {}
-
-
-def copy_without_data(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy of a model with its parameters and buffers on meta; that of tied tensors is one.
-
-    >>> layer = torch.nn.Linear(2, 3)
-    >>> copy_without_data(layer).weight.device.type, layer.weight.device.type
-    ('meta', 'cpu')
-    """
-    held: dict[int, Any] = {}
-    for t in (*model.parameters(), *model.buffers()):
-        empty = t.detach().to("meta")
-        held[id(t)] = torch.nn.Parameter(empty, t.requires_grad) if isinstance(t, torch.nn.Parameter) else empty
-    return copy.deepcopy(model, held)
 
 
 def _plain(name: str) -> str:
