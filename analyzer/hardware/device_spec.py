@@ -43,9 +43,10 @@ class Figure(NamedTuple):
 _UNITS = {
     "memory_bytes": "B", "memory_bandwidth": "B/s",
     **{f"flops_per_second.{f.name}": "FLOP/s" for f in dataclasses.fields(PeakRates)},
-    "multiprocessors": "", "l2_bytes": "B", "nvlink_bandwidth": "B/s", "pcie_bandwidth": "B/s", "launch_seconds": "s"}
+    "multiprocessors": "", "l2_bytes": "B", "clock_hertz": "Hz", "power_watts": "W", "nvlink_bandwidth": "B/s",
+    "pcie_bandwidth": "B/s", "launch_seconds": "s"}
 _COUNTS = ("memory_bytes", "multiprocessors", "l2_bytes")
-_RATES = ("memory_bandwidth", "nvlink_bandwidth", "pcie_bandwidth", "launch_seconds")
+_RATES = ("memory_bandwidth", "clock_hertz", "power_watts", "nvlink_bandwidth", "pcie_bandwidth", "launch_seconds")
 _KINDS = ("cuda", "cpu")
 
 
@@ -59,11 +60,13 @@ class DeviceSpec:
     - ``memory_bandwidth``: bytes/s of the device's memory.
     - ``flops_per_second``: dense peak rates, see PeakRates.
     - ``multiprocessors``, ``l2_bytes``: number of multiprocessors, size of the last cache before memory.
+    - ``clock_hertz``: boost clock of the multiprocessors. ``power_watts``: the power limit.
     - ``nvlink_bandwidth``, ``pcie_bandwidth``: bytes/s of all links together in one direction, half of the sum of both
       directions that data sheets print.
     - ``launch_seconds``: what starting one kernel costs the host.
     - ``sources``: figure name to where it comes from; rates are ``"flops_per_second.bf16"``, or ``"flops_per_second"``
       for all of them that have no entry of their own.
+    - ``calibration``: constants of kernel models measured on this device, by family and name (see `kernel_time`).
 
     Raises InputError for a value that cannot be.
 
@@ -89,11 +92,14 @@ class DeviceSpec:
     flops_per_second: PeakRates = field(default_factory=PeakRates)
     multiprocessors: int | None = None
     l2_bytes: int | None = None
+    clock_hertz: float | None = None
+    power_watts: float | None = None
     nvlink_bandwidth: float | None = None
     pcie_bandwidth: float | None = None
     launch_seconds: float | None = None
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    calibration: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():

@@ -1,0 +1,42 @@
+"""Fitted constants of the kernel models, by family and device.
+
+``fitted/<family>.json`` is written by ``benchmarks/calibration/<family>.py`` and holds::
+
+    {"provenance": {"command": ..., "data": ..., "licence": ..., "date": ..., "note": ...},
+     "generic": {constant: value, ...},             # any device
+     "architectures": {"Hopper": {...}, ...},       # what differs for a generation
+     "devices": {"h200": {...}, ...}}               # what differs for a device of which there is data
+
+A constant of a device stands before that of its architecture, and that before the generic one. ``spread`` is among the
+constants: half the width within which nine in ten measured times lie, cross-validated at that level.
+"""
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from analyzer.hardware.device_spec import DeviceSpec
+
+
+@functools.cache
+def read_fitted(family: str) -> Mapping[str, Any]:
+    """What is fitted of a family of kernels, with its provenance. Raises FileNotFoundError for an unknown family."""
+    text = resources.files(__package__).joinpath("fitted", f"{family}.json").read_text()
+    data: Mapping[str, Any] = json.loads(text)
+    return data
+
+
+@functools.lru_cache(maxsize=256)
+def _merge(family: str, name: str, architecture: str | None) -> Mapping[str, float]:
+    data = read_fitted(family)
+    return {**data["generic"], **data["architectures"].get(architecture, {}), **data["devices"].get(name, {})}
+
+
+def find_constants(family: str, device: DeviceSpec) -> Mapping[str, float]:
+    """The constants of a family of kernels on a device: its own calibration first, then what is fitted."""
+    merged = _merge(family, device.name, device.architecture)
+    own = device.calibration.get(family)
+    return merged if own is None else {**merged, **own}

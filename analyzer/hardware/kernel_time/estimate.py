@@ -1,0 +1,58 @@
+"""What is predicted of the time of one operator on a device: seconds, their uncertainty, and what bounds them."""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+#: What a kernel waits for. ``"latency"``: it is too small to fill the device, so neither rate is reached.
+BOUNDS = ("arithmetic", "memory", "latency", "communication")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Predicted time of the kernels of one operator call, launches by the host left out.
+
+    - ``seconds``: the sum over its kernels.
+    - ``spread``: nine in ten measured times lie between ``seconds / (1 + spread)`` and ``seconds * (1 + spread)``.
+    - ``bound``: one of `BOUNDS`.
+    - ``kernels``: how many kernels are launched.
+
+    >>> time = KernelTime(8e-6, 0.25, "memory")
+    >>> time.low, time.high
+    (6.4e-06, 1e-05)
+    """
+
+    seconds: float
+    spread: float
+    bound: str
+    kernels: int = 1
+
+    @property
+    def low(self) -> float:
+        """Seconds that one in twenty measured times stays below."""
+        return self.seconds / (1 + self.spread)
+
+    @property
+    def high(self) -> float:
+        """Seconds that one in twenty measured times exceeds."""
+        return self.seconds * (1 + self.spread)
+
+
+NO_TIME = KernelTime(0.0, 0.0, "memory", 0)
+
+
+def join(times: Iterable[KernelTime]) -> KernelTime:
+    """Kernels that one operator runs one after the other: bound by what most of their time is, errors independent.
+
+    >>> join([KernelTime(3e-6, 0.1, "memory"), KernelTime(1e-6, 0.1, "latency")])
+    KernelTime(seconds=4e-06, spread=0.07905694150420949, bound='memory', kernels=2)
+    """
+    parts = [time for time in times if time.kernels]
+    if len(parts) < 2:
+        return parts[0] if parts else NO_TIME
+    seconds = sum(part.seconds for part in parts)
+    error = math.sqrt(sum((part.seconds * part.spread) ** 2 for part in parts))
+    longest = max(parts, key=lambda part: part.seconds)
+    return KernelTime(seconds, error / seconds if seconds else 0.0, longest.bound,
+                      sum(part.kernels for part in parts))
