@@ -25,6 +25,7 @@ class TimeRegistry(Registry[Hashable, TimeRule]):
     _is_full = False
 
     def fill(self) -> None:
+        """Import the files that hold the rules of the package."""
         if not self._is_full:
             self._is_full = True
             for name in FAMILIES:
