@@ -9,7 +9,7 @@ from . import DeviceSpec, find_device
 
 
 class _Simulated(threading.local):
-    spec = find_device("h200")
+    spec: DeviceSpec | None = None
 
 
 _simulated = _Simulated()
@@ -17,7 +17,7 @@ _simulated = _Simulated()
 
 def simulated_spec() -> DeviceSpec:
     """The device that is simulated; an H200 unless `simulating` named another."""
-    return _simulated.spec
+    return _simulated.spec or find_device("h200")
 
 
 @contextmanager

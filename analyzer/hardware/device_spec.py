@@ -130,6 +130,22 @@ class DeviceSpec:
                 raise self._error("sources", name,
                                   f"not a figure{_suggest(name, _UNITS)}; the figures are {', '.join(_UNITS)}")
         object.__setattr__(self, "sources", dict(self.sources))  # a copy: the caller's dict may change
+        object.__setattr__(self, "calibration", self._check_calibration())
+
+    def _check_calibration(self) -> dict[str, dict[str, float]]:
+        """A copy of the constants by family. Raises InputError where one is no finite number."""
+        families = self.calibration
+        if not isinstance(families, Mapping):
+            raise self._error("calibration", families, "must be constants by family and name, such as "
+                              "{'matmul': {'spread': 0.1}}")
+        for family, constants in families.items():
+            if not isinstance(family, str) or not isinstance(constants, Mapping):
+                raise self._error("calibration", {family: constants}, "must be constants by family and name, such as "
+                                  "{'matmul': {'spread': 0.1}}")
+            for name, value in constants.items():
+                if not isinstance(name, str) or type(value) not in (int, float) or not math.isfinite(value):
+                    raise self._error(f"calibration[{family!r}]", {name: value}, "must be a finite number by its name")
+        return {family: dict(constants) for family, constants in families.items()}
 
     def _error(self, field_name: str, value: object, problem: str) -> InputError:
         return InputError(f"DeviceSpec({self.name!r}, {field_name}={value!r}): {problem}")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .device_file import read_shipped
 from .device_spec import DeviceSpec
-from .nvidia import NVIDIA_DEVICES
 
 _MIB = 2**20
 _GIB = 2**30
@@ -35,7 +35,6 @@ _CONTEXTS: dict[str, tuple[int, str]] = {
     "rtx_4090": (_outside(23.60, 22.90, 194.87 * _MIB),
                  "pytorch/pytorch issue 16417 (2024-03-13), a card of 23.65 GiB: 23.60 GiB in use - 22.90 GiB "
                  "allocated - 194.87 MiB unallocated; varies with driver, libraries and kernels")}
-_MULTIPROCESSORS = {device.name: device.multiprocessors for device in NVIDIA_DEVICES}
 # Where nothing tells which device is alike: each thing on its own, with what is known of it.
 _UNKNOWN = (
     UnseenMemory(
@@ -86,8 +85,14 @@ def _list_contexts(device: DeviceSpec) -> list[UnseenMemory]:
     own = device.multiprocessors
     if own is None:
         return list(_UNKNOWN)
-    other = min(_CONTEXTS, key=lambda name: abs((_MULTIPROCESSORS[name] or 0) - own))
+    multiprocessors = {name: _count_multiprocessors(name) for name in _CONTEXTS}
+    other = min(multiprocessors, key=lambda name: abs(multiprocessors[name] - own))
     nbytes, source = _CONTEXTS[other]
     return [UnseenMemory(f"{what} (assumed: as on {other})", nbytes,
                          f"not known for this device; of those known {other} is nearest in multiprocessors "
-                         f"({_MULTIPROCESSORS[other]}, here {own}): {source}")]
+                         f"({multiprocessors[other]}, here {own}): {source}")]
+
+
+def _count_multiprocessors(name: str) -> int:
+    spec = read_shipped(name)
+    return spec.multiprocessors or 0 if spec is not None else 0

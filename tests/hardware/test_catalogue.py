@@ -6,7 +6,9 @@ import pytest
 from analyzer.errors import DuplicateRegistrationError, InputError, UnknownDeviceError
 from analyzer.hardware import DeviceSpec, find_device, register_device
 
-NAMES = ["h200", "h100_sxm", "a100_40gb", "a100_80gb", "l4", "t4", "rtx_4090", "cpu"]
+# By vendor, newest generation, largest memory.
+NAMES = ["b200", "h200", "h100_sxm", "l40s", "rtx_4090", "l4", "a100_80gb", "a100_80gb_pcie", "a100_40gb",
+         "a100_pcie_40gb", "t4", "v100_pcie_32gb", "p4", "cpu"]
 
 
 def test_holds_these_devices() -> None:
@@ -30,10 +32,14 @@ def test_only_the_launch_is_unknown_of_a_gpu(name: str) -> None:
 # multiply-add, with float32 accumulation. Twice as much would be the figure with sparsity.
 # name: boost MHz of the CUDA cores and of the tensor cores, multiprocessors, operations of fp32, fp16, fp8 and int8
 _CLOCKS = {
+    "b200": (1965, 1860, 148, 256, 8192, 16384, 16384),
     "h100_sxm": (1980, 1830, 132, 256, 4096, 8192, 8192),
     "h200": (1980, 1830, 132, 256, 4096, 8192, 8192),
     "a100_40gb": (1410, 1410, 108, 128, 2048, None, 4096),
     "a100_80gb": (1410, 1410, 108, 128, 2048, None, 4096),
+    "a100_pcie_40gb": (1410, 1410, 108, 128, 2048, None, 4096),
+    "a100_80gb_pcie": (1410, 1410, 108, 128, 2048, None, 4096),
+    "l40s": (2520, 2500, 142, 256, 1024, 2048, 2048),
     "l4": (2040, 2040, 58, 256, 1024, 2048, 2048),
     "t4": (1590, 1590, 40, 128, 1024, None, 2048),
     "rtx_4090": (2520, 2520, 128, 256, 512, 1024, 2048),
@@ -68,6 +74,9 @@ def test_rates_are_dense_and_follow_from_the_clock(name: str) -> None:
         ("h100_sxm", 5120, 2619),
         ("a100_40gb", 5120, 1215),
         ("a100_80gb", 5120, 1593),
+        ("a100_pcie_40gb", 5120, 1215),
+        ("a100_80gb_pcie", 5120, 1512),
+        ("l40s", 384, 9001),
         ("l4", 192, 6251),
         ("t4", 256, 5001),
         ("rtx_4090", 384, 10501),
@@ -79,7 +88,8 @@ def test_memory_bandwidth_follows_from_the_clock(name: str, bus_bits: int, memor
 
 @pytest.mark.parametrize(
     ("name", "printed_gib"),
-    [("h200", 141), ("h100_sxm", 80), ("a100_40gb", 40), ("a100_80gb", 80), ("l4", 24), ("t4", 16), ("rtx_4090", 24)],
+    [("h200", 141), ("h100_sxm", 80), ("a100_40gb", 40), ("a100_80gb", 80), ("l4", 24), ("t4", 16), ("rtx_4090", 24),
+     ("v100_pcie_32gb", 32), ("p4", 8), ("a100_pcie_40gb", 40), ("a100_80gb_pcie", 80), ("l40s", 48)],
 )
 def test_memory_is_what_the_driver_leaves_of_the_printed_size(name: str, printed_gib: int) -> None:
     memory_bytes = find_device(name).memory_bytes
@@ -90,7 +100,7 @@ def test_memory_is_what_the_driver_leaves_of_the_printed_size(name: str, printed
 @pytest.mark.parametrize(
     ("name", "nvlink", "pcie"),
     [("h200", 450e9, 64e9), ("h100", 450e9, 64e9), ("a100", 300e9, 32e9), ("l4", None, 32e9), ("t4", None, 16e9),
-     ("4090", None, 32e9)],
+     ("4090", None, 32e9), ("b200", 900e9, 64e9), ("l40s", None, 32e9), ("p4", None, 16e9)],
 )
 def test_links_count_one_direction(name: str, nvlink: float | None, pcie: float) -> None:
     spec = find_device(name)
@@ -115,6 +125,12 @@ def test_links_count_one_direction(name: str, nvlink: float | None, pcie: float)
         ("NVIDIA L4", "l4"),
         ("Tesla T4", "t4"),
         ("NVIDIA GeForce RTX 4090", "rtx_4090"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA A100-PCIE-40GB", "a100_pcie_40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100_80gb_pcie"),
+        ("Tesla V100-PCIE-32GB", "v100_pcie_32gb"),
+        ("Tesla P4", "p4"),
     ],
 )
 def test_finds_names_aliases_and_the_driver_s_names(name: str, found: str) -> None:
@@ -128,7 +144,7 @@ def test_a_spec_is_its_own_device_registered_or_not() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("h20", "did you mean 'h200' or 'h100_sxm'? "), ("a100_sxm4_80", "did you mean 'a100_80gb'"),
+    [("h20", "did you mean 'h200' or 'h100_sxm' or "), ("a100_sxm4_80", "did you mean 'a100_80gb'"),
      ("zzzz", "The catalogue holds")],
 )
 def test_unknown_names_are_answered_with_near_ones(name: str, hint: str) -> None:

@@ -18,7 +18,7 @@ _FIGURES = (
     "memory_bytes, memory_bandwidth, flops_per_second.fp64, flops_per_second.fp64_tensor, flops_per_second.fp32, "
     "flops_per_second.tf32, "
     "flops_per_second.bf16, flops_per_second.fp16, flops_per_second.fp8, flops_per_second.int8, multiprocessors, "
-    "l2_bytes, nvlink_bandwidth, pcie_bandwidth, launch_seconds")
+    "l2_bytes, clock_hertz, power_watts, nvlink_bandwidth, pcie_bandwidth, launch_seconds")
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,20 @@ _FIGURES = (
             "DeviceSpec('x', flops_per_second.bf16=nan): must be a positive number, in FLOP/s, or None if unknown",
         ),
         ({"flops_per_second": 1e12}, "DeviceSpec('x', flops_per_second=1000000000000.0): must be a PeakRates"),
+        ({"clock_hertz": 0},
+         "DeviceSpec('x', clock_hertz=0): must be a positive number, in Hz, or None if unknown"),
+        ({"power_watts": "700W"},
+         "DeviceSpec('x', power_watts='700W'): must be a positive number, in W, or None if unknown"),
+        ({"calibration": [1]},
+         "DeviceSpec('x', calibration=[1]): must be constants by family and name, such as "
+         "{'matmul': {'spread': 0.1}}"),
+        ({"calibration": {"matmul": 0.1}},
+         "DeviceSpec('x', calibration={'matmul': 0.1}): must be constants by family and name, such as "
+         "{'matmul': {'spread': 0.1}}"),
+        ({"calibration": {"matmul": {"spread": float("inf")}}},
+         "DeviceSpec('x', calibration['matmul']={'spread': inf}): must be a finite number by its name"),
+        ({"calibration": {"matmul": {"spread": True}}},
+         "DeviceSpec('x', calibration['matmul']={'spread': True}): must be a finite number by its name"),
         ({"compute_capability": "9.0"},
          "DeviceSpec('x', compute_capability='9.0'): must be a pair of ints such as (9, 0)"),
         ({"compute_capability": (9,)},
@@ -84,6 +98,14 @@ def test_is_frozen_hashable_and_keeps_its_own_sources() -> None:
     assert dataclasses.replace(spec, memory_bytes=2).memory_bytes == 2
 
 
+def test_keeps_its_own_calibration() -> None:
+    constants = {"matmul": {"spread": 0.1}}
+    spec = DeviceSpec("x", calibration=constants)
+    constants["matmul"]["spread"] = 0.2
+    assert spec.calibration == {"matmul": {"spread": 0.1}}
+    assert DeviceSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
 def test_figures_give_each_value_with_the_nearest_source() -> None:
     spec = DeviceSpec(
         "x",
@@ -114,6 +136,9 @@ _specs = st.builds(
     memory_bandwidth=_positive,
     flops_per_second=st.builds(PeakRates, fp32=_positive, bf16=_positive),
     launch_seconds=_positive,
+    clock_hertz=_positive,
+    power_watts=_positive,
+    calibration=st.dictionaries(st.text(), st.dictionaries(st.text(), st.floats(-9, 9), max_size=3), max_size=2),
     aliases=st.lists(st.text(min_size=1).filter(str.strip), max_size=3).map(tuple),
     sources=st.dictionaries(st.sampled_from(["memory_bytes", "flops_per_second", "flops_per_second.bf16"]), st.text()),
 )
