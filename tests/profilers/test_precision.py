@@ -1,0 +1,27 @@
+"""Which precision PyTorch's switches give float32 products and convolutions, by the older names and the newer ones."""
+import subprocess
+import sys
+
+import pytest
+
+CASES = [
+    ("", "False True True"),
+    ("torch.set_float32_matmul_precision('high')", "True True True"),
+    ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", "True True True"),
+    ("torch.backends.cudnn.allow_tf32 = False", "False False False"),
+    ("torch.backends.cudnn.conv.fp32_precision = 'ieee'", "False False True"),
+    ("torch.backends.fp32_precision = 'ieee'", "False False False"),
+]
+
+
+@pytest.mark.parametrize("setting,expected", CASES)
+def test_precision_follows_pytorch(setting: str, expected: str) -> None:
+    """A process of its own for each: the switches are the process's, and mixing their names raises."""
+    code = f"""
+import warnings, torch
+{setting}
+warnings.simplefilter("error")
+from analyzer.profilers.kernel_time.precision import *
+print(products_use_tf32(), convolutions_use_tf32(), recurrent_layers_use_tf32())"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
