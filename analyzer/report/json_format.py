@@ -128,7 +128,7 @@ def decoder_of(kind: Any) -> Decoder:
     if isinstance(kind, type) and issubclass(kind, tuple):
         return _named_tuple_decoder(kind)
     if origin is tuple:
-        return _sequence_decoder(args[0])
+        return _sequence_decoder(args[0], None if args[-1] is Ellipsis else len(args))
     if origin is dict:
         return _mapping_decoder(args[1])
     if origin in (Union, types.UnionType):
@@ -166,12 +166,14 @@ def _union_decoder(kinds: tuple[Any, ...]) -> Decoder:
     return decode
 
 
-def _sequence_decoder(kind: Any) -> Decoder:
+def _sequence_decoder(kind: Any, length: int | None) -> Decoder:
     item_decoder = decoder_of(kind)
 
     def decode(value: Any, where: str) -> Any:
         if type(value) is not list:
             raise _mismatch(where, "list", value)
+        if length is not None and len(value) != length:
+            raise ProfileFormatError(f"{where}: expected list of {length}, got one of {len(value)}")
         return tuple(item_decoder(item, f"{where}[{i}]") for i, item in enumerate(value))
     return decode
 

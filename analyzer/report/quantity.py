@@ -25,7 +25,8 @@ QUANTITIES = name_columns(
     Column("optimizer_seconds", "Optimizer time", "seconds"), Column("step_seconds", "Step time", "seconds"),
     Column("kernel_seconds", "Kernel time", "seconds"))
 #: Numbers that say what was run, not what it costs.
-SETTINGS = ("batch_size", "world_size", "data_parallel_size", "model_parallel_size", "profile_step", "measured_steps")
+SETTINGS = ("batch_size", "tokens", "world_size", "data_parallel_size", "model_parallel_size", "profile_step",
+            "measured_steps")
 #: What is known however far a step came before memory ran out.
 OF_MODEL = ("params", "param_bytes", "buffer_bytes")
 _OF_PHASE = tuple(field.name for field in dataclasses.fields(PhaseInfo))

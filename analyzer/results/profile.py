@@ -43,7 +43,7 @@ class Profile(DeferredFields):
     'demo: one infer step'
     """
 
-    format_version: ClassVar[int] = 3  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 4  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"
@@ -54,6 +54,8 @@ class Profile(DeferredFields):
     #: samples in a step of one device, in all its micro-batches: the first size of the first input that has one, unless
     #: several forward passes have a backward pass each
     batch_size: int | None = None
+    #: positions of sequences in as many samples: batch x length of the first input of integers; None of other models
+    tokens: int | None = None
     world_size: int | None = None            #: processes; each figure of the profile is that of one of them
     data_parallel_size: int | None = None
     model_parallel_size: int | None = None   #: devices that hold one copy of the model together
@@ -97,6 +99,8 @@ class Profile(DeferredFields):
     optimizer_seconds: float | None = None
     step_seconds: float | None = None
     kernel_seconds: float | None = None
+    #: low and high of step_seconds, which hold nine of ten measured cases
+    step_seconds_range: tuple[float, float] | None = None
     seconds_method: str = "roofline, not calibrated"
 
     nodes: tuple[NodeInfo, ...] = ()

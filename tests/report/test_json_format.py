@@ -31,7 +31,8 @@ from analyzer.results.profile import Profile
 texts = st.text(st.characters(codec=None), max_size=6)  # lone surrogates too: they occur in file names
 integers = st.integers(-(2**70), 2**70)
 counts = st.none() | integers
-seconds = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+seconds = st.none() | finite
 scalars = st.none() | st.booleans() | seconds | integers | texts
 
 TENSOR = TensorInfo((2, 3), "float32", "cuda:0")
@@ -41,7 +42,8 @@ NESTED = (TENSOR, OperatorInfo("mm", 1), UncountedInfo("f", 2), HolderInfo("a", 
           SavedTensorInfo((2, 3), "int8", "cpu", "a:0", 6, "a", "activation", True))
 SIMPLE = {
     "bool": st.booleans(), "str": texts, "Scalar": scalars, "int": integers, "int | None": counts,
-    "float | None": seconds, "str | None": st.none() | texts,
+    "float | None": seconds, "tuple[float, float] | None": st.none() | st.tuples(finite, finite),
+    "str | None": st.none() | texts,
     "Region": texts | st.dictionaries(texts, scalars, max_size=2), "TimelinePoint": st.builds(
         TimelinePoint, texts | integers, integers,
         st.none() | texts, counts), "ModuleCall": st.builds(ModuleCall, texts, counts, st.just((TENSOR, )), st.just(
@@ -116,7 +118,7 @@ def test_files(mlp, tmp_path):
 
 def test_text_says_what_it_is(bare):
     data = json.loads(bare.to_json())
-    assert (data["format"], data["version"]) == ("analyzer.profile", 3) and "format_version" not in data
+    assert (data["format"], data["version"]) == ("analyzer.profile", 4) and "format_version" not in data
 
 
 @pytest.mark.parametrize(("damage", "words"), [
@@ -142,6 +144,8 @@ def test_text_says_what_it_is(bare):
      ["nodes[2].region[1]: expected str or object, got object"]),
     (lambda text: text.replace('["fc1",4096,"forward",2097152]', '["fc1",4096]', 1),
      ["timeline[0]: expected list of 4 (label, allocated_bytes, phase, reserved_bytes), got list"]),
+    (lambda text: text.replace('"step_seconds_range":null', '"step_seconds_range":[0.1]', 1),
+     ["step_seconds_range: expected list of 2, got one of 1"]),
     (lambda text: text.replace('"nodes":[', '"nodes":{},"x":[', 1), ["unknown field 'x'"]),
     (lambda text: text.replace('"holders":[', '"holders":[3,', 1), ["holders[0]: expected object, got int 3"]),
     (lambda text: text.replace('"children":[', '"children":["body",', 1),
@@ -158,13 +162,13 @@ def test_damaged_text(mlp, damage, words):
     assert all(word in str(caught.value) for word in ["from_json(text)", *words]), caught.value
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 4, "3", None, True])
+@pytest.mark.parametrize("version", [0, 1, 3, 5, "4", None, True])
 def test_other_version(mlp, version):
     data = {**json.loads(mlp.to_json()), "version": version, "new_field": 1}
     with pytest.raises(ProfileFormatError) as caught:
         Profile.from_json(json.dumps(data))
     message = str(caught.value)
-    assert f"format version {version!r}, written by analyzer 0.1.0" in message and "reads version 3" in message
+    assert f"format version {version!r}, written by analyzer 0.1.0" in message and "reads version 4" in message
     assert "profile the model again" in message
 
 
