@@ -1,0 +1,101 @@
+"""The time of attention operators: which kernel each runs, and where in its arguments sizes, masks and dropout stand.
+
+What scaled_dot_product_attention runs on the simulated device is chosen where it is called (`analyzer.cuda`), and so is
+the fast path of ``nn.TransformerEncoder``: the operators recorded are those that run. A mask given as a tensor hides
+nothing, since kernels compute under it. Of packed sequences, whose lengths are data, each is taken to be as long as the
+longest, and as many as their tokens fill.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from analyzer.hardware import DeviceSpec
+from analyzer.hardware.kernel_time.attention import attention_time
+from analyzer.hardware.kernel_time.estimate import KernelTime
+from analyzer.meta.signature import Signature
+from analyzer.meta.spec import TensorSpec as Spec
+
+from .registry import register_time_impl
+
+_FLASH, _EFFICIENT, _CUDNN = "flash", "efficient", "cudnn"
+#: Operators of [batch, heads, sequence, head] tensors; causality is aligned to the top left.
+HEADS_FIRST = {
+    "_scaled_dot_product_flash_attention": _FLASH, "_scaled_dot_product_efficient_attention": _EFFICIENT,
+    "_scaled_dot_product_cudnn_attention": _CUDNN, "_scaled_dot_product_fused_attention_overrideable": _FLASH,
+    "_cudnn_attention_forward": _CUDNN, "_cudnn_attention_backward": _CUDNN}
+#: Operators of [batch, sequence, heads, head] tensors, or of packed [tokens, heads, head].
+HEADS_INSIDE = {
+    "_flash_attention_forward": _FLASH, "_flash_attention_forward_no_dropout_inplace": _FLASH,
+    "_flash_attention_backward": _FLASH, "_efficient_attention_forward": _EFFICIENT,
+    "_efficient_attention_backward": _EFFICIENT}
+_BIASES = ("attn_bias", "bias")
+
+
+@functools.cache
+def _argument_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    return tuple(argument.name for argument in op._schema.arguments)
+
+
+def _name_arguments(signature: Signature) -> dict[str, Any]:
+    return {**dict(zip(_argument_names(signature.op), signature.args)), **signature.kwargs}
+
+
+def _is_dropping(named: Mapping[str, Any]) -> bool:
+    return bool(named.get("dropout_p"))
+
+
+def _is_masked(named: Mapping[str, Any]) -> bool:
+    return any(isinstance(named.get(name), Spec) and named[name].numel for name in _BIASES)
+
+
+def heads_first_time(kernel: str, backward: bool, signature: Signature, device: DeviceSpec) -> KernelTime | None:
+    """The time of an operator whose tensors have their heads before their sequence."""
+    named = _name_arguments(signature)
+    query, key, value = named["query"], named["key"], named["value"]
+    if len(query) == 3:  # cuDNN's packed sequences
+        return heads_inside_time(kernel, backward, signature, device)
+    causal = bool(named.get("is_causal"))
+    q_len, kv_len = query[-2], key[-2]
+    if causal:
+        kv_len = min(kv_len, q_len)  # what is further right is masked for all
+    return attention_time(
+        kernel, query.numel // max(1, query[-3] * q_len * query[-1]), query[-3], key[-3], q_len, kv_len, query[-1],
+        value[-1], str(query.dtype), device, causal=causal, backward=backward, dropout=_is_dropping(named),
+        masked=_is_masked(named))
+
+
+def _find_longest(named: Mapping[str, Any], *names: str) -> int | None:
+    return next((int(named[name]) for name in names if named.get(name) is not None), None)
+
+
+def heads_inside_time(kernel: str, backward: bool, signature: Signature, device: DeviceSpec) -> KernelTime | None:
+    """The time of an operator whose tensors have their heads after their sequence, or of packed sequences."""
+    named = _name_arguments(signature)
+    query, key, value = named["query"], named["key"], named["value"]
+    batch, q_len, kv_len = query[0], query[-3], key[-3]
+    if any(named.get(name) is not None for name in ("cum_seq_q", "cu_seqlens_q")):
+        tokens = q_len
+        q_len = _find_longest(named, "max_q", "max_seqlen_q") or tokens
+        kv_len = _find_longest(named, "max_k", "max_seqlen_k") or kv_len
+        batch = max(1, round(tokens / max(1, q_len)))
+    elif named.get("block_table") is not None or named.get("seqused_k") is not None:
+        kv_len = _find_longest(named, "max_k") or kv_len
+    causal = bool(named.get("is_causal") or named.get("custom_mask_type"))
+    left = named.get("window_size_left")
+    if left is None:
+        left = (named.get("window_size") or 0) - 1  # counts the query's own key
+    return attention_time(
+        kernel, batch, query[-2], key[-2], q_len, kv_len, query[-1], value[-1], str(query.dtype), device,
+        causal=causal, window=max(0, left), backward=backward, dropout=_is_dropping(named), masked=_is_masked(named))
+
+
+for _name, _kernel in HEADS_FIRST.items():
+    register_time_impl(f"aten::{_name}", functools.partial(heads_first_time, _kernel, _name.endswith("_backward")))
+    if _name.startswith("_scaled"):
+        register_time_impl(f"aten::{_name}_backward", functools.partial(heads_first_time, _kernel, True))
+for _name, _kernel in HEADS_INSIDE.items():
+    register_time_impl(f"aten::{_name}", functools.partial(heads_inside_time, _kernel, _name.endswith("_backward")))

@@ -1,0 +1,314 @@
+"""Constants of the attention kernels, fitted: ``python -m benchmarks.calibration.attention``.
+
+Data: ``benchmarks/truth/kernels/attention.csv.gz`` (from github.com/ai-dynamo/aiconfigurator, Apache-2.0) for the
+kernels of serving libraries on five devices, and the attention operators of ``benchmarks/truth/latency.json``
+(measured for this project on one H200) for PyTorch's own.
+
+Method: for each library and phase, the constants of ``analyzer.hardware.kernel_time.attention_work`` that make the mean
+of ``|log(predicted / measured)|`` least, by coordinate descent over their logarithms within bounds that physics gives,
+on at most `ROWS` rows. Three levels: a device's own rows; an architecture's, from the devices whose tensor cores take
+the same instructions; all. The spread of a device holds nine in ten of the residuals of folds by shape, that of an
+architecture or of any device nine in ten of the residuals of devices left out.
+
+PyTorch's cuDNN and memory-efficient kernels are known from one device and a handful of shapes: few constants are
+fitted there, the rest are FlashAttention 3's. Its FlashAttention 2 is vLLM's on Ampere and Ada, less the cache.
+"""
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from analyzer.hardware import find_device
+from analyzer.hardware.kernel_time.attention import predict
+from analyzer.hardware.roofline import roofline_seconds
+
+from .attention_sample import Sample, read_operators, read_serving
+
+OUTPUT = Path(__file__).parents[2] / "analyzer/hardware/kernel_time/fitted/attention.json"
+ROWS = 240
+FOLDS = 3
+JUDGED = 500
+DEVICES = ("a100_80gb", "b200", "h100_sxm", "h200", "l40s")
+PHASES = ("prefill", "encoder", "decode")
+#: Devices whose tensor cores take the same instructions: mma.sync, wgmma, tcgen05.
+GENERATIONS = (("a100_80gb", "l40s"), ("h100_sxm", "h200"), ("b200",))
+#: Architectures that take a generation's constants.
+ARCHITECTURES = {"Ampere": 0, "Ada Lovelace": 0, "Turing": 0, "Volta": 0, "Hopper": 1, "Blackwell": 2}
+
+Fitted = dict[str, float]
+#: First guess, lowest and highest value of each constant; equal bounds: not fitted.
+Start = Mapping[str, tuple[float, float, float]]
+_COMMON: Start = {
+    "memory": (0.7, 0.2, 1.1), "floor": (8e-6, 1.5e-6, 20e-6), "p": (1.5, 1.0, 3.0), "l2": (0.66, 0.66, 0.66),
+    "l2_rate": (2.0, 1.0, 8.0), "write": (2.0, 0.2, 8.0)}
+_TILES: Start = {"mma": (0.7, 0.2, 1.5), "exp": (0.9, 0.3, 3.0), "tile": (2e-6, 1e-7, 1e-5), "tail": (0.4, 0.05, 1.5)}
+_KEYS: Start = {"tile": (2e-6, 1e-7, 1e-5), "block": (2e-7, 1e-8, 3e-6), "combine": (2e-6, 1e-7, 2e-5)}
+START: Mapping[str, Start] = {"prefill": {**_TILES, **_COMMON}, "encoder": {**_TILES, **_COMMON},
+                              "decode": {**_KEYS, **_COMMON}}
+
+
+def error_of(sample: Sample, constants: Mapping[str, float]) -> float:
+    """The logarithm of predicted over measured."""
+    time = predict(sample.size, sample.kernel, sample.phase, sample.device, constants)
+    assert time is not None
+    return math.log(time.seconds / sample.seconds)
+
+
+def fit(samples: Sequence[Sample], start: Start, guess: Mapping[str, float] | None = None) -> Fitted:
+    """The constants within their bounds that make the mean absolute error least; errors above e count as e."""
+    samples = samples if len(samples) <= ROWS else random.Random(0).sample(samples, ROWS)
+    found = {name: (guess or {}).get(name, first) for name, (first, _, _) in start.items()}
+
+    def loss(constants: Mapping[str, float]) -> float:
+        return sum(min(1.0, abs(error_of(sample, constants))) for sample in samples)
+
+    best = loss(found)
+    steps = {name: 0.3 for name, (_, low, high) in start.items() if low < high}
+    for _ in range(14):
+        for name in steps:
+            _, low, high = start[name]
+            for sign in (1, -1):
+                trial = {**found, name: min(high, max(low, found[name] * math.exp(sign * steps[name])))}
+                value = loss(trial)
+                if value < best:
+                    found, best, steps[name] = trial, value, steps[name] * 1.5
+                    break
+            else:
+                steps[name] /= 3
+        if max(steps.values()) < 0.01:
+            break
+    return found
+
+
+def spread_of(errors: Iterable[float]) -> float:
+    """What nine in ten stay within: 0.2 means between 1 / 1.2 and 1.2 times the measured."""
+    ordered = sorted(map(abs, errors))
+    return math.exp(ordered[int(0.9 * len(ordered))]) - 1
+
+
+def fold_of(sample: Sample) -> int:
+    """The fold of a shape: the same for all devices and libraries."""
+    return random.Random(sample.shape).randrange(FOLDS)
+
+
+@cache
+def groups() -> dict[tuple[str, str], list[Sample]]:
+    """The serving rows by library and phase."""
+    found: dict[tuple[str, str], list[Sample]] = {}
+    for sample in read_serving():
+        found.setdefault((sample.kernel, sample.phase), []).append(sample)
+    return found
+
+
+def of_devices(samples: Sequence[Sample], names: Sequence[str]) -> list[Sample]:
+    """The samples of some devices, as many of each."""
+    parts = [[sample for sample in samples if sample.device.name == name] for name in names]
+    return [sample for part in parts if part
+            for sample in random.Random(1).sample(part, min(len(part), 2 * ROWS // len(names)))]
+
+
+def generation_without(device: str) -> tuple[str, ...]:
+    """The devices that stand for one that is left out: others of its generation, or all others."""
+    siblings = next(names for names in GENERATIONS if device in names)
+    return tuple(name for name in siblings if name != device) or tuple(name for name in DEVICES if name != device)
+
+
+class Calibration:
+    """All fits of one library's phase, cross-validated ones beside those that the product takes."""
+
+    def __init__(self, samples: Sequence[Sample], phase: str) -> None:
+        self.samples, start = samples, START[phase]
+        self.generic = fit(of_devices(samples, DEVICES), start)
+        self.devices, self.generations = {}, {}
+        self.fold_errors: dict[str, list[tuple[Sample, float]]] = {}
+        self.left_out_errors: dict[str, list[tuple[Sample, float]]] = {}
+        for names in GENERATIONS:
+            rows = of_devices(samples, names)
+            if rows:
+                self.generations[names] = fit(rows, start, self.generic)
+        for name in DEVICES:
+            rows = [sample for sample in samples if sample.device.name == name]
+            if len(rows) < 100:
+                continue
+            self.devices[name] = fit(rows, start, self.generic)
+            without = fit(of_devices(samples, generation_without(name)) or of_devices(
+                samples, [other for other in DEVICES if other != name]), start)
+            judged = random.Random(2).sample(rows, min(len(rows), JUDGED // 2))
+            self.left_out_errors[name] = [(sample, error_of(sample, without)) for sample in judged]
+            self.fold_errors[name] = []
+            for fold in range(FOLDS):
+                trained = fit([sample for sample in rows if fold_of(sample) != fold], start)
+                self.fold_errors[name] += [(sample, error_of(sample, trained)) for sample in judged
+                                           if fold_of(sample) == fold]
+        left_out = [error for errors in self.left_out_errors.values() for _, error in errors]
+        self.generic["spread"] = spread_of(left_out)
+        for names, constants in self.generations.items():
+            constants["spread"] = spread_of([error for name in names for _, error in self.left_out_errors.get(name, [])]
+                                            or left_out)
+        for name, constants in self.devices.items():
+            constants["spread"] = spread_of(error for _, error in self.fold_errors[name])
+
+
+@cache
+def calibrate() -> dict[tuple[str, str], Calibration]:
+    """The fits of all libraries and phases."""
+    return {key: Calibration(samples, key[1]) for key, samples in groups().items()}
+
+
+#: PyTorch's kernels: fitted where the bounds differ, FlashAttention 3's on Hopper where not.
+_OPERATOR: Start = {
+    "memory": (0.7, 0.7, 0.7), "floor": (2.5e-6, 2.5e-6, 2.5e-6), "p": (1.5, 1.5, 1.5), "l2": (0.66, 0.66, 0.66),
+    "l2_rate": (2.0, 2.0, 2.0), "dropout": (0.2, 0.02, 1.0), "mask": (0.1, 0.01, 1.0), "tile": (2e-6, 2e-7, 1e-5),
+    "tail": (0.6, 0.05, 1.5)}
+OPERATORS: Mapping[tuple[str, str], Start] = {
+    ("cudnn", "forward"): {**_OPERATOR, "mma": (1.1, 1.1, 1.1), "exp": (1.0, 0.8, 1.5)},
+    ("cudnn", "backward"): {**_OPERATOR, "mma": (0.7, 0.7, 0.7), "exp": (2.0, 0.8, 8.0)},
+    ("efficient", "forward"): {**_OPERATOR, "mma": (0.2, 0.05, 1.0), "exp": (1.0, 1.0, 1.0)},
+    ("efficient", "backward"): {**_OPERATOR, "mma": (0.2, 0.05, 1.0), "exp": (1.0, 1.0, 1.0)}}
+
+
+@cache
+def fit_operators(without: str = "") -> dict[tuple[str, str], Fitted]:
+    """The constants of PyTorch's kernels, of all models or without one."""
+    return {key: fit([sample for sample in read_operators()
+                      if (sample.kernel, sample.phase) == key and sample.model != without], start)
+            for key, start in OPERATORS.items()}
+
+
+def operator_errors() -> list[tuple[Sample, float, float]]:
+    """PyTorch's operators: the error with their model left out of the fit, and with all in it."""
+    return [(sample, error_of(sample, fit_operators(sample.model)[sample.kernel, sample.phase]),
+             error_of(sample, fit_operators()[sample.kernel, sample.phase])) for sample in read_operators()]
+
+
+def flatten(parts: Mapping[tuple[str, str], Fitted]) -> dict[str, float]:
+    """Constants under the names of the file, at four digits."""
+    return {f"{kernel}.{phase}.{name}": float(f"{value:.4g}")
+            for (kernel, phase), constants in sorted(parts.items()) for name, value in sorted(constants.items())}
+
+
+def operators_everywhere() -> dict[tuple[str, str], Fitted]:
+    """PyTorch's kernels on any device: cuDNN's and CUTLASS's as on the H200, FlashAttention as vLLM runs it."""
+    found = {key: dict(constants) for key, constants in fit_operators().items()}
+    width = spread_of(error for _, error, _ in operator_errors())
+    for constants in found.values():
+        constants["spread"] = max(width, 0.2)
+    return found
+
+
+def flash_of(fitted: Mapping[tuple[str, str], Fitted]) -> dict[tuple[str, str], Fitted]:
+    """PyTorch's FlashAttention 2 from vLLM's: one kernel's floor, no cache to write; backward as cuDNN's to its own."""
+    found: dict[tuple[str, str], Fitted] = {}
+    for phase, source in (("forward", "prefill"), ("decode", "decode")):
+        constants = fitted.get(("vllm", source))
+        if constants:
+            found["flash", phase] = {**constants, "floor": 2.5e-6, "dropout": 0.2}
+            del found["flash", phase]["write"]
+    forward = found.get(("flash", "forward"))
+    if forward:
+        cudnn = fit_operators()
+        found["flash", "backward"] = {
+            **forward, "mma": forward["mma"] * cudnn["cudnn", "backward"]["mma"] / cudnn["cudnn", "forward"]["mma"],
+            "exp": forward["exp"] * cudnn["cudnn", "backward"]["exp"] / cudnn["cudnn", "forward"]["exp"],
+            "spread": max(0.3, forward["spread"])}
+    return found
+
+
+def product() -> dict[str, object]:
+    """What ``fitted/attention.json`` holds."""
+    fits = calibrate()
+    generic = {key: found.generic for key, found in fits.items()}
+    architectures = {name: {key: found.generations[GENERATIONS[place]] for key, found in fits.items()
+                            if GENERATIONS[place] in found.generations}
+                     for name, place in ARCHITECTURES.items()}
+    devices = {name: {key: found.devices[name] for key, found in fits.items() if name in found.devices}
+               for name in DEVICES}
+    everywhere = operators_everywhere()
+    mma_sync = flash_of(architectures["Ampere"])  # other generations run FlashAttention 2 by the same instructions
+    return {
+        "provenance": {
+            "command": "python -m benchmarks.calibration.attention",
+            "data": "benchmarks/truth/kernels/attention.csv.gz (github.com/ai-dynamo/aiconfigurator) and the attention "
+                    "operators of benchmarks/truth/latency.json (measured on an H200 for this project)",
+            "licence": "Apache-2.0; the project's own", "date": "2026-11",
+            "note": "seconds (tile, block, combine, floor), clocks an element (dropout, mask) or ratios; spread by "
+                    "folds of shapes for devices, by devices left out for all else"},
+        "generic": flatten({**generic, **everywhere, **mma_sync}),
+        "architectures": {name: flatten(parts) for name, parts in architectures.items()},
+        "devices": {name: flatten({**parts, **(flash_of(parts) if name in GENERATIONS[0] else {})})
+                    for name, parts in devices.items()}}
+
+
+def roofline(sample: Sample) -> float:
+    """Seconds of the data sheet's roofline: products under the mask, and queries, keys, values and output once."""
+    size = sample.size
+    pairs: float = size.q_len * size.kv_len
+    if size.causal:
+        pairs -= size.q_len * (size.q_len - 1) / 2
+    if size.window:
+        pairs = min(pairs, size.q_len * (size.window + 1))
+    keys = min(size.kv_len, size.window + size.q_len) if size.window else size.kv_len
+    nbytes = 2 * size.batch * size.head_dim * size.item_bytes * (size.q_len * size.heads + keys * size.kv_heads)
+    seconds = roofline_seconds(round(4 * size.batch * size.heads * size.head_dim * pairs), nbytes,
+                               "bfloat16" if size.item_bytes == 2 else "float32", sample.device, True)
+    assert seconds is not None
+    return seconds
+
+
+def judged() -> Iterator[tuple[Sample, str, float, float]]:
+    """Samples with their scheme, error and the spread that was stated without them."""
+    for _, found in sorted(calibrate().items()):
+        for scheme, table in (("fold", found.fold_errors), ("device", found.left_out_errors)):
+            for name, errors in table.items():
+                if scheme == "fold":
+                    width = found.devices[name]["spread"]
+                else:  # what the other devices' residuals say
+                    others = [error for other, rows in table.items() if other != name for _, error in rows]
+                    width = spread_of(others) if others else 0.5
+                for sample, error in errors:
+                    yield sample, scheme, error, width
+
+
+def cross_validate() -> list[tuple[str, str, str, float, float, float, float]]:
+    """Rows of (family, device, scheme, measured seconds, predicted seconds, spread, roofline seconds)."""
+    return [("attention", sample.device.name, scheme, sample.seconds, sample.seconds * math.exp(error), spread,
+             roofline(sample)) for sample, scheme, error, spread in judged()]
+
+
+def summarize(errors: Sequence[float]) -> str:
+    """Median and ninth decile of the relative error."""
+    off = sorted(abs(math.exp(error) - 1) for error in errors)
+    return f"{len(off):6d} median {off[len(off) // 2]:6.1%} nine in ten {off[int(0.9 * len(off))]:6.1%}"
+
+
+def report(write: Callable[[str], object]) -> None:
+    """What the fits reach, by scheme, device, library and phase, and PyTorch's operators one by one."""
+    rows = list(judged())
+    for scheme in ("fold", "device"):
+        chosen = [row for row in rows if row[1] == scheme]
+        held = sum(abs(error) <= math.log1p(width) for _, _, error, width in chosen) / len(chosen)
+        write(f"{scheme:7s} all {summarize([row[2] for row in chosen])} range holds {held:.0%}\n")
+        for part in sorted({(row[0].device.name, row[0].kernel, row[0].phase) for row in chosen}):
+            errors = [row[2] for row in chosen if (row[0].device.name, row[0].kernel, row[0].phase) == part]
+            write(f"   {' '.join(part):32s} {summarize(errors)}\n")
+    write("PyTorch's operators on an H200: microseconds, error with their model left out, with it\n")
+    for sample, left_out, inside in operator_errors():
+        write(f"   {sample.kernel:9s} {sample.phase:8s} {sample.model:9s} {sample.seconds * 1e6:7.1f} "
+              f"{math.expm1(left_out):+7.1%} {math.expm1(inside):+7.1%} {sample.size}\n")
+
+
+def main() -> None:
+    """Fit, write the constants, print what they reach."""
+    OUTPUT.write_text(json.dumps(product(), indent=1) + "\n")
+    report(sys.stdout.write)
+
+
+if __name__ == "__main__":
+    for device_name in DEVICES:
+        find_device(device_name)  # an error here rather than after the fits
+    main()

@@ -1,0 +1,99 @@
+"""Which sizes of an attention operator go to its model."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+from analyzer.hardware import find_device
+from analyzer.hardware.kernel_time.attention import attention_time
+from analyzer.meta.signature import Signature
+from analyzer.meta.spec import TensorSpec
+from analyzer.profilers.kernel_time.registry import find_rule
+
+aten = torch.ops.aten
+H200 = find_device("h200")
+
+
+def spec(*shape, dtype=torch.bfloat16):
+    stride = [1]
+    for size in shape[:0:-1]:
+        stride.insert(0, stride[0] * size)
+    return TensorSpec.of(shape, tuple(stride), dtype, "cuda:0")
+
+
+def rule_time(op, *args, **kwargs):
+    return find_rule(op)(Signature(op, args, kwargs, (), ()), H200)
+
+
+def expected(kernel, q_len=128, kv_len=128, causal=False, **options):
+    sizes = {**dict(batch=2, heads=8, kv_heads=8, head_dim=64, value_dim=64), **options}
+    return attention_time(kernel, **sizes, q_len=q_len, kv_len=kv_len, dtype="bfloat16",
+                          device=H200, causal=causal)
+
+
+FIRST, INSIDE, PACKED = spec(2, 8, 128, 64), spec(2, 128, 8, 64), spec(256, 8, 64)
+LSE, SEED, OFFSETS = spec(2, 8, 128, dtype=torch.float32), spec(2, dtype=torch.int64), spec(3, dtype=torch.int32)
+MASK = spec(2, 8, 128, 128)
+CASES = [
+    (aten._scaled_dot_product_flash_attention.default, (FIRST,) * 3 + (0.0, True), "flash", dict(causal=True)),
+    (aten._scaled_dot_product_flash_attention.default, (FIRST,) * 3 + (0.1,), "flash", dict(dropout=True)),
+    (aten._scaled_dot_product_efficient_attention.default, (FIRST,) * 3 + (MASK, True, 0.0, False), "efficient",
+     dict(masked=True)),
+    (aten._scaled_dot_product_cudnn_attention.default, (FIRST,) * 3 + (None, True, 0.0, True), "cudnn",
+     dict(causal=True)),
+    (aten._scaled_dot_product_cudnn_attention.default, (FIRST, spec(2, 2, 512, 64), spec(2, 2, 512, 64), None, False),
+     "cudnn", dict(kv_heads=2, kv_len=512)),
+    (aten._scaled_dot_product_cudnn_attention_backward.default,
+     (FIRST,) * 5 + (LSE, SEED, SEED, None, None, None, 128, 128, 0.1, True), "cudnn",
+     dict(causal=True, backward=True, dropout=True)),
+    (aten._cudnn_attention_forward.default, (FIRST,) * 3 + (None, None, None, 128, 128, True, 0.0, False), "cudnn", {}),
+    (aten._cudnn_attention_backward.default,
+     (FIRST,) * 5 + (LSE, SEED, SEED, MASK, None, None, 128, 128, 0.0, False), "cudnn",
+     dict(backward=True, masked=True)),
+    (aten._scaled_dot_product_flash_attention_backward.default,
+     (FIRST,) * 5 + (LSE, OFFSETS, OFFSETS, 128, 128, 0.0, True, SEED, SEED), "flash",
+     dict(causal=True, backward=True)),
+    (aten._scaled_dot_product_efficient_attention_backward.default,
+     (FIRST,) * 4 + (None, FIRST, LSE, SEED, SEED, 0.0, [True] * 4, True), "efficient",
+     dict(causal=True, backward=True)),
+    (aten._flash_attention_forward.default, (INSIDE,) * 3 + (None, None, 128, 128, 0.0, True, False), "flash",
+     dict(causal=True)),
+    (aten._flash_attention_forward.default, (PACKED,) * 3 + (OFFSETS, OFFSETS, 128, 128, 0.0, True, False), "flash",
+     dict(causal=True)),
+    (aten._efficient_attention_forward.default, (INSIDE,) * 3 + (None, None, None, 128, 128, 0.0, 1), "efficient",
+     dict(causal=True)),
+    (aten._efficient_attention_backward.default,
+     (INSIDE,) * 4 + (None, INSIDE, None, None, 128, 128, LSE, 0.1, SEED, SEED, 0, False), "efficient",
+     dict(backward=True, dropout=True)),
+    (aten._flash_attention_backward.default,
+     (INSIDE,) * 5 + (LSE, None, None, 128, 128, 0.0, False, SEED, SEED), "flash", dict(backward=True)),
+    (aten._scaled_dot_product_fused_attention_overrideable.default, (FIRST,) * 3 + (None, 0.0, True), "flash",
+     dict(causal=True)),
+]
+
+
+@pytest.mark.parametrize(("op", "args", "kernel", "options"), CASES)
+def test_sizes_and_options_are_read_from_the_arguments(op, args, kernel, options):
+    assert rule_time(op, *args) == expected(kernel, **options)
+
+
+def test_a_window_and_used_keys_are_read_from_keywords():
+    got = rule_time(aten._flash_attention_forward.default, *(INSIDE,) * 3, None, None, 128, 128, 0.0, True, False,
+                    window_size_left=32, window_size_right=0)
+    assert got == expected("flash", causal=True, window=32)
+
+
+def test_causal_keys_right_of_the_last_query_are_not_read():
+    long = spec(2, 8, 4096, 64)
+    got = rule_time(aten._scaled_dot_product_flash_attention.default, FIRST, long, long, 0.0, True)
+    assert got == expected("flash", causal=True)
+
+
+@pytest.mark.parametrize("name", ["flash", "efficient", "cudnn"])
+def test_what_autograd_calls_has_a_time_forward_and_backward(name, log_signatures):
+    q = torch.rand(2, 8, 128, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    op = getattr(aten, f"_scaled_dot_product_{name}_attention")
+    masks = () if name == "flash" else (None, True)
+    signatures = log_signatures(lambda: op(q, q, q, *masks, 0.0, True)[0].sum().backward())
+    forward, backward = (find_rule(s.op)(s, H200) for s in signatures if "attention" in str(s.op))
+    assert (forward, backward) == (expected(name, causal=True), expected(name, causal=True, backward=True))
