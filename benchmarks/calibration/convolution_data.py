@@ -1,0 +1,109 @@
+"""Measured convolutions of `benchmarks/truth`, as calls of `convolution_time`."""
+from __future__ import annotations
+
+import ast
+import csv
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+from analyzer.hardware import DeviceSpec, roofline_seconds
+from analyzer.hardware.kernel_time.convolution import convolution_time
+from analyzer.hardware.kernel_time.estimate import KernelTime
+
+TRUTH = Path(__file__).resolve().parents[1] / "truth"
+DEVICES = {"NVIDIA A100 80GB PCIe": "a100_80gb_pcie", "Tesla V100-PCIE-32GB": "v100_pcie_32gb", "Tesla T4": "t4",
+           "Tesla P4": "p4"}
+IMAGE_CHANNELS = 3
+
+
+class Call(NamedTuple):
+    """One way of an ungrouped convolution of images that lie channels first."""
+
+    way: str
+    batch: int
+    in_channels: int
+    out_channels: int
+    in_size: tuple[int, ...]
+    out_size: tuple[int, ...]
+    kernel_size: tuple[int, ...]
+    dtype: str
+    allow_tf32: bool
+
+    def time(self, device: DeviceSpec) -> KernelTime:
+        """The model's time on a device that has all figures it takes."""
+        stride = tuple(max(1, round(i / o)) for i, o in zip(self.in_size, self.out_size))
+        time = convolution_time(
+            self.way, self.batch, self.in_channels, self.out_channels, self.in_size, self.out_size, self.kernel_size, 1,
+            self.dtype, device, stride=stride, dilation=(1,) * len(stride), allow_tf32=self.allow_tf32,
+            channels_last=False)
+        assert time is not None
+        return time
+
+    def roofline(self, device: DeviceSpec) -> float:
+        """Seconds of a data sheet's roofline."""
+        ins, outs, taps = self.in_channels, self.out_channels, math.prod(self.kernel_size)
+        elements = self.batch * (ins * math.prod(self.in_size) + outs * math.prod(self.out_size)) + ins * outs * taps
+        flops = 2 * self.batch * math.prod(self.out_size) * outs * ins * taps
+        return roofline_seconds(flops, elements * (4 if self.dtype == "float32" else 2), self.dtype, device,
+                                uses_tensor_cores=True, allow_tf32=self.allow_tf32) or 0.0
+
+
+class Row(NamedTuple):
+    """One measured operator: the calls that it makes, and where it was measured.
+
+    ``group``: the fold, or the model. ``order``: how many the process had measured before. ``repeats``: such calls in a step.
+    """
+
+    calls: tuple[Call, ...]
+    device: str
+    group: str
+    order: int
+    seconds: float
+    repeats: int
+
+
+def read_fp32_rows(folds: int) -> list[Row]:
+    """The 3x3 convolutions in float32, a fold by shape."""
+    with gzip.open(TRUTH / "kernels" / "fp32_conv_order.csv.gz", "rt") as file:
+        order = {tuple(list(r.values())[:5]): int(r["row"]) for r in csv.DictReader(file)}
+    rows = []
+    with gzip.open(TRUTH / "kernels" / "fp32_ops.csv.gz", "rt") as file:
+        for r in csv.DictReader(file):
+            if r["op"] != "conv":
+                continue
+            key = tuple(r[name] for name in ("device", "b", "c_in", "c_out", "size"))
+            batch, ins, outs, size = map(int, key[1:])
+            call = Call("forward", batch, ins, outs, (size, size), (size, size), (3, 3), "float32", False)
+            fold = str((batch * 7 + ins * 31 + outs * 17 + size * 13) % folds)
+            rows.append(Row((call,), DEVICES[key[0]], fold, order[key], float(r["us"]) * 1e-6, 1))
+    return rows
+
+
+def read_step_rows() -> list[Row]:
+    """The convolutions of the measured steps on an H200; a group is a model.
+
+    A forward operator names no size of its result: it is that of the same layer's backward in another case.
+    """
+    found: list[tuple[str, str, bool, list[list[int]], float, int]] = []
+    sizes: dict[tuple[str, str], tuple[int, ...]] = {}
+    for case in json.loads((TRUTH / "latency.json").read_text())["cases"]:
+        model, dtype = case["id"].split("-")[0], "bfloat16" if "bf16" in case["id"] else "float32"
+        for op in case["ops"]:
+            is_backward = op["op"] == "aten::convolution_backward"
+            if is_backward or op["op"] == "aten::cudnn_convolution":
+                shapes = ast.literal_eval(op["shapes"])
+                if is_backward:
+                    sizes[model, str((shapes[1][1:], shapes[2]))] = tuple(shapes[0][2:])
+                found.append((model, dtype, is_backward, shapes[is_backward:is_backward + 2], op["us"], op["n"]))
+    rows = []
+    for model, dtype, is_backward, (x, w), microseconds, count in found:
+        ways = ["weight"] if is_backward else ["forward"]
+        if is_backward and x[1] != IMAGE_CHANNELS:  # images take no gradient
+            ways.append("input")
+        result = sizes[model, str((x[1:], w))]
+        calls = tuple(Call(way, x[0], x[1], w[0], tuple(x[2:]), result, tuple(w[2:]), dtype, True) for way in ways)
+        rows.append(Row(calls, "h200", model, 0, microseconds * 1e-6 / count, count))
+    return rows

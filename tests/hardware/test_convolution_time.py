@@ -1,0 +1,130 @@
+"""Times of convolutions: algorithms by hand, what must grow with what, and unknown devices."""
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from analyzer.errors import InputError
+from analyzer.hardware import DeviceSpec, PeakRates, find_device
+from analyzer.hardware.kernel_time.constants import find_constants
+from analyzer.hardware.kernel_time.convolution import convolution_time
+from analyzer.hardware.kernel_time.convolution_shape import make_shape
+from analyzer.hardware.kernel_time.convolution_tensor import copy_seconds, is_multiplied_in_place
+from analyzer.hardware.kernel_time.convolution_tile import product_seconds, split_product_seconds
+from analyzer.hardware.kernel_time.convolution_winograd import fits_winograd
+
+H200 = find_device("h200")
+PLAIN = {"a_resident": 1.0, "a_tile_cost": 0.0, "a_prologue": 0.0}
+TEN = DeviceSpec("ten", multiprocessors=10, memory_bandwidth=1e12, clock_hertz=1e9, compute_capability=(8, 0),
+                 flops_per_second=PeakRates(fp32=1e12, tf32=8e12, bf16=16e12))
+
+
+def time_of(way="forward", batch=32, ins=64, outs=64, size=(56, 56), out=None, kernel=(3, 3), groups=1,
+            dtype="float32", device=H200, tf32=True, last=False, transposed=False, stride=None):
+    out = out or size
+    stride = stride or tuple(a // b for a, b in zip(size, out))
+    return convolution_time(way, batch, ins, outs, size, out, kernel, groups, dtype, device, stride=stride,
+                            dilation=(1,) * len(size), allow_tf32=tf32, channels_last=last, transposed=transposed)
+
+
+@pytest.mark.parametrize("rows, columns, waves", [
+    (128, 128, 1), (1280, 128, 1), (1281, 128, 2), (1280, 129, 2), (128 * 21, 128, 3)])
+def test_waves(rows, columns, waves):
+    # a tile of 128 x 128 x 100 on a tenth of 1e12 FLOP/s
+    seconds = product_seconds(rows, columns, 100, 1, 1e12, PLAIN, "a", TEN, [(128, 128)])
+    assert seconds == pytest.approx(waves * 2 * 128 * 128 * 100 / 1e11)
+
+
+def test_the_tile_that_wastes_least():
+    one = product_seconds(128, 16, 100, 10, 1e12, PLAIN, "a", TEN, [(128, 128)])
+    assert product_seconds(128, 16, 100, 10, 1e12, PLAIN, "a", TEN, [(128, 128), (128, 32)]) == pytest.approx(one / 4)
+
+
+def test_split_of_few_tiles():
+    whole = product_seconds(128, 128, 10_000, 1, 1e12, PLAIN, "a", TEN, [(128, 128)])
+    seconds, partial = split_product_seconds(128, 128, 10_000, 1, 1e12, PLAIN, "a", TEN, [(128, 128)])
+    assert seconds == pytest.approx(whole / 10) and partial == 2 * 4 * 10 * 128 * 128
+    assert split_product_seconds(128, 128, 100, 1, 1e12, PLAIN, "a", TEN, [(128, 128)])[1] == 0  # too shallow
+    assert split_product_seconds(1280, 128, 10_000, 1, 1e12, PLAIN, "a", TEN, [(128, 128)])[1] == 0  # enough tiles
+
+
+@pytest.mark.parametrize("pixels, item_bytes, in_place", [
+    (784, 2, True), (196, 2, False), (196, 4, True), (49, 4, False)])
+def test_products_in_place(pixels, item_bytes, in_place):
+    shape = make_shape("forward", 1, 64, 64, (pixels, 1), (pixels, 1), (1, 1), 1, item_bytes, (1, 1), (1, 1))
+    assert is_multiplied_in_place(shape) is in_place
+    assert not is_multiplied_in_place(shape._replace(steps=4)) and not is_multiplied_in_place(shape._replace(groups=2))
+
+
+def test_copies_by_byte_or_element():
+    c = {"copy_efficiency": 1.0, "copy_elements": 5.0, "kernel_seconds": 0.0}  # 5e10 elements a second on ten
+    assert copy_seconds(10**9, 2, c, TEN) == pytest.approx(0.02)
+    assert copy_seconds(10**9, 32, c, TEN) == pytest.approx(0.064)
+
+
+@pytest.mark.parametrize("change, fits", [
+    ({}, True), ({"kernel_size": (5, 5)}, False), ({"steps": 4}, False), ({"groups": 2}, False),
+    ({"is_dilated": True}, False)])
+def test_winograd(change, fits):
+    shape = make_shape("forward", 1, 64, 64, (8, 8), (8, 8), (3, 3), 1, 4, (1, 1), (1, 1))
+    assert fits_winograd(shape._replace(**change)) is fits
+
+
+def test_kernels_of_tensor_cores():
+    assert time_of().kernels == 4  # copies of input, weight and output
+    assert time_of(last=True).kernels == 1
+    assert time_of(kernel=(1, 1)).kernels == 1
+    assert time_of(kernel=(1, 1), size=(7, 7)).kernels == 3  # 1x1 weights lie the same in both orders
+    assert time_of(last=True).seconds < time_of().seconds
+
+
+def test_precision():
+    half, tf32, full = (time_of(dtype=dtype, tf32=tf32, last=True, ins=512, outs=512).seconds
+                        for dtype, tf32 in (("bfloat16", True), ("float32", True), ("float32", False)))
+    assert half < tf32 < full
+    volta = find_device("v100_pcie_32gb")
+    assert time_of(device=volta, tf32=True) == time_of(device=volta, tf32=False)  # has no TF32
+
+
+@pytest.mark.parametrize("way", ["forward", "input", "weight"])
+@pytest.mark.parametrize("dtype, tf32", [("float32", False), ("float32", True), ("bfloat16", True)])
+def test_more_work_takes_longer(way, dtype, tf32):
+    for name, values in (("batch", (8, 32, 128)), ("ins", (32, 128, 512)), ("outs", (32, 128, 512)),
+                         ("size", ((14, 14), (28, 28), (56, 56)))):
+        times = [time_of(way, dtype=dtype, tf32=tf32, **{name: value}).seconds for value in values]
+        assert times == sorted(times), name
+
+
+def test_transposed_is_the_input_gradient():
+    up = time_of(ins=128, outs=64, size=(28, 28), out=(56, 56), transposed=True, stride=(2, 2))
+    assert up == time_of("input", ins=64, outs=128, size=(56, 56), out=(28, 28), stride=(2, 2))
+
+
+def test_volumes_and_sequences():
+    assert time_of(size=(4096,), kernel=(9,)).seconds < time_of(size=(64, 64, 16), kernel=(3, 3, 3)).seconds
+
+
+def test_depthwise_is_bound_by_memory_or_instructions_not_by_products():
+    each = time_of(ins=256, outs=256, groups=256)
+    assert each.seconds < time_of(ins=256, outs=256).seconds and each.kernels == 1
+    assert time_of("weight", ins=256, outs=256, groups=256).seconds > each.seconds  # reads both once a tap
+
+
+def test_few_channels_leave_tensor_cores():
+    # a product of 3 channels padded to a vector would cost no more than one of 8: measured, it costs 10 times more
+    three, eight = (time_of(ins=ins, size=(224, 224), out=(112, 112), kernel=(7, 7)).seconds for ins in (3, 8))
+    assert three > eight
+
+
+def test_nothing_and_unknown():
+    assert time_of(batch=0).seconds == 0 and time_of(batch=0).kernels == 0
+    assert time_of(device=find_device("cpu")) is None
+    assert time_of(device=dataclasses.replace(H200, multiprocessors=None)) is None
+    assert time_of(dtype="complex64") is None
+    assert time_of(device=TEN).spread == find_constants("convolution", TEN)["tensor_spread"]
+
+
+def test_unknown_way():
+    with pytest.raises(InputError, match=r"convolution_time\('backward'\): must be one of 'forward', 'input', 'wei"):
+        time_of("backward")
