@@ -54,7 +54,8 @@ class Call(NamedTuple):
 class Row(NamedTuple):
     """One measured operator: the calls that it makes, and where it was measured.
 
-    ``group``: the fold, or the model. ``order``: how many the process had measured before. ``repeats``: such calls in a step.
+    ``group``: the fold, or the model. ``order``: how many the process had measured before. ``repeats``: such calls in a
+    step.
     """
 
     calls: tuple[Call, ...]
