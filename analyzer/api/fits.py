@@ -22,7 +22,7 @@ from .profile import profile
 def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...] | Any = (),
          kwargs: dict[str, Any] | None = None, *, devices: Iterable[str | DeviceSpec] | None = None,
          world_size: int | None = None, options: ProfileOptions | None = None, **profile_options: Any) -> FitTable:
-    """Whether a step of ``model`` fits on each of ``devices``, by default all of the catalogue.
+    """Whether a step of ``model`` fits on each of ``devices``, by default the host and all whose memory is known.
 
     The step is profiled for each of them, for what kernels take differs. ``args``, ``kwargs``, ``options`` and
     ``profile_options`` are those of `analyzer.profile`. ``world_size`` above 1 counts communication buffers where
@@ -41,7 +41,7 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
                          "try only some")
     if isinstance(devices, (str, DeviceSpec)):
         devices = [devices]
-    specs = list(register_device) if devices is None else [find_device(device) for device in devices]
+    specs = _list_known() if devices is None else [find_device(device) for device in devices]
     if not specs:
         raise InputError("fits(devices=[]): name at least one device, or leave it out for all of the catalogue")
     options = options or ProfileOptions()
@@ -58,3 +58,8 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
         title = describe_step(found)
     devices_held = tuple([row.device for row in rows if row.fits][:3])
     return FitTable(title, tuple([replace(row, devices=devices_held) for row in rows]))
+
+
+def _list_known() -> list[DeviceSpec]:
+    """The host, and the devices of the catalogue whose memory is known: of others nothing can be told."""
+    return [spec for spec in register_device if spec.memory_bytes is not None or spec.name == "cpu"]

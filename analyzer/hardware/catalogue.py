@@ -123,9 +123,9 @@ def find_device(device: str | DeviceSpec) -> DeviceSpec:
         return device
     if not isinstance(device, str):
         raise InputError(f"find_device({device!r}): takes a name, for example 'h200', or a DeviceSpec")
-    if is_device_file(device):
-        return read_device(device)
     spec = register_device.find(_key(device))
+    if spec is None and is_device_file(device):
+        return read_device(device)
     if spec is None:
         named = register_device.by_key()
         close = dict.fromkeys(named[key].name for key in difflib.get_close_matches(_key(device), named, 6, 0.5))

@@ -47,22 +47,24 @@ _UNITS = {
     "pcie_bandwidth": "B/s", "launch_seconds": "s"}
 _COUNTS = ("memory_bytes", "multiprocessors", "l2_bytes")
 _RATES = ("memory_bandwidth", "clock_hertz", "power_watts", "nvlink_bandwidth", "pcie_bandwidth", "launch_seconds")
-_KINDS = ("cuda", "cpu")
+_KINDS = ("cuda", "cpu", "mps")
 
 
 @dataclass(frozen=True, repr=False)
 class DeviceSpec:
     """A device that a model may be profiled for. Every figure may be None: unknown, or the device has no such part.
 
-    - ``name``, ``aliases``: what ``find_device`` knows it by. ``kind``: ``"cuda"`` or ``"cpu"``.
-    - ``compute_capability``: (major, minor) of a CUDA device.
+    - ``name``, ``aliases``: what ``find_device`` knows it by. ``kind``: the type of its tensors' ``device`` in
+      PyTorch: ``"cuda"`` (AMD's too), ``"mps"`` or ``"cpu"``.
+    - ``compute_capability``: what ``torch.cuda.get_device_capability()`` says.
     - ``memory_bytes``: capacity that the driver reports, which is what a program can have and less than the box says.
     - ``memory_bandwidth``: bytes/s of the device's memory.
     - ``flops_per_second``: dense peak rates, see PeakRates.
-    - ``multiprocessors``, ``l2_bytes``: number of multiprocessors, size of the last cache before memory.
+    - ``multiprocessors``, ``l2_bytes``: number of multiprocessors (compute units, cores), size of the last cache before
+      memory.
     - ``clock_hertz``: boost clock of the multiprocessors. ``power_watts``: the power limit.
-    - ``nvlink_bandwidth``, ``pcie_bandwidth``: bytes/s of all links together in one direction, half of the sum of both
-      directions that data sheets print.
+    - ``nvlink_bandwidth`` (of AMD: Infinity Fabric), ``pcie_bandwidth`` (or what stands in its place to the host):
+      bytes/s of all links together in one direction, half of the sum of both directions that data sheets print.
     - ``launch_seconds``: what starting one kernel costs the host.
     - ``sources``: figure name to where it comes from; rates are ``"flops_per_second.bf16"``, or ``"flops_per_second"``
       for all of them that have no entry of their own.

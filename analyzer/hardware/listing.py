@@ -48,7 +48,8 @@ def format_device(device: str | DeviceSpec) -> str:
 
 
 def _format_links(spec: DeviceSpec) -> str:
-    links = (("NVLink", spec.nvlink_bandwidth), ("PCIe", spec.pcie_bandwidth))
+    links = (("Infinity Fabric" if spec.vendor == "AMD" else "NVLink", spec.nvlink_bandwidth),
+             ("PCIe", spec.pcie_bandwidth))
     return ", ".join(f"{name} {format_rate(rate)}" for name, rate in links if rate is not None) or format_rate(None)
 
 

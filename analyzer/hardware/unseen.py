@@ -78,6 +78,8 @@ def _list_contexts(device: DeviceSpec) -> list[UnseenMemory]:
 
     A context holds local memory and stacks for all threads that run (CUDA programming guide, cudaDeviceSetLimit).
     """
+    if device.vendor == "AMD":
+        return [UnseenMemory("HIP context, kernels and library handles", None, "not known for AMD's runtime")]
     what = "CUDA context, kernels, cuBLAS and cuDNN handles"
     known = _CONTEXTS.get(device.name)
     if known is not None:

@@ -27,7 +27,7 @@ _FIGURES = (
         ({"name": ""}, "DeviceSpec(name=''): must be a name that is not blank"),
         ({"name": "  "}, "DeviceSpec(name='  '): must be a name that is not blank"),
         ({"name": 7}, "DeviceSpec(name=7): must be a name that is not blank"),
-        ({"kind": "tpu"}, "DeviceSpec('x', kind='tpu'): must be one of 'cuda', 'cpu'"),
+        ({"kind": "tpu"}, "DeviceSpec('x', kind='tpu'): must be one of 'cuda', 'cpu', 'mps'"),
         (
             {"memory_bytes": "80GB"},
             "DeviceSpec('x', memory_bytes='80GB'): must be a positive int or None if unknown; "
@@ -129,7 +129,7 @@ _count = st.none() | st.integers(min_value=1, max_value=2**50)
 _specs = st.builds(
     DeviceSpec,
     name=st.text(min_size=1).filter(str.strip),
-    kind=st.sampled_from(["cuda", "cpu"]),
+    kind=st.sampled_from(["cuda", "cpu", "mps"]),
     vendor=st.none() | st.text(),
     compute_capability=st.none() | st.tuples(st.integers(0, 12), st.integers(0, 9)),
     memory_bytes=_count,

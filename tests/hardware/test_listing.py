@@ -16,6 +16,7 @@ def test_catalogue_has_a_row_per_device_and_unknown_is_a_dash() -> None:
         "39.39 GiB 1.55 TB/s 19.50 T 156.00 T 312.00 T 312.00 T - NVLink 300.00 GB/s, PCIe 32.00 GB/s"
     )
     assert rows["t4"] == "14.58 GiB 320.00 GB/s 8.10 T - - 65.00 T - PCIe 16.00 GB/s"
+    assert rows["mi300x"].endswith("Infinity Fabric 448.00 GB/s, PCIe 64.00 GB/s")
     assert rows["cpu"] == "- - - - - - - -"
     assert lines[-1] == "Rates are dense peaks in FLOP/s, of the tensor cores but for fp32. Links count one direction."
 

@@ -58,9 +58,9 @@ def test_where_the_peak_is(mlp):
 
 @pytest.mark.parametrize(("reserved", "text"), [
     (3 * GIB, "fits on card: at least 3.00 GiB needed, 8.00 GiB there, 5.00 GiB left\n"
-              "smallest devices that hold it: card, t4, l4"),
+              "smallest devices that hold it: p4, card, t4"),
     (20 * GIB, "does NOT fit on card: at least 20.00 GiB needed, 8.00 GiB there, at least 12.00 GiB short\n"
-               "would fit on l4, rtx_4090, a100_40gb"),
+               "would fit on l4, a10g, a10"),
     (None, "cannot be told whether it fits on card: what it needs is not known, 8.00 GiB there"),
 ])
 def test_text(bare, card, reserved, text):
@@ -157,7 +157,8 @@ def test_few_lines(mlp):
 def test_fits_tries_every_device():
     table = analyzer.fits(nn.Linear(64, 64), torch.empty(8, 64), mode="infer")
     assert [row.device for row in table][-1] == "cpu" and table["cpu"].fits is None
-    assert {row.device for row in table} == {spec.name for spec in register_device}
+    assert {row.device for row in table} == {
+        spec.name for spec in register_device if spec.memory_bytes is not None or spec.name == "cpu"}
     known = [row.capacity_bytes for row in table if row.capacity_bytes is not None]
     assert known == sorted(known) and len(table) == len(known) + 1
     assert table["a100"].device == "a100_40gb" if "a100" in find_device("a100_40gb").aliases else True
