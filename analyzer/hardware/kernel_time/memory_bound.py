@@ -22,8 +22,8 @@ HBM_CAPABILITIES = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0), (10, 3)})
 #: Resident threads of a multiprocessor by compute capability, 2,048 for all others: the same guide, "Technical
 #: Specifications per Compute Capability".
 RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}
-#: Instructions that a multiprocessor issues a cycle, over all threads: four schedulers, a warp of 32 each (the sections of
-#: the guide on each architecture).
+#: Instructions that a multiprocessor issues a cycle, over all threads: four schedulers with a warp of 32 each (the
+#: guide's sections on each architecture).
 ISSUED_PER_CYCLE = 128
 #: Bytes that a multiprocessor takes from the last cache per cycle: half of the port's 64 (whitepaper of the A100).
 CACHE_BYTES_PER_CYCLE = 32
