@@ -21,6 +21,7 @@ from analyzer.report.check import add_check_command, run_check
 from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
 from analyzer.report.module_comparison import add_compare_command, run_compare
 from analyzer.report.progress_bar import ProgressBar
+from analyzer.report.run_option import add_run_options, check_run_options, describe_run_cost
 from analyzer.report.short_text import describe_for_verdict
 from analyzer.report.verdict import judge
 from analyzer.results.profile import Profile
@@ -64,6 +65,7 @@ examples:
   analyzer profile mypackage.models:build --input tokens=int64:4x2048 --json profile.json
   analyzer profile mynet.py:Net --input 8x3x224x224 --show modules --format csv --output modules.csv
   analyzer profile resnet18 resnet50 vit_b_16 --optimizer adamw --format markdown
+  analyzer profile llama_1b --device h100 --tokens 2e12 --price 2.5 --gpus 64 --roofline llama.png
 
 exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be used; 3 a step does not fit on the
 device
@@ -96,6 +98,7 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("--explain-replay", action="store_true",
                      help="print which parts were run once and replayed, and why the others were run")
     choice.add_file_options(run)
+    add_run_options(run)
     choice.add_report_options(run)
 
     add_measure_command(commands)
@@ -170,6 +173,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
     shown = choice.read_shown(arguments.show, _SHOWN)
     for path in (arguments.json, arguments.html, arguments.output):
         check_output(path)
+    check_run_options(arguments)
     if arguments.others:
         choice.check_model_options(arguments, _DEFAULT_SHOWN)
         rows = list(zip([arguments.target, *arguments.others], _predict(arguments), strict=True))
@@ -182,6 +186,9 @@ def run_profile(arguments: argparse.Namespace) -> int:
     make_table = choice.read_table_options(arguments, shown)
     found, = _predict(arguments)
     choice.save_profile(found, arguments.json, arguments.html)  # before anything is printed, for a reader that goes
+    if arguments.roofline is not None:
+        found.export("roofline", arguments.roofline)
+    cost = describe_run_cost(found, arguments)
     texts: dict[str, Callable[[], str]] = {
         "table": lambda: found.table(sort=arguments.sort, depth=arguments.depth, columns=("fwd_macs", "bwd_macs")),
         "summary": found.summary, "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort),
@@ -193,6 +200,8 @@ def run_profile(arguments: argparse.Namespace) -> int:
         choice.emit(text, arguments.output)
     if arguments.explain_replay and found.replay is not None:
         print("\n" + found.replay.explain())
+    if cost is not None and choice.is_text(arguments):
+        print("\n" + cost)
     code = choice.end_with_verdict(found.verdict, arguments)
     if code and choice.is_text(arguments):
         print(find_advice(arguments, quick=True).summary())

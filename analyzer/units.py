@@ -130,6 +130,20 @@ def format_share(part: float | None, whole: float | None) -> str:
     return f"{part / whole if whole else 0:.2%}"
 
 
+def format_percent(share: float | None) -> str:
+    """A share of 1 in percent with two digits or one decimal; ``"-"`` for None.
+
+    >>> format_percent(0.4137), format_percent(0.00123), format_percent(1e-6), format_percent(0), format_percent(None)
+    ('41.4 %', '0.12 %', '< 0.01 %', '0 %', '-')
+    """
+    if share is None:
+        return UNKNOWN
+    percent = 100 * share
+    if not percent:
+        return "0 %"
+    return "< 0.01 %" if percent < 0.01 else f"{percent:.2g} %" if percent < 1 else f"{percent:.1f} %"
+
+
 def _trim(number: str) -> str:
     """Two decimals without a last zero: 7.40 is 7.4, and 513.00 is 513.0."""
     return number[:-1] if "." in number and number.endswith("0") else number

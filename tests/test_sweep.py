@@ -443,7 +443,8 @@ def test_the_command_prints_what_varies_and_writes_the_table(capsys, tmp_path, i
     assert (code, err) == (0, "")
     lines = text.splitlines()
     assert lines[0].split() == [
-        "batch", "optimizer", "Peak", "reserved", "Free", "Fits", "Fwd", "FLOPs", "Bwd", "FLOPs", "Step", "Error"
+        "batch", "optimizer", "Peak", "reserved", "Free", "Fits", "Fwd", "FLOPs", "Bwd", "FLOPs", "Step", "MFU",
+        "Error"
     ]
     assert lines[2].split()[:2] == ["2", "none"]
     assert lines[4].endswith("ValueError: three is too many")

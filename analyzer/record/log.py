@@ -40,13 +40,15 @@ class LogModuleCall:
 
 class OuterCall(NamedTuple):
     """A forward run of a module with parameters that no other module called: the step, how many operator calls came
-    before it, the module's index, and how many samples it was given (the first size of its first tensor).
+    before it, the module's index, how many samples it was given (the first size of its first tensor), and how many
+    tokens (see `analyzer.record.token_count`).
     """
 
     step: int
     position: int
     module: int
     samples: int | None
+    tokens: int | None = None
 
 
 @dataclass(slots=True)

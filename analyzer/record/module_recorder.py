@@ -18,6 +18,7 @@ from .module_walk import walk_modules
 from .progress import report_progress
 from .quantized_parameter import parts_of_parameter
 from .tensor_walk import describe, describe_tensors, tensors_in
+from .token_count import count_tokens, name_tensors
 
 _PLAIN = frozenset({torch.nn.Parameter, MetaTensor})  #: classes of tensors that are nothing but themselves
 
@@ -208,7 +209,8 @@ class ModuleRecorder(MemoryRecorder):
     def _note_outer_call(self, module: torch.nn.Module, index: int, arguments: Any) -> None:
         if next(module.parameters(), None) is not None:
             samples = next((int(t.shape[0]) for t in tensors_in(arguments) if t.dim()), None)
-            self.log.outer_calls.append(OuterCall(self.step, len(self.log.call_slots), index, samples))
+            self.log.outer_calls.append(OuterCall(self.step, len(self.log.call_slots), index, samples,
+                                                  count_tokens(name_tensors(arguments))))
 
     def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
         """The innermost call ends; ``token`` is what `enter_module` gave for it."""

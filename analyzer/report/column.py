@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 import tabulate
 
 from analyzer.errors import InputError, is_count
-from analyzer.units import UNKNOWN, format_bytes, format_count, format_seconds
+from analyzer.units import UNKNOWN, format_bytes, format_count, format_percent, format_seconds
 
 T = TypeVar("T")
 _FORMATS: dict[str, Callable[..., str]] = {
-    "bytes": format_bytes, "Mb": partial(format_bytes, style="Mb"), "count": format_count, "seconds": format_seconds}
+    "bytes": format_bytes, "Mb": partial(format_bytes, style="Mb"), "count": format_count, "seconds": format_seconds,
+    "share": format_percent}
 
 #: Table formats by what users call them; any other is one of tabulate's.
 FORMATS = {"text": "simple", "markdown": "github", "latex": "latex", "html": "html", "csv": "csv"}
@@ -28,7 +29,7 @@ _PIPED = ("github", "pipe")  # formats in which a bar ends a cell
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A field of a row, its heading and its unit: bytes, Mb (bytes under other labels), count, seconds, text."""
+    """A field of a row, its heading and its unit: bytes, Mb (bytes under other labels), count, seconds, share, text."""
 
     field: str
     header: str

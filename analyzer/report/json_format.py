@@ -18,7 +18,10 @@ from analyzer.results.build import package_version
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter, register_view
 
+from .speed import RATES, read_rate
+
 FORMAT = "analyzer.profile"
+DERIVED = "derived"  # figures that follow from the others; they are written, and not read back
 _EXCERPT_CHARS = 30  # of damaged text, on each side of the damage
 
 Decoder = Callable[[Any, str], Any]  # (JSON value, where it stands) -> value, or ProfileFormatError
@@ -29,7 +32,8 @@ def write_json(profile: Profile, path: str | Path | None = None) -> str:
     """The JSON text, also written to ``path`` if one is given. Raises InputError where the profile holds what could not
     be read back: a value of the wrong type, NaN, infinity.
     """
-    data = {"format": FORMAT, "version": Profile.format_version, **encode(profile)}
+    data = {"format": FORMAT, "version": Profile.format_version, **encode(profile),
+            DERIVED: {name: read_rate(profile, name) for name in RATES}}
     try:
         read_data(data)
     except ProfileFormatError as error:
@@ -72,7 +76,7 @@ def read_data(data: Any) -> Profile:
             f"format version {version!r}{writer}, and analyzer "
             f"{'of this source tree' if own == 'source' else own} reads version "
             f"{Profile.format_version}: read it with the analyzer that wrote it, or profile the model again")
-    fields = {key: value for key, value in data.items() if key not in ("format", "version")}
+    fields = {key: value for key, value in data.items() if key not in ("format", "version", DERIVED)}
     profile: Profile = decoder_of(Profile)(fields, "")
     return profile
 

@@ -19,7 +19,7 @@ _PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
 _SECONDS = {"": Fraction(1), "s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6),
             "ns": Fraction(1, 10**9)}
 _UNITS = {"bytes": "bytes, as in 512, 100MiB or 40GiB", "count": "plain numbers, as in 3000, 2.5M or 40G",
-          "seconds": "seconds, as in 0.02, 20ms or 150us"}
+          "seconds": "seconds, as in 0.02, 20ms or 150us", "share": "shares of 1, as in 0.4"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from analyzer.results.info import PhaseInfo
 from analyzer.results.profile import Profile
 
 from .column import Column, name_columns
+from .speed import RATES, read_rate
 
 #: Those of the whole step.
 QUANTITIES = name_columns(
@@ -23,7 +24,9 @@ QUANTITIES = name_columns(
     Column("executed_flops", "Executed FLOPs", "count"), Column("optimizer_flops", "Optimizer FLOPs", "count"),
     Column("fwd_seconds", "Fwd time", "seconds"), Column("bwd_seconds", "Bwd time", "seconds"),
     Column("optimizer_seconds", "Optimizer time", "seconds"), Column("step_seconds", "Step time", "seconds"),
-    Column("kernel_seconds", "Kernel time", "seconds"))
+    Column("kernel_seconds", "Kernel time", "seconds"), Column("samples_per_second", "Samples/s", "count"),
+    Column("tokens_per_second", "Tokens/s", "count"), Column("model_flops_per_second", "Model FLOP/s", "count"),
+    Column("mfu", "MFU", "share"), Column("hfu", "HFU", "share"))
 #: Numbers that say what was run, not what it costs.
 SETTINGS = ("batch_size", "tokens", "world_size", "data_parallel_size", "model_parallel_size", "profile_step",
             "measured_steps")
@@ -85,7 +88,7 @@ def read_quantity(profile: Profile, name: str) -> float | None:
         info = getattr(profile, first).get(phase)
         value = None if info is None else getattr(info, field)
     else:
-        value = getattr(profile, name)
+        value = read_rate(profile, name) if name in RATES else getattr(profile, name)
     return value
 
 

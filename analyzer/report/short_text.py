@@ -6,6 +6,7 @@ from analyzer.results.view import register_view
 
 from .column import escape_controls, format_quantity
 from .holder_group import group_holders, print_groups
+from .speed import describe_speed
 from .verdict import judge
 
 
@@ -25,12 +26,12 @@ def describe_shortly(profile: Profile, has_verdict: bool = True) -> str:
     lines = [title + (f" ({facts})" if facts else "")]
     figures = (("parameters", "count", ((p.params, ""),)),
                ("peak memory", "bytes", ((p.peak_allocated_bytes, "allocated"), (p.peak_reserved_bytes, "reserved"))),
-               ("FLOPs", "count", ((p.fwd_flops, "forward"), (p.bwd_flops if p.mode == "train" else None, "backward"))),
-               ("time", "seconds", ((p.step_seconds, ""),)))
+               ("FLOPs", "count", ((p.fwd_flops, "forward"), (p.bwd_flops if p.mode == "train" else None, "backward"))))
     for what, unit, amounts in figures:
         known = [f"{format_quantity(value, unit)} {of}".rstrip() for value, of in amounts if value is not None]
         if known:
             lines.append(f"  {what}: {', '.join(known)}")
+    lines += [f"  {line}" for line in describe_speed(p)]
     verdict = judge(p, is_brief=True) if has_verdict else None
     return escape_controls("\n".join(lines if verdict is None else [*lines, f"  {verdict}"]))
 

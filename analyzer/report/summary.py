@@ -13,6 +13,7 @@ from .column import Column, escape_controls, format_quantity, print_rows
 from .fits import find_least_need
 from .holder_group import group_holders, print_groups
 from .notation import list_notations
+from .speed import format_step, list_rates, title_time
 
 PHASE_COLUMNS = (Column("allocated_bytes", "Allocated at end", "bytes"),
                  Column("peak_allocated_bytes", "Peak allocated", "bytes"),
@@ -64,10 +65,14 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
            print_rows(("Operator", "Calls", "Bytes"), uncounted) if uncounted else "none")
     yield from _list_memory_sections(p, lay_out)
     times = (("forward", p.fwd_seconds), ("backward", p.bwd_seconds), ("optimizer", p.optimizer_seconds),
-             ("step", p.step_seconds), ("of it in kernels", p.kernel_seconds))
-    seconds = lay_out(("", "Time"), [(name, format_quantity(value, "seconds")) for name, value in times])
+             ("kernels (their sum)", p.kernel_seconds))
+    seconds = lay_out(("", "Time"), [*((name, format_quantity(value, "seconds")) for name, value in times[:-1]),
+                                     ("step (wall time)", format_step(p)),
+                                     (times[-1][0], format_quantity(times[-1][1], "seconds"))])
     if seconds:
-        yield f"Time ({p.seconds_method})", seconds
+        yield title_time(p), seconds
+    if rates := list(list_rates(p)):
+        yield "Speed", print_rows(("", "Rate"), rates)
     notation = lay_out(("", "Figure"), list(list_notations(p)))
     if notation:
         yield "In DeepSpeed's notation", notation

@@ -15,10 +15,11 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.profilers.annotation import Annotation, operator_key
 from analyzer.profilers.memory import alive_at, category_of, forward_ends, peak_by_category
 from analyzer.record.log import Log, LogNode
+from analyzer.record.token_count import count_tokens
 
 from .deferred import Groups
 from .info import OPERATOR_COSTS, HolderInfo, OperatorInfo, PhaseInfo, UncountedInfo
-from .micro_batch import count_samples
+from .micro_batch import count_samples, count_step_tokens
 from .module_shape import ModuleShape
 from .node_info import NodeInfo, describe_spec
 from .out_of_memory import describe_placement, describe_shortage, find_unfinished, list_finished_phases
@@ -66,6 +67,7 @@ class ProfileBuilder:
         known["uncounted"] = tuple(UncountedInfo(*row) for row in known.get("uncounted") or ())
         inputs = {s.label: describe_spec(s.spec) for s in log.lifetimes_in("input") if s.spec is not None}
         return {**known, "params": self.shape.count_parameters(), "inputs": inputs,
+                "tokens": count_step_tokens(log, count_tokens(inputs.items())),
                 "batch_size": count_samples(log, next((t.shape[0] for t in inputs.values() if t.shape), None)),
                 "torch_version": str(torch.__version__), "analyzer_version": package_version(),
                 "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from analyzer.errors import InputError
-from analyzer.hardware import DeviceSpec, find_device
-from analyzer.hardware.roofline import find_peak
+from analyzer.hardware import DeviceSpec
 from analyzer.units import add_quantities
 
 from .advice import Advice
@@ -27,6 +26,8 @@ from .info import (
     UncountedInfo,
 )
 from .node_info import NodeInfo, TensorInfo
+from .roofline import Roofline
+from .run_cost import RunCost
 from .verdict import Verdict
 from .view import register_exporter, register_report, register_view
 
@@ -130,55 +131,78 @@ class Profile(DeferredFields):
     def samples_per_second(self) -> float | None:
         """Samples of all data-parallel copies in a second of steps; None where a part is unknown.
 
-        >>> Profile(name="demo", mode="train", batch_size=8, data_parallel_size=4, step_seconds=0.5).samples_per_second
-        64.0
+        >>> p = Profile(name="demo", mode="train", batch_size=8, tokens=4096, data_parallel_size=4, step_seconds=0.5)
+        >>> p.samples_per_second, p.tokens_per_second
+        (64.0, 32768.0)
         """
-        if self.batch_size is None or self.data_parallel_size is None or not self.step_seconds:
-            return None
-        return self.batch_size * self.data_parallel_size / self.step_seconds
+        return self._per_second(self.batch_size)
 
-    def mfu(self, seconds: float, device: str | DeviceSpec | None = None, dtype: str | None = None) -> float | None:
-        """Model FLOPs utilization of a step that takes ``seconds``: 2 FLOPs a multiply-add of forward and backward,
-        over what the device could do.
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens likewise; None for a model that is given none."""
+        return self._per_second(self.tokens)
+
+    def _per_second(self, amount: int | None) -> float | None:
+        if amount is None or self.data_parallel_size is None or not self.step_seconds:
+            return None
+        return amount * self.data_parallel_size / self.step_seconds
+
+    @property
+    def model_flops_per_second(self) -> float | None:
+        """The arithmetic rate that the step reaches: `model_flops` of one device in a second; None where unknown."""
+        return None if self.model_flops is None or not self.step_seconds else self.model_flops / self.step_seconds
+
+    def mfu(self, seconds: float | None = None, device: str | DeviceSpec | None = None,
+            dtype: str | None = None) -> float | None:
+        """Model FLOPs utilization of a step that takes ``seconds``, by default `step_seconds`: 2 FLOPs a multiply-add
+        of forward and backward, over what the device could do.
 
         As defined by Chowdhery et al. (PaLM, 2022), appendix B: matrix products (and convolutions) only, masks taken as
         dense, nothing run twice, and the dense peak of the multiply-accumulate units. ``device`` is by default the
-        profile's own; ``dtype`` is that of the products, by default that of autocast, else that of most parameters
-        (float32 runs without TF32, PyTorch's default). None where a count or the peak is unknown. Raises InputError for
-        ``seconds`` that are not positive. A step of 3 · 10¹² multiply-adds that takes 20 ms on a GPU of 989.4 · 10¹²
-        FLOP/s:
+        profile's own; ``dtype`` is that of the products, by default that of autocast, else that of most floating
+        parameters, where float32 is TF32 for what PyTorch is set to run so (convolutions, by default). None where the
+        time, a count or the peak is unknown. Raises InputError for ``seconds`` that are not positive. A step of
+        3 · 10¹² multiply-adds that takes 20 ms on a GPU of 989.4 · 10¹² FLOP/s:
 
         >>> p = Profile(name="demo", mode="train", device="h100", autocast="bfloat16", fwd_macs=10**12,
-        ...             bwd_macs=2 * 10**12, recompute_macs=10**12)
-        >>> round(p.mfu(0.020), 4), round(p.hfu(0.020), 4)
-        (0.3032, 0.4043)
+        ...             bwd_macs=2 * 10**12, recompute_macs=10**12, step_seconds=0.020)
+        >>> round(p.mfu(), 4), round(p.hfu(), 4), round(p.mfu(0.040), 4)
+        (0.3032, 0.4043, 0.1516)
         """
-        macs = (self.fwd_macs,) if self.mode == "infer" else (self.fwd_macs, self.bwd_macs)
-        return self._utilization("mfu", add_quantities(macs), seconds, device, dtype)
+        return self._find_utilization("mfu", seconds, device, dtype)
 
-    def hfu(self, seconds: float, device: str | DeviceSpec | None = None, dtype: str | None = None) -> float | None:
+    def hfu(self, seconds: float | None = None, device: str | DeviceSpec | None = None,
+            dtype: str | None = None) -> float | None:
         """Hardware FLOPs utilization: `mfu` with what checkpointing runs again (Korthikanti et al., 2022, 6.3)."""
-        macs = (self.fwd_macs,) if self.mode == "infer" else (self.fwd_macs, self.bwd_macs, self.recompute_macs)
-        return self._utilization("hfu", add_quantities(macs), seconds, device, dtype)
+        return self._find_utilization("hfu", seconds, device, dtype)
 
-    def _utilization(self, name: str, macs: int | None, seconds: float, device: str | DeviceSpec | None,
-                     dtype: str | None) -> float | None:
-        if not isinstance(seconds, (int, float)) or not seconds > 0:
-            raise InputError(f"{name}(seconds={seconds!r}): must be the positive time of one step")
-        asked = device or self.device
-        if asked is None:
-            raise InputError(f"{name}(): the profile names no device; pass device=, e.g. device='h100'")
-        kind = dtype or self.autocast or self._parameter_dtype()
-        peak = None if kind is None else find_peak(kind, find_device(asked), uses_tensor_cores=True)
-        return None if macs is None or peak is None else 2 * macs / (seconds * peak)
+    def _find_utilization(self, *asked: Any) -> float | None:
+        found: float | None = register_view.look_up("utilization", "mfu")(self, *asked)
+        return found
 
-    def _parameter_dtype(self) -> str | None:
-        """That of most parameter elements."""
-        numel: dict[str, int] = {}
-        for module in () if self.modules is None else self.modules.walk():
-            for parameter in module.parameters.values():
-                numel[parameter.dtype] = numel.get(parameter.dtype, 0) + parameter.numel
-        return max(numel, key=lambda name: numel[name], default=None)
+    def cost_of(self, tokens: float | None = None, samples: float | None = None, price: float | None = None,
+                gpus: int | None = None, power: float | None = None) -> RunCost:
+        """What a run over so many ``tokens`` or ``samples`` costs: as many steps like this one as it takes.
+
+        ``price`` is dollars for an hour of one device; ``gpus`` how many devices there are, by default the profile's
+        processes, each further copy of the model as fast as this one; ``power`` watts of one device, by default its
+        power limit. `RunCost.assumptions` says what was taken so. Raises InputError for amounts that cannot be, and
+        for tokens of a model that is given none.
+
+        >>> p = Profile(name="demo", mode="train", device="h100", batch_size=8, tokens=8 * 2048, step_seconds=0.1)
+        >>> cost = p.cost_of(tokens=2e9, price=2.5, gpus=8)
+        >>> cost.steps, round(cost.hours, 3), round(cost.dollars, 2)  # 2e9 / (8 * 16,384), * 0.1 s, * 8 * $2.50
+        (15259, 0.424, 8.48)
+        """
+        found: RunCost = register_view.look_up("cost_of", "cost_of")(self, tokens, samples, price, gpus, power)
+        return found
+
+    def roofline(self) -> Roofline:
+        """Where operators and modules stand under the roofline of the profile's device: FLOPs to a byte, the rate
+        that they reach, and what bounds it. Raises InputError where the profile names no device of the catalogue.
+        """
+        found: Roofline = register_view.look_up("roofline", "roofline")(self)
+        return found
 
     @property
     def communicates(self) -> bool | None:
@@ -292,7 +316,7 @@ class Profile(DeferredFields):
 
         >>> p = Profile(name="demo", mode="infer", device="t4", peak_reserved_bytes=20 * 2**30)
         >>> p.verdict.fits, p.verdict.devices
-        (False, ('l4', 'rtx_4090', 'a100_40gb'))
+        (False, ('l4', 'a10g', 'a10'))
         """
         return register_view.look_up("verdict", "verdict")(self)
 

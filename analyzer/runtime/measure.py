@@ -105,7 +105,7 @@ def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: st
     flops = make_flops_profiler(convention)
     if recorder.is_simulated or runs_on_meta(log):
         spec = recorder.spec
-        method = "not timed: it ran without data" if spec is None else f"predicted for {spec.name}, not calibrated"
+        method = "not timed: it ran without data" if spec is None else f"predicted for {spec.name}"
         session = Session(spec, mode=mode, profilers={"flops": flops})
         return Run(session, recorder, model).build(**facts, seconds_method=method)
     session = Session(None, mode=mode, profilers={"flops": flops, "measured": make_measured_profiler(recorder, steps)})

@@ -149,7 +149,8 @@ def _connect(address: str | None) -> Iterator[Executor | None]:
 
 
 _SHOWN = (("peak_reserved_bytes", "Peak reserved", "bytes"), ("free_bytes", "Free", "bytes"), ("fits", "Fits", "text"),
-          ("fwd_flops", "Fwd FLOPs", "count"), ("bwd_flops", "Bwd FLOPs", "count"), ("step_seconds", "Step", "seconds"))
+          ("fwd_flops", "Fwd FLOPs", "count"), ("bwd_flops", "Bwd FLOPs", "count"), ("step_seconds", "Step", "seconds"),
+          ("mfu", "MFU", "share"))
 _ERROR_WIDTH = 60  # of the table on the screen; files hold the whole text
 
 

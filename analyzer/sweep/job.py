@@ -14,6 +14,7 @@ from torch import nn
 from analyzer.api.argument import build_model
 from analyzer.api.profile import ProfileOptions, profile
 from analyzer.recipe.recipe import Recipe
+from analyzer.report.speed import RATES, read_rate
 from analyzer.results.build import package_version
 from analyzer.results.profile import Profile
 from analyzer.zoo.command_option import make_inputs
@@ -98,6 +99,7 @@ def measure(found: Profile) -> Row:
             and name not in (*IDENTITY, "assumptions")}
     peaks = {f"{phase}_peak_allocated_bytes": found.phases[phase].peak_allocated_bytes
              if phase in found.phases else None for phase in ("forward", "backward", "optimizer")}
+    rates = {name: read_rate(found, name) for name in RATES if name in COLUMNS}
     return {
-        **same, **peaks, "fits": fit.fits, "free_bytes": fit.free_bytes,
+        **same, **peaks, **rates, "fits": fit.fits, "free_bytes": fit.free_bytes,
         "uncounted_calls": sum(u.calls for u in found.uncounted), "assumptions": "; ".join(found.assumptions) or None}

@@ -31,7 +31,8 @@ COLUMNS: dict[str, type] = {
     "forward_peak_allocated_bytes": int, "backward_peak_allocated_bytes": int, "optimizer_peak_allocated_bytes": int,
     "params": int, "param_bytes": int, "buffer_bytes": int, "optimizer_bytes": int, "fwd_flops": int, "bwd_flops": int,
     "recompute_flops": int, "optimizer_flops": int, "fwd_macs": int, "bwd_macs": int, "fwd_seconds": float,
-    "bwd_seconds": float, "optimizer_seconds": float, "step_seconds": float, "seconds_method": str,
+    "bwd_seconds": float, "optimizer_seconds": float, "step_seconds": float, "kernel_seconds": float, "tokens": int,
+    "samples_per_second": float, "tokens_per_second": float, "mfu": float, "hfu": float, "seconds_method": str,
     "uncounted_calls": int,  # of operators without a FLOP formula
     "assumptions": str,  # joined by "; "
     "profile_seconds": float,  # what this row itself took

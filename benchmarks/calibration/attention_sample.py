@@ -44,8 +44,7 @@ def read_serving() -> list[Sample]:
             size = AttentionSize(number["batch"], number["heads"], number["kv_heads"], number["q_len"],
                                  number["kv_len"], number["head_dim"], number["head_dim"], 2, bool(number["causal"]),
                                  number["window"])
-            device = find_device(row["device"])
-            samples.append(Sample(device, kernel, find_phase(kernel, size, device), size,
+            samples.append(Sample(find_device(row["device"]), kernel, find_phase(kernel, size), size,
                                   float(row["us"]) * 1e-6, repr(tuple(size))))
     return samples
 

@@ -17,6 +17,7 @@ from analyzer.errors import InputError
 from analyzer.report.check import MAIN, check_profile, format_check
 from analyzer.report.limit import parse_limit
 from analyzer.report.quantity import QUANTITIES, SETTINGS, list_names
+from analyzer.report.speed import RATES
 from analyzer.results.info import OutOfMemoryInfo, PhaseInfo
 from analyzer.results.profile import Profile
 
@@ -101,7 +102,7 @@ def test_without_limits_no_main_quantity_may_grow() -> None:
 
 def test_every_number_of_a_profile_is_a_quantity_or_a_setting() -> None:
     numbers = {field.name for field in fields(Profile) if field.type in ("int | None", "float | None")}
-    assert len(numbers) > 20 and numbers == {*QUANTITIES, *SETTINGS} - {"model_flops", "hardware_flops"}
+    assert len(numbers) > 20 and numbers == {*QUANTITIES, *SETTINGS} - {"model_flops", "hardware_flops", *RATES}
 
 
 def test_names_are_those_of_both_profiles() -> None:

@@ -29,8 +29,8 @@ def test_categories_add_up_to_the_peak(mlp, add_up):
 
 
 def test_seconds_say_how_they_were_found(mlp):
-    assert "Time (roofline, not calibrated)" in mlp.summary()
-    assert "Time (calibrated on an H200)" in replace(mlp, seconds_method="calibrated on an H200").summary()
+    assert "Time, predicted for h200 (roofline, not calibrated)" in mlp.summary()
+    assert "Time (measured on cpu)" in replace(mlp, seconds_method="measured on cpu", measured_steps=3).summary()
 
 
 def test_out_of_memory_comes_first(mlp, out_of_memory):

@@ -120,7 +120,7 @@ print(measure(model, (torch.rand(64, 4096, device=sys.argv[1]),), mode="infer").
 """
 
 
-@pytest.mark.parametrize(("device", "said"), [("cuda", "predicted for t4, not calibrated"),
+@pytest.mark.parametrize(("device", "said"), [("cuda", "predicted for t4"),
                                               ("cpu", "not timed: it ran without data")])
 def test_a_dry_run_measures_nothing(device, said, tmp_path, capsys):
     path = tmp_path / "script.py"

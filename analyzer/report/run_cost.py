@@ -1,0 +1,159 @@
+"""What a run of many steps costs: worked out, and as text."""
+from __future__ import annotations
+
+import math
+
+from analyzer.errors import InputError, UnknownDeviceError, is_count
+from analyzer.hardware import find_device
+from analyzer.results.profile import Profile
+from analyzer.results.run_cost import Range, RunCost
+from analyzer.results.view import register_view
+from analyzer.units import UNKNOWN, format_seconds
+
+from .column import print_rows
+
+PERFECT = "every step takes as long as this one: no evaluation, checkpoints, failures or waiting for data"
+
+
+@register_view.shipped("cost_of")
+def find_cost(profile: Profile, tokens: float | None = None, samples: float | None = None, price: float | None = None,
+              gpus: int | None = None, power: float | None = None) -> RunCost:
+    """What `Profile.cost_of` answers."""
+    check_run(tokens, samples, price, gpus, power)
+    devices = gpus or profile.world_size or 1
+    amount, each = (samples, profile.batch_size) if tokens is None else (tokens, profile.tokens)
+    assert amount is not None
+    if each is None:
+        raise InputError(_explain_unknown(profile, "samples" if tokens is None else "tokens", amount))
+    copies, remarks = _count_copies(profile, devices)
+    watts, source = _find_power(profile, power)
+    steps = None if copies is None or not each else math.ceil(amount / (each * copies))
+    kind = "samples" if tokens is None else "tokens"
+    remarks = [_describe_amount(each, copies, kind), *remarks, _describe_step(profile), PERFECT]
+    if price is not None:
+        remarks.append(f"dollars are device-hours at {price:g} each")
+    return RunCost(steps=steps, devices=devices, tokens=None if tokens is None else int(tokens),
+                   samples=None if samples is None else int(samples), step_seconds=profile.step_seconds,
+                   step_seconds_range=profile.step_seconds_range, price=price, watts=watts,
+                   assumptions=(*remarks, source))
+
+
+def check_run(tokens: object, samples: object, price: object, gpus: object, power: object) -> None:
+    """Raise InputError for amounts that cannot be, whatever the profile."""
+    if (tokens is None) == (samples is None):
+        raise InputError(f"cost_of(tokens={tokens!r}, samples={samples!r}): give one of them, how much is trained on")
+    for name, value in (("tokens", tokens), ("samples", samples)):
+        if value is not None and not (_is_number(value) and value >= 1 and value == int(value)):  # type: ignore
+            raise InputError(f"cost_of({name}={value!r}): must be a whole number above 0, such as 2e12")
+    for name, value, unit in (("price", price, "dollars for an hour of one device"), ("power", power, "watts")):
+        if value is not None and not (_is_number(value) and value >= 0):  # type: ignore[operator]
+            raise InputError(f"cost_of({name}={value!r}): must be {unit}, not negative")
+    if gpus is not None and not is_count(gpus, 1):
+        raise InputError(f"cost_of(gpus={gpus!r}): must be a number of devices, 1 or more")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _explain_unknown(profile: Profile, kind: str, amount: float) -> str:
+    if kind == "tokens" and profile.batch_size is not None:
+        return (f"cost_of(tokens={amount:g}): {profile.name} is given no tokens (integers of batch x sequence); say "
+                f"samples= (--samples), of which a step takes {profile.batch_size:,}")
+    return f"cost_of({kind}={amount:g}): how many {kind} a step of {profile.name} takes is not known"
+
+
+def _count_copies(profile: Profile, devices: int) -> tuple[int | None, list[str]]:
+    """How many copies of the model ``devices`` hold, and what is taken for granted of them."""
+    profiled = profile.world_size or 1
+    if devices == profiled and profile.data_parallel_size is not None:
+        return profile.data_parallel_size, []
+    size = profile.model_parallel_size or (1 if profiled == 1 else None)
+    if size is None:
+        return None, []
+    if devices % size:
+        raise InputError(f"cost_of(gpus={devices}): a copy of the model takes {size} devices, and {devices} is no "
+                         "multiple of that")
+    said = "" if devices == 1 else (f"{devices:,} devices step as fast as {profiled:,}: what they say to each other "
+                                    "takes no more time")
+    return devices // size, [said] if said else []
+
+
+def _describe_amount(each: int, copies: int | None, kind: str) -> str:
+    if copies is None:
+        return "how many copies of the model there are is not known"
+    return f"a step takes {each * copies:,} {kind}" + (
+        f": {each:,} on each of {copies:,} copies of the model" if copies > 1 else "")
+
+
+def _describe_step(profile: Profile) -> str:
+    if profile.step_seconds is None:
+        return "how long a step takes is not known"
+    how = "predicted" if profile.measured_steps is None else "measured"
+    where = f" for {profile.device}" if profile.device and profile.measured_steps is None else ""
+    return f"a step takes {format_seconds(profile.step_seconds)}, {how}{where}"
+
+
+def _find_power(profile: Profile, given: float | None) -> tuple[float | None, str]:
+    """The watts of one device, and where they are from."""
+    bounds = "of the devices alone, without hosts, network and cooling"
+    if given is not None:
+        return float(given), f"kWh are {given:g} W for each device-hour, as given, {bounds}"
+    try:
+        watts = None if profile.device is None else find_device(profile.device).power_watts
+    except UnknownDeviceError:
+        watts = None
+    if watts is None:
+        return None, (f"kWh are not known: the power of {profile.device or 'the device'} is not; give it (power=, "
+                      "--power WATTS)")
+    return watts, (f"kWh are {profile.device}'s power limit of {watts:g} W for each device-hour: the most that it may "
+                   f"take, {bounds}")
+
+
+@register_view.shipped("run_cost")
+def describe_cost(cost: RunCost) -> str:
+    """A table of the amounts, with their ranges where these are known, and the assumptions.
+
+    >>> print(describe_cost(RunCost(steps=7200, devices=8, step_seconds=0.5, step_seconds_range=(0.4, 0.6),
+    ...                             price=2.0, watts=700.0, assumptions=("dollars are device-hours at 2 each",))))
+                    Estimate    Low    High
+    ------------  ----------  -----  ------
+    steps              7,200
+    hours               1.00   0.80    1.20
+    device-hours        8.00   6.40    9.60
+    dollars            16.00  12.80   19.20
+    kWh                 5.60   4.48    6.72
+    - dollars are device-hours at 2 each
+    """
+    ranged = cost.step_seconds_range is not None and cost.steps is not None
+    steps = UNKNOWN if cost.steps is None else f"{cost.steps:,}"
+    rows = [["steps", steps, *(["", ""] if ranged else [])]]
+    amounts: tuple[tuple[str, float | None, Range | None], ...] = (
+        ("hours", cost.hours, cost.hours_range), ("device-hours", cost.device_hours, cost.device_hours_range),
+        *((("dollars", cost.dollars, cost.dollars_range),) if cost.price is not None else ()),
+        ("kWh", cost.kwh, cost.kwh_range))
+    for name, value, ends in amounts:
+        rows.append([name, _format(value), *(map(_format, ends or (None, None)) if ranged else ())])
+    table = print_rows(("", "Estimate", *(("Low", "High") if ranged else ())), rows)
+    return "\n".join([table, *(f"- {line}" for line in cost.assumptions)])
+
+
+def _format(value: float | None) -> str:
+    """Two decimals, and more where that would say nothing.
+
+    >>> _format(12345.678), _format(0.00012345), _format(0.0)
+    ('12,345.68', '0.000123', '0.00')
+    """
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.2f}" if not value or abs(value) >= 0.1 else f"{value:.3g}"
+
+
+def title_cost(cost: RunCost) -> str:
+    """What it is the cost of.
+
+    >>> title_cost(RunCost(steps=1, devices=2, samples=3_000_000))
+    'Cost of 3,000,000 samples on 2 devices'
+    """
+    amount = f"{cost.samples:,} samples" if cost.tokens is None else f"{cost.tokens:,} tokens"
+    return f"Cost of {amount} on {cost.devices:,} device{'s' if cost.devices > 1 else ''}"

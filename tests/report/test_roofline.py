@@ -1,0 +1,185 @@
+"""Where operators and modules stand under the roofline: hand-derived ceilings, and the files."""
+from __future__ import annotations
+
+import builtins
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import cli, profile
+from analyzer.errors import InputError, MissingExtraError, OutputError
+from analyzer.hardware import find_device
+from analyzer.results.info import ModuleInfo, OperatorInfo
+from analyzer.results.node_info import TensorInfo
+from analyzer.results.profile import Profile
+
+H100 = find_device("h100")
+RATES, BANDWIDTH = H100.flops_per_second, H100.memory_bandwidth
+
+
+def stands(*operators, **modules):
+    p = Profile(name="p", mode="train", device="h100", autocast="bfloat16", operators=operators, **modules)
+    return p.roofline()
+
+
+def test_a_product_of_many_flops_to_a_byte_is_bound_by_arithmetic():
+    row, = stands(OperatorInfo("aten.mm.default", 1, flops=2 * 10**12, macs=10**12, seconds=4e-3, read_bytes=10**9,
+                               written_bytes=10**9))
+    assert (row.kind, row.part, row.bytes, row.intensity) == ("operator", "forward", 2 * 10**9, 1000.0)
+    assert row.flops_per_second == 5e14
+    assert row.bound == "arithmetic" and row.ceiling == pytest.approx(RATES.bf16)
+
+
+def test_one_of_few_is_bound_by_memory():
+    row, = stands(OperatorInfo("aten.mm.default", 1, flops=2 * 10**10, macs=10**10, read_bytes=10**9, written_bytes=0))
+    assert row.bound == "memory" and row.ceiling == pytest.approx(20 * BANDWIDTH)
+    assert row.seconds is row.flops_per_second is None
+
+
+def test_what_is_no_product_has_the_peak_of_the_other_units():
+    row, = stands(OperatorInfo("aten.tanh.default", 1, flops=10**12, macs=0, read_bytes=10**6, written_bytes=0))
+    assert row.bound == "arithmetic" and row.ceiling == pytest.approx(RATES.fp32)
+
+
+@pytest.mark.parametrize("lack", [{"flops": None}, {"macs": None}, {"read_bytes": None}])
+def test_unknown_figures_have_no_ceiling(lack):
+    row, = stands(replace(OperatorInfo("mylib.scan", 1, flops=8, macs=4, read_bytes=4, written_bytes=4), **lack))
+    assert row.ceiling is row.bound is None
+
+
+def test_views_are_left_out():
+    assert len(stands(OperatorInfo("aten.view.default", 3, flops=0, macs=0, read_bytes=0, written_bytes=0))) == 0
+
+
+def test_modules_have_all_that_is_below_and_what_runs_again():
+    leaf = ModuleInfo(path="fc", type="Linear", fwd_flops=100, bwd_flops=200, recompute_flops=100, fwd_macs=50,
+                      bwd_macs=100, fwd_read_bytes=10, fwd_written_bytes=10, bwd_read_bytes=15, bwd_written_bytes=5,
+                      fwd_seconds=1.0, bwd_seconds=3.0,
+                      operators=(OperatorInfo("aten.mm", 1, macs=50, phase="recompute"),))
+    row, = stands(modules=leaf)
+    assert (row.name, row.type, row.part, row.flops, row.bytes, row.seconds) == ("fc", "Linear", "step", 400, 40, 4.0)
+    assert (row.intensity, row.flops_per_second, row.bound) == (10.0, 100.0, "memory")
+    shared = replace(leaf, path="again", shared_with="fc")
+    assert [r.name for r in stands(modules=replace(leaf, path="", children=(leaf, shared)))] == ["", "fc"]
+
+
+def test_float32_convolutions_and_products_have_peaks_of_their_own():
+    weight = ModuleInfo(path="", type="Net", parameters={"w": TensorInfo((2,), "float32", "cuda:0")})
+    conv = OperatorInfo("aten.convolution.default", 1, flops=2 * 10**12, macs=10**12, read_bytes=1, written_bytes=1)
+    found = Profile(name="p", mode="train", device="h100", modules=weight,
+                    operators=(conv, replace(conv, operator="aten.mm.default"))).roofline()
+    assert [row.ceiling for row in found if row.kind == "operator"] == pytest.approx([RATES.tf32, RATES.fp32])
+    assert [peak.name for peak in found.peaks] == [f"float32 {name}" for name in ("convolutions", "products",
+                                                                                  "other operators")]
+    assert [peak.flops_per_second for peak in found.peaks] == [RATES.tf32, RATES.fp32, RATES.fp32]
+
+
+def test_a_profile():
+    p = profile(nn.Linear(512, 512), torch.empty(64, 512), device="h100", autocast=torch.bfloat16)
+    found = p.roofline()
+    product = next(row for row in found if row.part == "forward" and "mm" in row.name)
+    assert product.flops >= 2 * 64 * 512 * 512 and product.bound == "memory" and product.seconds > 0
+    assert found.device == "h100_sxm" and found.memory_bandwidth == BANDWIDTH
+    linear = [row for row in found if row.kind == "module"]
+    assert [row.type for row in linear] == ["Linear"] and linear[0].flops == p.fwd_flops + p.bwd_flops
+
+
+@pytest.fixture(scope="module")
+def found():
+    return profile(nn.Linear(512, 512), torch.empty(64, 512), device="h100")
+
+
+def test_files_of_data(found, tmp_path):
+    found.export("roofline", tmp_path / "r.json")
+    data = json.loads((tmp_path / "r.json").read_text())
+    assert data["device"] == "h100_sxm" and data["memory_bandwidth"] == BANDWIDTH
+    assert [row["name"] for row in data["rows"]] == [row.name for row in found.roofline()]
+    assert data["rows"][0]["intensity"] == found.roofline().rows[0].intensity
+    found.export("roofline", tmp_path / "r.csv")
+    rows = list(csv.DictReader((tmp_path / "r.csv").open()))
+    peaks = [row for row in rows if row["kind"] == "peak"]
+    assert [float(row["ceiling"]) for row in peaks] == [RATES.fp32, RATES.fp32, BANDWIDTH]
+    assert len(rows) == len(peaks) + len(found.roofline())
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_images(found, suffix, start, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert len(found.export("roofline", tmp_path / f"r{suffix}")) == len(found.roofline())
+    assert (tmp_path / f"r{suffix}").read_bytes().startswith(start)
+
+
+def test_an_image_of_nothing_known(tmp_path):
+    pytest.importorskip("matplotlib")
+    Profile(name="bare", mode="infer", device="h100").export("roofline", tmp_path / "r.png")
+    assert (tmp_path / "r.png").stat().st_size > 1000
+
+
+def test_without_matplotlib_the_extra_is_named(found, tmp_path, monkeypatch):
+    whole = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", lambda name, *rest, **named: whole(name, *rest, **named)
+                        if name.partition(".")[0] != "matplotlib" else (_ for _ in ()).throw(ImportError(name)))
+    with pytest.raises(MissingExtraError, match=r"r\.png.*needs matplotlib.*'torch-analyzer\[report\]'"):
+        found.export("roofline", tmp_path / "r.png")
+    found.export("roofline", tmp_path / "r.json")
+
+
+def test_what_cannot_be_written(found, tmp_path):
+    with pytest.raises(InputError, match=r"'r\.txt'.*must end in \.json, \.csv, \.png"):
+        found.export("roofline", "r.txt")
+    with pytest.raises(OutputError, match="does not exist"):
+        found.export("roofline", tmp_path / "no" / "r.csv")
+    with pytest.raises(InputError, match="names no device"):
+        Profile(name="p", mode="infer").roofline()
+
+
+# ---- the command line
+
+
+def run(capsys, *argv):
+    code = cli.main(argv)
+    return code, *capsys.readouterr()
+
+
+SMALL = ("profile", "gpt2", "--input", "input_ids=int64:2x64", "--device", "h100", "--show", "brief")
+
+
+def test_the_command_saves_the_roofline_and_prints_the_cost(capsys, tmp_path):
+    code, out, err = run(capsys, *SMALL, "--roofline", str(tmp_path / "r.csv"), "--tokens", "1.28M", "--price", "2.5",
+                         "--gpus", "2", "--power", "350")
+    assert (code, err) == (0, "") and (tmp_path / "r.csv").read_text().startswith("name,kind,part")
+    assert "Cost of 1,280,000 tokens on 2 devices" in out
+    rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if len(line.split()) == 2}
+    assert rows["steps"] == "5,000"  # 1,280,000 / (2 x 64 x 2 copies)
+    assert "  - kWh are 350 W for each device-hour, as given" in out
+    assert "  speed: " in out and " tokens a second, " in out and " % MFU" in out
+
+
+@pytest.mark.parametrize(("argv", "words"), [
+    (("--price", "2"), "--price 2.0: of what run? add --tokens N or --samples N"),
+    (("--gpus", "2"), "--gpus 2: of what run?"), (("--tokens", "1e9", "--samples", "1"), "give one of them"),
+    (("--tokens", "1e9", "--price", "-1"), "price=-1.0): must be dollars"),
+    (("--tokens", "-5"), "tokens=-5.0): must be a whole number above 0"),
+    (("--roofline", "r.docx"), "'r.docx': must end in"),
+    (("resnet18", "--tokens", "1e9"), "--tokens 1000000000.0: is of one model, and here are 2"),
+])
+def test_what_the_command_refuses(capsys, argv, words, monkeypatch):
+    monkeypatch.setattr(cli, "_predict", lambda arguments: pytest.fail("refused too late"))
+    code, out, err = run(capsys, "profile", "gpt2", *argv)
+    assert code == 2 and out == "" and words in err
+
+
+def test_tokens_of_an_image_model(capsys):
+    code, _, err = run(capsys, "profile", "resnet18", "--input", "2x3x64x64", "--tokens", "1e9")
+    assert code == 2 and "ResNet is given no tokens" in err and "--samples" in err
+
+
+def test_rates_are_columns(capsys):
+    code, out, _ = run(capsys, *SMALL[:-2], "--format", "csv", "--columns", "tokens_per_second,mfu", "--show", "table")
+    assert code == 2  # of one model they are no columns of its table
+    code, out, _ = run(capsys, "profile", "gpt2", "gpt2", *SMALL[2:-2], "--columns", "tokens_per_second,mfu,hfu")
+    assert code == 0 and "Tokens/s" in out and "MFU" in out and " %" in out

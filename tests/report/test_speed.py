@@ -1,0 +1,142 @@
+"""Rates of a step: samples, tokens, FLOPs, utilization, and how they are told."""
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import profile
+from analyzer.dryrun.script import dry_run
+from analyzer.hardware import find_device
+from analyzer.report.quantity import read_quantity
+from analyzer.report.short_text import describe_shortly
+from analyzer.report.speed import describe_speed, format_step, list_rates
+from analyzer.results.profile import Profile
+
+H100 = find_device("h100").flops_per_second
+STEP = Profile(name="p", mode="train", device="h100", autocast="bfloat16", fwd_macs=10**12, bwd_macs=2 * 10**12,
+               recompute_macs=10**12, fwd_flops=2 * 10**12, bwd_flops=4 * 10**12, recompute_flops=2 * 10**12,
+               step_seconds=0.02, batch_size=4, tokens=4096, data_parallel_size=2)
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(100, 16), nn.Linear(16, 100)
+
+    def forward(self, tokens, attention_mask=None, labels=None):
+        return self.head(self.embed(tokens))
+
+
+def ids(*shape):
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def test_rates():
+    assert STEP.mfu() == pytest.approx(6e12 / (0.02 * H100.bf16))
+    assert STEP.hfu() == pytest.approx(8e12 / (0.02 * H100.bf16))
+    assert (STEP.samples_per_second, STEP.tokens_per_second) == (400, 409_600)  # of both copies
+    assert STEP.model_flops_per_second == 6e12 / 0.02
+    assert read_quantity(STEP, "mfu") == STEP.mfu() and read_quantity(STEP, "tokens_per_second") == 409_600
+
+
+@pytest.mark.parametrize("lack", [{"step_seconds": None}, {"device": None}, {"device": "a card of their own"},
+                                  {"fwd_macs": None}])
+def test_what_is_unknown_is_none(lack):
+    p = replace(STEP, **lack)
+    assert read_quantity(p, "mfu") is None and read_quantity(p, "hfu") is None
+    assert not any("MFU" in line for line in describe_speed(p))
+    if "step_seconds" in lack:
+        assert (p.mfu(), p.tokens_per_second, p.samples_per_second, p.model_flops_per_second) == (None,) * 4
+        assert list(list_rates(p)) == [] == describe_speed(p)
+
+
+def test_float32_convolutions_run_in_tf32_and_products_do_not():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 30 * 30, 10))
+    p = profile(model, torch.empty(4, 3, 32, 32), mode="infer", device="h100")
+    conv, linear = 4 * 8 * 30 * 30 * 27, 4 * 7200 * 10
+    assert p.mfu(1.0) == pytest.approx(2 * conv / H100.tf32 + 2 * linear / H100.fp32)
+    assert p.mfu(1.0, dtype="float32") == pytest.approx(2 * (conv + linear) / H100.fp32)
+
+
+def test_weights_held_in_fewer_bits_are_multiplied_in_the_dtype_of_the_others():
+    model = nn.Linear(64, 64).bfloat16()
+    model.register_parameter("packed", nn.Parameter(torch.zeros(10**6, dtype=torch.uint8), requires_grad=False))
+    p = profile(model, torch.empty(4, 64, dtype=torch.bfloat16), mode="infer", device="h100")
+    assert p.mfu(1.0) == 2 * 4 * 64 * 64 / H100.bf16
+
+
+@pytest.mark.parametrize(("args", "kwargs", "tokens"), [
+    ((ids(4, 32),), {}, 128), ((), {"attention_mask": ids(4, 32), "tokens": ids(4, 31)}, 124),
+    ((ids(4, 32),), {"labels": ids(4, 32)}, 128),
+])
+def test_tokens_are_those_of_the_input(args, kwargs, tokens):
+    assert profile(Decoder, args, kwargs, device="h100").tokens == tokens
+
+
+def test_images_are_no_tokens():
+    p = profile(nn.Linear(8, 8), torch.empty(4, 8), device="h100")
+    assert p.tokens is None and p.tokens_per_second is None and p.samples_per_second
+    assert not any("tokens" in name for name, _ in list_rates(p))
+
+
+def test_tokens_of_all_micro_batches():
+    def step(model, optimizer, tokens):
+        for part in tokens.split(2):
+            model(part).sum().backward()
+        optimizer.step()
+
+    p = profile(Decoder, ids(8, 32), step=step, optimizer="sgd", device="h100")
+    assert (p.batch_size, p.tokens) == (8, 256)
+
+
+SCRIPT = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Embedding(100, 16), nn.Linear(16, 100)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    for micro in range({micro}):
+        model(torch.zeros(4, 64, dtype=torch.int64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+def test_tokens_of_a_script(micro, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.format(micro=micro))
+    found = dry_run(path, device="h100").profile
+    assert (found.batch_size, found.tokens) == (4 * micro, 256 * micro)
+
+
+def test_the_saved_profile_has_what_follows_from_its_figures():
+    text = STEP.to_json()
+    assert json.loads(text)["derived"] == {
+        "samples_per_second": 400, "tokens_per_second": 409_600, "model_flops_per_second": 3e14, "mfu": STEP.mfu(),
+        "hfu": STEP.hfu()}
+    assert Profile.from_json(text) == STEP
+
+
+def test_the_range_stands_beside_the_step():
+    ranged = replace(STEP, step_seconds_range=(0.018, 0.0225), kernel_seconds=0.015)
+    assert format_step(ranged) == "20.00 ms (18.00 to 22.50)"
+    assert format_step(replace(ranged, step_seconds=0.00095, step_seconds_range=(0.0009, 0.0011))) == (
+        "950.00 us (900.00 to 1.10 ms)")
+    assert "  time: 20.00 ms predicted (18.00 to 22.50), 15.00 ms of kernels\n" in describe_shortly(ranged)
+    lines = ranged.summary().splitlines()
+    assert "  step (wall time)     20.00 ms (18.00 to 22.50)" in lines
+    assert "  kernels (their sum)                   15.00 ms" in lines
+    assert "Time, predicted for h100 (roofline, not calibrated)" in lines
+
+
+def test_a_measured_time_is_not_called_predicted():
+    measured = replace(STEP, device="cpu", measured_steps=3,
+                       seconds_method="measured on cpu with 2 threads (host clock)")
+    assert "predicted" not in measured.summary() + describe_shortly(measured)
+    assert describe_speed(measured)[0] == "time: 20.00 ms measured"
+    assert "Time (measured on cpu with 2 threads (host clock))" in measured.summary()
