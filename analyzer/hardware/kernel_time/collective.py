@@ -1,0 +1,186 @@
+"""How long a collective takes, by kind, bytes, ranks and what joins them: latency of the steps, then the wire.
+
+The algorithms are NCCL's (github.com/NVIDIA/nccl, src/graph/tuning.cc and src/device): rings, trees between hosts,
+NVLink SHARP where switches add up, grouped sends. A ring has three protocols, of which the fastest for the size counts:
+LL flags every 8 bytes, so it starts at once and uses little of the bandwidth; LL128 flags every 128 bytes; Simple waits
+for whole chunks and reaches the full rate. Chunks are pipelined, which costs the square root of latency times transfer
+besides, as in every pipeline whose chunks are as large as balances filling it against starting them.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from analyzer.errors import InputError
+from analyzer.hardware.cluster_spec import ClusterSpec
+
+from .collective_path import Path, find_path
+from .constants import find_constants
+from .estimate import NO_TIME, KernelTime
+
+#: What ``collective_time`` knows.
+COLLECTIVE_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "send", "gather",
+                    "scatter", "barrier")
+_BARRIER_BYTES = 4  # an all-reduce of one number: torch's ProcessGroupNCCL::barrier
+_SHARP_RANKS = 5  # NCCL 2.27 takes a ring below: measured on H200 and B200 (stas00/ml-engineering, network/README.md)
+_THROUGH_HOST = ("host", "sockets")
+_EIGHT_BIT = frozenset(("int8", "uint8", "bool"))
+
+
+class Cost(NamedTuple):
+    """Seconds of a collective, and how many of them bytes take to cross the slowest link."""
+
+    seconds: float
+    transfer: float
+
+
+def name_spread(path: Path, cost: Cost) -> str:
+    """The constant that is the spread of a prediction: by medium, and by how much of the time is transfer.
+
+    Between the sizes where latency is all and where the rate is all, NCCL changes protocols, not always to the better.
+    """
+    share = cost.transfer / cost.seconds
+    return f"{path.medium}_spread_{'small' if share < 0.1 else 'middle' if share < 0.6 else 'large'}"
+
+
+# Of n ranks: steps that a block takes, and times that the whole buffer crosses the slowest link
+# (NVIDIA nccl-tests, doc/PERFORMANCE.md). Broadcasts and reductions are pipelined chains.
+_RING: dict[str, Callable[[int], tuple[int, float]]] = {
+    "all_reduce": lambda n: (2 * (n - 1), 2 * (n - 1) / n), "reduce_scatter": lambda n: (n - 1, (n - 1) / n),
+    "all_gather": lambda n: (n - 1, (n - 1) / n), "broadcast": lambda n: (n - 1, 1.0), "reduce": lambda n: (n - 1, 1.0)}
+
+
+def collective_time(kind: str, nbytes: int, ranks: int, cluster: ClusterSpec, *, ranks_per_host: int | None = None,
+                    dtype: str = "float16") -> KernelTime | None:
+    """Time of one collective of ``ranks`` ranks on ``cluster``; None where a link that it needs is unknown.
+
+    ``kind`` is one of `COLLECTIVE_KINDS`. ``nbytes`` is the whole buffer: the gathered output of an all-gather or
+    gather, the unscattered input of a reduce-scatter, all-to-all or scatter, the reduced or sent buffer of the others.
+    ``ranks_per_host``: how many ranks of the group share a host; by default as many as fit. ``dtype`` is a torch
+    dtype or its name: switches add up no 8-bit numbers. Nothing is waited for: all ranks come at once.
+
+    Raises InputError for an unknown kind, a negative size, or ranks that cannot be.
+
+    >>> from analyzer.hardware import find_cluster
+    >>> time = collective_time("all_reduce", 2**30, 8, find_cluster("dgx_h100"))
+    >>> time.bound, 3.5e-3 < time.seconds < 4.5e-3
+    ('communication', True)
+    """
+    _check(kind, nbytes, ranks, cluster, ranks_per_host)
+    if ranks == 1 or nbytes == 0 and kind != "barrier":
+        return NO_TIME
+    per_host = min(ranks, ranks_per_host or cluster.devices_per_host)
+    path = find_path(cluster, ranks, per_host)
+    if path is None:
+        return None
+    constants = find_constants("collective", cluster.device)
+    cost = estimate_collective(kind, nbytes, ranks, path, constants, dtype)
+    bound = "communication" if 2 * cost.transfer > cost.seconds else "latency"
+    return KernelTime(cost.seconds, constants[name_spread(path, cost)], bound)
+
+
+def estimate_collective(kind: str, nbytes: int, ranks: int, path: Path, constants: Mapping[str, float],
+                        dtype: str = "float16") -> Cost:
+    """Seconds of a collective over ``path`` with given constants: what `collective_time` predicts and the fit varies.
+
+    The arguments are those of `collective_time`, and two ranks or more.
+    """
+    if kind == "barrier":
+        kind, nbytes = "all_reduce", _BARRIER_BYTES
+    if kind == "send":
+        return _send(nbytes, path, constants)
+    if kind not in _RING:
+        return _sends(nbytes, ranks, path, constants)
+    cost = _ring(kind, nbytes, ranks, path, constants)
+    if kind == "all_reduce" and path.reduces_in_switch and str(dtype).removeprefix("torch.") not in _EIGHT_BIT:
+        cost = min((cost, *_in_switch(nbytes, ranks, path, constants)))
+    return cost
+
+
+def _check(kind: str, nbytes: int, ranks: int, cluster: ClusterSpec, ranks_per_host: int | None) -> None:
+    if kind not in COLLECTIVE_KINDS:
+        raise InputError(f"collective_time({kind!r}): unknown collective; the kinds are {', '.join(COLLECTIVE_KINDS)}")
+    if not isinstance(cluster, ClusterSpec):
+        raise InputError(f"collective_time(cluster={cluster!r}): takes a ClusterSpec; find_cluster('dgx_h100') gives "
+                         "one by name, cluster_of('h100') the usual one of a device")
+    if type(ranks) is not int or ranks < 1:
+        raise InputError(f"collective_time(ranks={ranks!r}): must be an int of 1 or more")
+    if nbytes < 0:
+        raise InputError(f"collective_time(nbytes={nbytes}): a size is not negative")
+    if ranks_per_host is not None and not 1 <= ranks_per_host <= cluster.devices_per_host:
+        raise InputError(f"collective_time(ranks_per_host={ranks_per_host!r}): hosts of {cluster.name!r} have 1 to "
+                         f"{cluster.devices_per_host} ranks")
+
+
+def _ring(kind: str, nbytes: int, ranks: int, path: Path, c: Mapping[str, float]) -> Cost:
+    """A ring over all ranks: the fastest of the protocols that the links allow. Between hosts, a tree reduces."""
+    steps, crossings = _RING[kind](ranks)
+    hop, across = _hop(path, c), 0.0
+    if path.domains > 1:
+        hops = path.domains - 1 if kind != "all_reduce" else 2 * math.ceil(math.log2(path.domains))
+        across = hops * hop
+        steps = (path.ranks_per_domain - 1) * (1 if kind != "all_reduce" else 2)
+        hop = 0.0 if path.inner is None else _hop(path.inner, c)
+    start = c["base_seconds"] + across
+    wire, blocks = nbytes * crossings, _RING[kind](ranks)[0]
+    usable = _usable(path, ranks, c, "ring")
+    transfer = wire * (1 + c["own_block"] / blocks) / usable
+    # Simple flushes what a network wrote before it says so: twice the latency
+    simple = (start + across + c["simple_base_seconds"] + steps * hop * c["simple_hop"] + transfer
+              + 2 * math.sqrt(c["fill"] * start * transfer))
+    low = wire / (c[f"{path.medium}_ll_share"] * usable)
+    best = min(Cost(simple, transfer), Cost(start + steps * hop + low, low))
+    if path.medium == "nvlink":
+        middle = wire / (c["ll128_share"] * path.bandwidth)
+        best = min(best, Cost(start + c["ll128_base_seconds"] + steps * hop * c["ll128_hop"] + middle, middle))
+    return best
+
+
+def _in_switch(nbytes: int, ranks: int, path: Path, c: Mapping[str, float]) -> tuple[Cost, ...]:
+    """NVLink SHARP: each rank sends its buffer once and receives the sum once."""
+    if path.medium != "nvlink" or ranks < _SHARP_RANKS:
+        return ()
+    transfer = nbytes / (c["sharp_share"] * path.bandwidth)
+    start = c["base_seconds"] + c["sharp_base_seconds"]
+    return (Cost(start + transfer + 2 * math.sqrt(c["sharp_fill"] * start * transfer), transfer),)
+
+
+def _send(nbytes: int, path: Path, c: Mapping[str, float]) -> Cost:
+    """One rank to one other, which waits for it."""
+    transfer = nbytes * path.ranks_per_domain / _usable(path, 2, c, "pair") if path.domains > 1 else (
+        nbytes / _usable(path, 2, c, "pair"))
+    return Cost(c["pair_base_seconds"] + _hop(path, c) + transfer, transfer)
+
+
+def _sends(nbytes: int, ranks: int, path: Path, c: Mapping[str, float]) -> Cost:
+    """Sends side by side: the rank that sends or receives most is what is waited for."""
+    peers = ranks - 1
+    wire, usable = nbytes * peers / ranks, _usable(path, ranks, c, "send")
+    inner_seconds = 0.0
+    start = c["base_seconds"] + c["send_hop"] * peers * _hop(path if path.domains == 1 else path.inner or path, c)
+    if path.domains > 1:  # what leaves the domain takes the rank's own card, beside what stays inside
+        usable /= path.ranks_per_domain
+        start += _hop(path, c)
+        outside = (ranks - path.ranks_per_domain) / peers
+        if path.inner is not None:
+            inner_seconds = wire * (1 - outside) / _usable(path.inner, path.ranks_per_domain, c, "send")
+        wire *= outside
+    transfer = max(wire * (1 + c["send_own_block"] / peers) / usable, inner_seconds)
+    low = wire / (c["send_ll_share"] * usable)
+    return min(Cost(start + c["send_base_seconds"] + transfer + 2 * math.sqrt(c["send_fill"] * start * transfer),
+                    transfer), Cost(start + c["send_ll_base_seconds"] + low, low))
+
+
+def _hop(path: Path, c: Mapping[str, float]) -> float:
+    return path.hop_seconds or c[f"{path.medium}_hop_seconds"]
+
+
+def _usable(path: Path, ranks: int, c: Mapping[str, float], algorithm: str) -> float:
+    """Bytes/s of a rank that large transfers reach, no faster than within a domain."""
+    if path.medium in _THROUGH_HOST:  # all ranks together share the way through the host's memory
+        return c[f"{path.medium}_bandwidth"] / ranks
+    rate = c[f"{path.medium}_{algorithm}_share"] * path.bandwidth
+    if path.inner is not None:
+        rate = min(rate, _usable(path.inner, path.ranks_per_domain, c, algorithm))
+    return rate

@@ -1,0 +1,336 @@
+"""Fits the constants of collectives to measured ones and writes ``kernel_time/fitted/collective.json``.
+
+    python -m benchmarks.calibration.collective
+
+Data: ``benchmarks/truth/kernels/nccl.csv.gz`` (nccl-tests of NVIDIA aiconfigurator, Apache-2.0; profiled kernels of
+Vidur, MIT) and tables of ``collectives.json`` (github.com/stas00/ml-engineering, CC-BY-SA-4.0; github.com/
+VIA-Research/vTrain, MIT). Method: pattern search on the logarithm of each constant for the least mean of
+|log(predicted / measured)|, capped at 0.5 so that no outlier rules, every device weighing the same. What the shape of
+the curve is (shares of the bandwidth, extra latency of protocols) is common to all; how fast a generation of devices
+starts and hops is its own, and a device left out takes the geometric mean over generations.
+
+Left out of the fit: Vidur's kernels below 4 MiB, whose times hold the wait for other ranks, and those of its A100
+between hosts, whose network is not told. V100 (hybrid cube mesh) is predicted, not fitted.
+"""
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import gzip
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path as File
+from typing import Any, NamedTuple
+
+from analyzer.hardware import ClusterSpec, cluster_of, collective_seconds, find_cluster, find_device
+from analyzer.hardware.kernel_time.collective import Cost, estimate_collective, name_spread
+from analyzer.hardware.kernel_time.collective_path import Path, find_path
+
+_DATA = File(__file__).parents[1] / "truth" / "kernels"
+_TARGET = File("analyzer/hardware/kernel_time/fitted/collective.json")
+_DEVICES = {"A100 (Vidur)": "a100_80gb", "H100 (Vidur)": "h100_sxm"}
+_PAIRS = {"a100_80gb": "a100_pcie_pairs", "h100_sxm": "h100_pcie_pairs"}
+_HOSTS = {"a100-": "dgx_a100", "h200-": "dgx_h200", "b200-": "aws_p6_b200", "v100-": "dgx1_v100"}  # by a table's name
+_JUDGED_BYTES, _FITTED_BYTES = 256 * 2**10, 4 * 2**20  # of Vidur's
+_CAP = 0.5
+_FOLDS = 5
+_JUDGED = 500  # cases of a device and scheme
+_FEWEST = 20  # cases that tell a spread
+_UNKNOWN_SPREAD = 1.0  # a factor of two: too little measured
+FABRICS = ("infiniband", "ethernet")
+MEDIA = ("nvlink", "pcie", "host", "sockets", *FABRICS)
+
+Constants = dict[str, float]
+#: Where the search begins. Latencies and bandwidth shares by protocol are those of NCCL's src/graph/tuning.cc, Hopper;
+#: the sharp_share of Blackwell to that of Hopper is as its nvlsEfficiency, 0.74 to 0.85.
+START: Constants = {
+    "base_seconds": 6.6e-6, "nvlink_hop_seconds": 0.8e-6, "pcie_hop_seconds": 1.0e-6, "host_hop_seconds": 1.2e-6,
+    "sockets_hop_seconds": 1.2e-6, "infiniband_hop_seconds": 5e-6, "ethernet_hop_seconds": 40e-6,
+    "nvlink_ll_share": 0.015, "pcie_ll_share": 0.3, "host_ll_share": 0.7, "sockets_ll_share": 0.7,
+    "infiniband_ll_share": 0.1, "ethernet_ll_share": 0.1, "ll128_share": 0.2, "ll128_base_seconds": 0.5e-6,
+    "ll128_hop": 1.1, "simple_base_seconds": 2e-6, "simple_hop": 1.2, "own_block": 0.3, "fill": 0.3,
+    "nvlink_ring_share": 0.8, "pcie_ring_share": 0.8, "host_bandwidth": 20e9, "sockets_bandwidth": 10e9,
+    "infiniband_ring_share": 0.92, "ethernet_ring_share": 0.92, "sharp_share": 0.61, "sharp_base_seconds": 40e-6,
+    "sharp_fill": 0.1, "nvlink_send_share": 0.8, "pcie_send_share": 0.8, "infiniband_send_share": 0.8,
+    "ethernet_send_share": 0.8, "send_hop": 0.1, "send_own_block": 0.25, "send_base_seconds": 3e-6,
+    "send_ll_base_seconds": 3e-6, "send_ll_share": 0.03, "send_fill": 0.5, "pair_base_seconds": 7e-6,
+    "nvlink_pair_share": 0.8, "pcie_pair_share": 0.8, "infiniband_pair_share": 0.8, "ethernet_pair_share": 0.8}
+_OF_GENERATION = ("base_seconds", "nvlink_hop_seconds", "sharp_share")
+_BLACKWELL_SHARP = 0.74 / 0.85
+
+
+class Case(NamedTuple):
+    """One measured collective."""
+
+    device: str
+    architecture: str
+    kind: str
+    nbytes: int
+    ranks: int
+    dtype: str
+    seconds: float
+    path: Path
+    roofline: float
+    is_fitted: bool
+
+
+def read_cases() -> list[Case]:
+    """Every measured collective whose links are known, in the order of the files."""
+    with gzip.open(_DATA / "nccl.csv.gz", "rt") as file:
+        rows = [case for row in csv.DictReader(file) if (case := _read_row(row)) is not None]
+    return rows + [case for table in json.loads((_DATA / "collectives.json").read_text()) for case in _table(table)]
+
+
+def _read_row(row: Mapping[str, str]) -> Case | None:
+    is_profiled, nbytes = row["source"].startswith("vidur"), int(row["bytes"])
+    ranks, hosts = int(row["gpus"]), int(row["nodes"])
+    name = find_device(_DEVICES.get(row["device"], row["device"])).name
+    if is_profiled and (nbytes < _JUDGED_BYTES or hosts > 1 and not (row["source"] == "vidur h100_dgx")):
+        return None
+    cluster = cluster_of(name)
+    if row["link"] == "nvlink pairs":
+        cluster = find_cluster(_PAIRS[name])
+    elif row["link"] == "pcie" and ranks > 2:
+        cluster = dataclasses.replace(find_cluster("l40s_host_memory"), device=find_device(name))
+    kind = {"send_recv": "send"}.get(row["op"], row["op"])
+    return _case(cluster, kind, nbytes, ranks, hosts, row["dtype"], float(row["us"]) * 1e-6,
+                 not is_profiled or kind == "send" or nbytes >= _FITTED_BYTES)
+
+
+def _case(cluster: ClusterSpec, kind: str, nbytes: int, ranks: int, hosts: int, dtype: str, seconds: float,
+          is_fitted: bool = True) -> Case | None:
+    path = find_path(cluster, ranks, -(-ranks // hosts))
+    roofline = collective_seconds(kind, nbytes, ranks, cluster.device)
+    if path is None or roofline is None:
+        return None
+    device = cluster.device
+    return Case(device.name, device.architecture or "", kind, nbytes, ranks, dtype, seconds, path, roofline, is_fitted)
+
+
+def _table(table: Mapping[str, Any]) -> Iterable[Case]:
+    """The cases of a table of all-reduces on one known kind of host, or of B200 hosts on EFA."""
+    name = table["name"]
+    columns = table.get("columns", [])
+    cluster = next((find_cluster(cluster) for device, cluster in _HOSTS.items() if name.startswith(device)), None)
+    if cluster is None or "bytes" not in columns:
+        return
+    for row in table["rows"]:
+        values = dict(zip(columns, row))
+        for hosts, column in ((1, "busbw_gb_s"), (1, "busbw_gb_s_1_node"), (4, "busbw_gb_s_4_nodes")):
+            if column not in values or (hosts > 1 and values["bytes"] < 2**20):  # two digits of nothing below
+                continue
+            ranks = table["gpus"] if isinstance(table["gpus"], int) else table["gpus"][hosts > 1]
+            seconds = 2 * (ranks - 1) / ranks * values["bytes"] / values[column] / 1e9
+            case = _case(cluster, table["collective"], values["bytes"], ranks, hosts, "fp16",
+                         values["us"] * 1e-6 if "us" in values else seconds, not name.startswith("v100-"))
+            if case is not None:
+                yield case
+
+
+def _predict(case: Case, constants: Mapping[str, float]) -> Cost:
+    return estimate_collective(case.kind, case.nbytes, case.ranks, case.path, constants, case.dtype)
+
+
+def _error(case: Case, constants: Mapping[str, float]) -> float:
+    return math.log(_predict(case, constants).seconds / case.seconds)
+
+
+def _search(loss: Callable[[Constants], float], start: Constants, keys: Iterable[str], rounds: int) -> Constants:
+    """Each key in turn up or down by its own step, which grows with success and shrinks without."""
+    best, least = dict(start), loss(start)
+    steps = dict.fromkeys(keys, 0.3)
+    for _ in range(rounds):
+        for key, step in steps.items():
+            for factor in (1 + step, 1 / (1 + step)):
+                tried = {**best, key: best[key] * factor}
+                value = loss(tried) if tried[key] <= 1 or not key.endswith("_share") else math.inf
+                if value < least:
+                    best, least, steps[key] = tried, value, min(1.3 * step, 0.5)
+                    break
+            else:
+                steps[key] = step / 2
+    return best
+
+
+def _thin(cases: Iterable[Case], most: int) -> list[Case]:
+    """A deterministic sample: the ``most`` with the least hash."""
+    return sorted(cases, key=_hash)[:most]
+
+
+@functools.cache
+def _hash(case: Case) -> str:
+    return hashlib.md5(repr(case[:7]).encode()).hexdigest()
+
+
+class Fit(NamedTuple):
+    """Constants by level, as ``find_constants`` merges them; without spreads."""
+
+    generic: Constants
+    architectures: dict[str, Constants]
+
+    def of(self, case: Case) -> Constants:
+        """The constants of a case, its architecture's before the generic ones."""
+        return {**self.generic, **self.architectures.get(case.architecture, {})}
+
+
+def fit(cases: Iterable[Case], sample: int = 220, rounds: int = 9) -> Fit:
+    """Constants from cases, alternating between what is common and what is a generation's own."""
+    by_device: dict[tuple[str, str], list[Case]] = defaultdict(list)
+    for case in cases:
+        if case.is_fitted:
+            by_device[case.architecture, case.path.medium].append(case)
+    groups = {key: _thin(group, sample) for key, group in by_device.items()}
+    generic, own = dict(START), {name: {key: START[key] for key in _OF_GENERATION} for name, _ in groups}
+    if "Blackwell" in own:
+        own["Blackwell"]["sharp_share"] *= _BLACKWELL_SHARP
+    for turn in range(2):
+        for name in own:
+            mine = [case for (other, _), group in groups.items() if other == name for case in group]
+
+            def loss_of(constants: Constants, mine: list[Case] = mine) -> float:
+                return sum(min(abs(_error(case, constants)), _CAP) for case in mine) / len(mine)
+
+            found = _search(loss_of, {**generic, **own[name]}, _OF_GENERATION[:2], rounds)
+            own[name] = {key: found[key] for key in _OF_GENERATION}
+
+        def loss(constants: Constants) -> float:
+            total = 0.0
+            for (name, _), group in groups.items():
+                merged = {**constants, **own[name]}
+                merged["sharp_share"] = constants["sharp_share"] * (_BLACKWELL_SHARP if name == "Blackwell" else 1)
+                total += sum(min(abs(_error(case, merged)), _CAP) for case in group) / len(group)
+            return total / len(groups)
+
+        generic = _search(loss, generic, [key for key in START if key not in _OF_GENERATION[:2]], rounds + 3 * turn)
+        for name in own:
+            own[name]["sharp_share"] = generic["sharp_share"] * (_BLACKWELL_SHARP if name == "Blackwell" else 1)
+    for key in _OF_GENERATION[:2]:
+        values = [math.log(constants[key]) for constants in own.values()]
+        generic[key] = math.exp(sum(values) / len(values))
+    return Fit(generic, own)
+
+
+class Held(NamedTuple):
+    """A case predicted with constants that it did not help to fit."""
+
+    case: Case
+    scheme: str
+    predicted: Cost
+
+    @property
+    def error(self) -> float:
+        """How far the larger of predicted and measured is above the other."""
+        ratio = self.predicted.seconds / self.case.seconds
+        return max(ratio, 1 / ratio) - 1
+
+
+@functools.cache
+def hold_out() -> tuple[Held, ...]:
+    """Cases predicted without the fold of their shape, and without their device where others share its medium."""
+    cases, held = read_cases(), []
+    for fold in range(_FOLDS):
+        found = fit(case for case in cases if _fold(case) != fold)
+        held += [Held(case, "fold", _predict(case, found.of(case))) for case in cases if _fold(case) == fold]
+    for device in dict.fromkeys(case.device for case in cases):
+        others = [case for case in cases if case.device != device]
+        found, media = fit(others), {case.path.medium for case in others}
+        held += [Held(case, "device", _predict(case, found.of(case)))
+                 for case in cases if case.device == device and case.path.medium in media]
+    return tuple(held)
+
+
+def _fold(case: Case) -> int:
+    shape = f"{case.kind} {case.ranks} {case.nbytes}"
+    return int(hashlib.md5(shape.encode()).hexdigest(), 16) % _FOLDS
+
+
+def _spreads(held: Iterable[Held]) -> Constants:
+    """What nine in ten errors stay below, by the name of the constant, where there are enough of them to tell."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    for one in held:
+        errors[name_spread(one.case.path, one.predicted)].append(one.error)
+    return {key: round(sorted(values)[int(0.9 * len(values))], 3)
+            for key, values in sorted(errors.items()) if len(values) >= _FEWEST}
+
+
+def _levels(held: Iterable[Held]) -> dict[str, dict[str, Constants]]:
+    """Spreads by level: of a device from folds, of an architecture and of all from devices left out.
+
+    A medium of which one machine alone was measured takes twice what its folds say. A network is none of the device's.
+    """
+    generic, architectures, devices = [], defaultdict(list), defaultdict(list)
+    for one in held:
+        if one.case.path.medium in FABRICS:
+            continue
+        if one.scheme == "fold":
+            devices[one.case.device].append(one)
+        else:
+            generic.append(one)
+            architectures[one.case.architecture].append(one)
+    spreads, of_folds = _spreads(generic), _spreads(one for one in held if one.scheme == "fold")
+    for medium in MEDIA:
+        for size in ("small", "middle", "large"):
+            key = f"{medium}_spread_{size}"
+            spreads.setdefault(key, 2 * of_folds.get(key, _UNKNOWN_SPREAD / 2))
+    return {"generic": {"": spreads}, "architectures": {k: _spreads(v) for k, v in architectures.items()},
+            "devices": {k: _spreads(v) for k, v in devices.items()}}
+
+
+def cross_validate() -> list[tuple[str, str, str, float, float, float, float]]:
+    """Rows (family, device, scheme, measured, predicted, spread, roofline), no case fitted with itself.
+
+    At most 500 of a device and scheme. The spread is the one that the constants' file gives at that level.
+    """
+    held = hold_out()
+    levels = _levels(held)
+    groups: dict[tuple[str, str], list[Held]] = defaultdict(list)
+    for one in held:
+        groups[one.case.device, one.scheme].append(one)
+    rows = []
+    for (device, scheme), group in groups.items():
+        for one in sorted(group, key=lambda one: _hash(one.case))[:_JUDGED]:
+            key = name_spread(one.case.path, one.predicted)
+            spreads = {**levels["generic"][""], **levels["architectures"].get(one.case.architecture, {})}
+            if scheme == "fold":
+                spreads |= levels["devices"].get(device, {})
+            rows.append(("collective", device, scheme, one.case.seconds, one.predicted.seconds, spreads[key],
+                         one.case.roofline))
+    return rows
+
+
+def main() -> None:
+    """Fit to all cases, take the spreads from those held out, and write the file."""
+    found, levels = fit(read_cases()), _levels(hold_out())
+    architectures = {name: {**found.architectures.get(name, {}), **levels["architectures"].get(name, {})}
+                     for name in sorted({*found.architectures, *levels["architectures"]})}
+    data = {
+        "provenance": {
+            "command": "python -m benchmarks.calibration.collective",
+            "data": "benchmarks/truth/kernels/nccl.csv.gz (github.com/ai-dynamo/aiconfigurator, github.com/microsoft/"
+                    "vidur), collectives.json (github.com/stas00/ml-engineering, github.com/VIA-Research/vTrain)",
+            "licence": "Apache-2.0 (aiconfigurator), MIT (vidur, vTrain), CC-BY-SA-4.0 (ml-engineering)",
+            "note": "shares of the links' bandwidth and protocols' latencies for all devices, base and hop latency by "
+                    "architecture; spreads of devices from 5 folds by shape, others from devices left out"},
+        "generic": _round({**found.generic, **levels["generic"][""]}),
+        "architectures": {name: _round(values) for name, values in architectures.items()},
+        "devices": {name: _round(values) for name, values in sorted(levels["devices"].items())}}
+    _TARGET.write_text(json.dumps(data, indent=1) + "\n")
+    for scheme in ("fold", "device"):
+        rows = [row for row in cross_validate() if row[2] == scheme]
+        errors = sorted(abs(row[4] / row[3] - 1) for row in rows)
+        inside = sum(1 / (1 + row[5]) <= row[3] / row[4] <= 1 + row[5] for row in rows) / len(rows)
+        print(f"{scheme}: {len(rows)} collectives, median error {errors[len(rows) // 2]:.1%}, nine in ten below "
+              f"{errors[9 * len(rows) // 10]:.1%}, range holds {inside:.1%}, median width "
+              f"{sorted(row[5] for row in rows)[len(rows) // 2]:.1%}")
+
+
+def _round(values: Constants) -> Constants:
+    return {key: float(f"{value:.4g}") for key, value in values.items()}
+
+
+if __name__ == "__main__":
+    main()
