@@ -6,15 +6,16 @@ kernels of serving libraries on five devices, and the attention operators of ``b
 
 Method: for each library and phase, the constants of ``analyzer.hardware.kernel_time.attention_work`` that make the mean
 of ``|log(predicted / measured)|`` least, by coordinate descent over their logarithms within bounds that physics gives,
-on at most `ROWS` rows. Three levels: a device's own rows; an architecture's, from the devices whose tensor cores take
-the same instructions; all. The spread of a device holds nine in ten of the residuals of folds by shape, that of an
-architecture or of any device nine in ten of the residuals of devices left out.
+on at most `ROWS` rows. Three levels: a device's own rows; a generation's, from the devices whose tensor cores take the
+same instructions; all. The spread of a device holds nine in ten of the residuals of folds by shape, that of a
+generation or of any device nine in ten of the residuals of devices left out.
 
 PyTorch's cuDNN and memory-efficient kernels are known from one device and a handful of shapes: few constants are
 fitted there, the rest are FlashAttention 3's. Its FlashAttention 2 is vLLM's on Ampere and Ada, less the cache.
 """
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -23,8 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from analyzer.hardware import find_device
 from analyzer.hardware.kernel_time.attention import predict
+from analyzer.hardware.kernel_time.attention_tile import MMA, TCGEN05, WGMMA
 from analyzer.hardware.roofline import roofline_seconds
 
 from .attention_sample import Sample, read_operators, read_serving
@@ -35,19 +36,17 @@ FOLDS = 3
 JUDGED = 500
 DEVICES = ("a100_80gb", "b200", "h100_sxm", "h200", "l40s")
 PHASES = ("prefill", "encoder", "decode")
-#: Devices whose tensor cores take the same instructions: mma.sync, wgmma, tcgen05.
-GENERATIONS = (("a100_80gb", "l40s"), ("h100_sxm", "h200"), ("b200",))
-#: Architectures that take a generation's constants.
-ARCHITECTURES = {"Ampere": 0, "Ada Lovelace": 0, "Turing": 0, "Volta": 0, "Hopper": 1, "Blackwell": 2}
+#: Devices whose tensor cores take the same instructions.
+GENERATIONS = {MMA: ("a100_80gb", "l40s"), WGMMA: ("h100_sxm", "h200"), TCGEN05: ("b200",)}
 
 Fitted = dict[str, float]
 #: First guess, lowest and highest value of each constant; equal bounds: not fitted.
 Start = Mapping[str, tuple[float, float, float]]
-_COMMON: Start = {
-    "memory": (0.7, 0.2, 1.1), "floor": (8e-6, 1.5e-6, 20e-6), "p": (1.5, 1.0, 3.0), "l2": (0.66, 0.66, 0.66),
-    "l2_rate": (2.0, 1.0, 8.0), "write": (2.0, 0.2, 8.0)}
-_TILES: Start = {"mma": (0.7, 0.2, 1.5), "exp": (0.9, 0.3, 3.0), "tile": (2e-6, 1e-7, 1e-5), "tail": (0.4, 0.05, 1.5)}
-_KEYS: Start = {"tile": (2e-6, 1e-7, 1e-5), "block": (2e-7, 1e-8, 3e-6), "combine": (2e-6, 1e-7, 2e-5)}
+_COMMON: Start = {"memory": (0.7, 0.2, 1.1), "floor": (13e3, 3e3, 35e3), "p": (1.5, 1.0, 3.0)}
+_TILES: Start = {"mma": (0.7, 0.2, 1.5), "exp": (0.9, 0.3, 3.0), "tile": (3e3, 2e2, 1e4), "tail": (0.4, 0.05, 1.5),
+                 "wide": (1.0, 0.5, 1.5), "write": (2.0, 0.2, 8.0)}
+_KEYS: Start = {"tile": (3e3, 2e2, 1e4), "block": (5e2, 2e1, 4e3), "alone": (1e3, 1e2, 6e3),
+                "combine": (3e3, 2e2, 2e4), "swap": (5e3, 5e2, 2e4), "write": (2.0, 2.0, 2.0)}
 START: Mapping[str, Start] = {"prefill": {**_TILES, **_COMMON}, "encoder": {**_TILES, **_COMMON},
                               "decode": {**_KEYS, **_COMMON}}
 
@@ -59,28 +58,42 @@ def error_of(sample: Sample, constants: Mapping[str, float]) -> float:
     return math.log(time.seconds / sample.seconds)
 
 
+def moves_of(steps: Mapping[str, float], with_pairs: bool) -> Iterator[dict[str, float]]:
+    """Directions to try, in logarithms: one constant up or down, or two at once."""
+    for name, step in steps.items():
+        yield {name: step}
+        yield {name: -step}
+    if with_pairs:
+        for (one, step), (other, another) in itertools.combinations(steps.items(), 2):
+            for sign, turn in itertools.product((1, -1), repeat=2):
+                yield {one: sign * step, other: turn * another}
+
+
 def fit(samples: Sequence[Sample], start: Start, guess: Mapping[str, float] | None = None) -> Fitted:
-    """The constants within their bounds that make the mean absolute error least; errors above e count as e."""
+    """The constants within their bounds that make the mean absolute error least; errors above e count as e.
+
+    Of a handful of samples the squares count, and constants that trade with each other move in pairs.
+    """
+    few = len(samples) < 20
     samples = samples if len(samples) <= ROWS else random.Random(0).sample(samples, ROWS)
     found = {name: (guess or {}).get(name, first) for name, (first, _, _) in start.items()}
 
     def loss(constants: Mapping[str, float]) -> float:
-        return sum(min(1.0, abs(error_of(sample, constants))) for sample in samples)
+        return sum(min(1.0, abs(error_of(sample, constants))) ** (2 if few else 1) for sample in samples)
 
     best = loss(found)
     steps = {name: 0.3 for name, (_, low, high) in start.items() if low < high}
-    for _ in range(14):
-        for name in steps:
-            _, low, high = start[name]
-            for sign in (1, -1):
-                trial = {**found, name: min(high, max(low, found[name] * math.exp(sign * steps[name])))}
-                value = loss(trial)
-                if value < best:
-                    found, best, steps[name] = trial, value, steps[name] * 1.5
-                    break
-            else:
-                steps[name] /= 3
-        if max(steps.values()) < 0.01:
+    for _ in range(60 if few else 14):
+        improved = set()
+        for move in moves_of(steps, few):
+            trial = {**found, **{name: min(start[name][2], max(start[name][1], found[name] * math.exp(step)))
+                                 for name, step in move.items()}}
+            value = loss(trial)
+            if value < best:
+                found, best = trial, value
+                improved |= set(move)
+        steps = {name: step * 1.3 if name in improved else step / 2.5 for name, step in steps.items()}
+        if max(steps.values(), default=0.0) < 0.01:
             break
     return found
 
@@ -114,7 +127,7 @@ def of_devices(samples: Sequence[Sample], names: Sequence[str]) -> list[Sample]:
 
 def generation_without(device: str) -> tuple[str, ...]:
     """The devices that stand for one that is left out: others of its generation, or all others."""
-    siblings = next(names for names in GENERATIONS if device in names)
+    siblings = next(names for names in GENERATIONS.values() if device in names)
     return tuple(name for name in siblings if name != device) or tuple(name for name in DEVICES if name != device)
 
 
@@ -127,10 +140,10 @@ class Calibration:
         self.devices, self.generations = {}, {}
         self.fold_errors: dict[str, list[tuple[Sample, float]]] = {}
         self.left_out_errors: dict[str, list[tuple[Sample, float]]] = {}
-        for names in GENERATIONS:
+        for generation, names in GENERATIONS.items():
             rows = of_devices(samples, names)
             if rows:
-                self.generations[names] = fit(rows, start, self.generic)
+                self.generations[generation] = fit(rows, start, self.generic)
         for name in DEVICES:
             rows = [sample for sample in samples if sample.device.name == name]
             if len(rows) < 100:
@@ -147,9 +160,9 @@ class Calibration:
                                            if fold_of(sample) == fold]
         left_out = [error for errors in self.left_out_errors.values() for _, error in errors]
         self.generic["spread"] = spread_of(left_out)
-        for names, constants in self.generations.items():
-            constants["spread"] = spread_of([error for name in names for _, error in self.left_out_errors.get(name, [])]
-                                            or left_out)
+        for generation, constants in self.generations.items():
+            constants["spread"] = spread_of([error for name in GENERATIONS[generation]
+                                             for _, error in self.left_out_errors.get(name, [])] or left_out)
         for name, constants in self.devices.items():
             constants["spread"] = spread_of(error for _, error in self.fold_errors[name])
 
@@ -162,8 +175,8 @@ def calibrate() -> dict[tuple[str, str], Calibration]:
 
 #: PyTorch's kernels: fitted where the bounds differ, FlashAttention 3's on Hopper where not.
 _OPERATOR: Start = {
-    "memory": (0.7, 0.7, 0.7), "floor": (2.5e-6, 2.5e-6, 2.5e-6), "p": (1.5, 1.5, 1.5), "l2": (0.66, 0.66, 0.66),
-    "l2_rate": (2.0, 2.0, 2.0), "dropout": (0.2, 0.02, 1.0), "mask": (0.1, 0.01, 1.0), "tile": (2e-6, 2e-7, 1e-5),
+    "memory": (0.7, 0.7, 0.7), "floor": (5e3, 5e3, 5e3), "p": (1.5, 1.5, 1.5), "dropout": (0.2, 0.02, 5.0),
+    "mask": (0.1, 0.01, 5.0), "tile": (3e3, 4e2, 2e4),
     "tail": (0.6, 0.05, 1.5)}
 OPERATORS: Mapping[tuple[str, str], Start] = {
     ("cudnn", "forward"): {**_OPERATOR, "mma": (1.1, 1.1, 1.1), "exp": (1.0, 0.8, 1.5)},
@@ -186,62 +199,55 @@ def operator_errors() -> list[tuple[Sample, float, float]]:
              error_of(sample, fit_operators()[sample.kernel, sample.phase])) for sample in read_operators()]
 
 
-def flatten(parts: Mapping[tuple[str, str], Fitted]) -> dict[str, float]:
+def flatten(parts: Mapping[tuple[str, str], Fitted], generation: str) -> dict[str, float]:
     """Constants under the names of the file, at four digits."""
-    return {f"{kernel}.{phase}.{name}": float(f"{value:.4g}")
+    return {f"{kernel}.{generation}.{phase}.{name}": float(f"{value:.4g}")
             for (kernel, phase), constants in sorted(parts.items()) for name, value in sorted(constants.items())}
 
 
 def operators_everywhere() -> dict[tuple[str, str], Fitted]:
-    """PyTorch's kernels on any device: cuDNN's and CUTLASS's as on the H200, FlashAttention as vLLM runs it."""
-    found = {key: dict(constants) for key, constants in fit_operators().items()}
-    width = spread_of(error for _, error, _ in operator_errors())
-    for constants in found.values():
-        constants["spread"] = max(width, 0.2)
-    return found
+    """PyTorch's kernels on any device: cuDNN's and CUTLASS's as on the H200, which is the only one measured."""
+    width = max(spread_of(error for _, error, _ in operator_errors()), 0.2)
+    return {key: {**constants, "spread": width} for key, constants in fit_operators().items()}
 
 
 def flash_of(fitted: Mapping[tuple[str, str], Fitted]) -> dict[tuple[str, str], Fitted]:
     """PyTorch's FlashAttention 2 from vLLM's: one kernel's floor, no cache to write; backward as cuDNN's to its own."""
+    operators = fit_operators()
+    forward, backward = operators["cudnn", "forward"], operators["cudnn", "backward"]
     found: dict[tuple[str, str], Fitted] = {}
     for phase, source in (("forward", "prefill"), ("decode", "decode")):
-        constants = fitted.get(("vllm", source))
-        if constants:
-            found["flash", phase] = {**constants, "floor": 2.5e-6, "dropout": 0.2}
-            del found["flash", phase]["write"]
-    forward = found.get(("flash", "forward"))
-    if forward:
-        cudnn = fit_operators()
-        found["flash", "backward"] = {
-            **forward, "mma": forward["mma"] * cudnn["cudnn", "backward"]["mma"] / cudnn["cudnn", "forward"]["mma"],
-            "exp": forward["exp"] * cudnn["cudnn", "backward"]["exp"] / cudnn["cudnn", "forward"]["exp"],
-            "spread": max(0.3, forward["spread"])}
+        constants = fitted["vllm", source]
+        found["flash", phase] = {**{name: value for name, value in constants.items() if name != "write"},
+                                 "floor": forward["floor"], "dropout": forward["dropout"]}
+    own = found["flash", "forward"]
+    found["flash", "backward"] = {
+        **own, "mma": own["mma"] * backward["mma"] / forward["mma"], "dropout": backward["dropout"],
+        "exp": own["exp"] * backward["exp"] / forward["exp"], "spread": max(0.3, own["spread"])}
     return found
 
 
 def product() -> dict[str, object]:
     """What ``fitted/attention.json`` holds."""
     fits = calibrate()
-    generic = {key: found.generic for key, found in fits.items()}
-    architectures = {name: {key: found.generations[GENERATIONS[place]] for key, found in fits.items()
-                            if GENERATIONS[place] in found.generations}
-                     for name, place in ARCHITECTURES.items()}
-    devices = {name: {key: found.devices[name] for key, found in fits.items() if name in found.devices}
-               for name in DEVICES}
-    everywhere = operators_everywhere()
-    mma_sync = flash_of(architectures["Ampere"])  # other generations run FlashAttention 2 by the same instructions
+    generic = flatten({**{key: found.generic for key, found in fits.items()}, **operators_everywhere()}, "any")
+    for generation in GENERATIONS:
+        parts = {key: found.generations[generation] for key, found in fits.items() if generation in found.generations}
+        generic |= flatten({**parts, **(flash_of(parts) if generation == MMA else {})}, generation)
+    devices = {}
+    for generation, names in GENERATIONS.items():
+        for name in names:
+            parts = {key: found.devices[name] for key, found in fits.items() if name in found.devices}
+            devices[name] = flatten({**parts, **(flash_of(parts) if generation == MMA else {})}, generation)
     return {
         "provenance": {
             "command": "python -m benchmarks.calibration.attention",
             "data": "benchmarks/truth/kernels/attention.csv.gz (github.com/ai-dynamo/aiconfigurator) and the attention "
                     "operators of benchmarks/truth/latency.json (measured on an H200 for this project)",
             "licence": "Apache-2.0; the project's own", "date": "2026-11",
-            "note": "seconds (tile, block, combine, floor), clocks an element (dropout, mask) or ratios; spread by "
-                    "folds of shapes for devices, by devices left out for all else"},
-        "generic": flatten({**generic, **everywhere, **mma_sync}),
-        "architectures": {name: flatten(parts) for name, parts in architectures.items()},
-        "devices": {name: flatten({**parts, **(flash_of(parts) if name in GENERATIONS[0] else {})})
-                    for name, parts in devices.items()}}
+            "note": "clocks (tile, block, alone, combine, swap, floor), clocks an element (dropout, mask) or ratios; "
+                    "spread by folds of shapes for devices, by devices left out for all else"},
+        "generic": generic, "architectures": {}, "devices": devices}
 
 
 def roofline(sample: Sample) -> float:
@@ -258,6 +264,15 @@ def roofline(sample: Sample) -> float:
                                "bfloat16" if size.item_bytes == 2 else "float32", sample.device, True)
     assert seconds is not None
     return seconds
+
+
+@cache
+def judged_by_device() -> dict[tuple[str, str], list[tuple[Sample, float, float]]]:
+    """Up to `JUDGED` samples of each scheme and device, with their error and the spread that was stated."""
+    rows: dict[tuple[str, str], list[tuple[Sample, float, float]]] = {}
+    for sample, scheme, error, width in judged():
+        rows.setdefault((scheme, sample.device.name), []).append((sample, error, width))
+    return {key: random.Random(4).sample(found, min(JUDGED, len(found))) for key, found in sorted(rows.items())}
 
 
 def judged() -> Iterator[tuple[Sample, str, float, float]]:
@@ -277,7 +292,8 @@ def judged() -> Iterator[tuple[Sample, str, float, float]]:
 def cross_validate() -> list[tuple[str, str, str, float, float, float, float]]:
     """Rows of (family, device, scheme, measured seconds, predicted seconds, spread, roofline seconds)."""
     return [("attention", sample.device.name, scheme, sample.seconds, sample.seconds * math.exp(error), spread,
-             roofline(sample)) for sample, scheme, error, spread in judged()]
+             roofline(sample))
+            for (scheme, _), rows in judged_by_device().items() for sample, error, spread in rows]
 
 
 def summarize(errors: Sequence[float]) -> str:
@@ -289,7 +305,12 @@ def summarize(errors: Sequence[float]) -> str:
 def report(write: Callable[[str], object]) -> None:
     """What the fits reach, by scheme, device, library and phase, and PyTorch's operators one by one."""
     rows = list(judged())
+    for (scheme, name), found in judged_by_device().items():
+        write(f"{scheme:7s} {name:10s} {summarize([error for _, error, _ in found])}\n")
     for scheme in ("fold", "device"):
+        equal = [row for (of, _), found in judged_by_device().items() if of == scheme for row in found]
+        write(f"{scheme:7s} every device alike {summarize([row[1] for row in equal])}, median spread "
+              f"{sorted(row[2] for row in equal)[len(equal) // 2]:.2f}\n")
         chosen = [row for row in rows if row[1] == scheme]
         held = sum(abs(error) <= math.log1p(width) for _, _, error, width in chosen) / len(chosen)
         write(f"{scheme:7s} all {summarize([row[2] for row in chosen])} range holds {held:.0%}\n")
@@ -309,6 +330,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    for device_name in DEVICES:
-        find_device(device_name)  # an error here rather than after the fits
     main()

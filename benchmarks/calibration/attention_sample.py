@@ -44,7 +44,8 @@ def read_serving() -> list[Sample]:
             size = AttentionSize(number["batch"], number["heads"], number["kv_heads"], number["q_len"],
                                  number["kv_len"], number["head_dim"], number["head_dim"], 2, bool(number["causal"]),
                                  number["window"])
-            samples.append(Sample(find_device(row["device"]), kernel, find_phase(kernel, size), size,
+            device = find_device(row["device"])
+            samples.append(Sample(device, kernel, find_phase(kernel, size, device), size,
                                   float(row["us"]) * 1e-6, repr(tuple(size))))
     return samples
 

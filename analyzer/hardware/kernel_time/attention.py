@@ -6,8 +6,9 @@ import functools
 from analyzer.errors import InputError
 from analyzer.hardware.device_spec import DeviceSpec
 
-from .attention_tile import find_design
+from .attention_tile import MMA, ONE_WARP_SHARE, TCGEN05, find_design, find_generation
 from .attention_work import (
+    TYPICAL_CLOCK_HERTZ,
     AttentionSize,
     Constants,
     count_bytes,
@@ -31,40 +32,47 @@ _DESIGN = {"paged": "vllm"}
 
 @functools.lru_cache(maxsize=256)
 def find_group(kernel: str, phase: str, device: DeviceSpec) -> Constants | None:
-    """The constants of one kernel in one phase on a device, None where there are none."""
-    prefix = f"{kernel}.{phase}."
+    """The constants of one kernel in one phase: of its generation of tensor cores, else of any; None without any."""
     found = find_constants("attention", device)
-    return {name[len(prefix):]: value for name, value in found.items() if name.startswith(prefix)} or None
+    for generation in (find_design(kernel, device).generation, "any"):
+        prefix = f"{kernel}.{generation}.{phase}."
+        group = {name[len(prefix):]: value for name, value in found.items() if name.startswith(prefix)}
+        if group:
+            return group
+    return None
 
 
 def predict(size: AttentionSize, kernel: str, phase: str, device: DeviceSpec, c: Constants) -> KernelTime | None:
     """The time of one attention with given constants; None where the device lacks a figure that it takes.
 
-    A floor for launching its kernels, then arithmetic and memory, which overlap in part: their p-norm, where p of 1
-    is one after the other. Serving libraries also write the new keys and values to the cache, at ``write`` times
-    what the bytes take at the memory's rate.
+    A floor of its kernels' latencies, in clocks; then arithmetic and memory, which overlap in part: their p-norm,
+    where p of 1 is one after the other. Serving libraries also write the new keys and values to the cache, at
+    ``write`` times what the bytes take at the memory's rate; TensorRT-LLM rotates the queries in the same kernel.
     """
     rate = find_matrix_rate(size.item_bytes, device)
     if rate is None or device.memory_bandwidth is None or device.multiprocessors is None:
         return None
     memory = memory_seconds(count_bytes(size), device, c)
-    kernels = 1
+    kernels, design = 1, find_design(kernel, device)
     if phase == "decode":
-        arithmetic = decode_seconds(size, device, c)
+        arithmetic = decode_seconds(size, design, device, c)
         kernels = 2
     else:
         if phase == "backward":
             rate /= BACKWARD_PRODUCTS
             memory *= 2  # reads four of them and the gradient, writes three gradients
             kernels = 3
-        arithmetic = tile_seconds(size, find_design(kernel, device), device, rate, c)
+        if design.generation == MMA:
+            rate *= ONE_WARP_SHARE[find_generation(device)]
+        arithmetic = tile_seconds(size, design, device, rate, c)
     power = c["p"]
     seconds = (arithmetic ** power + memory ** power) ** (1 / power)
     if kernel in SERVING_KERNELS and size.causal:
-        new_bytes = 2 * size.batch * size.q_len * size.kv_heads * (size.head_dim + size.value_dim) * size.item_bytes
+        new_heads = 2 * size.kv_heads + (size.heads if kernel == "trtllm" else 0)
+        new_bytes = 2 * size.batch * size.q_len * new_heads * size.head_dim * size.item_bytes
         seconds += c["write"] * new_bytes / device.memory_bandwidth
         kernels += 1
-    floor = c["floor"]
+    floor = c["floor"] / (device.clock_hertz or TYPICAL_CLOCK_HERTZ)
     bound = "latency" if floor > seconds else "memory" if memory > arithmetic else "arithmetic"
     return KernelTime(floor + seconds, c.get("spread", 0.5), bound, kernels)
 
@@ -100,18 +108,21 @@ def attention_time(kernel: str, batch: int, heads: int, kv_heads: int, q_len: in
     kernel = _DESIGN.get(kernel, kernel)
     size = AttentionSize(batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim, item_bytes, causal, window,
                          dropout, masked)
-    phase = find_phase(kernel, size, backward)
+    phase = find_phase(kernel, size, device, backward)
     constants = find_group(kernel, phase, device)
     return None if constants is None else predict(size, kernel, phase, device, constants)
 
 
-def find_phase(kernel: str, size: AttentionSize, backward: bool = False) -> str:
+def find_phase(kernel: str, size: AttentionSize, device: DeviceSpec, backward: bool = False) -> str:
     """Which constants an attention takes: forward and backward of PyTorch's kernels, three phases of serving."""
     if backward:
         return "backward"
     if kernel in SERVING_KERNELS:
-        if size.q_len == 1 < size.kv_len:
-            return "decode"
-        return "prefill" if size.causal else "encoder"
+        if not size.causal:
+            return "encoder"
+        # of a sequence's first key TensorRT-LLM's kernels are those of a prompt, also in SGLang on Blackwell
+        is_prompt = size.kv_len == 1 and (kernel == "trtllm" or
+                                          kernel == "sglang" and find_generation(device) == TCGEN05)
+        return "decode" if size.q_len == 1 and not is_prompt else "prefill"
     # FlashAttention splits the keys of a single query (flash_api.cpp); the others take a tile for it
     return "decode" if kernel == "flash" and size.q_len == 1 else "forward"

@@ -14,45 +14,76 @@ class Design:
     - ``head_dims``: sizes of a head that are compiled; others are padded to the next one.
     - ``tiles``: for each of them, rows of queries that a thread block takes, and keys it takes at a time.
     - ``packs``: whether the query heads that share keys are rows of one tile (grouped queries), so that short
-      sequences fill it.
+      sequences fill it. ``short_rows``: smaller tiles that it has for fewer rows. ``decode_group``: the most heads
+      that it packs when decoding, if there is such a limit.
+    - ``generation``: the instructions of its matrix products, which make its constants.
     """
 
+    generation: str
     head_dims: tuple[int, ...]
     tiles: tuple[tuple[int, int], ...]
     packs: bool = False
+    short_rows: tuple[int, ...] = ()
+    decode_group: int | None = None
 
-    def choose(self, head_dim: int) -> tuple[int, int, int]:
-        """The padded head, the queries of a tile and the keys of a block."""
-        for padded, tile in zip(self.head_dims, self.tiles):
-            if head_dim <= padded:
-                return padded, *tile
-        return math.ceil(head_dim / 8) * 8, *self.tiles[-1]
+    def choose(self, head_dim: int, rows: int) -> tuple[int, int, int]:
+        """The padded head, the queries of a tile and the keys of a block, for ``rows`` queries of a sequence."""
+        place = next((i for i, padded in enumerate(self.head_dims) if head_dim <= padded), None)
+        padded = math.ceil(head_dim / 8) * 8 if place is None else self.head_dims[place]
+        tile, columns = self.tiles[-1 if place is None else place]
+        for short in self.short_rows:
+            if rows <= short < tile:
+                return padded, short, columns
+        return padded, tile, columns
 
 
-# FlashAttention 2, csrc/flash_attn/src/flash_fwd_launch_template.h: mma.sync instructions, one tile a thread block.
-_FLASH_2 = Design((32, 64, 96, 128, 192, 256), ((128, 128), (128, 128), (128, 64), (128, 64), (128, 64), (64, 64)))
-# FlashInfer, include/flashinfer/attention/prefill.cuh: the same with grouped queries packed.
-_FLASH_INFER = Design(_FLASH_2.head_dims, _FLASH_2.tiles, packs=True)
-# FlashAttention 3, hopper/tile_size.h (causal): wgmma, warp specialised; packs where the queries are short.
-_FLASH_3 = Design((64, 96, 128, 192, 256), ((192, 128), (192, 128), (128, 128), (128, 96), (128, 80)), packs=True)
-# TensorRT-LLM, cpp/kernels/fmha_v2 (before Blackwell): no packing of grouped queries in the context phase.
-_FMHA_V2 = Design((32, 64, 80, 96, 128, 192, 256), ((64, 128),) * 4 + ((64, 128), (64, 64), (64, 64)))
+#: Instructions of the tensor cores' products: of one warp (Volta to Ada, and GeForce and RTX PRO Blackwell), of four
+#: with operands in shared memory (Hopper), with accumulators in tensor memory (data-centre Blackwell).
+MMA, WGMMA, TCGEN05 = "mma", "wgmma", "tcgen05"
+
+# FlashAttention 2, csrc/flash_attn/src/flash_fwd_launch_template.h.
+FLASH_2 = Design(
+    MMA, (32, 64, 96, 128, 192, 256), ((128, 128), (128, 128), (128, 64), (128, 64), (128, 64), (64, 64)),
+    decode_group=10**6)
+# FlashInfer, include/flashinfer/utils.cuh (FA2DetermineCtaTileQ): grouped queries packed, small tiles for few rows.
+_FLASH_INFER = Design(MMA, FLASH_2.head_dims, FLASH_2.tiles, packs=True, short_rows=(16, 64))
+# FlashAttention 3, hopper/tile_size.h (causal); packs where sequences are of various lengths.
+_FLASH_3 = Design(
+    WGMMA, (64, 96, 128, 192, 256), ((192, 128), (192, 128), (128, 128), (128, 96), (128, 80)), packs=True)
+# TensorRT-LLM before Blackwell, cpp/kernels/fmha_v2: no packing of grouped queries in the context phase; its XQA kernel
+# packs up to 16 when decoding, the masked multi-head attention kernel none.
+_FMHA_TILES = (32, 64, 80, 96, 128, 192, 256), ((64, 128),) * 4 + ((64, 128), (64, 64), (64, 64))
+_FMHA_V2, _FMHA_V2_HOPPER = (Design(generation, *_FMHA_TILES, decode_group=16) for generation in (MMA, WGMMA))
 # Blackwell (FlashAttention 4, TensorRT-LLM's trtllm-gen): two tiles of 128 queries in tensor memory.
-_TCGEN05 = Design((64, 96, 128, 192, 256), ((256, 128),) * 5)
+_TWO_TILES = Design(TCGEN05, (64, 96, 128, 192, 256), ((256, 128),) * 5)
+# cuDNN on Hopper, from the names of its kernels (..._sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_...): two groups
+# of 64 queries, blocks of 128 keys.
+_CUDNN = Design(WGMMA, (64, 96, 128, 192, 256), ((128, 128),) * 5)
 # PyTorch, mem_eff_attention/kernels/cutlassF.h: heads up to 64 in registers, larger ones through shared memory.
-_EFFICIENT = Design((32, 64, 128, 256), ((64, 64), (64, 64), (32, 128), (32, 128)))
+_EFFICIENT = Design(MMA, (32, 64, 128, 256), ((64, 64), (64, 64), (32, 128), (32, 128)))
+
+
+def find_generation(device: DeviceSpec) -> str:
+    """The instructions of a device's tensor cores."""
+    return {9: WGMMA, 10: TCGEN05}.get((device.compute_capability or (8, 0))[0], MMA)
+
+
+#: Part of the tensor cores' peak that instructions of one warp reach where there are newer ones: 62 % on an H100 (Luo
+#: et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking, 2024, on tensor cores);
+#: on a B200, whose multiprocessors have twice the peak, taken to be as many FLOPs a clock.
+ONE_WARP_SHARE = {MMA: 1.0, WGMMA: 0.62, TCGEN05: 0.31}
 
 
 def find_design(kernel: str, device: DeviceSpec) -> Design:
-    """The generation of kernels that a library runs on a device."""
-    major = (device.compute_capability or (8, 0))[0]
+    """The kernels that a library runs on a device."""
     if kernel == "efficient":
         return _EFFICIENT
-    if kernel == "flash" or major < 9:
-        return {"sglang": _FLASH_INFER, "trtllm": _FMHA_V2}.get(kernel, _FLASH_2)
-    if kernel == "trtllm" and major == 9:
-        return _FMHA_V2
-    return _FLASH_3 if major == 9 else _TCGEN05
+    generation = find_generation(device)
+    if kernel == "flash" or generation == MMA:
+        return {"sglang": _FLASH_INFER, "trtllm": _FMHA_V2}.get(kernel, FLASH_2)
+    if generation == WGMMA:
+        return {"trtllm": _FMHA_V2_HOPPER, "cudnn": _CUDNN}.get(kernel, _FLASH_3)
+    return _TWO_TILES
 
 
 def count_blocks(q_len: int, kv_len: int, rows: float, block: int, causal: bool, window: int) -> tuple[float, float]:

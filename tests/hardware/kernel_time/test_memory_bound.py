@@ -3,7 +3,8 @@ import pytest
 from analyzer.hardware import DeviceSpec, PeakRates
 from analyzer.hardware.kernel_time.memory_bound import stream_time
 
-CARD = DeviceSpec("card", memory_bandwidth=1e12, flops_per_second=PeakRates(fp32=10e12), compute_capability=(8, 0))
+CARD = DeviceSpec("card", memory_bandwidth=1e12, flops_per_second=PeakRates(fp32=10e12), compute_capability=(8, 0),
+                  multiprocessors=108, clock_hertz=1e9)
 
 
 def test_more_bytes_take_longer():
@@ -13,7 +14,7 @@ def test_more_bytes_take_longer():
 
 
 def test_instructions_bound_a_kernel_that_moves_little():
-    time = stream_time(10**6, CARD, instructions=5e9)
+    time = stream_time(10**6, CARD, instructions=108 * 128 * 1e6)  # a million cycles of 108 multiprocessors
     assert time.bound == "arithmetic"
     assert time.seconds == pytest.approx(1e-3, rel=0.02)
 

@@ -1,0 +1,185 @@
+"""Time of layer, RMS, group and batch normalization: PyTorch's kernels, and cuDNN's for batches in float32.
+
+From ``ATen/native/cuda/layer_norm_kernel.cu`` and ``Normalization.cuh``: a block a row forward; backward a second
+kernel in which a block sums 32 columns over all rows; batches a block a channel, however few channels there are.
+"""
+from __future__ import annotations
+
+import math
+
+from analyzer.hardware.device_spec import DeviceSpec
+
+from .estimate import NO_TIME, KernelTime, join
+from .memory_bound import Machine, kernel_time, missed_fraction, read_machine
+
+#: Blocks of 128 threads that a multiprocessor holds of the layer norm's forward kernel; registers limit it to half.
+ROW_BLOCKS = 8
+ROW_THREADS, VECTOR = 128, 4  #: threads of a row, elements that each takes at a time
+COLUMNS = 32           #: that a block of the gradients of weight and bias sums
+ROWS_AT_A_TIME = 256   #: for more than 256 rows: ``rows_per_block_y``
+BLOCK_THREADS = 512    #: ``MAX_BLOCK_SIZE`` of batch norm, and what cuDNN's kernels take
+THREAD_BYTES = 16      #: of one load of a thread in cuDNN's kernels
+#: Bytes of a channel that cuDNN's forward kernel keeps on the multiprocessor, so that it reads them once.
+KEPT_BYTES = 200 * 1024
+#: Instructions of one element: Welford's update divides; the gradient does not (counted in ``Normalization.cuh``).
+WELFORD_INSTRUCTIONS, GRADIENT_INSTRUCTIONS = 64, 25
+
+
+def layer_norm_time(rows: int, columns: int, itemsize: int, device: DeviceSpec,
+                    written_itemsize: int | None = None) -> KernelTime | None:
+    """Forward: each row is read twice, the second time from the last cache where the rows in work fit it.
+
+    >>> from analyzer.hardware import find_device
+    >>> t4 = find_device("t4")
+    >>> short, long = (layer_norm_time(2**30 // n, n, 4, t4).seconds for n in (512, 8192))
+    >>> 1.3 < long / short < 1.5
+    True
+    """
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    if rows == 0:
+        return NO_TIME
+    row = columns * itemsize
+    written = columns * (written_itemsize or itemsize)
+    again = missed_fraction(machine.multiprocessors * ROW_BLOCKS * (row + written), machine)
+    steps = -(-columns // (ROW_THREADS * VECTOR))
+    instructions = rows * ROW_THREADS * machine.constants["row_instructions"] * (1 + steps)
+    return kernel_time(machine, rows * (row * (1 + again) + written), instructions,
+                       waiting=machine.constants["row_latencies"] * machine.latency)
+
+
+def layer_norm_backward_time(rows: int, columns: int, itemsize: int, device: DeviceSpec, *, of_input: bool = True,
+                             of_weight: bool = True) -> KernelTime | None:
+    """Backward: a block a row for the input's gradient; 32 columns a block for those of weight and bias, so that a
+    short row leaves most of the device idle.
+
+    >>> from analyzer.hardware import find_device
+    >>> layer_norm_backward_time(25216, 768, 4, find_device("h200")).bound
+    'latency'
+    """
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    if rows == 0:
+        return NO_TIME
+    parts = []
+    nbytes = rows * columns * itemsize
+    if of_input:
+        parts.append(kernel_time(machine, 3 * nbytes, waiting=machine.constants["row_latencies"] * machine.latency))
+    if of_weight:
+        parts.append(column_sum_time(rows, columns, 2 * nbytes, machine))
+    return join(parts)
+
+
+def column_sum_time(rows: int, columns: int, nbytes: int, machine: Machine) -> KernelTime:
+    """The gradients of weight and bias: a block of 32 columns goes through all rows, 256 at a time; where rows are
+    very many and columns few, partial sums first (``LaunchGammaBetaBackwardCUDAKernel``).
+    """
+    blocks = -(-columns // COLUMNS)
+    if rows > 64 * 1024 and blocks < machine.multiprocessors / 2:
+        return kernel_time(machine, nbytes, kernels=2)
+    steps = -(-rows // min(ROWS_AT_A_TIME, max(8, rows)))
+    waves = -(-blocks // (2 * machine.multiprocessors))
+    return kernel_time(machine, nbytes,
+                       waiting=waves * steps * machine.constants["column_step_latencies"] * machine.latency)
+
+
+def channel_seconds(channels: int, loads: int, instructions: float, machine: Machine) -> float:
+    """Seconds of blocks of 512 threads, one a channel, each thread making ``loads`` that follow each other; blocks on
+    one multiprocessor share its issue slots.
+    """
+    resident = machine.resident_threads // BLOCK_THREADS
+    waves = -(-channels // (machine.multiprocessors * resident))
+    together = min(-(-channels // machine.multiprocessors), resident)
+    issue = BLOCK_THREADS * instructions / (machine.issue_rate / machine.multiprocessors)
+    return waves * loads * (machine.latency + together * issue)
+
+
+def channel_loads(batch: int, positions: int) -> int:
+    """Loads of each of 512 threads that go through a channel: as many threads along the positions as the next power of
+    two, the others along the batch (``getNumThreads``).
+
+    >>> channel_loads(128, 56 * 56), channel_loads(128, 7 * 7)
+    (896, 16)
+    """
+    along = min(max(32, 1 << (max(positions, 1) - 1).bit_length()), BLOCK_THREADS)
+    return -(-batch // max(1, BLOCK_THREADS // along)) * -(-positions // along)
+
+
+def native_batch_norm_time(batch: int, channels: int, positions: int, itemsize: int, device: DeviceSpec, *,
+                           training: bool = True) -> KernelTime | None:
+    """PyTorch's own kernels: statistics by one block a channel, then a pointwise kernel of a block for each image and
+    channel.
+
+    >>> from analyzer.hardware import find_device
+    >>> time = native_batch_norm_time(128, 64, 56 * 56, 2, find_device("h200"))
+    >>> time.bound, 380e-6 < time.seconds < 520e-6  # 448 us measured
+    ('latency', True)
+    """
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    elements = batch * channels * positions
+    if elements == 0:
+        return NO_TIME
+    parts = []
+    if training:
+        seconds = channel_seconds(channels, channel_loads(batch, positions), WELFORD_INSTRUCTIONS, machine)
+        parts.append(kernel_time(machine, elements * itemsize, waiting=seconds))
+        parts.append(kernel_time(machine, 0))  # running statistics
+    rows = channels * min(batch, max(1, 256 * 1024 // channels))
+    parts.append(kernel_time(machine, 2 * elements * itemsize,
+                             waiting=rows * machine.constants["block_seconds"] / machine.multiprocessors))
+    return join(parts)
+
+
+def native_batch_norm_backward_time(batch: int, channels: int, positions: int, itemsize: int,
+                                    device: DeviceSpec) -> KernelTime | None:
+    """PyTorch's own kernel: one block a channel goes through it twice."""
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    if batch * channels * positions == 0:
+        return NO_TIME
+    seconds = 2 * channel_seconds(channels, channel_loads(batch, positions), GRADIENT_INSTRUCTIONS, machine)
+    return kernel_time(machine, 5 * batch * channels * positions * itemsize, waiting=seconds)
+
+
+def cudnn_batch_norm_time(batch: int, channels: int, positions: int, itemsize: int, device: DeviceSpec, *,
+                          backward: bool = False) -> KernelTime | None:
+    """CuDNN's kernels in training: a block of 512 threads a channel with 16 bytes each under way. Forward reads a
+    channel twice unless it fits the multiprocessor, and writes it; backward reads two twice and writes one.
+
+    >>> from analyzer.hardware import find_device
+    >>> time = cudnn_batch_norm_time(32, 256, 56 * 56, 4, find_device("h200"))
+    >>> 90e-6 < time.seconds < 120e-6  # 105 us measured
+    True
+    """
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    channel = batch * positions * itemsize
+    if channel * channels == 0:
+        return NO_TIME
+    passes = 5 if backward else 2 if channel <= KEPT_BYTES else 3
+    loads = math.ceil(passes * channel / (BLOCK_THREADS * THREAD_BYTES))
+    waves = -(-channels // machine.multiprocessors)
+    latencies = machine.constants["gradient_latencies"] if backward else 1.0
+    if backward:  # two blocks fit a multiprocessor
+        waves = -(-waves // 2) if waves > 1 else 1
+    waiting = waves * (loads * latencies * machine.latency + 2 * machine.latency)
+    return kernel_time(machine, passes * channel * channels, waiting=waiting)
+
+
+def cudnn_normalize_time(batch: int, channels: int, positions: int, itemsize: int,
+                         device: DeviceSpec) -> KernelTime | None:
+    """CuDNN's kernel in inference: a block for each image and channel reads and writes it."""
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    rows = batch * channels
+    if rows * positions == 0:
+        return NO_TIME
+    return kernel_time(machine, 2 * rows * positions * itemsize / machine.constants["normalize_fraction"],
+                       waiting=rows * machine.constants["block_seconds"] / machine.multiprocessors)

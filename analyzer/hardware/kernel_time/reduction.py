@@ -1,0 +1,114 @@
+"""Time of reductions (sum, mean, max, all, norms of vectors) by PyTorch's one reduction kernel.
+
+``setReduceConfig`` of ``ATen/native/cuda/Reduce.cuh`` divides the work: threads of a block stand along the fastest
+dimension, be it reduced or not; where outputs are few, several blocks share one and the last of them adds up what the
+others left in memory, which takes longer than the sum itself.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from analyzer.hardware.device_spec import DeviceSpec
+
+from .estimate import NO_TIME, KernelTime
+from .memory_bound import Machine, kernel_time, read_machine
+
+MAX_THREADS = 512      #: of a block: ``mnt_wrapper::MAX_NUM_THREADS``
+VECTOR = 4             #: elements of one load
+UNROLLED = 4           #: loads that a thread has under way: ``vt0``
+WARP = 32
+MIN_VALUES, MAX_VALUES = 16, 256  #: per thread, before and after a reduction is divided among blocks
+
+
+class Division(NamedTuple):
+    """How a reduction is divided: blocks in all, threads of a block, values of a thread (after vectors), blocks that
+    share an output and the rounds in which the last of these adds up what they left.
+    """
+
+    blocks: int
+    threads: int
+    values: int
+    sharing: int
+    rounds: int
+
+
+def last_power(n: int) -> int:
+    """The largest power of two that is at most ``n``; 1 for less than 2."""
+    return 1 << (max(n, 1).bit_length() - 1)
+
+
+def divide(outputs: int, reduced: int, reduces_fastest: bool, multiprocessors: int, resident_threads: int) -> Division:
+    """The division of a reduction of ``reduced`` elements for each of ``outputs``, as ``setReduceConfig`` does it.
+
+    >>> divide(768, 4096, False, 132, 2048)  # columns of a matrix on an H100: 6 blocks wide, 64 deep
+    Division(blocks=384, threads=128, values=16, sharing=64, rounds=16)
+    >>> divide(4096, 768, True, 132, 2048)  # rows of it: a warp each
+    Division(blocks=256, threads=512, values=6, sharing=1, rounds=0)
+    """
+    vector = VECTOR if not reduces_fastest or reduced >= 128 else 1
+    if not reduces_fastest:
+        while outputs % vector:
+            vector //= 2
+    most = MAX_THREADS if reduces_fastest else MAX_THREADS // vector
+    across, along = (reduced, outputs) if reduces_fastest else (outputs, reduced)
+    width_limit = last_power(min(across // vector, most))
+    height = min(last_power(min(along, most)), most // min(width_limit, WARP))
+    width = min(width_limit, most // height)
+    values = reduced
+    outputs_a_block = 1
+    if reduces_fastest:
+        values = -(-values // width)
+    else:
+        outputs_a_block = width * vector
+    splits_warps = values >= min(height * 16, MAX_VALUES)
+    if splits_warps:
+        values = -(-values // height)
+    else:
+        outputs_a_block *= height
+    grid = -(-outputs // outputs_a_block)
+    threads = width * height
+    target = multiprocessors * (resident_threads // threads)
+    sharing, rounds = 1, 0
+    if splits_warps and values >= MAX_VALUES and grid <= target:
+        sharing = max(min(-(-target // grid), -(-values // MIN_VALUES)), -(-values // MAX_VALUES))
+        values = -(-values // sharing)
+        rounds = -(-sharing // (threads if reduces_fastest else height)) if sharing > 1 else 0
+    return Division(grid * sharing, threads, -(-values // vector) if reduces_fastest else values, sharing, rounds)
+
+
+def reduction_time(outputs: int, reduced: int, itemsize: int, device: DeviceSpec, *, reduces_fastest: bool = True,
+                   written_itemsize: int | None = None) -> KernelTime | None:
+    """A reduction of ``reduced`` elements of ``itemsize`` bytes for each of ``outputs``; ``reduces_fastest``: along the
+    dimension in which neighbours lie next to each other. None where the device's bandwidth is unknown.
+
+    The rows of a matrix take less time than its columns, for which blocks wait for each other:
+
+    >>> from analyzer.hardware import find_device
+    >>> h200 = find_device("h200")
+    >>> rows, columns = (reduction_time(n, m, 4, h200, reduces_fastest=fast)
+    ...                  for n, m, fast in ((4096, 768, True), (768, 4096, False)))
+    >>> rows.seconds < columns.seconds
+    True
+    """
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    if outputs == 0:
+        return NO_TIME
+    division = divide(outputs, max(reduced, 1), reduces_fastest, machine.multiprocessors, machine.resident_threads)
+    nbytes = outputs * reduced * itemsize / machine.constants["reduction_fraction"]
+    nbytes += outputs * (written_itemsize or itemsize)
+    time = kernel_time(machine, nbytes, outputs * reduced * machine.constants["reduction_instructions"],
+                       load_seconds(division, machine))
+    resident = machine.multiprocessors * max(machine.resident_threads // division.threads, 1)
+    tail = -(-division.blocks // resident) * machine.constants["block_latencies"] * machine.latency
+    if division.sharing > 1:
+        tail += machine.constants["sharing_seconds"] + division.rounds * machine.constants["round_seconds"]
+    return KernelTime(time.seconds + tail, time.spread, "latency" if tail > time.seconds else time.bound)
+
+
+def load_seconds(division: Division, machine: Machine) -> float:
+    """Seconds that threads wait for their loads, `UNROLLED` of them at a time, block after block."""
+    resident = machine.multiprocessors * max(machine.resident_threads // division.threads, 1)
+    waves = -(-division.blocks // resident)
+    return waves * -(-division.values // UNROLLED) * machine.latency
