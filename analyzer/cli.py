@@ -11,6 +11,7 @@ import torch
 
 from analyzer.advice.command import add_advise_command, find_advice, run_advise
 from analyzer.api.models_command import add_models_command, run_models
+from analyzer.calibration.command import add_calibrate_command, run_calibrate
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
 from analyzer.recipe.option import read_recipe
@@ -102,6 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
     choice.add_report_options(run)
 
     add_measure_command(commands)
+    add_calibrate_command(commands)
     add_compare_command(commands)
     add_check_command(commands)
     add_generate_command(commands)
@@ -123,7 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the result is the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     own = words.index("--") if words[:1] == ["dryrun"] and "--" in words else len(words)  # what follows is the script's
-    commands = {"profile": run_profile, "measure": run_measure, "compare": run_compare, "check": run_check,
+    commands = {"profile": run_profile, "measure": run_measure, "calibrate": run_calibrate,
+                "compare": run_compare, "check": run_check,
                 "generate": run_generate, "fit": run_fit, "fits": run_fits, "advise": run_advise, "plan": run_plan,
                 "dryrun": run_dryrun, "sweep": run_sweep, "models": run_models, "devices": run_devices}
     try:
@@ -156,7 +159,8 @@ def _showing_progress(command: str) -> Iterator[None]:
         yield
         return
     # a thread that draws would take time of what is measured
-    with ProgressBar(among_output=command == "dryrun", ticks=command != "measure") as bar, watch_progress(bar):
+    ticks = command not in ("measure", "calibrate")
+    with ProgressBar(among_output=command == "dryrun", ticks=ticks) as bar, watch_progress(bar):
         yield
 
 

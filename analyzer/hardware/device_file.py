@@ -17,6 +17,8 @@ from analyzer.errors import InputError
 
 from .device_spec import DeviceSpec
 
+UNFINISHED = "unfinished"  #: the field in which a measurement is kept that is not finished
+
 
 def list_shipped() -> list[str]:
     """The names of the devices that come with the package, sorted."""
@@ -56,6 +58,9 @@ def read_device(path: str | os.PathLike[str]) -> DeviceSpec:
     if not isinstance(data, dict):
         raise InputError(f"device file {os.fspath(path)!r}: holds a {type(data).__name__}, not the fields of a "
                          "DeviceSpec by name")
+    if UNFINISHED in data:
+        raise InputError(f"device file {os.fspath(path)!r}: a measurement that was interrupted; `analyzer calibrate "
+                         f"{os.fspath(path)}` finishes it")
     try:
         return DeviceSpec.from_dict(data)
     except InputError as error:

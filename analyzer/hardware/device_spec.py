@@ -184,6 +184,33 @@ class DeviceSpec:
             fields["flops_per_second"] = PeakRates(**_known_fields("PeakRates", PeakRates, rates))
         return cls(**fields)
 
+    @classmethod
+    def from_measurement(cls, name: str, figures: Mapping[str, float | None], *, command: str, date: str,
+                         like: DeviceSpec | None = None, **fields: Any) -> DeviceSpec:
+        """A spec of measured ``figures``, by their names in `figures()`, whose source is the ``command`` and ``date``.
+
+        What was not measured, or came out as None, is as in ``like`` with its source, else unknown. ``fields``: others,
+        such as ``kind`` and ``calibration``. Raises InputError for an unknown figure and a value that cannot be.
+
+        >>> spec = DeviceSpec.from_measurement(
+        ...     "lab_card", {"memory_bandwidth": 850e9, "flops_per_second.bf16": 61e12}, command="bench.py",
+        ...     date="2026-01-31", like=DeviceSpec("sheet", memory_bandwidth=936e9, l2_bytes=2**22))
+        >>> spec.memory_bandwidth, spec.l2_bytes, spec.sources["flops_per_second.bf16"]
+        (850000000000.0, 4194304, 'measured by `bench.py` on 2026-01-31')
+        """
+        known = {} if like is None else {f.name: getattr(like, f.name) for f in dataclasses.fields(like)}
+        rates, sources = dict(vars(known.get("flops_per_second", PeakRates()))), dict(known.get("sources", {}))
+        for figure, value in figures.items():
+            if figure not in _UNITS:
+                raise InputError(f"DeviceSpec.from_measurement({figure!r}): not a figure{_suggest(figure, _UNITS)}; "
+                                 f"the figures are {', '.join(_UNITS)}")
+            if value is None:
+                continue
+            table, _, rate = figure.partition(".")
+            (rates if rate else known)[rate or table] = value
+            sources[figure] = f"measured by `{command}` on {date}"
+        return cls(**{**known, "name": name, **fields, "flops_per_second": PeakRates(**rates), "sources": sources})
+
 
 def _known_fields(owner: str, cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
     known = [f.name for f in dataclasses.fields(cls)]

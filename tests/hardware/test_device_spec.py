@@ -165,3 +165,26 @@ def test_from_dict_refuses(data: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         DeviceSpec.from_dict(data)
     assert str(error.value).startswith(message)
+
+
+def test_a_measured_figure_stands_before_what_was_known() -> None:
+    sheet = DeviceSpec("sheet", memory_bandwidth=900e9, l2_bytes=2**22,
+                       flops_per_second=PeakRates(fp32=1e13, bf16=4e13), aliases=("old", ),
+                       sources={"memory_bandwidth": "page 1", "flops_per_second": "page 2"})
+    figures = {"memory_bandwidth": 700e9, "flops_per_second.bf16": 3e13, "pcie_bandwidth": None, "memory_bytes": 2**34}
+    spec = DeviceSpec.from_measurement(
+        "card", figures, command="bench --all", date="2026-01-31", like=sheet, aliases=(),
+        calibration={"matmul": {"spread": 0.1}})
+    assert spec == DeviceSpec(
+        "card", memory_bandwidth=700e9, memory_bytes=2**34, l2_bytes=2**22,
+        flops_per_second=PeakRates(fp32=1e13, bf16=3e13), calibration={"matmul": {"spread": 0.1}},
+        sources={"memory_bandwidth": "measured by `bench --all` on 2026-01-31", "flops_per_second": "page 2",
+                 "flops_per_second.bf16": "measured by `bench --all` on 2026-01-31",
+                 "memory_bytes": "measured by `bench --all` on 2026-01-31"})
+
+
+def test_what_is_no_figure_cannot_be_measured() -> None:
+    with pytest.raises(InputError, match=r"from_measurement\('memory_bandwith'\): not a figure, did you mean"):
+        DeviceSpec.from_measurement("x", {"memory_bandwith": 1.0}, command="c", date="d")
+    with pytest.raises(InputError, match=r"DeviceSpec\('x', memory_bandwidth=-1.0\): must be a positive number"):
+        DeviceSpec.from_measurement("x", {"memory_bandwidth": -1.0}, command="c", date="d")

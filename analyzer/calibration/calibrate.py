@@ -1,0 +1,160 @@
+"""`calibrate`: the device at hand as a `DeviceSpec`, measured point by point, and a file that holds it."""
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from analyzer.errors import InputError, UnknownDeviceError
+from analyzer.hardware.catalogue import find_device
+from analyzer.hardware.cpu_measurement import AS_MEASURED, RUNS_INLINE, identify_host
+from analyzer.hardware.device_file import UNFINISHED
+from analyzer.hardware.device_spec import DeviceSpec
+from analyzer.output import check_output, write_output
+from analyzer.record.progress import report_progress
+
+from .bench import Bench, TorchBench
+from .fit import Timed, find_figures, find_host, fit_constants, leave_calls_out
+from .point import Point, list_points
+
+_THREADS_SECONDS = 2e-6  #: where the fit of a processor's kernels begins: about what it takes to wake its threads
+
+
+def calibrate(path: str | os.PathLike[str], device: str | torch.device = "cpu", *, quick: bool = False,
+              again: bool = False, bench: Bench | None = None, like: DeviceSpec | None = None) -> DeviceSpec:
+    """Measure ``device`` and write it to ``path``, a JSON file that stands wherever a device is named.
+
+    Until it is finished the file holds the points measured so far, and another call goes on from there; a finished
+    measurement is returned as it is, unless ``again``. ``quick``: a few sizes, in seconds. ``bench`` times the points
+    instead of PyTorch on the device, and ``like`` is the spec of the device as it is known without a measurement.
+
+    Raises InputError for a device that is not there, or a file that holds something else, OutputError where no file can
+    be written.
+    """
+    path = Path(path)
+    check_output(path)
+    place = _find_place(device, bench)
+    like = like or find_known(place)
+    identity = _identify(place, like)
+    about = {"device": like.name, "identity": identity, "quick": quick}
+    kept = {} if again else _read_kept(path, about)
+    if isinstance(kept, DeviceSpec):
+        return kept
+    points = list_points(like.kind, quick=quick)
+    results = _measure(points, bench or TorchBench(place), kept, path, about)
+    spec = make_spec(like, results, identity)
+    write_output(path, json.dumps(spec.to_dict(), indent=1) + "\n")
+    return spec
+
+
+def find_known(place: torch.device) -> DeviceSpec:
+    """What is known of a device without a measurement: its record in the catalogue, and what its driver says."""
+    if place.type == "cpu":
+        return DeviceSpec("cpu", kind="cpu", multiprocessors=torch.get_num_threads())
+    about: Any = torch.cuda.get_device_properties(place)
+    try:
+        known = find_device(about.name)
+    except UnknownDeviceError:
+        known = DeviceSpec(about.name)
+    capability = known.compute_capability or (about.major, about.minor)
+    figures: dict[str, float | None] = {"memory_bytes": about.total_memory}
+    if known.multiprocessors is None:
+        figures |= {"multiprocessors": about.multi_processor_count}
+    if known.l2_bytes is None:
+        figures |= {"l2_bytes": getattr(about, "L2_cache_size", None) or None}
+    return DeviceSpec.from_measurement(known.name, figures, command="torch.cuda.get_device_properties",
+                                       date=_today(), like=known, compute_capability=capability)
+
+
+def make_spec(like: DeviceSpec, points: Sequence[Timed], identity: str) -> DeviceSpec:
+    """The spec of a device of which ``points`` were measured.
+
+    Peak rates and bandwidth of data sheets stay: models tell from them what is reached by constants, and those are
+    measured. Where a figure is unknown, what was reached stands for it; copies and launches are always as measured.
+    """
+    known = {figure.name for figure in like.figures() if figure.value is not None}
+    always = {"pcie_bandwidth", "launch_seconds"} | (known if like.kind == "cpu" else set())
+    figures = {name: value for name, value in find_figures(points).items() if name in always or name not in known}
+    base = DeviceSpec.from_measurement(like.name, figures, command=f"analyzer calibrate: {identity}", date=_today(),
+                                       like=like)
+    host = find_host(points)
+    calibration: dict[str, Mapping[str, float]] = dict(base.calibration)
+    if like.kind == "cpu":
+        points = leave_calls_out(points)
+        start = {"memory_bound": {**AS_MEASURED["memory_bound"], "floor_seconds": _THREADS_SECONDS}}
+        base = dataclasses.replace(base, calibration=start)
+        calibration, host = {**AS_MEASURED}, {**host, **RUNS_INLINE}
+    for family, constants in {**fit_constants(base, points), **({"host": host} if host else {})}.items():
+        calibration[family] = {**calibration.get(family, {}), **constants}
+    return DeviceSpec.from_measurement(base.name, {}, command="", date="", like=base, calibration=calibration)
+
+
+def _measure(points: Sequence[Point], bench: Bench, kept: Mapping[str, float | None], path: Path,
+             about: Mapping[str, Any]) -> list[Timed]:
+    """The points that could be measured; those of ``kept`` are not measured again."""
+    results = dict(kept)
+    for i, point in enumerate(points):
+        report_progress(i / len(points), f"{point.family} {_describe(point)}")
+        if point.key in results:
+            continue
+        results[point.key] = bench(point)
+        write_output(path, json.dumps({UNFINISHED: {**about, "seconds": results}}, indent=1) + "\n")
+    report_progress(1.0, "fit")
+    timed = ((point, results[point.key]) for point in points)
+    return [(point, seconds) for point, seconds in timed if seconds is not None and seconds > 0]
+
+
+def _read_kept(path: Path, about: Mapping[str, Any]) -> dict[str, float | None] | DeviceSpec:
+    """What a file holds of an earlier call: measured points, or the finished device. Nothing where there is no file."""
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"calibrate({str(path)!r}): there is a file that is no measurement ({error}); give another "
+                         "name") from error
+    if not isinstance(data, dict) or UNFINISHED not in data:
+        try:
+            return DeviceSpec.from_dict(data if isinstance(data, dict) else {})
+        except InputError as error:
+            raise InputError(f"calibrate({str(path)!r}): there is a file that is no measurement; give another name"
+                             ) from error
+    before = data[UNFINISHED]
+    differs = [name for name, value in about.items() if before.get(name) != value]
+    if differs:
+        name = differs[0]
+        raise InputError(f"calibrate({str(path)!r}): there is an unfinished measurement with {name} "
+                         f"{before.get(name)!r}, here it is {about[name]!r}; give another name, or `again` (--again) "
+                         "to begin anew")
+    return dict(before["seconds"])
+
+
+def _find_place(device: str | torch.device, bench: Bench | None) -> torch.device:
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"calibrate(device={device!r}): must be cpu, cuda, cuda:1, ...") from error
+    if place.type not in ("cpu", "cuda"):
+        raise InputError(f"calibrate(device={device!r}): only CUDA devices and the cpu can be measured")
+    if place.type == "cuda" and bench is None and not torch.cuda.is_available():
+        raise InputError(f"calibrate(device={device!r}): this PyTorch sees no CUDA device; --device cpu measures the "
+                         "processor")
+    return place
+
+
+def _identify(place: torch.device, like: DeviceSpec) -> str:
+    return f"{like.name}, torch {torch.__version__}" if place.type == "cuda" else identify_host()
+
+
+def _describe(point: Point) -> str:
+    return " ".join(str(value) for value in point.sizes.values())
+
+
+def _today() -> str:
+    return datetime.date.today().isoformat()

@@ -1,0 +1,167 @@
+"""Measured points become figures and constants of a device."""
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from analyzer.hardware.device_spec import DeviceSpec
+from analyzer.hardware.kernel_time.constants import find_constants
+
+from .family import MOVED, count_flops, predict
+from .point import Point
+
+Timed = tuple[Point, float]
+
+_SWEEPS, _STEPS = 4, 16               # over a group's constants; narrowings for each
+_REACH = 8.0                          # how many times smaller or larger one may become
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_FEWEST = 5                           # points that tell of a spread
+_NARROWEST = 0.03
+_RATES = {"float32": "fp32", "tf32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def find_figures(points: Sequence[Timed]) -> dict[str, float]:
+    """The best that was reached, by figure: bytes/s of streams and copies, FLOP/s of products, seconds of a launch."""
+    figures: dict[str, float] = defaultdict(float)
+    largest = max((point.sizes["nbytes"] for point, _ in points if point.family == "memory_bound"), default=0)
+    for point, seconds in points:
+        if point.family == "memory_bound" and 2 * point.sizes["nbytes"] > largest:  # beyond the caches
+            figures["memory_bandwidth"] = max(figures["memory_bandwidth"], point.sizes["nbytes"] / seconds)
+        elif point.family == "copy":
+            figures["pcie_bandwidth"] = max(figures["pcie_bandwidth"], point.sizes["nbytes"] / seconds)
+        elif point.family == "matmul":
+            name = f"flops_per_second.{_RATES[point.sizes['dtype']]}"
+            figures[name] = max(figures[name], count_flops(point) / seconds)
+    calls = {point.sizes["call"]: seconds for point, seconds in points if point.family == "host"}
+    launch = calls.get("call", calls.get("forward"))
+    if launch is not None:
+        figures["launch_seconds"] = launch
+    return dict(figures)
+
+
+def find_host(points: Sequence[Timed]) -> dict[str, float]:
+    """The constants of the family ``host``: differences of what was timed, each at least a nanosecond."""
+    calls = {point.sizes["call"]: seconds for point, seconds in points if point.family == "host"}
+    forward = calls.get("forward", 0.0)
+    found = {
+        "module_seconds": calls.get("module"), "forward_seconds": calls.get("forward"),
+        "gradient_seconds": _subtract(calls.get("gradient"), forward), "backward_seconds": calls.get("backward"),
+        "update_seconds": calls.get("update"), "list_tensor_seconds": calls.get("list_tensor"),
+        "launch_seconds": _subtract(calls.get("call"), forward), "synchronize_seconds": calls.get("synchronize")}
+    return {name: max(seconds, 1e-9) for name, seconds in found.items() if seconds is not None}
+
+
+def leave_calls_out(points: Sequence[Timed]) -> list[Timed]:
+    """The points as their kernels alone take, on a host that runs them itself: without Python and the dispatcher."""
+    call = next((seconds for point, seconds in points if point.sizes.get("call") == "forward"), 0.0)
+    return [(point, seconds if point.family == "host" else max(seconds - call, 0.1 * seconds))
+            for point, seconds in points]
+
+
+def fit_constants(device: DeviceSpec, points: Sequence[Timed]) -> dict[str, dict[str, float]]:
+    """Constants by family with which the models give the measured times of ``points``, and the spread about them.
+
+    Points that take the same constants are fitted together: the mean of ``|log(predicted / measured)|`` over them, one
+    constant after the other by golden section, between an eighth and eight times what it was. Families whose models
+    predict none of the points are left out.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for family, moved in MOVED.items():
+        timed = [pair for pair in points if pair[0].family == family and predict(pair[0], device) is not None]
+        known = find_constants(family, device)
+        for names, group in _group(device, family, timed, [name for name in known if _last(name) in moved]).items():
+            start = {name: known[name] for name in names}
+            constants = found.setdefault(family, {})
+            constants.update(_fit_group(_with(device, family, constants), family, start, group))
+            if len(group) >= _FEWEST:
+                spread = _find_spread(_with(device, family, constants), group)
+                prefixes = {name.removesuffix(_last(name)) for name in names}
+                constants.update({f"{prefix}spread": spread for prefix in prefixes if f"{prefix}spread" in known})
+    return found
+
+
+def _group(device: DeviceSpec, family: str, points: Sequence[Timed], names: Sequence[str]
+           ) -> dict[tuple[str, ...], list[Timed]]:
+    """The points by those of the constants ``names`` that their times depend on, where they depend on one."""
+    known = find_constants(family, device)
+    moved = {name: _with(device, family, {name: 1.5 * known[name]}) for name in names if known[name] > 0}
+    depends: dict[Point, tuple[str, ...]] = {}
+    families: dict[frozenset[str], set[str]] = defaultdict(set)
+    for point, _ in points:
+        time = predict(point, device)
+        depends[point] = tuple([name for name, other in moved.items() if predict(point, other) != time])
+        families[_prefixes(depends[point])] |= set(depends[point])
+    groups: dict[tuple[str, ...], list[Timed]] = defaultdict(list)
+    for point, seconds in points:
+        if depends[point]:
+            groups[tuple(sorted(families[_prefixes(depends[point])]))].append((point, seconds))
+    return groups
+
+
+def _prefixes(names: Sequence[str]) -> frozenset[str]:
+    return frozenset(name.removesuffix(_last(name)) for name in names)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _fit_group(device: DeviceSpec, family: str, start: Mapping[str, float], group: Sequence[Timed]) -> dict[str, float]:
+    constants = dict(start)
+
+    def error_with(name: str, value: float) -> float:
+        return _find_error(_with(device, family, {**constants, name: value}), group)
+
+    best = _find_error(_with(device, family, constants), group)
+    for _ in range(_SWEEPS):
+        for name, first in start.items():
+            low, high = math.log(first / _REACH), math.log(first * _REACH)
+            log_value = _minimize(lambda x, name=name: error_with(name, math.exp(x)), low, high)  # type: ignore[misc]
+            value = float(f"{math.exp(log_value):.4g}")
+            error = error_with(name, value)
+            if error < best * (1 - 1e-6):
+                best, constants[name] = error, value
+    return constants
+
+
+def _minimize(error: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function of one dip is least between two places, by golden section."""
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = error(left), error(right)
+    for _ in range(_STEPS):
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = error(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = error(right)
+    return left if at_left <= at_right else right
+
+
+def _with(device: DeviceSpec, family: str, constants: Mapping[str, float]) -> DeviceSpec:
+    own = {**device.calibration.get(family, {}), **constants}
+    return dataclasses.replace(device, calibration={**device.calibration, family: own})
+
+
+def _misses(device: DeviceSpec, group: Sequence[Timed]) -> list[float]:
+    times = [(predict(point, device), seconds) for point, seconds in group]
+    return [abs(math.log(time.seconds / seconds)) for time, seconds in times if time is not None]
+
+
+def _find_error(device: DeviceSpec, group: Sequence[Timed]) -> float:
+    misses = _misses(device, group)
+    return sum(misses) / len(misses) if misses else math.inf
+
+
+def _find_spread(device: DeviceSpec, group: Sequence[Timed]) -> float:
+    """Half of the width that holds nine in ten of the points."""
+    misses = sorted(_misses(device, group))
+    return max(_NARROWEST, round(math.expm1(misses[math.ceil(0.9 * len(misses)) - 1]), 4))
+
+
+def _subtract(seconds: float | None, less: float) -> float | None:
+    return None if seconds is None else seconds - less

@@ -1,0 +1,263 @@
+"""`calibrate` with a clock that tells the times of a device whose constants are known: they are found again."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from analyzer.calibration import calibrate
+from analyzer.calibration.bench import TorchBench
+from analyzer.calibration.calibrate import make_spec
+from analyzer.calibration.family import predict
+from analyzer.calibration.fit import find_figures, find_host, fit_constants, leave_calls_out
+from analyzer.calibration.point import DEVICE_CALLS, FAMILIES, HOST_CALLS, Point, list_points
+from analyzer.cli import main
+from analyzer.errors import InputError, OutputError
+from analyzer.hardware import DeviceSpec, PeakRates, find_device
+from analyzer.hardware.kernel_time.constants import find_constants
+from analyzer.record.progress import watch_progress
+
+Bench = Callable[[Point], "float | None"]
+
+
+def bench_of(truth: DeviceSpec, noise: float = 0.0) -> Bench:
+    """The times of the models for a device, copies at 20 GB/s, and a microsecond for what the host does."""
+    rng = random.Random(0)
+
+    def bench(point: Point) -> float | None:
+        if point.family == "copy":
+            return float(point.sizes["nbytes"] / 20e9)
+        if point.family == "host":
+            return 4e-6 if point.sizes["call"] == "call" else 1e-6
+        time = predict(point, truth)
+        return None if time is None else time.seconds * math.exp(rng.gauss(0, noise))
+
+    return bench
+
+
+def times_of(bench: Bench, kind: str = "cuda", quick: bool = False) -> list[tuple[Point, float]]:
+    timed = ((point, bench(point)) for point in list_points(kind, quick=quick))
+    return [(point, seconds) for point, seconds in timed if seconds is not None]
+
+
+def seconds_of(point: Point, device: DeviceSpec) -> float:
+    time = predict(point, device)
+    assert time is not None
+    return time.seconds
+
+
+@pytest.fixture
+def a10() -> DeviceSpec:
+    return find_device("a10")
+
+
+def test_a_measured_device_tells_the_times_that_were_measured(a10: DeviceSpec, tmp_path: Path) -> None:
+    own = {"memory_bound": {"gddr_fraction": 0.5, "floor_seconds": 4e-6}, "attention": {"flash.mma.forward.mma": 0.4},
+           "convolution": {"winograd_efficiency": 0.4}}
+    truth = dataclasses.replace(a10, calibration=own)
+    path = tmp_path / "card.json"
+    spec = calibrate(path, "cuda", bench=bench_of(truth, 0.02), like=a10)
+    assert find_device(str(path)) == spec
+    # data sheets stay, and what was measured is in the constants and where there is no sheet
+    assert spec.flops_per_second == a10.flops_per_second and spec.memory_bandwidth == a10.memory_bandwidth
+    assert spec.pcie_bandwidth == pytest.approx(20e9)
+    assert spec.launch_seconds == 4e-6
+    assert spec.sources["pcie_bandwidth"].startswith("measured by `analyzer calibrate: a10, torch ")
+    for family in ("memory_bound", "attention", "convolution"):
+        points = [point for point in list_points("cuda") if point.family == family]
+        errors = sorted(abs(math.log(seconds_of(point, spec) / seconds_of(point, truth))) for point in points)
+        before = sorted(abs(math.log(seconds_of(point, a10) / seconds_of(point, truth))) for point in points)
+        assert errors[len(errors) // 2] < 0.03 < max(before)
+    assert spec.calibration["memory_bound"]["gddr_fraction"] == pytest.approx(0.5, rel=0.05)
+    assert 0.03 <= spec.calibration["memory_bound"]["spread"] < 0.1 < find_constants("memory_bound", a10)["spread"]
+
+
+def test_of_an_unknown_device_what_was_reached_is_the_figure(tmp_path: Path) -> None:
+    card = DeviceSpec("lab_card", compute_capability=(8, 6), multiprocessors=40, clock_hertz=1.5e9)
+    truth = dataclasses.replace(card, memory_bandwidth=500e9, flops_per_second=PeakRates(fp32=10e12, bf16=40e12))
+
+    def bench(point: Point) -> float | None:
+        if point.family == "matmul":
+            return float(2 * point.sizes["m"] * point.sizes["n"] * point.sizes["k"] / 8e12 + 1e-5)
+        return bench_of(truth)(point)
+
+    spec = calibrate(tmp_path / "card.json", "cuda", quick=True, bench=bench, like=card)
+    assert spec.memory_bandwidth is not None and spec.flops_per_second.bf16 is not None
+    fraction = find_constants("memory_bound", card)["gddr_fraction"]
+    assert spec.memory_bandwidth == pytest.approx(500e9 * fraction, rel=0.05)
+    assert spec.flops_per_second.bf16 == pytest.approx(8e12, rel=0.05)
+    assert spec.flops_per_second.fp8 is None
+    assert spec.sources["memory_bandwidth"] == spec.sources["flops_per_second.bf16"]
+    largest = max((p for p in list_points("cuda") if p.family == "memory_bound"), key=lambda p: p.sizes["nbytes"])
+    assert seconds_of(largest, spec) == pytest.approx(bench(largest), rel=0.05)
+
+
+class Interrupting:
+    """A bench that is interrupted at a point."""
+
+    def __init__(self, bench: Bench, after: int) -> None:
+        self.bench, self.after = bench, after
+        self.asked: list[Point] = []
+
+    def __call__(self, point: Point) -> float | None:
+        if len(self.asked) == self.after:
+            raise KeyboardInterrupt
+        self.asked.append(point)
+        return self.bench(point)
+
+
+def test_an_interrupted_measurement_goes_on_where_it_was(a10: DeviceSpec, tmp_path: Path) -> None:
+    path = tmp_path / "card.json"
+    first = Interrupting(bench_of(a10), 7)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(path, "cuda", quick=True, bench=first, like=a10)
+    with pytest.raises(InputError) as error:
+        find_device(str(path))
+    assert str(error.value) == (f"device file {str(path)!r}: a measurement that was interrupted; `analyzer calibrate "
+                                f"{path}` finishes it")
+    second = Interrupting(bench_of(a10), 10**6)
+    spec = calibrate(path, "cuda", quick=True, bench=second, like=a10)
+    assert [*first.asked, *second.asked] == list_points("cuda", quick=True)
+    assert spec == calibrate(tmp_path / "whole.json", "cuda", quick=True, bench=bench_of(a10), like=a10)
+    # a finished one is not measured again, unless asked for
+    idle = Interrupting(bench_of(a10), 0)
+    assert calibrate(path, "cuda", quick=True, bench=idle, like=a10) == spec
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(path, "cuda", quick=True, bench=idle, like=a10, again=True)
+
+
+def test_another_device_s_unfinished_measurement_is_not_continued(a10: DeviceSpec, tmp_path: Path) -> None:
+    path = tmp_path / "card.json"
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(path, "cuda", quick=True, bench=Interrupting(bench_of(a10), 1), like=a10)
+    with pytest.raises(InputError, match=r"unfinished measurement with device 'a10', here it is 'l4'; give another"):
+        calibrate(path, "cuda", quick=True, bench=bench_of(a10), like=find_device("l4"))
+    with pytest.raises(InputError, match=r"unfinished measurement with quick True, here it is False"):
+        calibrate(path, "cuda", bench=bench_of(a10), like=a10)
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "message"),
+    [
+        ("{", "cpu", "there is a file that is no measurement"),
+        ('{"rows": []}', "cpu", "there is a file that is no measurement; give another name"),
+        (None, "tpu9", "calibrate(device='tpu9'): must be cpu, cuda, cuda:1, ..."),
+        (None, "meta", "calibrate(device='meta'): only CUDA devices and the cpu can be measured"),
+    ],
+)
+def test_refuses(tmp_path: Path, text: str | None, device: str, message: str) -> None:
+    path = tmp_path / "card.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError) as error:
+        calibrate(path, device, quick=True, bench=lambda point: None)
+    assert message in str(error.value)
+    assert not path.exists() or path.read_text() == text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"sees no CUDA device; --device cpu measures the processor$"):
+        calibrate(tmp_path / "card.json", "cuda")
+    with pytest.raises(OutputError, match="does not exist"):
+        calibrate(tmp_path / "no" / "card.json", "cpu")
+
+
+def test_progress_tells_every_point(a10: DeviceSpec, tmp_path: Path) -> None:
+    told: list[tuple[float, str]] = []
+    with watch_progress(lambda share, what: told.append((share, what))):
+        calibrate(tmp_path / "card.json", "cuda", quick=True, bench=lambda point: None, like=a10)
+    assert len(told) == len(list_points("cuda", quick=True)) + 1
+    assert [share for share, _ in told] == sorted(share for share, _ in told) and told[-1][0] == 1.0
+    assert told[0][1] == "memory_bound 65536"
+
+
+def test_points_that_cannot_be_measured_are_left_out(a10: DeviceSpec) -> None:
+    spec = make_spec(a10, [], "nothing")
+    assert spec == dataclasses.replace(a10, sources=spec.sources) and spec.calibration == {}
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_points_are_plain_and_distinct(kind: str) -> None:
+    points = list_points(kind)
+    assert {point.family for point in points} <= set(FAMILIES)
+    assert len({point.key for point in points}) == len(points)
+    assert [Point.of_key(point.key) for point in points] == points
+    quick = list_points(kind, quick=True)
+    assert len(quick) < len(points) / 2
+    assert {point.family for point in quick} == {point.family for point in points}
+
+
+def test_figures_are_the_best_that_was_reached() -> None:
+    points = [(Point("memory_bound", {"nbytes": 2**20}), 1e-6), (Point("memory_bound", {"nbytes": 2**30}), 2e-3),
+              (Point("matmul", {"m": 100, "n": 100, "k": 50, "dtype": "tf32"}), 1e-6),
+              (Point("matmul", {"m": 10, "n": 10, "k": 5, "dtype": "tf32"}), 1e-6),
+              (Point("copy", {"nbytes": 1000, "way": "to_host"}), 1e-6),
+              (Point("host", {"call": "call"}), 5e-6), (Point("host", {"call": "forward"}), 2e-6)]
+    assert find_figures(points) == pytest.approx({
+        "memory_bandwidth": 2**30 / 2e-3, "flops_per_second.tf32": 1e12, "pcie_bandwidth": 1e9, "launch_seconds": 5e-6})
+    assert find_host(points) == pytest.approx({"forward_seconds": 2e-6, "launch_seconds": 3e-6})
+
+
+def test_a_host_s_own_calls_are_no_part_of_its_kernels() -> None:
+    stream, product = Point("memory_bound", {"nbytes": 8}), Point("matmul", {"m": 1})
+    call = Point("host", {"call": "forward"})
+    assert leave_calls_out([(stream, 3e-6), (product, 1e-3), (call, 2.9e-6)]) == [
+        (stream, pytest.approx(3e-7)), (product, pytest.approx(1e-3 - 2.9e-6)), (call, 2.9e-6)]
+
+
+def test_groups_are_fitted_on_their_own(a10: DeviceSpec) -> None:
+    points = [(point, seconds) for point, seconds in times_of(bench_of(a10)) if point.family == "memory_bound"]
+    found = fit_constants(a10, points)
+    assert set(found) == {"memory_bound"}
+    known = find_constants("memory_bound", a10)
+    assert all(value == pytest.approx(known[name], rel=0.05) for name, value in found["memory_bound"].items()
+               if name != "spread")
+
+
+def test_a_processor_is_measured_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The shortest measurement of this machine: what it gives is a device that can be named."""
+    path = tmp_path / "host.json"
+    short = TorchBench(torch.device("cpu"), budget_seconds=0.0)
+    precision = torch.backends.cuda.matmul.fp32_precision
+    spec = calibrate(path, "cpu", quick=True, bench=lambda point: short(point) if small(point) else None)
+    assert spec.kind == "cpu" and spec.name == "cpu" and spec.multiprocessors == torch.get_num_threads()
+    assert torch.backends.cuda.matmul.fp32_precision == precision
+    figures = {figure.name: figure for figure in spec.figures()}
+    for name in ("memory_bandwidth", "flops_per_second.fp32", "launch_seconds"):
+        assert figures[name].value is not None and "analyzer calibrate: " in str(figures[name].source)
+    assert {f"{call}_seconds" for call in HOST_CALLS} <= set(spec.calibration["host"])
+    assert json.loads(path.read_text())["name"] == "cpu"
+    assert main(["calibrate", str(path), "--device", "cpu", "--quick"]) == 0  # it is finished: nothing is measured
+    out = capsys.readouterr().out
+    assert "memory_bandwidth" in out and f"give it as --device {path}" in out
+
+
+def small(point: Point) -> bool:
+    return point.sizes.get("nbytes", 0) <= 2**20 and point.sizes.get("m", 0) <= 256
+
+
+def test_a_bench_gives_none_for_what_the_device_lacks() -> None:
+    bench = TorchBench(torch.device("cpu"), budget_seconds=0.0)
+    assert bench(Point("attention", {"kernel": "cudnn", "batch": 1, "heads": 1, "q_len": 8, "kv_len": 8,
+                                     "head_dim": 8, "causal": False})) is None
+
+
+def test_the_host_s_calls_are_all_timed() -> None:
+    bench = TorchBench(torch.device("cpu"), budget_seconds=0.0)
+    for call in HOST_CALLS:
+        seconds = bench(Point("host", {"call": call}))
+        assert seconds is not None and 0 < seconds < 1
+    assert not set(HOST_CALLS) & set(DEVICE_CALLS)
+
+
+def test_the_command_wants_a_name_that_is_taken_for_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "card", "--device", "cpu"]) == 2
+    assert "FILE is 'card': --device takes it for a file only if it ends in .json; give 'card.json'" in (
+        capsys.readouterr().err)
