@@ -61,13 +61,15 @@ def convolution_time(way: str, batch: int, in_channels: int, out_channels: int, 
         return NO_TIME
     c = find_constants("convolution", device)
     tensor_peak = find_peak(dtype, device, uses_tensor_cores=True, allow_tf32=allow_tf32) or peak
-    if groups > 1 and groups == in_channels and not channels_last and not transposed:
+    if groups > 1 and groups == in_channels and not transposed:
         by_instructions, memory = depthwise_seconds(shape, c, device)
-        return _estimate(by_instructions, memory, c["kernel_seconds"], 1, c["depthwise_spread"], device)
+        return _estimate(by_instructions, memory, c["kernel_seconds"], 1, c["depthwise_spread"])
     if tensor_peak > peak and dtype != "float64" and in_channels // groups >= _LEAST_CHANNELS:
-        efficiency = c["tf32_efficiency" if item_bytes == 4 else "half_efficiency"]
-        arithmetic, memory, fixed, kernels = tensor_seconds(shape, tensor_peak, efficiency, c, device, channels_last)
-        return _estimate(arithmetic, memory, fixed, kernels, c["tensor_spread"], device)
+        arithmetic, memory, fixed, kernels = tensor_seconds(shape, tensor_peak, c, device, channels_last)
+        time = _estimate(arithmetic, memory, fixed, kernels, c["tensor_spread"])
+        if fixed < max(arithmetic, memory):  # else copies cost more than the product: one without may cost less
+            return time
+        return min(time, _cuda_core_time(shape, peak, True, c, device), key=lambda each: each.seconds)
     return _cuda_core_time(shape, peak, tensor_peak > peak, c, device)
 
 
@@ -79,14 +81,16 @@ def _cuda_core_time(shape: ConvolutionShape, peak: float, is_unusual: bool, c: M
     rate = peak * c["few_channels_efficiency" if is_unusual else "cuda_core_efficiency"]
     bandwidth = device.memory_bandwidth * c["memory_efficiency"]
     memory, fixed, kernels = shape.item_bytes * sum(shape.sizes) / bandwidth, c["kernel_seconds"], 1
-    if shape.way == "weight":
+    if is_unusual and shape.way == "weight":
+        arithmetic = 2 * rows * columns * depth / rate
+    elif shape.way == "weight":
         arithmetic, partial = split_product_seconds(rows, columns, depth, shape.groups, rate, c, "cuda_core", device,
                                                     CUDA_CORE_TILES)
         if partial:
             fixed, kernels = fixed + partial / bandwidth + c["kernel_seconds"], 2
     else:
         arithmetic = product_seconds(rows, columns, depth, shape.groups, rate, c, "cuda_core", device, CUDA_CORE_TILES)
-    time = _estimate(arithmetic, memory, fixed, kernels, c["tensor_spread" if is_unusual else "spread"], device)
+    time = _estimate(arithmetic, memory, fixed, kernels, c["tensor_spread" if is_unusual else "spread"])
     if not is_unusual and fits_winograd(shape):
         for seconds, launched in ((nonfused_seconds(shape, peak, c, device), 4),
                                   (fused_seconds(shape, peak, c, device) if shape.way != "weight" else math.inf, 2)):
@@ -95,8 +99,7 @@ def _cuda_core_time(shape: ConvolutionShape, peak: float, is_unusual: bool, c: M
     return time
 
 
-def _estimate(arithmetic: float, memory: float, fixed: float, kernels: int, spread: float,
-              device: DeviceSpec) -> KernelTime:
+def _estimate(arithmetic: float, memory: float, fixed: float, kernels: int, spread: float) -> KernelTime:
     seconds = sum_seconds(arithmetic, memory, fixed)
     bound = "latency" if fixed > max(arithmetic, memory) and seconds < 2 * fixed and kernels == 1 else (
         "arithmetic" if arithmetic > memory else "memory")

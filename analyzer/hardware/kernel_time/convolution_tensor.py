@@ -9,6 +9,7 @@ from analyzer.hardware.device_spec import DeviceSpec
 from .convolution_shape import ConvolutionShape
 from .convolution_tile import TENSOR_CORE_TILES, product_seconds, split_product_seconds
 
+_SWEPT_ROWS = 128   # pixels of the tile that a multiprocessor works on
 _VECTOR_BYTES = 16  # that a thread loads at once: rows of other lengths are not multiplied in place
 
 
@@ -29,33 +30,64 @@ def is_multiplied_in_place(shape: ConvolutionShape) -> bool:
     return shape.is_plain_product and shape.in_pixels * shape.item_bytes % _VECTOR_BYTES == 0
 
 
-def tensor_seconds(shape: ConvolutionShape, peak: float, efficiency: float, c: Mapping[str, float],
-                   device: DeviceSpec, channels_last: bool) -> tuple[float, float, float, int]:
-    """Seconds of arithmetic, of memory, of copies and launches; and how many kernels there are."""
-    assert device.memory_bandwidth is not None
+def tensor_seconds(shape: ConvolutionShape, peak: float, c: Mapping[str, float], device: DeviceSpec,
+                   channels_last: bool) -> tuple[float, float, float, int]:
+    """Seconds of arithmetic, of memory, of copies and launches; and how many kernels there are.
+
+    In place, TF32 loses more than 16 bit: its tensor-core instructions take operands only along the depth
+    (PTX ISA, ``wgmma``: transposed shared-memory operands for 16-bit types only).
+    """
+    name = "tf32" if shape.item_bytes == 4 else "half"
+    copied = _product(shape, peak * c[f"{name}_efficiency"], c, device, 1)
+    if channels_last or shape.in_pixels == shape.out_pixels == 1:
+        return copied
+    images, results, weights = shape.sizes
+    fixed, kernels = copied[2], copied[3]
+    for elements in (images, results, weights) if shape.taps > 1 else (images, results):
+        fixed += copy_seconds(elements, shape.item_bytes, c, device)
+        kernels += 1
+    copied = (*copied[:2], fixed, kernels)
+    if is_multiplied_in_place(shape):
+        in_place = _product(shape, peak * c[f"{name}_in_place_efficiency"], c, device, shape.batch)
+        if sum_seconds(*in_place[:3]) < sum_seconds(*copied[:3]):
+            return in_place
+    return copied
+
+
+def _product(shape: ConvolutionShape, rate: float, c: Mapping[str, float], device: DeviceSpec,
+             parts: int) -> tuple[float, float, float, int]:
+    """One kernel, two where its sums are split; an image each where its rows are cut into ``parts``."""
+    assert device.memory_bandwidth is not None and device.multiprocessors is not None
     rows, columns, depth = shape.product
     vector = _VECTOR_BYTES // shape.item_bytes
-    images, results, weights = shape.sizes
     bandwidth = device.memory_bandwidth * c["tensor_memory_efficiency"]
+    images, results, weights = shape.sizes
+    if shape.way == "forward" and shape.taps > 1 and device.l2_bytes:  # a sweep over the channels for each tap
+        swept = _SWEPT_ROWS * device.multiprocessors * shape.in_channels // shape.groups * shape.item_bytes
+        missed = 1 - min(1.0, device.l2_bytes / 2 / min(swept, images * shape.item_bytes))
+        images += int(images * (shape.taps - 1) * missed)
     memory = shape.item_bytes * (images + results + weights) / bandwidth
-    fixed, kernels = c["kernel_seconds"], 1
     if shape.way == "weight":
-        arithmetic, partial = split_product_seconds(rows, columns, depth, shape.groups, peak * efficiency, c, "tensor",
-                                                    device, TENSOR_CORE_TILES)
-        if partial:
-            fixed, kernels = fixed + partial / bandwidth + c["kernel_seconds"], 2
+        arithmetic, partial = split_product_seconds(rows, columns, depth, shape.groups, rate * c["weight_efficiency"],
+                                                    c, "tensor", device, TENSOR_CORE_TILES)
     else:
         channels = depth // max(1, shape.taps)
-        padded = depth * (-(-channels // vector) * vector) / channels if channels else depth
-        arithmetic = product_seconds(rows, columns, padded, shape.groups, peak * efficiency, c, "tensor", device,
-                                     TENSOR_CORE_TILES)
-    if not channels_last and not is_multiplied_in_place(shape):
-        for elements in (images, results, weights) if shape.taps > 1 else (images, results):
-            fixed += copy_seconds(elements, shape.item_bytes, c, device)
-            kernels += 1
-    return arithmetic, memory, fixed, kernels
+        padded = depth * (-(-channels // vector) * vector) // channels if channels else depth
+        if shape.is_plain_product:
+            arithmetic, partial = split_product_seconds(rows // parts, columns, padded, parts, rate, c, "tensor",
+                                                        device, TENSOR_CORE_TILES)
+        else:
+            arithmetic, partial = product_seconds(rows, columns, padded, shape.groups, rate, c, "tensor", device,
+                                                  TENSOR_CORE_TILES), 0.0
+    if partial:
+        return arithmetic, memory, partial / bandwidth + 2 * c["kernel_seconds"], 2
+    return arithmetic, memory, c["kernel_seconds"], 1
 
 
 def sum_seconds(arithmetic: float, memory: float, fixed: float) -> float:
-    """Seconds of a product whose loads and arithmetic overlap, not wholly, and of what comes before and after."""
+    """Seconds of a product whose loads and arithmetic overlap, not wholly, and of what comes before and after.
+
+    >>> sum_seconds(3.0, 4.0, 1.0)
+    6.0
+    """
     return math.hypot(arithmetic, memory) + fixed

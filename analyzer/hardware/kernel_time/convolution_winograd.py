@@ -10,9 +10,10 @@ from .convolution_shape import ConvolutionShape
 from .convolution_tile import CUDA_CORE_TILES, SUM_BYTES, product_seconds
 
 # cuDNN's fused kernel, winograd_128x128_ldg1_ldg4_tile148t and _tile442t: a block makes 32 channels of 32 squares of
-# 2x2 results, which lie in 1 image as 4 by 8 squares or in 4 images as 4 by 2.
+# 2x2 results, in 1 image as 4 by 8 squares or in 4 images as 4 by 2; volta_scudnn_winograd has the first only.
 _FUSED_CHANNELS = 32
 _FUSED_SQUARES = ((1, 8, 16), (4, 8, 4))  # images, rows, columns of results
+_ONE_SQUARE = ("Volta", "Turing")         # which run the kernels of Volta
 _FUSED_PRODUCTS = 16                      # of 4x4 inputs
 # winograd_nonfused::winogradForward{Data,Filter,Output}4x4: 4x4 results from 6x6 inputs, a product for each of the 36
 _SQUARE = 4
@@ -30,8 +31,9 @@ def fused_seconds(shape: ConvolutionShape, peak: float, c: Mapping[str, float], 
     ins, outs, size = shape.in_channels, shape.out_channels, shape.out_size
     if shape.way == "input":
         ins, outs, size = outs, ins, shape.in_size
+    squares = _FUSED_SQUARES[:1] if device.architecture in _ONE_SQUARE else _FUSED_SQUARES
     blocks = min(-(-shape.batch // images) * -(-size[0] // rows) * -(-size[1] // columns)
-                 for images, rows, columns in _FUSED_SQUARES) * -(-outs // _FUSED_CHANNELS)
+                 for images, rows, columns in squares) * -(-outs // _FUSED_CHANNELS)
     busiest = max(-(-blocks // device.multiprocessors), c["winograd_resident"])
     work = 2 * _FUSED_PRODUCTS * _FUSED_CHANNELS * 32 * (ins + c["winograd_prologue"]) * busiest
     arithmetic = work * device.multiprocessors / (peak * c["winograd_efficiency"])
