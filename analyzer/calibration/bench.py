@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ Call = Callable[[], object]
 _BUDGET_SECONDS = 0.1          # of one point's timing
 _FLUSHED_BYTES = 256 * 2**20   # operands that together exceed every last cache, as those of a model do
 _MOST_SETS = 8
-_GRAPH_CALLS = 20
+_GRAPH_SECONDS, _GRAPH_TURNS = 1e-3, 50  # of a captured graph: how long, at most how often it calls each
 
 
 class TorchBench:
@@ -39,19 +40,22 @@ class TorchBench:
         try:
             if point.family == "host":
                 return self._time_host(str(point.sizes["call"]))
-            with _multiplying("tf32" if point.sizes.get("dtype") == "tf32" else "ieee"):
+            with _multiplying("tf32" if point.sizes.get("dtype") == "tf32" else "ieee"), self._current():
                 calls = self.prepare(point)
                 if self.device.type == "cuda":
-                    return self._time_copies(calls) if point.family == "copy" else self._time_graph(calls)
+                    return self._time_copies(calls) if point.family == "host_copy" else self._time_graph(calls)
                 return self._time_calls(calls)
         except RuntimeError:  # too little memory, a format or a kernel that this device or build lacks
             return None
+
+    def _current(self) -> AbstractContextManager[object]:
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def prepare(self, point: Point) -> Sequence[Call]:
         """The calls to time, each with operands of its own."""
         sizes = point.sizes
         make = {"memory_bound": self._make_stream, "matmul": self._make_product, "attention": self._make_attention,
-                "convolution": self._make_convolution, "copy": self._make_copy}[point.family]
+                "convolution": self._make_convolution, "host_copy": self._make_copy}[point.family]
         first, nbytes = make(sizes)
         sets = max(1, min(_MOST_SETS, _FLUSHED_BYTES // max(nbytes, 1)))
         return [first, *(make(sizes)[0] for _ in range(sets - 1))]
@@ -95,57 +99,60 @@ class TorchBench:
                 (x.numel() + weight.numel()) * dtype.itemsize)
 
     def _make_copy(self, sizes: Any) -> tuple[Call, int]:
-        host = torch.ones(sizes["nbytes"] // 4).pin_memory()
+        host = torch.ones(sizes["nbytes"] // 4)
+        host = host.pin_memory() if sizes["pinned"] else host
         there = torch.empty_like(host, device=self.device)
         source, target = (host, there) if sizes["way"] == "to_device" else (there, host)
-        return lambda: target.copy_(source, non_blocking=True), sizes["nbytes"]
+        return lambda: target.copy_(source, non_blocking=sizes["pinned"]), sizes["nbytes"]
 
     def _time_calls(self, calls: Sequence[Call]) -> float:
         turns = itertools.cycle(calls)
         return fastest(lambda: next(turns)(), self.budget_seconds, self.clock)
 
     def _time_graph(self, calls: Sequence[Call]) -> float:
-        repeats = max(1, _GRAPH_CALLS // len(calls))
-        stream = torch.cuda.Stream(self.device)
+        """Seconds of one call, captured in a graph that runs all of them as often as makes it long enough."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for call in calls:
-                call()
-                call()
-        stream.synchronize()
+            once = self._time_queued(lambda: _run(calls), 0.0)
+        turns = max(1, min(_GRAPH_TURNS, math.ceil(_GRAPH_SECONDS / once)))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            for _ in range(repeats):
-                for call in calls:
-                    call()
-        return self._time_queued(graph.replay) / (repeats * len(calls))
+            _run([*calls] * turns)
+        return self._time_queued(graph.replay, self.budget_seconds) / (turns * len(calls))
 
     def _time_copies(self, calls: Sequence[Call]) -> float:
-        def run() -> None:
-            for call in calls:
-                call()
+        return self._time_queued(lambda: _run(calls), self.budget_seconds) / len(calls)
 
-        return self._time_queued(run) / len(calls)
-
-    def _time_queued(self, run: Callable[[], object]) -> float:
-        """The median seconds that the device takes for ``run``, by events around it."""
+    def _time_queued(self, run: Callable[[], object], budget_seconds: float) -> float:
+        """The median seconds that the device takes for ``run``, by events around it; one run queued before keeps the
+        device busy until all is queued.
+        """
         run()
         times: list[float] = []
-        while len(times) < 3 or sum(times) < self.budget_seconds and len(times) < 200:
+        while len(times) < 3 or sum(times) < budget_seconds and len(times) < 200:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            run()
             start.record()
             run()
             end.record()
             end.synchronize()
             times.append(start.elapsed_time(end) / 1e3)
-        return sorted(times)[len(times) // 2]
+        return max(sorted(times)[len(times) // 2], 1e-9)
 
     def _time_host(self, call: str) -> float:
         if call in DEVICE_CALLS:
-            if call == "floor":
-                x = torch.zeros(1, device=self.device)
-                return self._time_graph([lambda: x.add_(1.0)])
-            return time_device_call(call, self.device, self.budget_seconds, self.clock)
+            with self._current():
+                if call == "floor":
+                    x = torch.zeros(1, device=self.device)
+                    return self._time_graph([lambda: x.add_(1.0)])
+                return time_device_call(call, self.device, self.budget_seconds, self.clock)
         return time_host_call(call, self.budget_seconds, self.clock)
+
+
+def _run(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
 
 
 @contextmanager

@@ -66,8 +66,10 @@ def find_known(place: torch.device) -> DeviceSpec:
     figures: dict[str, float | None] = {"memory_bytes": about.total_memory}
     if known.multiprocessors is None:
         figures |= {"multiprocessors": about.multi_processor_count}
-    if known.l2_bytes is None:
-        figures |= {"l2_bytes": getattr(about, "L2_cache_size", None) or None}
+    if known.clock_hertz is None and getattr(about, "clock_rate", False):
+        figures |= {"clock_hertz": about.clock_rate * 1e3}  # it is in kilohertz
+    if known.l2_bytes is None and getattr(about, "L2_cache_size", False):
+        figures |= {"l2_bytes": about.L2_cache_size}
     return DeviceSpec.from_measurement(known.name, figures, command="torch.cuda.get_device_properties",
                                        date=_today(), like=known, compute_capability=capability)
 
@@ -76,10 +78,10 @@ def make_spec(like: DeviceSpec, points: Sequence[Timed], identity: str) -> Devic
     """The spec of a device of which ``points`` were measured.
 
     Peak rates and bandwidth of data sheets stay: models tell from them what is reached by constants, and those are
-    measured. Where a figure is unknown, what was reached stands for it; copies and launches are always as measured.
+    measured. Where a figure is unknown, what was reached stands for it; what a launch costs is always as measured.
     """
     known = {figure.name for figure in like.figures() if figure.value is not None}
-    always = {"pcie_bandwidth", "launch_seconds"} | (known if like.kind == "cpu" else set())
+    always = {"launch_seconds"} | (known if like.kind == "cpu" else set())
     figures = {name: value for name, value in find_figures(points).items() if name in always or name not in known}
     base = DeviceSpec.from_measurement(like.name, figures, command=f"analyzer calibrate: {identity}", date=_today(),
                                        like=like)

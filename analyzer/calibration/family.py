@@ -7,6 +7,7 @@ from analyzer.hardware.device_spec import DeviceSpec
 from analyzer.hardware.kernel_time.attention import attention_time
 from analyzer.hardware.kernel_time.convolution import convolution_time
 from analyzer.hardware.kernel_time.estimate import KernelTime
+from analyzer.hardware.kernel_time.host_copy import host_copy_time
 from analyzer.hardware.kernel_time.memory_bound import stream_time
 
 from .point import Point
@@ -17,7 +18,9 @@ MOVED = {
     "memory_bound": ("hbm_fraction", "gddr_fraction", "floor_seconds"),
     "attention": ("mma", "memory", "floor", "tile"),
     "convolution": ("cuda_core_efficiency", "winograd_efficiency", "half_efficiency", "tf32_efficiency",
-                    "memory_efficiency", "kernel_seconds")}
+                    "memory_efficiency", "kernel_seconds"),
+    "host_copy": ("pinned_to_device_share", "pinned_from_device_share", "pageable_to_device_bandwidth",
+                  "pageable_from_device_bandwidth", "latency_seconds")}
 
 
 def predict(point: Point, device: DeviceSpec) -> KernelTime | None:
@@ -25,6 +28,8 @@ def predict(point: Point, device: DeviceSpec) -> KernelTime | None:
     sizes: Any = point.sizes
     if point.family == "memory_bound":
         return stream_time(sizes["nbytes"], device)
+    if point.family == "host_copy":
+        return host_copy_time(sizes["nbytes"], device, pinned=sizes["pinned"], to_device=sizes["way"] == "to_device")
     if point.family == "attention":
         return attention_time(
             sizes["kernel"], sizes["batch"], sizes["heads"], sizes["heads"], sizes["q_len"], sizes["kv_len"],

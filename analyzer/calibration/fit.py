@@ -29,7 +29,7 @@ def find_figures(points: Sequence[Timed]) -> dict[str, float]:
     for point, seconds in points:
         if point.family == "memory_bound" and 2 * point.sizes["nbytes"] > largest:  # beyond the caches
             figures["memory_bandwidth"] = max(figures["memory_bandwidth"], point.sizes["nbytes"] / seconds)
-        elif point.family == "copy":
+        elif point.family == "host_copy" and point.sizes["pinned"]:
             figures["pcie_bandwidth"] = max(figures["pcie_bandwidth"], point.sizes["nbytes"] / seconds)
         elif point.family == "matmul":
             name = f"flops_per_second.{_RATES[point.sizes['dtype']]}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FAMILIES = ("memory_bound", "matmul", "attention", "convolution", "copy", "host")
+FAMILIES = ("memory_bound", "matmul", "attention", "convolution", "host_copy", "host")
 
 
 @dataclass(frozen=True)
@@ -98,5 +98,6 @@ def _list_convolutions(quick: bool) -> Iterator[Point]:
 
 def _list_copies(quick: bool) -> Iterator[Point]:
     for exponent in (26, ) if quick else (16, 20, 24, 28):
-        for way in ("to_device", "to_host"):
-            yield Point("copy", {"nbytes": 2**exponent, "way": way})
+        for pinned in (True, False):
+            for way in ("to_device", "from_device"):
+                yield Point("host_copy", {"nbytes": 2**exponent, "way": way, "pinned": pinned})
