@@ -69,7 +69,8 @@ def test_a_block_is_split_by_heads() -> None:
     assert [found[n] for n in ("q", "k", "v", "o", "mlp_up", "mlp_down")] == [
         "column", "column", "column", "row", "column", "row"
     ]
-    assert found["scaled_dot_product_attention"] == "shard 1" and found["norm_1"] == found["norm_2"] == "replicate"
+    assert found["scaled_dot_product_attention"] == "shard 1"
+    assert {found["norm_1"], found["norm_2"]} <= {"replicate", "shard 1"}  # whole, or by tokens
 
 
 def test_no_choice_is_cheaper() -> None:

@@ -1,83 +1,194 @@
-"""Seconds by a plain roofline: the longer of arithmetic at peak rate and memory at peak bandwidth. Not calibrated."""
+"""Seconds of a step on a device: kernels by their models, launched by a host at its own pace."""
 from __future__ import annotations
 
-import functools
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
-from analyzer.hardware import DeviceSpec, collective_seconds, roofline_seconds
-from analyzer.meta.signature import Signature
-from analyzer.record.log import Log
+from analyzer.hardware import DeviceSpec
+from analyzer.hardware.host_spec import host_of
+from analyzer.hardware.kernel_time.estimate import KernelTime
+from analyzer.record.log import Log, PlacedPart
 from analyzer.record.op_call import OpCall
 
 from .annotation import WAYS, Annotation, operator_key, sum_seconds
-from .communication import collective_of, message_bytes
-from .flop_registry import count_call
-from .traffic import traffic_bytes
+from .host_time import HostTime
+from .kernel_time.call import kernel_time
+from .kernel_time.registry import find_rule
+from .schedule import PICOSECONDS, Clock, Stretch, Work
+
+#: What a step's seconds are spent on: the first is the device's waiting for the host, the others are of kernels.
+BOUND_FIELDS = tuple(f"{bound}_seconds" for bound in ("launch", "arithmetic", "memory", "latency", "communication"))
 
 
-def call_seconds(call: OpCall, device: DeviceSpec, world_size: int = 1) -> float | None:
-    """Seconds of one call on ``device``; 0.0 for a view, None where the device's figures are unknown."""
-    kind = collective_of(call)
-    if kind is not None and world_size > 1:
-        return collective_seconds(_RING.get(kind, kind), message_bytes(call), world_size, device)
-    nbytes = traffic_bytes(call)
-    count = count_call(call.signature)
-    flops, macs = (0, 0) if count is None else (count.flops, count.macs)
-    if not nbytes and not flops:
-        return 0.0
-    # an index (argmax) is computed in the dtype of what is compared, complex arithmetic is that of its parts
-    tensors = (*call.signature.outputs, *call.signature.inputs)
-    dtype = next((s.dtype for s in tensors if s.dtype.is_floating_point or s.dtype.is_complex),
-                 tensors[0].dtype).to_real() if tensors else None  # complex arithmetic is that of its parts
-    if macs and call.signature.inputs and call.signature.inputs[0].dtype.itemsize == 1:
-        dtype = call.signature.inputs[0].dtype  # 8-bit factors are multiplied as such, whatever they are summed in
-    # cuDNN may use TF32 by default, cuBLAS may not: torch.backends.cudnn.allow_tf32,
-    # torch.backends.cuda.matmul.allow_tf32
-    convolution = "convolution" in call.signature.op.__name__
-    return roofline_seconds(flops, nbytes, dtype, device, uses_tensor_cores=macs > 0, allow_tf32=convolution)
+def call_seconds(call: OpCall, device: DeviceSpec) -> float | None:
+    """Seconds of one call's kernels on ``device``; 0.0 for a view, None where they are not known."""
+    time = kernel_time(call, device)
+    return None if time is None else time.seconds
 
 
-_RING = {
-    "allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all", "gather": "all_gather",
-    "scatter": "broadcast", "recv": "send"}
+class _UnknownTimeError(Exception):
+    """There is a call whose time is not known."""
 
 
-def make_latency_profiler(device: DeviceSpec, world_size: int = 1) -> Callable[[Log], Annotation]:
-    """A profiler of seconds on ``device``: per node, module and phase of the last step."""
+class _Timed(NamedTuple):
+    work: Work
+    kernel: KernelTime
 
+
+def make_latency_profiler(device: DeviceSpec) -> Callable[[Log], Annotation]:
+    """A profiler of seconds on ``device``.
+
+    ``seconds`` of phases and of the step are wall time: until the device has done what was launched, on a device that
+    is idle when the step begins. Those of nodes, modules and operators are of their kernels alone, and add up to
+    ``kernel_seconds``; ``launch_seconds`` are those in which the device waits for the host. Where a call's time is not
+    known nothing is said: a part of a sum is no answer.
+    """
     def profile_latency(log: Log) -> Annotation:
-        last = log.steps - 1
-        alike: dict[Signature, float] = {}  # calls of one signature take the same time
-        parts: dict[tuple[int, str], dict[float, int]] = {(record.step, record.phase): {} for record in log.phases}
-        for step, call, _, number in log.tallies():
-            seconds = alike.get(call.signature)
-            if seconds is None:
-                seconds = call_seconds(call, device, world_size)
-                if seconds is None:
-                    return Annotation()  # nothing is better than a part: unknown stays None
-                alike[call.signature] = seconds
-            times = parts.setdefault((step, call.phase), {})
-            times[seconds] = times.get(seconds, 0) + number
-        out = Annotation(functools.partial(_fill_rows, log, alike))
-        for key, times in parts.items():  # a sum that does not depend on the order of calls
-            total = math.fsum(number * seconds for seconds, number in times.items())
-            out.phases[key].update(seconds=total, kernel_seconds=total)
-        steady = {phase: row["seconds"] for (step, phase), row in out.phases.items() if step == last}
-        out.totals = {**sum_seconds(steady), "kernel_seconds": sum(steady.values())}
-        return out
+        timer = _Timer(log, device)
+        try:
+            return timer.run()
+        except _UnknownTimeError:
+            return Annotation()
 
     return profile_latency
 
 
-def _fill_rows(log: Log, alike: dict[Signature, float], out: Annotation) -> None:
-    out.start_rows(log, {"fwd_seconds": 0.0, "bwd_seconds": 0.0, "recompute_seconds": 0.0})
-    for call in log.calls:
-        if call.step != log.steps - 1:
-            continue
-        seconds = alike[call.signature]
-        out.add(out.operators, operator_key(call), "seconds", seconds)
-        if seconds and call.phase in WAYS:
-            out.add_where(call, f"{WAYS[call.phase]}_seconds", seconds)
+_END = math.inf, None  # behind the last of the calls
+
+
+class _Timer:
+    """The clock of each step of a log."""
+
+    def __init__(self, log: Log, device: DeviceSpec) -> None:
+        self.log, self.device = log, device
+        self.host = HostTime(host_of(device), log)
+        self.gap = self.host.host.gap_seconds
+        self.is_host = device.kind == "cpu"
+        self._alike: dict[tuple[object, str, bool, bool], _Timed] = {}
+        self._stretches: dict[tuple[int, int, int], Stretch] = {}
+
+    def time(self, call: OpCall) -> _Timed:
+        """What the host and the device do for a call. Raises _UnknownTimeError."""
+        kernel = kernel_time(call, self.device)
+        if kernel is None:
+            raise _UnknownTimeError
+        key = call.signature, call.phase, call.recomputed, not kernel.kernels
+        found = self._alike.get(key)
+        if found is None:
+            host = self.host.picoseconds(call, 0 if self.is_host else kernel.kernels)
+            notice = self.host.notice(call)
+            device = round((kernel.seconds + kernel.kernels * self.gap) * PICOSECONDS)
+            work = Work(host + device, 0) if self.is_host else Work(host, device, notice is not None, notice or 0)
+            # what rows and phases add up is whole picoseconds, too
+            kernel = replace(kernel, seconds=round(kernel.seconds * PICOSECONDS) / PICOSECONDS)
+            found = self._alike[key] = _Timed(work, kernel)
+        return found
+
+    def run(self) -> Annotation:
+        last = self.log.steps - 1
+        out = Annotation(self._fill_rows)
+        ends = self._find_ends()
+        spent, spreads = self._sum_kernels()
+        for (step, phase), seconds in ends.items():
+            out.phases[step, phase].update(_divide(seconds, spent[step, phase]))
+        steady = {phase: row["seconds"] for (step, phase), row in out.phases.items() if step == last}
+        kernel_seconds = sum(out.phases[last, phase]["kernel_seconds"] for phase in steady)
+        out.totals = {**sum_seconds(steady), "kernel_seconds": kernel_seconds,
+                      "step_seconds_range": self._find_range(sum(steady.values()), kernel_seconds, spreads)}
+        return out
+
+    def _find_ends(self) -> dict[tuple[int, str], float]:
+        """Wall seconds of each phase of each step. A step begins on an idle device; a phase ends when the device has
+        done what came before its end.
+        """
+        phases = self.log.phases
+        sums: defaultdict[tuple[int, str], int] = defaultdict(int)
+        calls = self.log.in_order()
+        index, part = next(calls, _END)
+        clock, step = Clock(), -1
+        for i, record in enumerate(phases):
+            if record.step != step:
+                clock, step = Clock(), record.step
+            start = max(clock)
+            end = phases[i + 1].first_call if i + 1 < len(phases) else math.inf
+            while index < end and part is not None:
+                if isinstance(part, OpCall):
+                    clock = clock.after(self.time(part).work)
+                else:
+                    clock = self._stretch(part).end(clock)
+                index, part = next(calls, _END)
+            sums[step, record.phase] += max(clock) - start
+        return {key: picoseconds / PICOSECONDS for key, picoseconds in sums.items()}
+
+    def _stretch(self, part: PlacedPart) -> Stretch:
+        key = id(part.segment), part.start, part.stop
+        found = self._stretches.get(key)
+        if found is None:
+            found = Stretch()
+            for call in part.segment.calls(part.start, part.stop, self.log):
+                found = found.then(self.time(call).work)
+            self._stretches[key] = found
+        return found
+
+    def _sum_kernels(self) -> tuple[dict[tuple[int, str], Counter[str]], list[float]]:
+        """Of each phase of each step, the picoseconds of kernels by what bounds them; of the last step, by family of
+        kernels, how far nine in ten measured times may be from the prediction, in seconds.
+        """
+        last = self.log.steps - 1
+        sums: dict[tuple[int, str], Counter[str]] = {(r.step, r.phase): Counter() for r in self.log.phases}
+        errors: defaultdict[object, int] = defaultdict(int)
+        for step, call, _, number in self.log.tallies():
+            kernel = self.time(call).kernel
+            if kernel.kernels:
+                sums[step, call.phase][kernel.bound] += number * round(kernel.seconds * PICOSECONDS)
+                if step == last:
+                    errors[find_rule(call.signature.op)] += number * round(
+                        kernel.seconds * kernel.spread * PICOSECONDS)
+        return sums, [error / PICOSECONDS for error in errors.values()]
+
+    def _find_range(self, wall: float, kernels: float, errors: list[float]) -> tuple[float, float]:
+        """Low and high seconds of a step: errors of one family of kernels go together, those of families do not."""
+        waiting = max(0.0, wall - kernels)
+        error = math.sqrt(math.fsum(e * e for e in errors) + (waiting * self.host.host.spread) ** 2)
+        spread = error / wall if wall else 0.0
+        return wall / (1 + spread), wall * (1 + spread)
+
+    def _fill_rows(self, out: Annotation) -> None:
+        log = self.log
+        out.start_rows(log, dict.fromkeys(("fwd_seconds", "bwd_seconds", "recompute_seconds"), 0.0))
+        for i in range(len(log.modules)):
+            out.modules[i].update(dict.fromkeys(BOUND_FIELDS, 0.0))
+        spent: defaultdict[int, Counter[str]] = defaultdict(Counter)  # of nodes, in picoseconds
+        clock = Clock()
+        for call in log.calls:
+            if call.step != log.steps - 1:
+                continue
+            work, kernel = self.time(call)
+            before, clock = clock.device, clock.after(work)
+            waited = clock.device - before - work.device
+            out.add(out.operators, operator_key(call), "seconds", kernel.seconds)
+            way = WAYS.get(call.phase)
+            if way is None:
+                continue
+            out.add_where(call, f"{way}_seconds", kernel.seconds)
             if call.recomputed:
-                out.add_where(call, "recompute_seconds", seconds)
+                out.add_where(call, "recompute_seconds", kernel.seconds)
+            out.add(out.modules, call.module, f"{kernel.bound}_seconds", kernel.seconds)
+            out.add(out.modules, call.module, "launch_seconds", waited / PICOSECONDS)
+            spent[call.node].update({"launch": waited, kernel.bound: work.device})
+        for node, parts in spent.items():
+            if node >= 0 and any(parts.values()):
+                out.nodes[node]["bound"] = max(parts, key=lambda bound: parts[bound])
+
+
+def _divide(wall: float, kernels: Counter[str]) -> dict[str, float | str | None]:
+    """The seconds of a phase, and what they are spent on: where kernels ran all the time, nothing is left for the
+    launches.
+    """
+    total = sum(kernels.values()) / PICOSECONDS
+    parts = {f"{bound}_seconds": picoseconds / PICOSECONDS for bound, picoseconds in kernels.items()}
+    return {"seconds": wall, "kernel_seconds": total, **dict.fromkeys(BOUND_FIELDS, 0.0), **parts,
+            "launch_seconds": max(0.0, wall - total)}

@@ -113,6 +113,10 @@ class CallTable(Sequence[OpCall]):
         """The calls, passing quickly over places that were left."""
         return map(self.__getitem__, compress(range(len(self)), self.signatures))
 
+    def written_with_places(self) -> Iterator[tuple[int, OpCall]]:
+        """The same, each with its index."""
+        return zip(compress(range(len(self)), self.signatures), self.written())
+
     def to_list(self) -> list[OpCall]:
         """All calls, made at once: faster than one by one."""
         return list(self._make(self._numbers.tolist()))

@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import functools
+import heapq
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from .allocator_event_table import AllocatorEvent, AllocatorEventTable
@@ -105,6 +107,19 @@ class Shortage:
     capacity_bytes: int
 
 
+class PlacedPart(NamedTuple):
+    """Calls that are replayed: where in the log the first of them stands, how many there are, and the events of the
+    captured segment that they are.
+    """
+
+    first_call: int
+    calls: int
+    step: int
+    segment: Any
+    start: int
+    stop: int
+
+
 class Pending:
     """Something that was replayed and is not written into the log yet."""
 
@@ -115,6 +130,14 @@ class Pending:
     def replayed_parts(self) -> Iterable[tuple[int, Any, int, int]]:
         """The parts of captured segments that it is: (step, segment, first event, end); none where it has no calls."""
         return ()
+
+    def placed_parts(self) -> Iterable[PlacedPart]:
+        """The same in the order of their calls, each at its place among the log's calls."""
+        return ()
+
+    def count_module_calls(self) -> int:
+        """How many calls of modules it stands for, that of the replayed module itself left out."""
+        return 0
 
 
 class Labelled(Protocol):
@@ -289,6 +312,17 @@ class Log:
         return [
             *(Tally(step, call, storages, number * count) for (step, part, start, stop), number in parts.items()
               for call, storages, count in part.tally(start, stop, self)), *(Tally(*row) for row in alike.values())]
+
+    def in_order(self) -> Iterator[tuple[int, PlacedPart | OpCall]]:
+        """All calls in order with their index, those that were replayed as the parts that they repeat, with the index
+        of their first; no replay is written out.
+        """
+        parts = [(part.first_call, part) for pending in self.pending for part in pending.placed_parts()]
+        return heapq.merge(sorted(parts, key=itemgetter(0)), self.call_slots.written_with_places(), key=itemgetter(0))
+
+    def count_module_calls(self) -> int:
+        """How many calls of modules a forward pass makes; no replay is written out."""
+        return sum(m.calls for m in self.modules) + sum(p.count_module_calls() for p in self.pending)
 
     def write_out(self) -> None:
         """Write replays into the places that were left for them."""

@@ -42,6 +42,10 @@ class BlockSite(Site):
         log.node_slots.extend([None] * len(self.own_rows))
         log.module_call_slots.extend([None] * (len(self.source.module_call_slots) - 1))
 
+    def count_module_calls(self) -> int:
+        """As `Pending`."""
+        return sum(m.calls if m.path else max(0, m.calls - 1) for m in self.source.modules)
+
     def expand(self, log: Log) -> None:
         """Write the rows of the block into the log, and what its modules were given."""
         numbers, source = self.numbers, self.source

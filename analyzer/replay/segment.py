@@ -17,7 +17,7 @@ import torch
 from analyzer.cuda.workspaces.library import library_needs, take_library_workspaces
 from analyzer.memory.allocator_replay import Instruction, Opcode, Placements, hold
 from analyzer.record.event import BORN, CALLED, DIED, HELD, OUTSIDE, TAKEN, Event
-from analyzer.record.log import Log, Pending, kind_of
+from analyzer.record.log import Log, Pending, PlacedPart, kind_of
 from analyzer.record.op_call import OpCall
 from analyzer.record.storage_lifetime import StorageLifetime
 
@@ -143,6 +143,11 @@ class Segment:
             found = self._tallies[start, stop] = [(call, count) for call, count in alike.values()]
         return [(call, log.storage_table, count) for call, count in found]
 
+    def calls(self, start: int, stop: int, into: Log) -> Iterator[OpCall]:
+        """The calls among the events from ``start`` to ``stop``, in order."""
+        slots = (into if self.log is None else self.log).call_slots
+        return (slots[what] for kind, what in self.events[start:stop] if kind == CALLED)
+
     @property
     def births(self) -> int:
         """How many storages are born in it."""
@@ -242,6 +247,11 @@ class Instance(Pending):
     def replayed_parts(self) -> list[tuple[int, Segment, int, int]]:
         """As `Pending`."""
         return [(self.step, self.segment, self.start.event, self.stop.event)]
+
+    def placed_parts(self) -> list[PlacedPart]:
+        """As `Pending`."""
+        start, stop = self.start, self.stop
+        return [PlacedPart(self.call, stop.call - start.call, self.step, self.segment, start.event, stop.event)]
 
     def events(self) -> Iterator[Event]:
         """What happened, in terms of the log that it is written into."""

@@ -19,7 +19,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage, take_numbers
 from analyzer.meta.tensor import revive, template
 from analyzer.record.event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, TAKEN, Event
-from analyzer.record.log import Log, LogNode, Pending
+from analyzer.record.log import Log, LogNode, Pending, PlacedPart
 from analyzer.record.recorder import Recorder
 
 from .expansion import EventWriter
@@ -218,6 +218,16 @@ class Repetition(Pending):
         for part in self.parts:
             if part.kind == TAKEN:
                 yield self.step, part.what.segment, part.what.start.event, part.what.stop.event
+
+    def placed_parts(self) -> Iterator[PlacedPart]:
+        """As `Pending`."""
+        first = self.call
+        for part in self.parts:
+            if part.kind in (CALLED, TAKEN):
+                segment, start, stop = (part.what.segment, part.what.start, part.what.stop) if part.kind == TAKEN \
+                    else part.what
+                yield PlacedPart(first, stop.call - start.call, self.step, segment, start.event, stop.event)
+                first += stop.call - start.call
 
     def expand(self, log: Log) -> None:
         """Write it into the log, in which the step that it repeats is."""

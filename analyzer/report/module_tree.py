@@ -22,7 +22,10 @@ _COSTS = (*DEFAULT_COLUMNS, Column("trainable_params", "Trainable", "count"),
           Column("bwd_comm_bytes", "Bwd comm", "bytes"), Column("fwd_read_bytes", "Fwd read", "bytes"),
           Column("fwd_written_bytes", "Fwd written", "bytes"), Column("saved_bytes", "Saved size", "bytes"),
           Column("fwd_seconds", "Fwd time", "seconds"), Column("bwd_seconds", "Bwd time", "seconds"),
-          Column("optimizer_seconds", "Optimizer time", "seconds"))
+          Column("optimizer_seconds", "Optimizer time", "seconds"),
+          Column("launch_seconds", "Wait for launch", "seconds"), Column("arithmetic_seconds", "Arithmetic", "seconds"),
+          Column("memory_seconds", "Memory", "seconds"), Column("latency_seconds", "Latency", "seconds"),
+          Column("communication_seconds", "Communication", "seconds"))
 SHARE = "_share"  # behind the field of a cost: its part of the whole model's
 _SHARES = tuple(Column(column.field + SHARE, f"{column.header} %", "text") for column in _COSTS)
 _FACTS = (Column("flops_per_second", "Fwd FLOPS", "count"), Column("calls", "Calls", "text"),

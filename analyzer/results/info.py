@@ -9,6 +9,8 @@ from analyzer.units import add_quantities
 
 from .node_info import TensorInfo
 
+BOUNDS = ("launch", "arithmetic", "memory", "latency", "communication")  #: what time may be spent on
+
 
 @dataclass(frozen=True, slots=True)
 class PhaseInfo:
@@ -21,10 +23,31 @@ class PhaseInfo:
     flops: int | None = None
     macs: int | None = None
     comm_bytes: int | None = None
-    seconds: float | None = None
-    kernel_seconds: float | None = None
+    seconds: float | None = None            #: wall time: until the device has done what the phase launched
+    kernel_seconds: float | None = None     #: the sum of the kernels' own times
+    launch_seconds: float | None = None     #: of ``seconds``, those in which the device waits for the host
+    arithmetic_seconds: float | None = None #: of kernels bound by arithmetic, and so on
+    memory_seconds: float | None = None
+    latency_seconds: float | None = None    #: of kernels too small to fill the device
+    communication_seconds: float | None = None
     read_bytes: int | None = None           #: by all operators, from memory
     written_bytes: int | None = None
+
+    @property
+    def bound(self) -> str | None:
+        """What most of the time is spent on: ``"launch" "arithmetic" "memory" "latency" "communication"``, or None."""
+        return find_bound(self)
+
+
+def find_bound(record: object) -> str | None:
+    """The part of a record's seconds that is longest; None where it is not known, or there is none.
+
+    >>> find_bound(PhaseInfo(launch_seconds=1e-3, arithmetic_seconds=3e-3, memory_seconds=2e-3))
+    'arithmetic'
+    """
+    parts = {bound: getattr(record, f"{bound}_seconds") or 0.0 for bound in BOUNDS}
+    longest = max(BOUNDS, key=lambda bound: parts[bound])
+    return longest if parts[longest] else None
 
 
 OPERATOR_COSTS = ("flops", "macs", "seconds", "read_bytes", "written_bytes")
@@ -95,6 +118,16 @@ class CostInfo:
     fwd_seconds: float | None = None
     bwd_seconds: float | None = None
     optimizer_seconds: float | None = None  #: of the step that updates its parameters
+    launch_seconds: float | None = None   #: in which the device waits for the host, forward and backward
+    arithmetic_seconds: float | None = None #: of fwd_seconds and bwd_seconds, those bound by arithmetic, and so on
+    memory_seconds: float | None = None
+    latency_seconds: float | None = None
+    communication_seconds: float | None = None
+
+    @property
+    def bound(self) -> str | None:
+        """What most of the time is spent on, as `PhaseInfo.bound`."""
+        return find_bound(self)
 
     def __add__(self, other: CostInfo) -> CostInfo:
         """The sum, quantity by quantity; unknown plus anything is unknown."""

@@ -102,7 +102,7 @@ class Profile(DeferredFields):
     kernel_seconds: float | None = None
     #: low and high of step_seconds, which hold nine of ten measured cases
     step_seconds_range: tuple[float, float] | None = None
-    seconds_method: str = "roofline, not calibrated"
+    seconds_method: str = "models of kernels and host"
 
     nodes: tuple[NodeInfo, ...] = ()
     modules: ModuleInfo | None = None        #: the root of the module tree

@@ -65,7 +65,8 @@ def test_micro_batches_take_the_time_of_all(advice):
     recipe = Recipe(optimizer="adamw", accumulate=parts)
     spec = device(advice.capacity_bytes / 2**20)
     p = profile(make, X[:len(X) // parts], device=spec, **recipe.profile_options("train"))
-    assert option.step_seconds == pytest.approx(p.step_seconds, rel=1e-6)  # the sum of one is not divided
+    # the sum of one is not divided, and a part's launches do not hide behind the part before it
+    assert option.step_seconds == pytest.approx(p.step_seconds, rel=1e-3)
     assert option.peak_allocated_bytes == p.peak_allocated_bytes
 
 

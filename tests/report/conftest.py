@@ -123,7 +123,12 @@ def mlp() -> Profile:
             saved_bytes=saved,
             fwd_seconds=fwd_seconds,
             bwd_seconds=bwd_seconds,
-            optimizer_seconds=params * 2.0**-30)
+            optimizer_seconds=params * 2.0**-30,
+            launch_seconds=0.0,
+            arithmetic_seconds=fwd_seconds if fwd_seconds is None else fwd_seconds + bwd_seconds,
+            memory_seconds=0.0,
+            latency_seconds=0.0,
+            communication_seconds=0.0)
 
     nothing = cost(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 

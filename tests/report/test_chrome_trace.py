@@ -52,7 +52,7 @@ def test_tracks_are_named_and_args_described(mlp):
         "op": "call_module", "target": "body.0", "module": "body.0", "source": "net.py:12", "flops": 8192,
         "comm_bytes": None, "inputs": "x", "outputs": "float32[8, 32]"
     }
-    assert trace["otherData"]["times"] == "roofline, not calibrated"
+    assert trace["otherData"]["times"] == "models of kernels and host"
 
 
 def test_inference_has_no_backward(mlp):

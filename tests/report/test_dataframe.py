@@ -31,7 +31,7 @@ def test_modules(mlp):
     assert list(frame.index) == ["", "body", "body.0", "body.1", "fc2", "again"]
     for name in CostInfo.__slots__:
         total, own = frame[name], frame[f"own_{name}"]
-        if name != "fwd_seconds":  # unknown at the root
+        if name not in ("fwd_seconds", "arithmetic_seconds"):  # unknown at the root
             assert total[""] == pytest.approx(total["body"] + total["fc2"] + total["again"] + own[""]) == own.sum()
     assert frame["fwd_seconds"].isna().tolist() == [True] + [False] * 5
     assert frame["shared_with"]["again"] == "body.1" and frame["parameters"]["body.0"]["weight"].shape == (32, 16)

@@ -56,6 +56,8 @@ def values_of(hint: str):
     """Values of a field by its written type, so that a field of a new type cannot be forgotten here."""
     if hint in SIMPLE:
         return SIMPLE[hint]
+    if hint == "tuple[float, float]":
+        return st.tuples(st.floats(0, 1), st.floats(1, 2))
     if hint.endswith(" | None"):
         return st.none() | values_of(hint.removesuffix(" | None"))
     kind, items = re.fullmatch(r"(tuple|dict)\[(?:str, )?(\w+)(?:, \.\.\.)?\]", hint).groups()

@@ -94,7 +94,11 @@ def test_records(profiled):
                                                        abs_tol=1e-15), (module.path, name)
     root = profiled.modules
     assert (root.params, root.fwd_flops, root.bwd_flops) == (profiled.params, profiled.fwd_flops, profiled.bwd_flops)
-    assert math.isclose(root.fwd_seconds, profiled.fwd_seconds) and math.isclose(root.bwd_seconds, profiled.bwd_seconds)
+    assert math.isclose(root.fwd_seconds, profiled.phases["forward"].kernel_seconds)
+    assert math.isclose(root.bwd_seconds, profiled.phases["backward"].kernel_seconds)
+    for bound in ("arithmetic", "memory", "latency"):  # what kernels wait for; what they wait for before is beside it
+        of_phases = [getattr(profiled.phases[phase], f"{bound}_seconds") for phase in ("forward", "backward")]
+        assert math.isclose(getattr(root, f"{bound}_seconds"), math.fsum(of_phases), abs_tol=1e-12)
     assert math.isclose(root.optimizer_seconds, profiled.optimizer_seconds)
 
 

@@ -1,0 +1,40 @@
+"""The time of one operator call's kernels, by the rule of its operator or by its traffic."""
+from __future__ import annotations
+
+from analyzer.hardware import DeviceSpec
+from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
+from analyzer.meta.signature import Signature
+from analyzer.profilers.traffic import plan_of
+from analyzer.record.op_call import OpCall
+
+from .default import default_time
+from .precision import convolutions_use_tf32, products_use_tf32
+from .registry import find_rule, register_time_impl
+
+MEMO_KEY = "kernel_time"
+
+
+def signature_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
+    """The time of any call of a signature that is no view; None where it is not known."""
+    return _signature_time(signature, device, (register_time_impl.version, products_use_tf32(),
+                                               convolutions_use_tf32()))
+
+
+def _signature_time(signature: Signature, device: DeviceSpec, state: tuple[int, bool, bool]) -> KernelTime | None:
+    memo = signature.memo.get(MEMO_KEY)
+    if memo is not None and memo[0] is device and memo[1] == state:
+        return memo[2]  # type: ignore[no-any-return]
+    rule = find_rule(signature.op)
+    time = default_time(signature, device) if rule is None else rule(signature, device)
+    signature.memo[MEMO_KEY] = device, state, time
+    return time
+
+
+def is_view(call: OpCall) -> bool:
+    """Whether a call makes another tensor over a storage that it was given, and runs no kernel."""
+    return bool(call.outputs) and plan_of(call.signature).may_be_view and set(call.outputs) <= set(call.inputs)
+
+
+def kernel_time(call: OpCall, device: DeviceSpec) -> KernelTime | None:
+    """The time of a call's kernels on ``device``; of none for a view, None where it is not known."""
+    return NO_TIME if is_view(call) else signature_time(call.signature, device)

@@ -1,0 +1,80 @@
+"""How a step runs: the host launches at its own pace, kernels wait for their launch and for one another.
+
+Times are whole picoseconds, so that sums do not depend on the order in which parts of a step are put together.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+PICOSECONDS = 10**12  #: in a second
+
+
+class Work(NamedTuple):
+    """One operator call: picoseconds of the host and of its kernels (gaps between kernels included), and whether the
+    host waits for the device after it, and how long it takes to notice.
+    """
+
+    host: int
+    device: int
+    waits: bool = False
+    notice: int = 0
+
+
+class Clock(NamedTuple):
+    """When the host is free, and when the device has done all that it was given."""
+
+    host: int = 0
+    device: int = 0
+
+    def after(self, work: Work) -> Clock:
+        """The clock after a call: its kernels begin when they are launched and the device is free.
+
+        >>> Clock(host=10, device=50).after(Work(host=5, device=20))
+        Clock(host=15, device=70)
+        >>> Clock(host=10, device=50).after(Work(host=5, device=20, waits=True))
+        Clock(host=70, device=70)
+        """
+        host = self.host + work.host
+        device = (host if host > self.device else self.device) + work.device if work.device else self.device
+        if work.waits:
+            host = (host if host > device else device) + work.notice
+        return Clock(host, device)
+
+
+NEVER = -10**18
+
+
+class Stretch(NamedTuple):
+    """Many calls as one map of the clock: each end is the latest of the beginnings plus a constant (a matrix of the
+    max-plus algebra), so a replayed part of a step costs the same however long it is.
+
+    ``host_device`` is what the host's end is behind the device's beginning, and so on.
+    """
+
+    host_host: int = 0
+    host_device: int = NEVER
+    device_host: int = NEVER
+    device_device: int = 0
+
+    def then(self, work: Work) -> Stretch:
+        """The stretch with one more call.
+
+        >>> stretch = Stretch().then(Work(5, 20)).then(Work(5, 0)).then(Work(5, 1))
+        >>> stretch.end(Clock(10, 50)), Clock(10, 50).after(Work(5, 20)).after(Work(5, 0)).after(Work(5, 1))
+        (Clock(host=25, device=71), Clock(host=25, device=71))
+        """
+        hh, hd, dh, dd = self
+        cost, device, waits, notice = work
+        hh += cost
+        hd += cost
+        if device:
+            dh, dd = (hh if hh > dh else dh) + device, (hd if hd > dd else dd) + device
+        if waits:
+            hh, hd = (hh if hh > dh else dh) + notice, (hd if hd > dd else dd) + notice
+        return Stretch(hh, hd, dh, dd)
+
+    def end(self, clock: Clock) -> Clock:
+        """The clock after the stretch."""
+        host, device = clock
+        return Clock(max(host + self.host_host, device + self.host_device),
+                     max(host + self.device_host, device + self.device_device))

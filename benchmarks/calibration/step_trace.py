@@ -1,0 +1,76 @@
+"""The calls of a measured step as the host sees them, so that a host's pace can be fitted without profiling again."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from analyzer.hardware import find_device
+from analyzer.hardware.host_spec import HostSpec, host_of
+from analyzer.profilers.annotation import Annotation
+from analyzer.profilers.host_time import HostTime, takes_lists
+from analyzer.profilers.kernel_time.call import kernel_time
+from analyzer.record.log import Log
+from benchmarks.measured_step import MeasuredStep
+
+
+class TracedCall(NamedTuple):
+    """One call of the last step: which pace the host has for it, its launches, and seconds of its kernels."""
+
+    pace: str
+    kernels: int
+    tensors: int  #: in lists
+    seconds: float
+    waits: bool
+
+
+@dataclass
+class StepTrace:
+    """The phases of a step, each with its calls, and how many modules its forward pass calls."""
+
+    step: MeasuredStep
+    phases: dict[str, list[TracedCall]]
+    module_calls: int
+    trains: bool
+
+    def wall_seconds(self, host: HostSpec) -> dict[str, float]:
+        """Wall seconds of each phase at a host's pace, as `analyzer.profilers.latency` has them."""
+        forward = host.forward_seconds + (host.gradient_seconds if self.trains else 0.0)
+        forward += host.module_seconds * self.module_calls / max(1, len(self.phases["forward"]))
+        paces = {"forward": forward, "backward": host.backward_seconds, "update": host.update_seconds}
+        clock = device = 0.0
+        found = {}
+        for phase, calls in self.phases.items():
+            start = max(clock, device)
+            for pace, kernels, tensors, seconds, waits in calls:
+                clock += paces[pace] + kernels * host.launch_seconds + tensors * host.list_tensor_seconds
+                if kernels:
+                    device = max(clock, device) + seconds + kernels * host.gap_seconds
+                if waits:
+                    clock = max(clock, device) + host.synchronize_seconds
+            found[phase] = max(clock, device) - start
+        return found
+
+
+def trace(step: MeasuredStep) -> StepTrace:
+    """Profile a measured step and keep what its host does."""
+    traces: list[StepTrace] = []
+
+    def keep(log: Log) -> Annotation:
+        device = find_device(step.device)
+        host = HostTime(host_of(device), log)
+        phases: dict[str, list[TracedCall]] = {}
+        for call in log.calls:
+            if call.step != log.steps - 1:
+                continue
+            kernel = kernel_time(call, device)
+            assert kernel is not None
+            pace = "forward" if call.phase == "forward" or call.recomputed else (
+                "backward" if call.phase == "backward" else "update")
+            tensors = len(call.signature.inputs) if takes_lists(call.signature) else 0
+            phases.setdefault(call.phase, []).append(
+                TracedCall(pace, kernel.kernels, tensors, kernel.seconds, host.notice(call) is not None))
+        traces.append(StepTrace(step, phases, log.count_module_calls(), "backward" in phases))
+        return Annotation()
+
+    step.profile(profilers={"trace": keep})
+    return traces[-1]
