@@ -127,12 +127,12 @@ def _ring(kind: str, nbytes: int, ranks: int, path: Path, c: Mapping[str, float]
     usable = _usable(path, ranks, c, "ring")
     transfer = wire * (1 + c["own_block"] / blocks) / usable
     # Simple flushes what a network wrote before it says so: twice the latency
-    simple = (start + across + c["simple_base_seconds"] + steps * hop * c["simple_hop"] + transfer
+    simple = (start + across + c["simple_base"] * c["base_seconds"] + steps * hop * c["simple_hop"] + transfer
               + 2 * math.sqrt(c["fill"] * start * transfer))
     low = wire / (c[f"{path.medium}_ll_share"] * usable)
     best = min(Cost(simple, transfer), Cost(start + steps * hop + low, low))
     if path.medium == "nvlink":
-        middle = wire / (c["ll128_share"] * path.bandwidth)
+        middle = wire * (1 + c["ll128_own_block"] / blocks) / (c["ll128_share"] * path.bandwidth)
         best = min(best, Cost(start + c["ll128_base_seconds"] + steps * hop * c["ll128_hop"] + middle, middle))
     return best
 
@@ -142,7 +142,7 @@ def _in_switch(nbytes: int, ranks: int, path: Path, c: Mapping[str, float]) -> t
     if path.medium != "nvlink" or ranks < _SHARP_RANKS:
         return ()
     transfer = nbytes / (c["sharp_share"] * path.bandwidth)
-    start = c["base_seconds"] + c["sharp_base_seconds"]
+    start = c["base_seconds"] * (1 + c["sharp_base"])
     return (Cost(start + transfer + 2 * math.sqrt(c["sharp_fill"] * start * transfer), transfer),)
 
 
