@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from analyzer.errors import DuplicateRegistrationError, InputError
@@ -15,6 +16,7 @@ from analyzer.registry import Registry
 
 from .catalogue import find_device
 from .cluster_spec import ClusterSpec
+from .device_file import is_device_file
 from .device_spec import DeviceSpec
 from .link_spec import LinkSpec
 
@@ -114,6 +116,7 @@ register_cluster = ClusterCatalogue()
 def find_cluster(cluster: str | ClusterSpec) -> ClusterSpec:
     """The spec that ``cluster`` names, or ``cluster`` itself if it is one.
 
+    Takes names of the catalogue, their aliases, and the path of a JSON file that holds ``ClusterSpec.to_dict()``.
     Raises InputError with the nearest names for one that is unknown, and for something that is not a name.
 
     >>> find_cluster("DGX-H100"), find_cluster("p5.48xlarge").name
@@ -123,6 +126,8 @@ def find_cluster(cluster: str | ClusterSpec) -> ClusterSpec:
         return cluster
     if not isinstance(cluster, str):
         raise InputError(f"find_cluster({cluster!r}): takes a name, for example 'dgx_h100', or a ClusterSpec")
+    if is_device_file(cluster):
+        return _read_cluster(cluster)
     named = register_cluster.by_key()
     spec = named.get(_key(cluster))
     if spec is None:
@@ -133,6 +138,21 @@ def find_cluster(cluster: str | ClusterSpec) -> ClusterSpec:
             "cluster_of('h100') gives the usual one of a device; describe another one with ClusterSpec and pass it, or "
             "add it with register_cluster")
     return spec
+
+
+def _read_cluster(path: str) -> ClusterSpec:
+    try:
+        data = json.loads(Path(path).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cluster file {path!r}: cannot be read as JSON: {error}; ClusterSpec.to_dict gives what "
+                         "json.dump is to write") from error
+    if not isinstance(data, dict):
+        raise InputError(f"cluster file {path!r}: holds a {type(data).__name__}, not the fields of a ClusterSpec by "
+                         "name")
+    try:
+        return ClusterSpec.from_dict(data)
+    except InputError as error:
+        raise InputError(f"cluster file {path!r}: {error}") from error
 
 
 def cluster_of(device: str | DeviceSpec) -> ClusterSpec:

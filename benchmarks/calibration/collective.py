@@ -59,8 +59,8 @@ START: Constants = {
     "sockets_hop_seconds": 1.2e-6, "infiniband_hop_seconds": 5e-6, "ethernet_hop_seconds": 40e-6,
     "nvlink_ll_share": 0.015, "pcie_ll_share": 0.3, "host_ll_share": 0.7, "sockets_ll_share": 0.7,
     "infiniband_ll_share": 0.1, "ethernet_ll_share": 0.1, "ll128_share": 0.55, "ll128_own_block": 1.5,
-    "ll128_base_seconds": 0.5e-6, "ll128_hop": 1.1, "simple_base": 2.0, "simple_hop": 1.2, "own_block": 0.3, "fill": 0.3,
-    "nvlink_ring_share": 0.8, "pcie_ring_share": 0.8, "host_bandwidth": 20e9, "sockets_bandwidth": 10e9,
+    "ll128_base_seconds": 0.5e-6, "ll128_hop": 1.1, "simple_base": 2.0, "simple_hop": 1.2, "own_block": 0.3,
+    "fill": 0.3, "nvlink_ring_share": 0.8, "pcie_ring_share": 0.8, "host_bandwidth": 20e9, "sockets_bandwidth": 10e9,
     "infiniband_ring_share": 0.92, "ethernet_ring_share": 0.92, "sharp_share": 0.61, "sharp_base": 10.0,
     "sharp_fill": 0.1, "nvlink_send_share": 0.8, "pcie_send_share": 0.8, "infiniband_send_share": 0.8,
     "ethernet_send_share": 0.8, "send_hop": 0.1, "send_own_block": 0.25, "send_base_seconds": 3e-6,
@@ -328,7 +328,7 @@ def main() -> None:
             "command": "python -m benchmarks.calibration.collective",
             "data": "benchmarks/truth/kernels/nccl.csv.gz (github.com/ai-dynamo/aiconfigurator, github.com/microsoft/"
                     "vidur), collectives.json (github.com/stas00/ml-engineering, github.com/VIA-Research/vTrain)",
-            "licence": "Apache-2.0 (aiconfigurator), MIT (vidur, vTrain), CC-BY-SA-4.0 (ml-engineering)",
+            "licence": "Apache-2.0 (aiconfigurator), MIT (vidur, vTrain), CC-BY-SA-4.0 (ml-engineering)", "date": "2026-11",
             "note": "shares of the links' bandwidth and protocols' latencies for all devices, base and hop latency by "
                     "architecture; spreads of devices from 5 folds by shape, others from devices left out"},
         "generic": _round({**found.generic, **levels["generic"][""]}),

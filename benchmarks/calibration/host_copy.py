@@ -49,7 +49,7 @@ def main() -> None:
             "command": "python -m benchmarks.calibration.host_copy",
             "data": "benchmarks/truth/kernels/collectives.json, pcie5-x16-h200 (github.com/stas00/ml-engineering); "
                     "mpicbg-scicomp/gearshifft pull 82; microsoft/onnxruntime issue 20947; pytorch/pytorch pull 138018",
-            "licence": "CC-BY-SA-4.0 (ml-engineering); single figures quoted from the others",
+            "licence": "CC-BY-SA-4.0 (ml-engineering); single figures quoted from the others", "date": "2026-11",
             "note": "shares of the bus's bandwidth from two machines, twice their distance as spread; pageable memory "
                     "from one each way"},
         "generic": {key: float(f"{value:.4g}") for key, value in constants.items()},

@@ -1,6 +1,7 @@
 """Clusters: what is refused, what is found, and that every figure says where it comes from."""
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +95,18 @@ def test_registration_refuses_taken_names_and_is_undone() -> None:
             register_cluster(dataclasses.replace(mine, name="other", aliases=("dgx_h100",)))
     with pytest.raises(InputError):
         find_cluster("mine")
+
+
+def test_a_file_describes_a_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "lab.json"
+    path.write_text(json.dumps({"name": "lab", "device": "h100", "devices_per_host": 4,
+                                "fabric": {"kind": "ethernet", "bandwidth": 12.5e9}}))
+    cluster = find_cluster(str(path))
+    assert (cluster.device.name, cluster.devices_per_host, cluster.link) == ("h100_sxm", 4, None)
+    assert cluster.fabric == LinkSpec("ethernet", 12.5e9)
+    for text, message in (("{", "cannot be read as JSON"), ("[]", "holds a list"), ('{"name": "x"}', "has no 'device'")):
+        path.write_text(text)
+        with pytest.raises(InputError, match=message):
+            find_cluster(str(path))
+    with pytest.raises(InputError, match="cannot be read as JSON"):
+        find_cluster(str(tmp_path / "none.json"))
