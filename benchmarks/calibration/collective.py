@@ -328,7 +328,8 @@ def main() -> None:
             "command": "python -m benchmarks.calibration.collective",
             "data": "benchmarks/truth/kernels/nccl.csv.gz (github.com/ai-dynamo/aiconfigurator, github.com/microsoft/"
                     "vidur), collectives.json (github.com/stas00/ml-engineering, github.com/VIA-Research/vTrain)",
-            "licence": "Apache-2.0 (aiconfigurator), MIT (vidur, vTrain), CC-BY-SA-4.0 (ml-engineering)", "date": "2026-11",
+            "licence": "Apache-2.0 (aiconfigurator), MIT (vidur, vTrain), CC-BY-SA-4.0 (ml-engineering)",
+            "date": "2026-11",
             "note": "shares of the links' bandwidth and protocols' latencies for all devices, base and hop latency by "
                     "architecture; spreads of devices from 5 folds by shape, others from devices left out"},
         "generic": _round({**found.generic, **levels["generic"][""]}),

@@ -104,7 +104,8 @@ def test_a_file_describes_a_cluster(tmp_path: Path) -> None:
     cluster = find_cluster(str(path))
     assert (cluster.device.name, cluster.devices_per_host, cluster.link) == ("h100_sxm", 4, None)
     assert cluster.fabric == LinkSpec("ethernet", 12.5e9)
-    for text, message in (("{", "cannot be read as JSON"), ("[]", "holds a list"), ('{"name": "x"}', "has no 'device'")):
+    for text, message in (("{", "cannot be read as JSON"), ("[]", "holds a list"),
+                          ('{"name": "x"}', "has no 'device'")):
         path.write_text(text)
         with pytest.raises(InputError, match=message):
             find_cluster(str(path))
