@@ -7,11 +7,13 @@ kernels of serving libraries on five devices, and the attention operators of ``b
 Method: for each library and phase, the constants of ``analyzer.hardware.kernel_time.attention_work`` that make the mean
 of ``|log(predicted / measured)|`` least, by coordinate descent over their logarithms within bounds that physics gives,
 on at most `ROWS` rows. Three levels: a device's own rows; a generation's, from the devices whose tensor cores take the
-same instructions; all. The spread of a device holds nine in ten of the residuals of folds by shape, that of a
-generation or of any device nine in ten of the residuals of devices left out.
+same instructions (half-way to all devices' where they are of several architectures); all. The spread of a device holds
+nine in ten of the residuals of folds by shape, that of a generation or of any device nine in ten of the residuals of
+devices left out.
 
 PyTorch's cuDNN and memory-efficient kernels are known from one device and a handful of shapes: few constants are
-fitted there, the rest are FlashAttention 3's. Its FlashAttention 2 is vLLM's on Ampere and Ada, less the cache.
+fitted there, the rest are FlashAttention 3's. Its FlashAttention 2 is that of serving libraries on Ampere and Ada, less
+the cache.
 """
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from analyzer.hardware.kernel_time.attention import predict
+from analyzer.hardware.kernel_time.attention import BACKWARD_PRODUCTS, KERNEL_CLOCKS, predict
 from analyzer.hardware.kernel_time.attention_tile import MMA, TCGEN05, WGMMA
 from analyzer.hardware.roofline import roofline_seconds
 
@@ -39,12 +41,16 @@ PHASES = ("prefill", "encoder", "decode")
 #: Devices whose tensor cores take the same instructions.
 GENERATIONS = {MMA: ("a100_80gb", "l40s"), WGMMA: ("h100_sxm", "h200"), TCGEN05: ("b200",)}
 
+#: Where FlashAttention 2 was measured without pages.
+FLASH_SOURCES = {"a100_80gb": ("sglang", "prefill"), "l40s": ("vllm", "encoder")}
+FLASH_BACKWARD_RATE = 63 / 73
+
 Fitted = dict[str, float]
 #: First guess, lowest and highest value of each constant; equal bounds: not fitted.
 Start = Mapping[str, tuple[float, float, float]]
 _COMMON: Start = {"memory": (0.7, 0.2, 1.1), "floor": (13e3, 3e3, 35e3), "p": (1.5, 1.0, 3.0)}
 _TILES: Start = {"mma": (0.7, 0.2, 1.5), "exp": (0.9, 0.3, 3.0), "tile": (3e3, 2e2, 1e4), "tail": (0.4, 0.05, 1.5),
-                 "wide": (1.0, 0.5, 1.5), "write": (2.0, 0.2, 8.0)}
+                 "wide": (1.0, 0.5, 1.2), "write": (2.0, 0.2, 8.0)}
 _KEYS: Start = {"tile": (3e3, 2e2, 1e4), "block": (5e2, 2e1, 4e3), "alone": (1e3, 1e2, 6e3),
                 "combine": (3e3, 2e2, 2e4), "swap": (5e3, 5e2, 2e4), "write": (2.0, 2.0, 2.0)}
 START: Mapping[str, Start] = {"prefill": {**_TILES, **_COMMON}, "encoder": {**_TILES, **_COMMON},
@@ -125,10 +131,22 @@ def of_devices(samples: Sequence[Sample], names: Sequence[str]) -> list[Sample]:
             for sample in random.Random(1).sample(part, min(len(part), 2 * ROWS // len(names)))]
 
 
-def generation_without(device: str) -> tuple[str, ...]:
-    """The devices that stand for one that is left out: others of its generation, or all others."""
+def blend(one: Fitted, other: Fitted) -> Fitted:
+    """Constants half-way between two fits, in their logarithms."""
+    return {name: math.sqrt(value * other[name]) for name, value in one.items()}
+
+
+def fit_without(samples: Sequence[Sample], device: str, start: Start) -> Fitted:
+    """Constants for a device that is left out: those of its architecture if another has it, else half-way between its
+    generation's and all others', as one device of other make says little of a generation.
+    """
     siblings = next(names for names in GENERATIONS.values() if device in names)
-    return tuple(name for name in siblings if name != device) or tuple(name for name in DEVICES if name != device)
+    others = [name for name in DEVICES if name != device]
+    rows = of_devices(samples, [name for name in siblings if name != device])
+    if rows and siblings == GENERATIONS[WGMMA]:  # both are Hopper
+        return fit(rows, start)
+    whole = fit(of_devices(samples, others), start)
+    return blend(fit(rows, start), whole) if rows else whole
 
 
 class Calibration:
@@ -143,14 +161,14 @@ class Calibration:
         for generation, names in GENERATIONS.items():
             rows = of_devices(samples, names)
             if rows:
-                self.generations[generation] = fit(rows, start, self.generic)
+                own = fit(rows, start, self.generic)
+                self.generations[generation] = blend(own, self.generic) if generation == MMA else own
         for name in DEVICES:
             rows = [sample for sample in samples if sample.device.name == name]
             if len(rows) < 100:
                 continue
             self.devices[name] = fit(rows, start, self.generic)
-            without = fit(of_devices(samples, generation_without(name)) or of_devices(
-                samples, [other for other in DEVICES if other != name]), start)
+            without = fit_without(samples, name, start)
             judged = random.Random(2).sample(rows, min(len(rows), JUDGED // 2))
             self.left_out_errors[name] = [(sample, error_of(sample, without)) for sample in judged]
             self.fold_errors[name] = []
@@ -175,14 +193,14 @@ def calibrate() -> dict[tuple[str, str], Calibration]:
 
 #: PyTorch's kernels: fitted where the bounds differ, FlashAttention 3's on Hopper where not.
 _OPERATOR: Start = {
-    "memory": (0.7, 0.7, 0.7), "floor": (5e3, 5e3, 5e3), "p": (1.5, 1.5, 1.5), "dropout": (0.2, 0.02, 5.0),
+    "memory": (0.7, 0.7, 0.7), "floor": (KERNEL_CLOCKS,) * 3, "p": (1.5, 1.5, 1.5), "dropout": (0.2, 0.02, 5.0),
     "mask": (0.1, 0.01, 5.0), "tile": (3e3, 4e2, 2e4),
     "tail": (0.6, 0.05, 1.5)}
 OPERATORS: Mapping[tuple[str, str], Start] = {
     ("cudnn", "forward"): {**_OPERATOR, "mma": (1.1, 1.1, 1.1), "exp": (1.0, 0.8, 1.5)},
     ("cudnn", "backward"): {**_OPERATOR, "mma": (0.7, 0.7, 0.7), "exp": (2.0, 0.8, 8.0)},
     ("efficient", "forward"): {**_OPERATOR, "mma": (0.2, 0.05, 1.0), "exp": (1.0, 1.0, 1.0)},
-    ("efficient", "backward"): {**_OPERATOR, "mma": (0.2, 0.05, 1.0), "exp": (1.0, 1.0, 1.0)}}
+    ("efficient", "backward"): {**_OPERATOR, "mma": (0.2, 0.05, 1.0), "exp": (2.5, 2.5, 2.5)}}
 
 
 @cache
@@ -211,19 +229,23 @@ def operators_everywhere() -> dict[tuple[str, str], Fitted]:
     return {key: {**constants, "spread": width} for key, constants in fit_operators().items()}
 
 
-def flash_of(fitted: Mapping[tuple[str, str], Fitted]) -> dict[tuple[str, str], Fitted]:
-    """PyTorch's FlashAttention 2 from vLLM's: one kernel's floor, no cache to write; backward as cuDNN's to its own."""
+def flash_of(name: str, fitted: Mapping[tuple[str, str], Fitted]) -> dict[tuple[str, str], Fitted]:
+    """PyTorch's FlashAttention 2 on a device, from libraries that run it on keys that lie side by side.
+
+    One kernel's floor, no cache to write; dropout as in cuDNN's. Backward: two and a half times the products, at 63/73
+    of the forward's rate (Dao, FlashAttention-2, 2023, section 4.1: up to 73 % and 63 % of an A100's peak).
+    """
     operators = fit_operators()
-    forward, backward = operators["cudnn", "forward"], operators["cudnn", "backward"]
+    tiles = {**fitted["vllm", "prefill"], **fitted[FLASH_SOURCES[name]],
+             "tail": fitted["vllm", "prefill"]["tail"], "wide": min(1.0, fitted["vllm", "prefill"]["wide"])}
     found: dict[tuple[str, str], Fitted] = {}
-    for phase, source in (("forward", "prefill"), ("decode", "decode")):
-        constants = fitted["vllm", source]
-        found["flash", phase] = {**{name: value for name, value in constants.items() if name != "write"},
-                                 "floor": forward["floor"], "dropout": forward["dropout"]}
-    own = found["flash", "forward"]
+    for phase, constants in (("forward", tiles), ("decode", fitted["vllm", "decode"])):
+        found["flash", phase] = {**{constant: value for constant, value in constants.items() if constant != "write"},
+                                 "floor": KERNEL_CLOCKS, "dropout": operators["cudnn", "forward"]["dropout"]}
     found["flash", "backward"] = {
-        **own, "mma": own["mma"] * backward["mma"] / forward["mma"], "dropout": backward["dropout"],
-        "exp": own["exp"] * backward["exp"] / forward["exp"], "spread": max(0.3, own["spread"])}
+        **found["flash", "forward"], "mma": tiles["mma"] * FLASH_BACKWARD_RATE,
+        "exp": tiles["exp"] * BACKWARD_PRODUCTS / FLASH_BACKWARD_RATE, "tile": tiles["tile"] * BACKWARD_PRODUCTS,
+        "dropout": operators["cudnn", "backward"]["dropout"], "spread": max(0.3, tiles["spread"])}
     return found
 
 
@@ -231,14 +253,18 @@ def product() -> dict[str, object]:
     """What ``fitted/attention.json`` holds."""
     fits = calibrate()
     generic = flatten({**{key: found.generic for key, found in fits.items()}, **operators_everywhere()}, "any")
-    for generation in GENERATIONS:
-        parts = {key: found.generations[generation] for key, found in fits.items() if generation in found.generations}
-        generic |= flatten({**parts, **(flash_of(parts) if generation == MMA else {})}, generation)
     devices = {}
+    flash: list[dict[tuple[str, str], Fitted]] = []
     for generation, names in GENERATIONS.items():
+        generic |= flatten({key: found.generations[generation] for key, found in fits.items()
+                            if generation in found.generations}, generation)
         for name in names:
             parts = {key: found.devices[name] for key, found in fits.items() if name in found.devices}
-            devices[name] = flatten({**parts, **(flash_of(parts) if generation == MMA else {})}, generation)
+            if name in FLASH_SOURCES:
+                flash.append(flash_of(name, parts))
+                parts |= flash[-1]
+            devices[name] = flatten(parts, generation)
+    generic |= flatten({key: blend(flash[0][key], flash[1][key]) for key in flash[0]}, MMA)
     return {
         "provenance": {
             "command": "python -m benchmarks.calibration.attention",

@@ -89,6 +89,54 @@ def test_causal_keys_right_of_the_last_query_are_not_read():
     assert got == expected("flash", causal=True)
 
 
+CACHE = spec(4, 1000, 2, 64)
+
+
+def decode(query, keys, window=0, **options):
+    import analyzer.generation  # noqa: F401  # which defines the operator
+    got = rule_time(torch.ops.analyzer.cached_attention.default, query, keys, keys, window, 0)
+    batch, new, heads, size = query
+    return got, expected("paged", new, keys[1], True, batch=batch, heads=heads, kv_heads=keys[2], head_dim=size,
+                         value_dim=size, stores_keys=False, **options)
+
+
+def test_a_serving_engine_attends_to_the_used_part_of_its_cache():
+    for query in (spec(4, 1, 8, 64), spec(4, 128, 8, 64)):
+        got, wanted = decode(query, CACHE, kv_item_bytes=2)
+        assert got == wanted
+
+
+def test_a_cache_of_bytes_is_read_in_half_the_time():
+    wide, narrow = (decode(spec(64, 1, 8, 128), spec(64, 16384, 8, 128, dtype=dtype), kv_item_bytes=size)
+                    for dtype, size in ((torch.bfloat16, 2), (torch.float8_e4m3fn, 1)))
+    assert narrow[0] == narrow[1]
+    assert 0.5 <= narrow[0].seconds / wide[0].seconds < 0.6
+
+
+def test_latents_are_read_once():
+    import analyzer.generation  # noqa: F401  # which defines the operator
+    got = rule_time(torch.ops.analyzer.latent_attention.default, spec(64, 1, 16, 576), spec(64, 16384, 1, 512),
+                    spec(64, 16384, 1, 64), 512)
+    least = 64 * 16384 * 576 * 2 / H200.memory_bandwidth
+    assert least < got.seconds < 2 * least
+
+
+def test_pages_are_read_up_to_the_longest_sequence():
+    """Four pages of 256 keys and a query for each of two sequences."""
+    query, pages = spec(2, 8, 64), spec(8, 256, 2, 64)
+    got = rule_time(aten._flash_attention_forward.default, query, pages, pages, OFFSETS, OFFSETS, 1, 1000, 0.0, True,
+                    False, block_table=spec(2, 4, dtype=torch.int32))
+    assert got == expected("flash", 1, 1000, True, kv_heads=2)
+
+
+def test_packed_sequences_are_as_many_as_their_tokens_fill():
+    """300 tokens in sequences of up to 100: three full ones, whatever the number of offsets."""
+    packed = spec(300, 8, 64)
+    got = rule_time(aten._flash_attention_forward.default, *(packed,) * 3, spec(9, dtype=torch.int32),
+                    spec(9, dtype=torch.int32), 100, 100, 0.0, False, False)
+    assert got == expected("flash", 100, 100, batch=3)
+
+
 @pytest.mark.parametrize("name", ["flash", "efficient", "cudnn"])
 def test_what_autograd_calls_has_a_time_forward_and_backward(name, log_signatures):
     q = torch.rand(2, 8, 128, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)

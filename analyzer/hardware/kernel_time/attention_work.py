@@ -39,6 +39,8 @@ class AttentionSize(NamedTuple):
     window: int = 0
     dropout: bool = False
     masked: bool = False
+    kv_item_bytes: int = 0  #: of a cache of another type than the queries, else 0
+    stores_keys: bool = True  #: whether a serving library's kernels also write the new keys to the cache
 
 
 def find_matrix_rate(item_bytes: int, device: DeviceSpec) -> float | None:
@@ -113,8 +115,9 @@ def decode_seconds(size: AttentionSize, design: Design, device: DeviceSpec, c: C
 def count_bytes(size: AttentionSize) -> int:
     """Bytes of queries, of the keys and values within reach, and of the output."""
     keys = min(size.kv_len, size.window + size.q_len) if size.window else size.kv_len
-    elements = size.batch * (size.q_len * size.heads + keys * size.kv_heads) * (size.head_dim + size.value_dim)
-    return elements * size.item_bytes
+    width = size.batch * (size.head_dim + size.value_dim)
+    return width * (size.q_len * size.heads * size.item_bytes
+                    + keys * size.kv_heads * (size.kv_item_bytes or size.item_bytes))
 
 
 def memory_seconds(nbytes: float, device: DeviceSpec, c: Constants) -> float:

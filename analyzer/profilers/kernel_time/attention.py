@@ -93,6 +93,24 @@ def heads_inside_time(kernel: str, backward: bool, signature: Signature, device:
         causal=causal, window=max(0, left), backward=backward, dropout=_is_dropping(named), masked=_is_masked(named))
 
 
+def cached_attention_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
+    """New tokens' attention to a cache, by a serving library's kernel; what stores them is an operator of its own."""
+    query, keys, values, window = signature.args[:4]
+    return attention_time(
+        "paged", query[0], query[2], keys[2], query[1], keys[1], query[3], values[3], str(query.dtype), device,
+        causal=True, window=window if window < keys[1] else 0, kv_item_bytes=keys.dtype.itemsize, stores_keys=False)
+
+
+def latent_attention_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
+    """The same with one head of latents that are keys and values at once, and so are read once."""
+    query, latents, rotated, rank = signature.args[:4]
+    return attention_time(
+        "paged", query[0], query[2], 1, query[1], latents[1], latents[3], rotated[3], str(query.dtype), device,
+        causal=True, kv_item_bytes=latents.dtype.itemsize, stores_keys=False)
+
+
+register_time_impl("analyzer::cached_attention", cached_attention_time)
+register_time_impl("analyzer::latent_attention", latent_attention_time)
 for _name, _kernel in HEADS_FIRST.items():
     register_time_impl(f"aten::{_name}", functools.partial(heads_first_time, _kernel, _name.endswith("_backward")))
     if _name.startswith("_scaled"):
