@@ -9,6 +9,7 @@ from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, PeakRates, find_device
 from analyzer.hardware.kernel_time.constants import find_constants
 from analyzer.hardware.kernel_time.convolution import convolution_time
+from analyzer.hardware.kernel_time.convolution_depthwise import depthwise_seconds
 from analyzer.hardware.kernel_time.convolution_shape import make_shape
 from analyzer.hardware.kernel_time.convolution_tensor import copy_seconds, is_multiplied_in_place
 from analyzer.hardware.kernel_time.convolution_tile import product_seconds, split_product_seconds
@@ -128,3 +129,35 @@ def test_nothing_and_unknown():
 def test_unknown_way():
     with pytest.raises(InputError, match=r"convolution_time\('backward'\): must be one of 'forward', 'input', 'wei"):
         time_of("backward")
+
+
+def test_sweeps_that_leave_the_last_cache():
+    # 132 tiles of 128 pixels of 2,048 channels are 138 MB, over 60 MiB: each of 9 taps reads most of the images again
+    roomy = dataclasses.replace(H200, l2_bytes=2**30)
+    wide, narrow = dict(batch=16, ins=2048, outs=256, size=(28, 28)), dict(batch=16, ins=256, outs=256, size=(28, 28))
+    assert time_of(**wide).seconds > 1.1 * time_of(**wide, device=roomy).seconds
+    assert time_of(**narrow) == time_of(**narrow, device=roomy)
+    assert time_of(**{**wide, "batch": 1}) == time_of(**{**wide, "batch": 1}, device=roomy)  # the images fit
+
+
+def test_tiles_that_fit_an_image():
+    # an image of 784 pixels is 4 tiles of 200 rows for nvjet, which Ampere lacks: 4 of 256 or 7 of 128
+    ampere = dataclasses.replace(H200, compute_capability=(8, 0))
+    product = dict(ins=2048, outs=512, size=(28, 28), kernel=(1, 1), dtype="bfloat16")
+    assert time_of(**product).seconds < time_of(**product, device=ampere).seconds
+    assert time_of(**product, last=True) == time_of(**product, last=True, device=ampere)
+
+
+@pytest.mark.parametrize("taps, clocks", [(1, 140 / 64 + 2.13 / 32), (9, 140 / 64 + 9 * 2.13 / 32)])
+def test_depthwise_by_hand(taps, clocks):
+    c = {"depthwise_index": 140.0, "depthwise_loads": 2.13, "memory_efficiency": 1.0}
+    shape = make_shape("forward", 2, 64, 64, (8, 8), (8, 8), (taps,), 64, 4, (1, 1), (1, 1))
+    assert depthwise_seconds(shape, c, TEN)[0] == pytest.approx(2 * 64 * 64 * clocks / (10 * 1e9))
+    turing = dataclasses.replace(TEN, compute_capability=(7, 5))  # half the units for loads
+    assert depthwise_seconds(shape, c, turing)[0] > depthwise_seconds(shape, c, TEN)[0]
+
+
+def test_weight_gradient_of_a_depthwise_layer_fills_warps():
+    c = {"depthwise_index": 192.0, "depthwise_loads": 0.0, "memory_efficiency": 1.0}
+    shape = make_shape("weight", 2, 64, 64, (7, 7), (7, 7), (3, 3), 64, 4, (1, 1), (1, 1))
+    assert depthwise_seconds(shape, c, TEN)[0] == pytest.approx(2 * 64 * 64 * 9 * 1 / (10 * 1e9))  # 49 of 64 lanes

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from analyzer.hardware.device_spec import DeviceSpec
 
@@ -10,6 +10,8 @@ from .convolution_shape import ConvolutionShape
 from .convolution_tile import TENSOR_CORE_TILES, product_seconds, split_product_seconds
 
 _SWEPT_ROWS = 128   # pixels of the tile that a multiprocessor works on
+_NVJET = (9, 0)     # from Hopper on cuBLAS has nvjet kernels for 16 bit, whose tiles have any multiple of 8 rows,
+_EIGHTH = 8         # as their names tell (nvjet_hsh_192x168)
 _VECTOR_BYTES = 16  # that a thread loads at once: rows of other lengths are not multiplied in place
 
 
@@ -74,8 +76,12 @@ def _product(shape: ConvolutionShape, rate: float, c: Mapping[str, float], devic
         channels = depth // max(1, shape.taps)
         padded = depth * (-(-channels // vector) * vector) // channels if channels else depth
         if shape.is_plain_product:
-            arithmetic, partial = split_product_seconds(rows // parts, columns, padded, parts, rate, c, "tensor",
-                                                        device, TENSOR_CORE_TILES)
+            rows //= parts
+            tiles: Sequence[tuple[int, int]] = TENSOR_CORE_TILES
+            if shape.item_bytes == 2 and (device.compute_capability or (0, 0)) >= _NVJET:
+                even = -(-rows // -(-rows // tiles[0][0]) // _EIGHTH) * _EIGHTH
+                tiles = (*tiles, (even, tiles[0][1]))
+            arithmetic, partial = split_product_seconds(rows, columns, padded, parts, rate, c, "tensor", device, tiles)
         else:
             arithmetic, partial = product_seconds(rows, columns, padded, shape.groups, rate, c, "tensor", device,
                                                   TENSOR_CORE_TILES), 0.0
