@@ -135,7 +135,7 @@ def test_sweeps_that_leave_the_last_cache():
     # 132 tiles of 128 pixels of 2,048 channels are 138 MB, over 60 MiB: each of 9 taps reads most of the images again
     roomy = dataclasses.replace(H200, l2_bytes=2**30)
     wide, narrow = dict(batch=16, ins=2048, outs=256, size=(28, 28)), dict(batch=16, ins=256, outs=256, size=(28, 28))
-    assert time_of(**wide).seconds > 1.1 * time_of(**wide, device=roomy).seconds
+    assert time_of(**wide).seconds > 1.05 * time_of(**wide, device=roomy).seconds
     assert time_of(**narrow) == time_of(**narrow, device=roomy)
     assert time_of(**{**wide, "batch": 1}) == time_of(**{**wide, "batch": 1}, device=roomy)  # the images fit
 
