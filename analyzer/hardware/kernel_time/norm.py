@@ -183,3 +183,40 @@ def cudnn_normalize_time(batch: int, channels: int, positions: int, itemsize: in
         return NO_TIME
     return kernel_time(machine, 2 * rows * positions * itemsize / machine.constants["normalize_fraction"],
                        waiting=rows * machine.constants["block_seconds"] / machine.multiprocessors)
+
+
+def channels_last_norm_time(nbytes: int, device: DeviceSpec, *, training: bool = True,
+                            backward: bool = False) -> KernelTime | None:
+    """Batches whose channels lie side by side: sums over the columns of a tall matrix by many blocks, then a pointwise
+    kernel. Forward reads twice and writes; backward reads two tensors twice and writes one.
+
+    >>> from analyzer.hardware import find_device
+    >>> first, last = (f(*args, find_device("h200")) for f, args in (
+    ...     (native_batch_norm_time, (128, 64, 56 * 56, 2)), (channels_last_norm_time, (128 * 64 * 56 * 56 * 2,))))
+    >>> last.seconds < first.seconds / 3
+    True
+    """
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    if nbytes == 0:
+        return NO_TIME
+    tensors = 2 if backward else 1
+    apply = kernel_time(machine, (tensors + 1) * nbytes)
+    if not training and not backward:
+        return apply
+    sums = kernel_time(machine, tensors * nbytes / machine.constants["reduction_fraction"])
+    return join([sums, kernel_time(machine, 0), apply])
+
+
+def moments_time(groups: int, elements: int, itemsize: int, device: DeviceSpec) -> KernelTime | None:
+    """Mean and variance of each group of elements that lie side by side, by a block each: few groups leave most of the
+    device idle.
+    """
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    if groups * elements == 0:
+        return NO_TIME
+    seconds = channel_seconds(groups, -(-elements // BLOCK_THREADS), WELFORD_INSTRUCTIONS, machine)
+    return kernel_time(machine, groups * elements * itemsize, waiting=seconds)

@@ -27,11 +27,11 @@ def count_launches(sizes: Sequence[int], lists: int) -> int:
     (7, 1, 0)
     """
     most = MAX_TENSORS[min(max(lists, 1), len(MAX_TENSORS)) - 1]
+    counts = [-(-size // CHUNK_ELEMENTS) for size in sizes if size]
+    if len(counts) <= most and sum(counts) <= MAX_CHUNKS:
+        return 1 if counts else 0
     launches = tensors = chunks = 0
-    for size in sizes:
-        left = -(-size // CHUNK_ELEMENTS)
-        if not left:
-            continue
+    for left in counts:
         tensors += 1
         while left:
             taken = min(left, MAX_CHUNKS - chunks)

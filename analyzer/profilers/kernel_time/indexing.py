@@ -49,7 +49,7 @@ def embedding_backward_rule(signature: Signature, device: DeviceSpec) -> KernelT
 
 def gather_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """An address for each element, from an index that is read (``ScatterGatherKernel.cu``, ``IndexKernel.cu``)."""
-    if is_on_host(signature) or not signature.outputs:
+    if is_on_host(signature, device) or not signature.outputs:
         return NO_TIME
     out = signature.outputs[0]
     return pointwise_time(out.numel, traffic_of(signature), device, dimensions=2, operands=3)
@@ -57,7 +57,7 @@ def gather_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
 
 def scatter_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """As many elements as the index has; a copy of the first argument before, unless it is in place."""
-    if is_on_host(signature) or not signature.outputs:
+    if is_on_host(signature, device) or not signature.outputs:
         return NO_TIME
     arguments = given(signature)
     index = arguments.get("index")
@@ -74,7 +74,7 @@ def scatter_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
 
 def index_put_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """Written as it comes; where it adds up, indices are sorted first and those that are alike follow each other."""
-    if is_on_host(signature) or not signature.outputs:
+    if is_on_host(signature, device) or not signature.outputs:
         return NO_TIME
     arguments = given(signature)
     values: TensorSpec = arguments["values"]
@@ -153,7 +153,7 @@ def upsample_backward_rule(signature: Signature, device: DeviceSpec) -> KernelTi
 
 
 register_all(["embedding", "index_select"], embedding_rule)
-register_all(["embedding_dense_backward"], embedding_backward_rule)
+register_all(["embedding_dense_backward"], embedding_backward_rule, copies=True)
 register_all(["gather", "index", "_unsafe_index", "take", "take_along_dim", "masked_select", "roll", "flip", "repeat"],
              gather_rule)
 register_all(["scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill", "masked_scatter"],
@@ -163,8 +163,9 @@ register_time_impl("aten::nll_loss_forward", nll_loss_rule)
 register_time_impl("aten::nll_loss_backward", partial(nll_loss_rule, backward=True))
 register_time_impl("aten::nll_loss2d_forward", nll_loss2d_rule)
 register_time_impl("aten::nll_loss2d_backward", partial(nll_loss2d_rule, backward=True))
-register_all(["max_pool2d_with_indices", "avg_pool2d", "max_pool3d_with_indices", "avg_pool3d"], pool_rule)
-register_all(["max_pool2d_with_indices_backward", "avg_pool2d_backward"], partial(pool_rule, backward=True))
+register_all(["max_pool2d_with_indices", "avg_pool2d", "max_pool3d_with_indices", "avg_pool3d"], pool_rule, copies=True)
+register_all(["max_pool2d_with_indices_backward", "avg_pool2d_backward"], partial(pool_rule, backward=True),
+             copies=True)
 register_all(["_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward", "adaptive_max_pool2d"], adaptive_pool_rule)
 register_all(["upsample_bilinear2d", "upsample_nearest2d", "upsample_bicubic2d", "_upsample_nearest_exact2d"],
              upsample_rule)

@@ -10,10 +10,12 @@ from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime, join
 from analyzer.hardware.kernel_time.memory_bound import stream_time
 from analyzer.hardware.kernel_time.norm import (
+    channels_last_norm_time,
     cudnn_batch_norm_time,
     cudnn_normalize_time,
     layer_norm_backward_time,
     layer_norm_time,
+    moments_time,
     native_batch_norm_backward_time,
     native_batch_norm_time,
 )
@@ -24,6 +26,7 @@ from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.profilers.traffic import bind
 
+from .placement import is_channels_last
 from .pointwise import register_all
 
 
@@ -56,11 +59,14 @@ def layer_norm_backward_rule(signature: Signature, device: DeviceSpec) -> Kernel
 
 
 def group_norm_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """Moments of the groups, scale and shift of each channel, and a pointwise kernel (``group_norm_kernel.cu``)."""
+    """Moments of the groups, scale and shift of each channel, and a pointwise kernel with an address for each element
+    (``group_norm_kernel.cu``).
+    """
     source = signature.inputs[0]
     groups = source[0] * given(signature)["group"]
-    return joined(reduction_time(groups, source.numel // max(groups, 1), source.dtype.itemsize, device),
-                  stream_time(0, device), stream_time(2 * source.nbytes, device))
+    return joined(moments_time(groups, source.numel // max(groups, 1), source.dtype.itemsize, device),
+                  stream_time(0, device),
+                  pointwise_time(source.numel, 2 * source.nbytes, device, dimensions=2, operands=4))
 
 
 def group_norm_backward_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
@@ -68,7 +74,9 @@ def group_norm_backward_rule(signature: Signature, device: DeviceSpec) -> Kernel
     source = signature.inputs[1]
     channels = source[0] * source[1]
     return joined(reduction_time(channels, 2 * source.numel // max(channels, 1), source.dtype.itemsize, device),
-                  stream_time(0, device, kernels=2), stream_time(3 * source.nbytes, device), stream_time(0, device))
+                  stream_time(0, device, kernels=2),
+                  pointwise_time(source.numel, 3 * source.nbytes, device, dimensions=3, operands=6),
+                  stream_time(0, device))
 
 
 def batch_sizes(source: TensorSpec) -> tuple[int, int, int]:
@@ -88,6 +96,8 @@ def batch_norm_rule(signature: Signature, device: DeviceSpec) -> KernelTime | No
     sizes = batch_sizes(source)
     name = signature.op._schema.name
     training = "with_update" in name or bool(given(signature).get("training", "no_" not in name))
+    if is_channels_last(source):
+        return channels_last_norm_time(source.nbytes, device, training=training)
     if is_by_cudnn(signature, source):
         model = cudnn_batch_norm_time if training else cudnn_normalize_time
         return model(*sizes, source.dtype.itemsize, device)
@@ -97,6 +107,8 @@ def batch_norm_rule(signature: Signature, device: DeviceSpec) -> KernelTime | No
 def batch_norm_backward_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """By the kernel that went forward."""
     source = signature.inputs[0] if len(signature.inputs[0]) > 1 else signature.inputs[1]
+    if is_channels_last(source):
+        return channels_last_norm_time(source.nbytes, device, backward=True)
     if is_by_cudnn(signature, source):
         return cudnn_batch_norm_time(*batch_sizes(source), source.dtype.itemsize, device, backward=True)
     return native_batch_norm_backward_time(*batch_sizes(source), source.dtype.itemsize, device)
@@ -145,14 +157,14 @@ def softmax_backward_rule(signature: Signature, device: DeviceSpec) -> KernelTim
     return joined(kernel, stream_time(3 * source.nbytes, device))
 
 
-register_all(["native_layer_norm", "_fused_rms_norm"], layer_norm_rule)
-register_all(["native_layer_norm_backward", "_fused_rms_norm_backward"], layer_norm_backward_rule)
-register_all(["native_group_norm"], group_norm_rule)
-register_all(["native_group_norm_backward"], group_norm_backward_rule)
+register_all(["native_layer_norm", "_fused_rms_norm"], layer_norm_rule, copies=True)
+register_all(["native_layer_norm_backward", "_fused_rms_norm_backward"], layer_norm_backward_rule, copies=True)
+register_all(["native_group_norm"], group_norm_rule, copies=True)
+register_all(["native_group_norm_backward"], group_norm_backward_rule, copies=True)
 register_all(["native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update",
               "_batch_norm_no_update", "_native_batch_norm_legit_no_training"], batch_norm_rule)
 register_all(["native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward"],
              batch_norm_backward_rule)
-register_all(["_softmax", "_log_softmax"], softmax_rule)
-register_all(["_softmax_backward_data", "_log_softmax_backward_data"], softmax_backward_rule)
-register_all(["_safe_softmax"], safe_softmax_rule)
+register_all(["_softmax", "_log_softmax"], softmax_rule, copies=True)
+register_all(["_softmax_backward_data", "_log_softmax_backward_data"], softmax_backward_rule, copies=True)
+register_all(["_safe_softmax"], safe_softmax_rule, copies=True)

@@ -23,11 +23,12 @@ FUSED = {"_fused_adam_": 60, "_fused_adamw_": 60, "_fused_sgd_": 10, "_fused_ada
 
 def foreach_rule(signature: Signature, device: DeviceSpec, arithmetic: float = 0.0) -> KernelTime | None:
     """As many launches as the lists need; arithmetic in instructions of one element."""
-    if is_on_host(signature):
+    if is_on_host(signature, device):
         return NO_TIME
     lists = [a for a in (*signature.args, *signature.kwargs.values())
-             if is_list(a) and a and all(isinstance(x, TensorSpec) for x in a)]
-    lists = [a for a in lists if sum(x.numel for x in a) > len(a)]  # not counters
+             if is_list(a) and a and isinstance(a[0], TensorSpec)]
+    sizes_of = [[x.numel for x in a] for a in lists]
+    lists = [a for a, sizes in zip(lists, sizes_of) if sum(sizes) > len(sizes)]  # not counters
     if not lists:
         return stream_time(plan_of(signature).total.written_bytes, device)
     if signature.op._schema.name.startswith("aten::_foreach_addcmul") and lists[1:2] == lists[2:3]:
@@ -49,7 +50,7 @@ def foreach_rule(signature: Signature, device: DeviceSpec, arithmetic: float = 0
 def foreach_norm_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """Partial sums of each chunk, then a block a tensor."""
     tensors = signature.inputs
-    if is_on_host(signature) or not tensors:
+    if is_on_host(signature, device) or not tensors:
         return NO_TIME
     partial_sums = foreach_time([t.numel for t in tensors], tensors[0].dtype.itemsize, 1, device)
     rest = stream_time(4 * len(tensors), device, kernels=1 + count_launches([1] * len(tensors), 1))

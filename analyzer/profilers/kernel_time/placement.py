@@ -1,18 +1,26 @@
 """Where the tensors of a call are, and which of them a kernel walks through."""
 from __future__ import annotations
 
+import math
+
+from analyzer.hardware import DeviceSpec
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 
 
-def is_on_host(signature: Signature) -> bool:
-    """Whether all tensors of a call are on the host, which then does the work itself: counters of optimizer steps.
+def is_on_host(signature: Signature, device: DeviceSpec) -> bool:
+    """Whether all tensors of a call are on the host beside ``device``, which does the work itself: counters of
+    optimizer steps. Never where the host is the device.
 
     >>> import torch
+    >>> from analyzer.hardware import find_device
     >>> step = TensorSpec.of((), (), torch.float32, "cpu")
-    >>> is_on_host(Signature(torch.ops.aten.add_.Tensor, (step, 1), {}, (step,), (step,)))
-    True
+    >>> signature = Signature(torch.ops.aten.add_.Tensor, (step, 1), {}, (step,), (step,))
+    >>> is_on_host(signature, find_device("h200")), is_on_host(signature, find_device("cpu"))
+    (True, False)
     """
+    if device.kind == "cpu":
+        return False
     inputs = signature.inputs
     if inputs:
         return inputs[0].device == "cpu" and all(spec.device == "cpu" for spec in (*inputs, *signature.outputs))
@@ -43,3 +51,21 @@ def is_dense(spec: TensorSpec) -> bool:
                 return False
             expected *= size
     return True
+
+
+def dense_strides(shape: TensorSpec) -> tuple[int, ...]:
+    """The strides of a tensor of that shape whose elements lie side by side.
+
+    >>> import torch
+    >>> dense_strides(TensorSpec.of((2, 3, 4), (1, 2, 6), torch.float32, "cpu"))
+    (12, 4, 1)
+    """
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+    return tuple(strides)
+
+
+def is_channels_last(source: TensorSpec) -> bool:
+    """Whether the channels of a position lie side by side."""
+    return len(source) > 3 and source[1] > 1 and source.stride[1] == 1 and math.prod(source[2:]) > 1

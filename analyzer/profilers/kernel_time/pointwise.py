@@ -7,9 +7,10 @@ from functools import partial
 import torch
 
 from analyzer.hardware import DeviceSpec
+from analyzer.hardware.kernel_time.constants import find_constants
 from analyzer.hardware.kernel_time.copy import host_copy_time
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, join
-from analyzer.hardware.kernel_time.memory_bound import stream_time
+from analyzer.hardware.kernel_time.memory_bound import FAMILY, stream_time
 from analyzer.hardware.kernel_time.pointwise import (
     cast_time,
     joined_dimensions,
@@ -21,7 +22,7 @@ from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.profilers.traffic import plan_of, touched_bytes
 
-from .placement import broadcast_strides, is_dense, is_on_host
+from .placement import broadcast_strides, dense_strides, is_channels_last, is_dense, is_on_host
 from .registry import TimeRule, register_time_impl
 
 NAMES = """abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift
@@ -69,7 +70,7 @@ def pointwise_rule(signature: Signature, device: DeviceSpec, instructions: str |
     """Operators that make each element of one result from those at its place; ``instructions`` names a constant."""
     if not signature.outputs:
         return None
-    if is_on_host(signature):
+    if is_on_host(signature, device):
         return NO_TIME
     out = signature.outputs[0]
     operands = [s for s in signature.inputs if len(s) <= len(out) and (s or s.device != "cpu")]
@@ -82,8 +83,7 @@ def pointwise_rule(signature: Signature, device: DeviceSpec, instructions: str |
 
 def constant(name: str, device: DeviceSpec) -> float:
     """A constant of the family."""
-    from analyzer.hardware.kernel_time.constants import find_constants
-    return find_constants("memory_bound", device)[name]
+    return find_constants(FAMILY, device)[name]
 
 
 def pow_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
@@ -95,7 +95,7 @@ def pow_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
 
 def random_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """Writes random numbers, or drops elements by them."""
-    if is_on_host(signature) or not signature.outputs:
+    if is_on_host(signature, device) or not signature.outputs:
         return NO_TIME
     total = plan_of(signature).total
     return random_time(signature.outputs[0].numel, total.read_bytes + total.written_bytes, device)
@@ -103,7 +103,7 @@ def random_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
 
 def fill_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """Writes its result only."""
-    if is_on_host(signature) or not signature.outputs:
+    if is_on_host(signature, device) or not signature.outputs:
         return NO_TIME
     out = signature.outputs[0]
     return specs_time(out, (), touched_bytes(out), device)
@@ -113,14 +113,29 @@ def copy_time(out: TensorSpec, source: TensorSpec, device: DeviceSpec) -> Kernel
     """A copy into another type or order, or between host and device."""
     if out.numel == 0:
         return NO_TIME
-    if (out.device == "cpu") != (source.device == "cpu"):
-        return host_copy_time(source.nbytes, device)
-    if out.device == "cpu":
-        return NO_TIME
+    if device.kind != "cpu":
+        if (out.device == "cpu") != (source.device == "cpu"):
+            return host_copy_time(source.nbytes, device)
+        if out.device == "cpu":
+            return NO_TIME
     converts = out.dtype != source.dtype and (source.dtype, out.dtype) not in DIRECT_CASTS
     if out.dtype != source.dtype and out.stride == source.stride and is_dense(out):
         return cast_time(out.numel, out.nbytes + source.nbytes, device, converts)
     return specs_time(out, (source,), touched_bytes(out) + touched_bytes(source), device, 0.0, converts)
+
+
+def with_copies(rule: TimeRule) -> TimeRule:
+    """A rule of an operator that copies what does not lie side by side before it starts (``contiguous()``)."""
+    def copied(signature: Signature, device: DeviceSpec) -> KernelTime | None:
+        time = rule(signature, device)
+        scattered = [s for s in signature.inputs if len(s) > 1 and not is_dense(s) and not is_channels_last(s)]
+        if time is None or not scattered:
+            return time
+        copies = [specs_time(TensorSpec.of(tuple(s), dense_strides(s), s.dtype, s.device), (s,),
+                             s.nbytes + touched_bytes(s), device) for s in scattered]
+        return join([*(c for c in copies if c is not None), time])
+
+    return copied
 
 
 def copy_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
@@ -129,6 +144,11 @@ def copy_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
         return None
     into = signature.op._schema.name in ("aten::copy_", "aten::copy")
     return copy_time(signature.outputs[0], signature.inputs[1 if into else 0], device)
+
+
+def view_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
+    """Another look at the same memory, which the operator's schema does not say."""
+    return NO_TIME
 
 
 def masked_fill_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
@@ -140,7 +160,7 @@ def masked_fill_rule(signature: Signature, device: DeviceSpec) -> KernelTime | N
 
 def cat_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """One kernel for up to 128 tensors (``Shape.cu``); an address is computed for each element of scattered ones."""
-    if is_on_host(signature) or not signature.outputs:
+    if is_on_host(signature, device) or not signature.outputs:
         return NO_TIME
     out = signature.outputs[0]
     given = [s for s in signature.inputs if s.numel]
@@ -168,8 +188,9 @@ def pad_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     return None if fill is None or copy is None else join([fill, copy])
 
 
-def register_all(names: Sequence[str], rule: TimeRule) -> None:
-    """Register one rule for several operators of ATen."""
+def register_all(names: Sequence[str], rule: TimeRule, copies: bool = False) -> None:
+    """Register one rule for several operators of ATen; ``copies``: see `with_copies`."""
+    rule = with_copies(rule) if copies else rule
     for name in names:
         register_time_impl(f"aten::{name}", rule)
 
@@ -181,6 +202,7 @@ for _name, _instructions in COSTLY.items():
 register_all(RANDOM, random_rule)
 register_time_impl("aten::pow", pow_rule)
 register_all(["copy_", "copy", "clone", "contiguous", "_to_copy", "to", "_copy_from", "_reshape_copy"], copy_rule)
+register_all(["_unsafe_view", "_lazy_clone", "lift_fresh", "lift"], view_rule)
 register_time_impl("aten::masked_fill", masked_fill_rule)
 register_all(["cat", "stack", "hstack", "vstack"], cat_rule)
 register_all(["slice_backward", "select_backward"], slice_backward_rule)

@@ -31,7 +31,7 @@ def reduction_rule(signature: Signature, device: DeviceSpec) -> KernelTime | Non
     """Sums and the like over some or all dimensions."""
     if not signature.inputs or not signature.outputs:
         return None
-    if is_on_host(signature):
+    if is_on_host(signature, device):
         return NO_TIME
     source = signature.inputs[0]
     if source.numel == 0:
@@ -60,13 +60,13 @@ def elementwise_loss_rule(signature: Signature, device: DeviceSpec) -> KernelTim
 def sort_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """Keys with their places; sorted by radix, whatever the rows (``SortStable.cu``)."""
     source = signature.inputs[0]
-    return NO_TIME if is_on_host(signature) else sort_time(source.numel, source.dtype.itemsize, 8, device)
+    return NO_TIME if is_on_host(signature, device) else sort_time(source.numel, source.dtype.itemsize, 8, device)
 
 
 def topk_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """A row is read for each 8 bits of its keys, and once more for what is picked (``TensorTopK.cu``)."""
     source = signature.inputs[0]
-    if is_on_host(signature):
+    if is_on_host(signature, device):
         return NO_TIME
     picked = sum(o.nbytes for o in signature.outputs)
     return stream_time(source.nbytes * (source.dtype.itemsize + 1) + 3 * picked, device, kernels=2)
@@ -74,7 +74,7 @@ def topk_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
 
 def scan_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """Running sums: rows in one kernel, a single long one by CUB in two."""
-    if is_on_host(signature):
+    if is_on_host(signature, device):
         return NO_TIME
     source = signature.inputs[0]
     nbytes = source.nbytes + sum(o.nbytes for o in signature.outputs)

@@ -1,0 +1,205 @@
+"""Constants of the kernels that memory bounds, fitted: ``python -m benchmarks.calibration.memory_bound``.
+
+Data: the pointwise operators, softmax and layer norms of ``benchmarks/truth/kernels/fp32_ops.csv.gz`` (from
+github.com/sitar-lab/NeuSight, MIT), the additions of ``llm_layers.csv.gz`` (github.com/microsoft/vidur, MIT), and the
+operators of ``benchmarks/truth/latency.json`` (measured for this project on one H200), with what they were called with
+from profiles of those models.
+
+Method. The part of its bandwidth that a device reaches is the median over its large pointwise operators; architectures,
+and devices with HBM and with GDDR, have those of their devices in the mean. All other constants have the operators that
+they tell apart: coordinate descent over their logarithms makes the mean of ``|log(predicted / measured)|`` of these
+least, a group of operators after the other. Spreads are what nine in ten residuals of folds, of models left out and of
+devices left out lie within.
+
+The float32 operators were timed from the host: what lies between two events is the launch, then the kernel, unless the
+host is slower. `Harness` holds that of each machine; it is no part of the product.
+"""
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from analyzer.hardware import find_device
+from analyzer.hardware.roofline import roofline_seconds
+
+from .memory_bound_data import Operator, Row, read_operators, read_rows, read_sums
+from .memory_bound_fit import (
+    FOLDS,
+    architecture_fractions,
+    constants_without,
+    device_constants,
+    fold_of,
+    fraction_name,
+    harness_of,
+    memory_rate,
+    names_of_devices,
+    operator_seconds,
+    row_time,
+    rows_constants,
+    steps_constants,
+    with_constants,
+)
+
+OUTPUT = Path(__file__).parents[2] / "analyzer/hardware/kernel_time/fitted/memory_bound.json"
+JUDGED = 500
+FILLED_SECONDS = 15e-6     # of the data sheet's bandwidth, from here on a float32 operator is judged
+LEAST_SPREAD = 0.1         # of a device: the float32 operators are of few kinds
+
+
+class Judgement(NamedTuple):
+    """A row as it was predicted without it."""
+
+    row: Row
+    scheme: str
+    predicted: float
+    kernel: float
+    floor: float
+
+
+@cache
+def judge_rows() -> tuple[Judgement, ...]:
+    """Float32 operators whose kernels count, by folds and by devices left out; the host's part is from other shapes on
+    the same machine in both.
+    """
+    found = []
+    for name in names_of_devices():
+        rows = [row for row in read_rows() if row.device.name == name
+                and row.nbytes / memory_rate(row.device) > FILLED_SECONDS]
+        rows = random.Random(3).sample(rows, min(len(rows), JUDGED))
+        for scheme in ("fold", "device"):
+            for fold in range(FOLDS):
+                constants = device_constants(name, fold) if scheme == "fold" else constants_without(name)
+                device, harness = with_constants(find_device(name), constants), harness_of(name, fold)
+                for row in rows:
+                    if fold_of(row) == fold:
+                        kernel = row_time(row, device).seconds
+                        found.append(Judgement(row, scheme, harness.seconds(row, kernel), kernel,
+                                               harness.floors.get(row.op, 3e-5)))
+    return tuple(found)
+
+
+@cache
+def judge_operators() -> tuple[tuple[Operator, float, bool], ...]:
+    """Operators of steps, their error with their model left out of the fit, and whether they are small."""
+    found = []
+    for model in sorted({operator.model for operator in read_operators()}):
+        device = with_constants(find_device("h200"), steps_constants(model))
+        for operator in read_operators():
+            if operator.model == model:
+                seconds, is_small = operator_seconds(operator, device)
+                found.append((operator, math.log(seconds / operator.seconds), is_small))
+    return tuple(found)
+
+
+def width_of(errors: Iterable[float]) -> float:
+    """What nine in ten stay within: 0.2 means between 1 / 1.2 and 1.2 times the measured."""
+    ordered = sorted(map(abs, errors))
+    return math.expm1(ordered[int(0.9 * len(ordered))])
+
+
+def own_width(name: str) -> float:
+    """The width of a device's float32 operators by folds."""
+    return width_of(math.log(j.predicted / j.row.seconds) for j in judge_rows()
+                    if j.scheme == "fold" and j.row.device.name == name)
+
+
+def spread_of_scheme(scheme: str, without: str) -> float:
+    """The width of the float32 operators of other devices."""
+    return width_of(math.log(j.predicted / j.row.seconds) for j in judge_rows()
+                    if j.scheme == scheme and j.row.device.name != without)
+
+
+def cross_validate() -> list[tuple[str, str, str, float, float, float, float]]:
+    """Rows of (family, device, scheme, measured seconds, predicted seconds, spread, roofline seconds)."""
+    found = []
+    for j in judge_rows():
+        row = j.row
+        roofline = roofline_seconds(row.rows * row.columns, row.nbytes, "float32", row.device, False)
+        assert roofline is not None
+        found.append(("fp32 operator", row.device.name, j.scheme, row.seconds, j.predicted,
+                      spread_of_scheme(j.scheme, row.device.name), roofline))
+    return found
+
+
+def rounded(constants: Mapping[str, float], names: Iterable[str] | None = None) -> dict[str, float]:
+    """Some of the constants at four digits."""
+    return {name: float(f"{constants[name]:.4g}") for name in sorted(names or constants)}
+
+
+def product() -> dict[str, object]:
+    """What ``fitted/memory_bound.json`` holds."""
+    generic = dict(rows_constants())
+    errors = judge_operators()
+    large = width_of(error for _, error, is_small in errors if not is_small)
+    left_out = spread_of_scheme("device", "")
+    generic["spread"] = max(large, left_out)
+    generic["small_spread"] = max(width_of(error for _, error, is_small in errors if is_small), generic["spread"])
+    steps = {**steps_constants(), "spread": large}
+    devices = {name: rounded(device_constants(name), [fraction_name(find_device(name))]) for name in names_of_devices()}
+    for name in devices:
+        devices[name]["spread"] = float(f"{max(own_width(name), LEAST_SPREAD):.4g}")
+    devices["h200"] = rounded(steps, ["hbm_fraction", "spread"])
+    architectures = {name: rounded(constants) for name, constants in architecture_fractions().items()}
+    for name in sorted({row.device.name for row in read_sums()}):
+        architectures.setdefault(find_device(name).architecture or "", {})["floor_seconds"] = sums_floor(name)
+    architectures["Hopper"] = rounded(steps, ["floor_seconds", "hbm_fraction", "row_instructions"])  # finer clocks
+    return {
+        "provenance": {
+            "command": "python -m benchmarks.calibration.memory_bound",
+            "data": "benchmarks/truth/kernels/fp32_ops.csv.gz (github.com/sitar-lab/NeuSight), llm_layers.csv.gz "
+                    "(github.com/microsoft/vidur), benchmarks/truth/latency.json (measured on an H200)",
+            "licence": "MIT; MIT; the project's own", "date": "2026-11",
+            "note": "seconds, latencies, instructions of an element or parts of a rate, as their names say; spread by "
+                    "models and devices left out"},
+        "generic": rounded(generic),
+        "architectures": architectures,
+        "devices": devices}
+
+
+def sums_floor(name: str) -> float:
+    """Seconds of a kernel that does next to nothing on a device of which there are additions: the mean of those below
+    half a mebibyte, which are measured to a microsecond.
+    """
+    return float(f"{statistics.mean(r.seconds for r in read_sums() if r.device.name == name and r.nbytes < 2**19):.4g}")
+
+
+def summarize(errors: Iterable[float]) -> str:
+    """Median and ninth decile of the relative error."""
+    off = sorted(abs(math.expm1(error)) for error in errors)
+    return f"{len(off):6d} rows, median {off[len(off) // 2]:6.1%}, nine in ten {off[int(0.9 * len(off))]:6.1%}"
+
+
+def report(write: Callable[[str], object]) -> None:
+    """What the fits reach: float32 operators by scheme and device, the steps' operators by name."""
+    for scheme in ("fold", "device"):
+        chosen = [j for j in judge_rows() if j.scheme == scheme]
+        write(f"float32 operators, {scheme}: {summarize(math.log(j.predicted / j.row.seconds) for j in chosen)}\n")
+        for name in names_of_devices():
+            write(f"   {name:16s} " + summarize(math.log(j.predicted / j.row.seconds) for j in chosen
+                                                if j.row.device.name == name) + "\n")
+    errors = judge_operators()
+    write(f"operators of steps, their model left out: {summarize(error for _, error, _ in errors)}\n")
+    for op in sorted({operator.op for operator, _, _ in errors},
+                     key=lambda op: -sum(operator.seconds for operator, _, _ in errors if operator.op == op)):
+        rows = [(operator, error) for operator, error, _ in errors if operator.op == op]
+        measured = sum(operator.seconds for operator, _ in rows)
+        predicted = sum(operator.seconds * math.exp(error) for operator, error in rows)
+        write(f"   {op:38s} {measured * 1e3:8.2f} ms measured, {predicted * 1e3:8.2f} predicted, "
+              f"{summarize(error for _, error in rows)}\n")
+
+
+def main() -> None:
+    """Fit, write the constants, print what they reach."""
+    OUTPUT.write_text(json.dumps(product(), indent=1) + "\n")
+    report(sys.stdout.write)
+
+
+if __name__ == "__main__":
+    main()
