@@ -25,7 +25,9 @@ def _signature_time(signature: Signature, device: DeviceSpec, state: tuple[int, 
     if memo is not None and memo[0] is device and memo[1] == state:
         return memo[2]  # type: ignore[no-any-return]
     rule = find_rule(signature.op)
-    time = default_time(signature, device) if rule is None else rule(signature, device)
+    time = None if rule is None else rule(signature, device)
+    if rule is None or time is None and device.kind != "cuda":  # many rules know CUDA's kernels alone
+        time = default_time(signature, device)
     signature.memo[MEMO_KEY] = device, state, time
     return time
 

@@ -12,7 +12,7 @@ from analyzer.profilers.traffic import NOTHING, plan_of
 #: How far off the time of an operator may be of which only the traffic is known: as much as it is too low if each
 #: byte is moved twice.
 SPREAD = 1.0
-#: Part of the peak rate that products reach, for those without a rule of their own.
+#: Part of the peak rate that products reach, for those without a rule of their own; a measured device tells its own.
 PRODUCT_FRACTION = 0.6
 
 
@@ -40,7 +40,8 @@ def default_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     dtype = next((s.dtype for s in tensors if s.dtype.is_floating_point or s.dtype.is_complex), None)
     peak = find_peak(dtype, device, macs > 0) if flops and dtype is not None else None
     if peak is not None:
-        arithmetic = flops / (peak * PRODUCT_FRACTION)
+        own = device.calibration.get("default", {})
+        arithmetic = flops / (peak * own.get("product_fraction", PRODUCT_FRACTION))
         if arithmetic > time.seconds:
             return KernelTime(arithmetic, SPREAD, "arithmetic")
     return KernelTime(time.seconds, SPREAD, time.bound)
