@@ -18,7 +18,6 @@ all-reduces from 1 to 4 MiB, and V100 (hybrid cube mesh).
 from __future__ import annotations
 
 import csv
-import dataclasses
 import functools
 import gzip
 import hashlib
@@ -35,8 +34,7 @@ from analyzer.hardware.kernel_time.collective_path import Path, find_path
 
 _DATA = File(__file__).parents[1] / "truth" / "kernels"
 _TARGET = File("analyzer/hardware/kernel_time/fitted/collective.json")
-_DEVICES = {"A100 (Vidur)": "a100_80gb", "H100 (Vidur)": "h100_sxm"}
-_PAIRS = {"a100_80gb": "a100_pcie_pairs", "h100_sxm": "h100_pcie_pairs"}
+_PAIRS = {"a100_80gb": "a100_pcie_pairs", "h100_sxm": "h100_pcie_pairs", "a40": "a40_pairs"}
 _HOSTS = {"a100-": "dgx_a100", "h200-": "dgx_h200", "b200-": "aws_p6_b200", "v100-": "dgx1_v100"}  # by a table's name
 _PROFILED_BYTES = {"all_reduce": 2**20, "send_recv": 2**18}
 _FITTED_BYTES = 4 * 2**20
@@ -95,14 +93,14 @@ def read_cases() -> list[Case]:
 def _read_row(row: Mapping[str, str]) -> Case | None:
     is_profiled, nbytes = row["source"].startswith("vidur"), int(row["bytes"])
     ranks, hosts = int(row["gpus"]), int(row["nodes"])
-    name = find_device(_DEVICES.get(row["device"], row["device"])).name
+    name = find_device(row["device"].removesuffix(" (Vidur)")).name
     if is_profiled and (nbytes < _PROFILED_BYTES[row["op"]] or hosts > 1 and not (row["source"] == "vidur h100_dgx")):
         return None
     cluster = cluster_of(name)
     if row["link"] == "nvlink pairs":
         cluster = find_cluster(_PAIRS[name])
-    elif row["link"] == "pcie" and ranks > 2:
-        cluster = dataclasses.replace(find_cluster("l40s_host_memory"), device=find_device(name))
+    elif name == "l40s" and ranks > 2:
+        cluster = find_cluster("l40s_host_memory")
     kind = {"send_recv": "send"}.get(row["op"], row["op"])
     return _case(cluster, kind, nbytes, ranks, hosts, row["dtype"], float(row["us"]) * 1e-6,
                  not is_profiled or kind == "send" or nbytes >= _FITTED_BYTES)

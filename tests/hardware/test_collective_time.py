@@ -135,3 +135,16 @@ def test_copies_between_host_and_device() -> None:
     with pytest.raises(InputError, match="nbytes=-1"):
         host_copy_time(-1, h200, pinned=True, to_device=True)
     assert math.isclose(small.seconds, 2.5e-6, rel_tol=0.01)
+
+
+def test_the_constants_are_those_of_the_model() -> None:
+    """Measured collectives through the constants' file: near where they were fitted, as the file's provenance says."""
+    from analyzer.hardware.kernel_time.collective import estimate_collective
+    from analyzer.hardware.kernel_time.constants import find_constants
+    from benchmarks.calibration.collective import read_cases
+
+    errors = sorted(abs(estimate_collective(case.kind, case.nbytes, case.ranks, case.path,
+                                            find_constants("collective", find_device(case.device)),
+                                            case.dtype).seconds / case.seconds - 1) for case in read_cases()[::5])
+    assert errors[len(errors) // 2] < 0.07
+    assert errors[9 * len(errors) // 10] < 0.25
