@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Literal
 
 import torch
 
@@ -96,6 +97,10 @@ def make_parser() -> argparse.ArgumentParser:
         "alone, as those packages print it)")
     run.add_argument("--show", default=_DEFAULT_SHOWN, metavar="WHAT",
                      help=f"what to print, of {', '.join(_SHOWN)} (default {_DEFAULT_SHOWN})")
+    run.add_argument("--fused", action="store_true",
+                     help="predict the step's time under torch.compile too, beside eager's (--compile implies it)")
+    run.add_argument("--cuda-graphs", action="store_true", help="with --fused: in its mode \"reduce-overhead\", which "
+                     "launches each pass as one CUDA graph; alone: the eager kernels launched so")
     run.add_argument("--explain-replay", action="store_true",
                      help="print which parts were run once and replayed, and why the others were run")
     choice.add_file_options(run)
@@ -227,6 +232,9 @@ def _predict(arguments: argparse.Namespace) -> list[Profile]:
     from analyzer.api.argument import build_model
     from analyzer.api.profile import profile
     from analyzer.profilers.flops import make_flops_profiler
+    from analyzer.record.options import ProfileOptions
+
+    options = ProfileOptions(fused=_find_fused(arguments))
 
     def build(target: Target) -> torch.nn.Module:
         return build_model(partial(recipe.build, target.build)).train(train)
@@ -236,9 +244,17 @@ def _predict(arguments: argparse.Namespace) -> list[Profile]:
         with progress_of(i, len(targets), target.name), command_option.model_errors(target.name):
             args, kwargs = command_option.make_inputs(specs)
             found.append(profile(partial(build, target), args, kwargs, device=arguments.device,
-                                 profilers={"flops": make_flops_profiler(arguments.convention)},
+                                 options=options, profilers={"flops": make_flops_profiler(arguments.convention)},
                                  **command_option.find_step(arguments, recipe)))
     return found
+
+
+def _find_fused(arguments: argparse.Namespace) -> Literal["default", "reduce-overhead", "cudagraphs"] | None:
+    from .hardware import find_device
+
+    if arguments.fused or arguments.compile and find_device(arguments.device).kind == "cuda":
+        return "reduce-overhead" if arguments.cuda_graphs else "default"
+    return "cudagraphs" if arguments.cuda_graphs else None
 
 
 if __name__ == "__main__":

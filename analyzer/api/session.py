@@ -26,6 +26,7 @@ from analyzer.meta.mode import MetaTensorMode
 from analyzer.profilers.annotation import Annotation, Profiler
 from analyzer.profilers.communication import leave_communication_unknown, profile_communication
 from analyzer.profilers.flops import profile_flops
+from analyzer.profilers.fused_step import make_fused_profiler
 from analyzer.profilers.latency import make_latency_profiler
 from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
@@ -79,7 +80,7 @@ class Session:
             self.device = torch.device("cpu") if self.spec.kind == "cpu" else torch.device(self.spec.kind, 0)
         self.options, remark = limit_memory(options, self.spec)
         self.evaluates, self.remarks = evaluates, (*remarks, *([] if remark is None else [remark]))
-        self.profilers = choose_profilers(profilers, self.spec)
+        self.profilers = choose_profilers(profilers, self.spec, options.fused)
         self.facts: dict[str, Any] = {
             "mode": mode, "device": None if self.spec is None else self.spec.name,
             "optimizer": optimizer if isinstance(optimizer, str) or optimizer is None else "custom",
@@ -220,7 +221,7 @@ def mark_inputs(recorder: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, 
             recorder.mark([tensor], "input", name if i == 0 else f"{name}_{i}")
 
 
-def choose_profilers(given: Profilers, device: DeviceSpec | None) -> dict[str, Profiler]:
+def choose_profilers(given: Profilers, device: DeviceSpec | None, fused: str | None = None) -> dict[str, Profiler]:
     """The default profilers and those ``given``, which replace by name or are added. InputError for no function."""
     if isinstance(given, str) or not (given is None or isinstance(given, Iterable)):
         raise InputError(f"profilers={given!r}: must be a list of functions of a log, or a dictionary of them by name")
@@ -233,6 +234,11 @@ def choose_profilers(given: Profilers, device: DeviceSpec | None) -> dict[str, P
                                   "communication": profile_communication}
     if device is not None:
         found["latency"] = make_latency_profiler(device)
+    if fused is not None and device is not None:
+        if device.kind != "cuda":
+            raise InputError(f"fused={fused!r}: what torch.compile does is predicted of CUDA devices alone, and "
+                             f"{device.name!r} is none")
+        found["fused"] = make_fused_profiler(device, fused)
     return {**found, **named}
 
 

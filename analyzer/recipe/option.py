@@ -40,7 +40,8 @@ def add_recipe_options(parser: argparse.ArgumentParser, only: tuple[str, ...] = 
         group.add_argument("--checkpointing", action="store_true", help="run each block again in the backward pass")
     if "compile" in only:
         group.add_argument("--compile", action="store_true",
-                           help="wrap the model by torch.compile (it is profiled as the model that is wrapped)")
+                           help="wrap the model by torch.compile (it is profiled as the model that is wrapped; "
+                           "`profile` adds the time that it would take compiled)")
     if "optimizer" in only:
         group.add_argument("--optimizer", metavar="NAME",
                            help=f"of {', '.join(OPTIMIZERS)}, or {FORM} (default: none, gradients only)")

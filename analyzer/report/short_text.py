@@ -5,6 +5,7 @@ from analyzer.results.profile import Profile
 from analyzer.results.view import register_view
 
 from .column import escape_controls, format_quantity
+from .fused import describe_fused
 from .holder_group import group_holders, print_groups
 from .speed import describe_speed
 from .verdict import judge
@@ -31,7 +32,7 @@ def describe_shortly(profile: Profile, has_verdict: bool = True) -> str:
         known = [f"{format_quantity(value, unit)} {of}".rstrip() for value, of in amounts if value is not None]
         if known:
             lines.append(f"  {what}: {', '.join(known)}")
-    lines += [f"  {line}" for line in describe_speed(p)]
+    lines += [f"  {line}" for line in (*describe_speed(p), *describe_fused(p.fused))]
     verdict = judge(p, is_brief=True) if has_verdict else None
     return escape_controls("\n".join(lines if verdict is None else [*lines, f"  {verdict}"]))
 

@@ -11,6 +11,7 @@ from analyzer.units import UNKNOWN
 
 from .column import Column, escape_controls, format_quantity, print_rows
 from .fits import find_least_need
+from .fused import list_fused_times, title_fused
 from .holder_group import group_holders, print_groups
 from .notation import list_notations
 from .speed import format_step, list_rates, title_time
@@ -73,6 +74,8 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
         yield title_time(p), seconds
     if rates := list(list_rates(p)):
         yield "Speed", print_rows(("", "Rate"), rates)
+    if p.fused is not None:
+        yield title_fused(p.fused), print_rows((\"\", \"Time\"), list(list_fused_times(p.fused)))
     notation = lay_out(("", "Figure"), list(list_notations(p)))
     if notation:
         yield "In DeepSpeed's notation", notation

@@ -18,6 +18,7 @@ from analyzer.record.log import Log, LogNode
 from analyzer.record.token_count import count_tokens
 
 from .deferred import Groups
+from .fused import FusedInfo
 from .info import OPERATOR_COSTS, HolderInfo, OperatorInfo, PhaseInfo, UncountedInfo
 from .micro_batch import count_samples, count_step_tokens
 from .module_shape import ModuleShape
@@ -65,6 +66,7 @@ class ProfileBuilder:
         ended_early = log.shortage is not None and log.shortage.step < 2  # before a second step was whole
         known = {name: value for name, value in self.totals.items() if name in _PROFILE_FIELDS}
         known["uncounted"] = tuple(UncountedInfo(*row) for row in known.get("uncounted") or ())
+        known["fused"] = None if known.get("fused") is None else FusedInfo(**known["fused"])
         inputs = {s.label: describe_spec(s.spec) for s in log.lifetimes_in("input") if s.spec is not None}
         return {**known, "params": self.shape.count_parameters(), "inputs": inputs,
                 "tokens": count_step_tokens(log, count_tokens(inputs.items())),

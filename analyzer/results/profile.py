@@ -13,6 +13,7 @@ from analyzer.units import add_quantities
 from .advice import Advice
 from .deferred import DeferredFields
 from .fit import FitInfo
+from .fused import FusedInfo
 from .info import (
     HolderInfo,
     MemoryEvent,
@@ -103,6 +104,8 @@ class Profile(DeferredFields):
     #: low and high of step_seconds, which hold nine of ten measured cases
     step_seconds_range: tuple[float, float] | None = None
     seconds_method: str = "models of kernels and host"
+
+    fused: FusedInfo | None = None           #: a second estimate: the step compiled; see `ProfileOptions.fused`
 
     nodes: tuple[NodeInfo, ...] = ()
     modules: ModuleInfo | None = None        #: the root of the module tree

@@ -1,0 +1,169 @@
+"""Seconds of a step as ``torch.compile`` would run it: fused kernels, launched by generated code or as one graph."""
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from analyzer.hardware import DeviceSpec
+from analyzer.hardware.host_spec import host_of
+from analyzer.hardware.kernel_time.constants import find_constants
+from analyzer.hardware.kernel_time.estimate import KernelTime
+from analyzer.hardware.kernel_time.memory_bound import FAMILY, stream_time
+from analyzer.record.log import Log
+from analyzer.record.op_call import OpCall
+
+from .annotation import Annotation, sum_seconds
+from .fused_graph import COMPILED, FusedGraph, build_graph
+from .fusion import Kernel, fuse
+from .host_time import HostTime, waits_for_device
+from .kernel_time.call import kernel_time
+from .kernel_time.registry import find_rule
+from .schedule import PICOSECONDS, Clock, Work
+from .traffic import traffic_bytes
+
+
+class _UnknownTimeError(Exception):
+    """There is a kernel whose time is not known."""
+
+
+def make_fused_profiler(device: DeviceSpec, mode: str) -> Callable[[Log], Annotation]:
+    """A profiler that gives the total ``fused``, the fields of `FusedInfo`, for a mode of `ProfileOptions.fused`.
+
+    The model and its loss are taken as compiled, the optimizer as it is. Nothing is said where the time of a kernel is
+    not known.
+    """
+    def profile_fused(log: Log) -> Annotation:
+        out = Annotation()
+        if log.shortage is not None or not log.steps:
+            return out
+        try:
+            out.totals["fused"] = _FusedStep(log, device, mode).run()
+        except _UnknownTimeError:
+            pass
+        return out
+
+    return profile_fused
+
+
+class _Item(NamedTuple):
+    """One launch: its kernels' time, the host's work for it, and which measured times its error goes with."""
+
+    time: KernelTime
+    host_seconds: float
+    family: object
+    waits: bool = False
+
+
+class _FusedStep:
+    def __init__(self, log: Log, device: DeviceSpec, mode: str) -> None:
+        self.log, self.device, self.mode = log, device, mode
+        self.is_captured = mode != "default"
+        self.host = HostTime(host_of(device), log)
+        self.pace = find_constants("inductor", device)
+        self.calls = [call for call in log.calls if call.step == log.steps - 1]
+
+    def run(self) -> dict[str, Any]:
+        """The fields of `FusedInfo`."""
+        last = self.log.steps - 1
+        graph = build_graph(self.log, fuses=self.mode != "cudagraphs")
+        kernels = fuse(graph)
+        by_graph: defaultdict[int, list[Kernel]] = defaultdict(list)
+        for kernel in kernels:
+            by_graph[kernel.graph].append(kernel)
+        phases: dict[str, float] = {}
+        items: list[_Item] = []
+        clock = Clock()
+        for i, record in enumerate(self.log.phases):
+            if record.step != last:
+                continue
+            start = max(clock)
+            if record.phase in COMPILED:
+                for number, place in enumerate(graph.phases):
+                    if place == i:
+                        part = [self.launch(kernel) for kernel in by_graph[number]]
+                        clock = self.run_graph(clock, part, count_inputs(graph, number))
+                        items += part
+            else:
+                part = [self.call(call) for call in self.log.calls[record.first_call:record.last_call]]
+                clock = self.run_items(clock, part)
+                items += part
+            phases[record.phase] = phases.get(record.phase, 0.0) + (max(clock) - start) / PICOSECONDS
+        return self.describe(phases, items, kernels)
+
+    def launch(self, kernel: Kernel) -> _Item:
+        """A kernel of a compiled pass."""
+        if kernel.extern is not None:
+            time = self.time(kernel.extern)
+            host = self.pace["extern_seconds"] + time.kernels * self.host.host.launch_seconds
+            return _Item(time, host, find_rule(kernel.extern.signature.op), waits_for_device(kernel.extern.signature))
+        found = stream_time(kernel.moved_bytes, self.device)
+        if found is None:
+            raise _UnknownTimeError
+        eager = sum(self.time(self.log.calls[index]).seconds for index in kernel.calls)
+        time = KernelTime(min(found.seconds, eager), found.spread, found.bound)
+        return _Item(time, self.pace["kernel_seconds"] + self.host.host.launch_seconds, FAMILY)
+
+    def call(self, call: OpCall) -> _Item:
+        """A call outside compiled passes."""
+        time = self.time(call)
+        return _Item(time, self.host.picoseconds(call, time.kernels) / PICOSECONDS, find_rule(call.signature.op),
+                     waits_for_device(call.signature))
+
+    def time(self, call: OpCall) -> KernelTime:
+        found = kernel_time(call, self.device)
+        if found is None:
+            raise _UnknownTimeError
+        return found
+
+    def run_graph(self, clock: Clock, items: list[_Item], inputs: int) -> Clock:
+        """The clock after one compiled graph of so many input tensors, each of which is checked before it runs."""
+        entry = self.pace["graph_seconds"] + inputs * self.pace["tensor_seconds"]
+        clock = clock.after(Work(round(entry * PICOSECONDS), 0))
+        if not self.is_captured:
+            return self.run_items(clock, items)
+        captured = [item for item in items if not item.waits]
+        seconds = sum(item.time.seconds + item.time.kernels * self.host.host.gap_seconds for item in captured)
+        clock = clock.after(Work(round(self.pace["graph_launch_seconds"] * PICOSECONDS), round(seconds * PICOSECONDS)))
+        return self.run_items(clock, [item for item in items if item.waits])
+
+    def run_items(self, clock: Clock, items: list[_Item]) -> Clock:
+        """The clock after launches one by one."""
+        gap, notice = self.host.host.gap_seconds, self.host.host.synchronize_seconds
+        for time, host, _, waits in items:
+            clock = clock.after(Work(round(host * PICOSECONDS),
+                                     round((time.seconds + time.kernels * gap) * PICOSECONDS), waits,
+                                     round(notice * PICOSECONDS)))
+        return clock
+
+    def describe(self, phases: dict[str, float], items: list[_Item], kernels: list[Kernel]) -> dict[str, Any]:
+        eager = [(call, self.time(call)) for call in self.calls]
+        compiled = {record.phase for record in self.log.phases} & set(COMPILED)
+        rest = sum(traffic_bytes(call, self.log.storages) for call, _ in eager if call.phase not in compiled)
+        moved = sum(kernel.moved_bytes if kernel.extern is None
+                    else traffic_bytes(kernel.extern, self.log.storages) for kernel in kernels)
+        wall, seconds = sum(phases.values()), math.fsum(item.time.seconds for item in items)
+        return {"mode": self.mode, **sum_seconds(phases), "kernel_seconds": seconds,
+                "step_seconds_range": self.find_range(wall, seconds, items),
+                "kernels": sum(item.time.kernels for item in items),
+                "eager_kernels": sum(time.kernels for _, time in eager),
+                "moved_bytes": moved + rest,
+                "eager_moved_bytes": sum(traffic_bytes(call, self.log.storages) for call, _ in eager),
+                "cuda_graphs": self.is_captured}
+
+    def find_range(self, wall: float, kernels: float, items: list[_Item]) -> tuple[float, float]:
+        """Low and high seconds: errors of one family of kernels go together, those of families do not."""
+        errors: defaultdict[object, float] = defaultdict(float)
+        for item in items:
+            errors[item.family] += item.time.seconds * item.time.spread
+        waiting = max(0.0, wall - kernels) * self.pace["spread"]
+        spread = math.hypot(waiting, *errors.values()) / wall if wall else 0.0
+        return wall / (1 + spread), wall * (1 + spread)
+
+
+def count_inputs(graph: FusedGraph, number: int) -> int:
+    """How many tensors a graph is given: those that it reads and does not make."""
+    loops = [loop for loop in graph.loops if loop.graph == number]
+    made = {buffer for loop in loops for buffer in loop.writes}
+    return len({buffer for loop in loops for buffer in loop.reads} - made)
