@@ -10,18 +10,26 @@ from analyzer.hardware import DeviceSpec
 from analyzer.hardware.host_spec import host_of
 from analyzer.hardware.kernel_time.constants import find_constants
 from analyzer.hardware.kernel_time.estimate import KernelTime
-from analyzer.hardware.kernel_time.memory_bound import FAMILY, stream_time
+from analyzer.hardware.kernel_time.memory_bound import FAMILY, missed_fraction, read_machine, stream_time
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 
 from .annotation import Annotation, sum_seconds
 from .fused_graph import COMPILED, FusedGraph, build_graph
+from .fused_lowering import operator_name
 from .fusion import Kernel, fuse
 from .host_time import HostTime, waits_for_device
 from .kernel_time.call import kernel_time
+from .kernel_time.pointwise import COSTLY
 from .kernel_time.registry import find_rule
 from .schedule import PICOSECONDS, Clock, Work
 from .traffic import traffic_bytes
+
+#: Rows of at most so many elements are kept in registers (``should_use_persistent_reduction`` of
+#: ``torch/_inductor/choices.py``).
+PERSISTENT_ELEMENTS = 1024
+#: Threads that work on a longer row: ``num_warps`` 8 of ``reduction_split_factor`` there.
+ROW_THREADS = 256
 
 
 class _UnknownTimeError(Exception):
@@ -98,12 +106,31 @@ class _FusedStep:
             time = self.time(kernel.extern)
             host = self.pace["extern_seconds"] + time.kernels * self.host.host.launch_seconds
             return _Item(time, host, find_rule(kernel.extern.signature.op), waits_for_device(kernel.extern.signature))
-        found = stream_time(kernel.moved_bytes, self.device)
+        nbytes = kernel.moved_bytes + self.reread_bytes(kernel)
+        found = stream_time(nbytes, self.device, self.count_instructions(kernel))
         if found is None:
             raise _UnknownTimeError
         eager = sum(self.time(self.log.calls[index]).seconds for index in kernel.calls)
         time = KernelTime(min(found.seconds, eager), found.spread, found.bound)
         return _Item(time, self.pace["kernel_seconds"] + self.host.host.launch_seconds, FAMILY)
+
+    def count_instructions(self, kernel: Kernel) -> float:
+        """Instructions of the functions of a kernel that take so many that they may be what bounds it."""
+        constants = find_constants(FAMILY, self.device)
+        signatures = [self.log.calls[index].signature for index in kernel.calls]
+        return sum(constants[COSTLY[name]] * signature.outputs[0].numel for signature in signatures
+                   if (name := operator_name(signature)) in COSTLY and signature.outputs)
+
+    def reread_bytes(self, kernel: Kernel) -> float:
+        """What a kernel reads from memory again to use what it has reduced: rows that neither its threads' registers
+        hold nor, with all the rows in work at a time, the last cache.
+        """
+        machine = read_machine(self.device)
+        if machine is None or not kernel.has_second_pass or kernel.reduced <= PERSISTENT_ELEMENTS:
+            return 0.0
+        read = sum(nbytes for buffer, nbytes in kernel.reads.items() if buffer not in kernel.writes)
+        rows = min(kernel.outputs, machine.multiprocessors * machine.resident_threads // ROW_THREADS)
+        return read * missed_fraction(read / kernel.outputs * rows, machine)
 
     def call(self, call: OpCall) -> _Item:
         """A call outside compiled passes."""

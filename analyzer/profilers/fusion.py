@@ -28,7 +28,8 @@ class Kernel:
     """Loops that run as one kernel, or a call that keeps its own (``extern``).
 
     ``reads`` and ``writes`` are bytes by index of the buffer; `move` says which of them go through memory.
-    ``outputs``, ``reduced``: of its reductions, one element each where it has none.
+    ``outputs``, ``reduced``: of its reductions, one element each where it has none. ``has_second_pass``: it goes over
+    the elements again with what was reduced of them, as a softmax does.
     """
 
     graph: int
@@ -43,6 +44,7 @@ class Kernel:
     calls: frozenset[int]
     loops: int = 1
     moved_bytes: int = 0
+    has_second_pass: bool = False
     sources: set[Kernel] = field(default_factory=set)  #: kernels whose results it reads
     users: set[Kernel] = field(default_factory=set)
 
@@ -141,6 +143,10 @@ class _Fusion:
     def merge(self, a: Kernel, b: Kernel) -> Kernel:
         """One kernel of two; it takes the place of the first."""
         del self.kernels[b]
+        if (a.reduced > 1) != (b.reduced > 1):
+            plain, reducing = (a, b) if a.reduced == 1 else (b, a)
+            a.has_second_pass |= plain.outputs == reducing.elements and plain in reducing.users
+        a.has_second_pass |= b.has_second_pass
         if b.reduced > 1 and a.reduced == 1:
             a.outputs, a.reduced, a.is_inner = b.outputs, b.reduced, b.is_inner
         a.first, a.last, a.loops = min(a.first, b.first), max(a.last, b.last), a.loops + b.loops
