@@ -75,7 +75,7 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
     if rates := list(list_rates(p)):
         yield "Speed", print_rows(("", "Rate"), rates)
     if p.fused is not None:
-        yield title_fused(p.fused), print_rows((\"\", \"Time\"), list(list_fused_times(p.fused)))
+        yield title_fused(p.fused), print_rows(("", "Time"), list(list_fused_times(p.fused)))
     notation = lay_out(("", "Figure"), list(list_notations(p)))
     if notation:
         yield "In DeepSpeed's notation", notation

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import platform
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,22 +22,22 @@ from torch import nn
 
 FITTED = Path(__file__).parents[2] / "analyzer" / "hardware" / "kernel_time" / "fitted" / "inductor.json"
 FEW, MANY = 4, 36  #: kernels, parameters
-RUNS, CALLS = 60, 40
+RUNS, CALLS = 100, 20
 #: NVIDIA's figure, see above.
 GRAPH_LAUNCH_SECONDS = 2.5e-6
 
 
 def seconds_of(function: Callable[[], object]) -> float:
-    """Seconds of one call: the median over the faster half of many short runs."""
+    """Processor seconds of one call in the shortest of many short runs: what else runs on the machine does not count."""
     for _ in range(3 * CALLS):
         function()
     runs = []
     for _ in range(RUNS):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for _ in range(CALLS):
             function()
-        runs.append((time.perf_counter() - begin) / CALLS)
-    return statistics.median(sorted(runs)[:RUNS // 2])
+        runs.append((time.thread_time() - begin) / CALLS)
+    return min(runs)
 
 
 def products(x: torch.Tensor, weight: torch.Tensor, count: int, with_loops: bool) -> torch.Tensor:

@@ -210,7 +210,8 @@ def test_only_when_asked_for():
 def test_kept_in_json_and_told_in_the_summary():
     p = fused_of("infer")
     assert analyzer.Profile.from_json(p.to_json()).fused == p.fused
-    assert f"mode default: {p.fused.kernels} kernels, eager {p.fused.eager_kernels}" in p.summary()
+    assert f"mode default, {p.fused.kernels} kernels instead of {p.fused.eager_kernels}" in p.summary()
+    assert "compiled (predicted): step" in repr(p)
 
 
 def test_other_words_and_devices_are_refused():
