@@ -4,7 +4,7 @@ Measured on the machine at hand, on CPU, with tensors of 4 elements, so that wha
 functions of few and of many kernels, of few and of many parameters. The wrapper that TorchInductor generates is the
 same Python for CPU and GPU, but for the driver's launch, which ``fitted/host.json`` has. What launching a CUDA graph
 takes cannot be measured so; it is NVIDIA's figure for one without branches on Ampere and later, 2.5 microseconds
-("Constant Time Launch for Straight-Line CUDA Graphs and Other Performance Enhancements", NVIDIA's technical blog, 2024).
+("Constant Time Launch for Straight-Line CUDA Graphs and Other Performance Enhancements", its technical blog, 2024).
 
 ``python -m benchmarks.calibration.inductor`` writes ``fitted/inductor.json``; it takes about two minutes and needs a
 C++ compiler.
@@ -28,7 +28,7 @@ GRAPH_LAUNCH_SECONDS = 2.5e-6
 
 
 def seconds_of(function: Callable[[], object]) -> float:
-    """Processor seconds of one call in the shortest of many short runs: what else runs on the machine does not count."""
+    """Processor seconds of one call in the shortest of many short runs, so that what else is running does not count."""
     for _ in range(3 * CALLS):
         function()
     runs = []

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError, ProfileFormatError
+from analyzer.results.fused import FusedInfo
 from analyzer.results.info import (
     CostInfo,
     HolderInfo,
@@ -39,6 +40,7 @@ TENSOR = TensorInfo((2, 3), "float32", "cuda:0")
 NESTED = (TENSOR, OperatorInfo("mm", 1), UncountedInfo("f", 2), HolderInfo("a", "b", "c", 3), NodeInfo("get_attr", "w"),
           PhaseInfo(1), CostInfo(params=4), ModuleInfo(path="a", type="Linear"), OutOfMemoryInfo("mm", "forward", 5, 6),
           ReplayReport((ReplayInfo("a", "block", "Layer", False, "why"),)), ReplayInfo("b", "step", "Net", True),
+          FusedInfo("default", 0.1, None, None, 0.1, 0.1, (0.1, 0.2), 1, 2, 3, 4, False),
           SavedTensorInfo((2, 3), "int8", "cpu", "a:0", 6, "a", "activation", True))
 SIMPLE = {
     "bool": st.booleans(), "str": texts, "Scalar": scalars, "int": integers, "int | None": counts,
