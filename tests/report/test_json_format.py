@@ -40,11 +40,11 @@ TENSOR = TensorInfo((2, 3), "float32", "cuda:0")
 NESTED = (TENSOR, OperatorInfo("mm", 1), UncountedInfo("f", 2), HolderInfo("a", "b", "c", 3), NodeInfo("get_attr", "w"),
           PhaseInfo(1), CostInfo(params=4), ModuleInfo(path="a", type="Linear"), OutOfMemoryInfo("mm", "forward", 5, 6),
           ReplayReport((ReplayInfo("a", "block", "Layer", False, "why"),)), ReplayInfo("b", "step", "Net", True),
-          FusedInfo("default", 0.1, None, None, 0.1, 0.1, (0.1, 0.2), 1, 2, 3, 4, False),
-          SavedTensorInfo((2, 3), "int8", "cpu", "a:0", 6, "a", "activation", True))
+          SavedTensorInfo((2, 3), "int8", "cpu", "a:0", 6, "a", "activation", True),
+          FusedInfo("default", 0.1, None, None, 0.1, 0.1, (0.1, 0.2), 1, 2, 3, 4, False))
 SIMPLE = {
     "bool": st.booleans(), "str": texts, "Scalar": scalars, "int": integers, "int | None": counts,
-    "float | None": seconds, "tuple[float, float] | None": st.none() | st.tuples(finite, finite),
+    "float": finite, "float | None": seconds, "tuple[float, float] | None": st.none() | st.tuples(finite, finite),
     "str | None": st.none() | texts,
     "Region": texts | st.dictionaries(texts, scalars, max_size=2), "TimelinePoint": st.builds(
         TimelinePoint, texts | integers, integers,
@@ -82,7 +82,8 @@ HOSTS = [(Profile, lambda record: record)] + [
                                 (NESTED[6], "modules", lambda r: ModuleInfo(path="", type="N", own=r)),
                                 (NESTED[7], "modules", lambda r: ModuleInfo(path="", type="N", children=(r, ))),
                                 (NESTED[8], "out_of_memory", lambda r: r), (NESTED[9], "replay", lambda r: r),
-                                (NESTED[11], "nodes", lambda r: (NodeInfo("output", "o", saved_tensors=(r, )), )))
+                                (NESTED[11], "nodes", lambda r: (NodeInfo("output", "o", saved_tensors=(r, )), )),
+                                (NESTED[12], "fused", lambda r: r))
 ]
 
 
