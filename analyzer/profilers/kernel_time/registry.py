@@ -16,7 +16,8 @@ TimeRule = Callable[[Signature, DeviceSpec], KernelTime | None]
 """The kernels' time of a call of that signature on a device, None where it is not known."""
 
 #: The files beside this one that register rules.
-FAMILIES: tuple[str, ...] = ("attention", "convolution", "indexing", "normalization", "optimizer", "pointwise", "reduction", "matmul")
+FAMILIES: tuple[str, ...] = (
+    "attention", "convolution", "indexing", "matmul", "normalization", "optimizer", "pointwise", "reduction")
 
 
 class TimeRegistry(Registry[Hashable, TimeRule]):
