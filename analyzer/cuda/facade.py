@@ -22,7 +22,14 @@ from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
 from analyzer.meta.state import active, active_state, current
 
 from .sdp_choice import CUDNN_VERSION, simulated_capability
-from .stream import SimulatedEvent, SimulatedGenerator, SimulatedStream, device_index, simulated_class
+from .stream import (
+    SimulatedDeviceEvent,
+    SimulatedEvent,
+    SimulatedGenerator,
+    SimulatedStream,
+    device_index,
+    simulated_class,
+)
 
 _RANDOM_STATE_BYTES = 16  # seed and offset of Philox: CUDAGeneratorImpl::get_state
 
@@ -214,6 +221,10 @@ def _makes_cuda(device: Any = "cpu", *args: Any, **kwargs: Any) -> bool:
     return current() is not None and torch.device(device).type == "cuda"
 
 
+def _times_cuda(device: Any = "cuda", *args: Any, **kwargs: Any) -> bool:
+    return _is_there() and _makes_cuda("cuda" if device is None else device)
+
+
 def _scatter(original: Any, tensor: torch.Tensor, devices: Any = None, chunk_sizes: Any = None, dim: int = 0,
              streams: Any = None, *, out: Any = None) -> Any:
     """torch/csrc/cuda/comm.cpp, scatter: `torch.nn.DataParallel` hands out its inputs so."""
@@ -237,6 +248,7 @@ def replacements() -> Iterator[Undo]:
                 yield answer(owner, name, simulated)
     yield replace(torch.cuda, "Stream", lambda f: simulated_class(f, SimulatedStream, _is_simulated))
     yield replace(torch.cuda, "Event", lambda f: simulated_class(f, SimulatedEvent, _is_simulated))
+    yield replace(torch, "Event", lambda f: simulated_class(f, SimulatedDeviceEvent, _times_cuda))
     yield replace(torch, "Generator", lambda f: simulated_class(f, SimulatedGenerator, _makes_cuda))
     yield replace(torch.cuda.nvtx, "_nvtx", _Quiet)
     for name in ("start", "stop"):

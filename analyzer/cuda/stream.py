@@ -11,7 +11,9 @@ from analyzer.meta.state import current
 
 _next_id = itertools.count(1).__next__
 ELAPSED_MILLISECONDS = 1.0
-"""What `SimulatedEvent.elapsed_time` answers: a placeholder, said so in the assumptions."""
+"""What `SimulatedEvent.elapsed_time` answers where no time is predicted: a placeholder."""
+RESOLUTION_MILLISECONDS = 5e-4
+"""Of events: CUDA Runtime API, cudaEventElapsedTime. No program divides by a time of 0."""
 
 
 def device_index(device: Any = None) -> int:
@@ -76,23 +78,41 @@ class SimulatedStream(_Done):
 
 
 class SimulatedEvent(_Done):
-    """Answers as ``torch.cuda.Event``."""
+    """Answers as ``torch.cuda.Event``; the time between two is predicted where the state has a timer."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
                  **kwargs: Any) -> None:
         self.enable_timing = enable_timing
         self.device: torch.device | None = None
+        self.mark: Any = None  #: of the timer, where it was recorded
 
     def record(self, stream: Any = None) -> None:
-        """Note the device of ``stream``."""
+        """Note the device of ``stream``, and the time."""
         self.device = torch.device("cuda", torch.cuda.current_device()) if stream is None else stream.device
+        state = current()
+        self.mark = None if state is None or state.timer is None else state.timer.mark()
 
     def elapsed_time(self, end_event: Any) -> float:
-        """A placeholder, `ELAPSED_MILLISECONDS`, said so in the assumptions."""
+        """Predicted milliseconds; where they are not known a placeholder, `ELAPSED_MILLISECONDS`. The assumptions say
+        which.
+        """
         state = current()
-        if state is not None:
+        if state is None:
+            return ELAPSED_MILLISECONDS
+        marks = self.mark, getattr(end_event, "mark", None)
+        seconds = None if state.timer is None or None in marks else state.timer.seconds(*marks)
+        if seconds is None or state.timer is None:
             state.assume(f"torch.cuda.Event.elapsed_time answers {ELAPSED_MILLISECONDS} ms: nothing runs")
-        return ELAPSED_MILLISECONDS
+            return ELAPSED_MILLISECONDS
+        state.assume(f"torch.cuda.Event.elapsed_time answers {state.timer.describe()}")
+        return max(1e3 * seconds, RESOLUTION_MILLISECONDS)
+
+
+class SimulatedDeviceEvent(SimulatedEvent):
+    """Answers as ``torch.Event``, which is given a device before all else."""
+
+    def __init__(self, device: Any = None, *, enable_timing: bool = False, **kwargs: Any) -> None:
+        super().__init__(enable_timing)
 
 
 class SimulatedGenerator(torch.Generator):

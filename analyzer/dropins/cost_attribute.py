@@ -10,9 +10,11 @@ from torch import nn
 
 from analyzer.profilers.flop_convention import find_convention
 from analyzer.profilers.flop_formula.registration import FlopCount
+from analyzer.profilers.latency import call_seconds
 from analyzer.report.compat.functional import name_function
 from analyzer.results.info import ModuleInfo
 from analyzer.runtime.recorder import RuntimeRecorder
+from analyzer.units import add_quantities
 
 from .forward import list_holders
 
@@ -31,7 +33,8 @@ class FunctionCost:
 
 class CostAttributes:
     """Attributes of the modules of one model. A module's ``__flops__`` and ``__macs__`` are of what it does itself, its
-    ``__params__`` and ``__duration__`` (seconds of the forward pass; None where nothing was timed) of all below it too,
+    ``__params__`` and ``__duration__`` (seconds of the forward pass, of a simulated device predicted for its kernels;
+    None where neither is known) of all below it too,
     and its ``__profile_table__`` has a `FunctionCost` for each function that it calls.
     """
 
@@ -40,7 +43,7 @@ class CostAttributes:
         self._by_path = dict(model.named_modules())
         self._counts: dict[Any, FlopCount | None] = {}
         self._calls = self._laps = 0        # how much of the recording was read
-        self._seconds: dict[str, float] = defaultdict(float)
+        self._seconds: dict[str, float | None] = defaultdict(float)
         self.put()
 
     def put(self) -> None:
@@ -60,8 +63,7 @@ class CostAttributes:
     def fill(self, recorder: RuntimeRecorder) -> None:
         """Add what ran since the last time."""
         log, calls = recorder.log, recorder.log.calls
-        is_timed = not recorder.is_simulated
-        if is_timed:
+        if not recorder.is_simulated:
             recorder.clock.settle()
         for index in range(self._calls, len(calls)):
             call = calls[index]
@@ -69,6 +71,9 @@ class CostAttributes:
             module = self._by_path.get(kind.path)
             if call.phase != "forward" or module is None:
                 continue
+            seconds = _find_seconds(recorder, index)
+            if recorder.is_simulated:
+                self._seconds[kind.path] = add_quantities((self._seconds[kind.path], seconds))
             key = call.signature, kind.type
             if key not in self._counts:
                 self._counts[key] = self._convention.count(call, log)
@@ -79,19 +84,32 @@ class CostAttributes:
             module.__dict__["__macs__"] += count.macs
             entry = module.__dict__["__profile_table__"][name_function(str(call.signature.op), _describe(module))]
             entry.flops, entry.macs = entry.flops + count.flops, entry.macs + count.macs
-            entry.duration = entry.duration + recorder.clock.seconds(*recorder.spans[index]) if is_timed else None
+            entry.duration = add_quantities((entry.duration, seconds))
         self._calls = len(calls)
-        if is_timed:
+        if not recorder.is_simulated:
             for (_, start), (lap, end) in pairwise(recorder.laps[max(0, self._laps - 1):]):
                 if lap is not None and lap[1] == "forward":
-                    self._seconds[log.modules[lap[2]].path] += recorder.clock.seconds(start, end)
+                    path = log.modules[lap[2]].path
+                    self._seconds[path] = add_quantities((self._seconds[path], recorder.clock.seconds(start, end)))
             self._laps = len(recorder.laps)
-        whole: dict[str, float] = defaultdict(float)
+        whole: dict[str, float | None] = defaultdict(lambda: None if _is_untimed(recorder) else 0.0)
         for path, seconds in self._seconds.items():
             for holder in list_holders(path):
-                whole[holder] += seconds
+                whole[holder] = add_quantities((whole[holder], seconds))
         for path, module in self._by_path.items():
-            module.__dict__["__duration__"] = whole[path] if is_timed else None
+            module.__dict__["__duration__"] = whole[path]
+
+
+def _is_untimed(recorder: RuntimeRecorder) -> bool:
+    """Whether nothing measures or predicts."""
+    return recorder.is_simulated and recorder.spec is None
+
+
+def _find_seconds(recorder: RuntimeRecorder, index: int) -> float | None:
+    """Of one call: measured, or predicted for the device that is simulated; None where nothing is."""
+    if not recorder.is_simulated:
+        return recorder.clock.seconds(*recorder.spans[index])
+    return None if recorder.spec is None else call_seconds(recorder.log.calls[index], recorder.spec)
 
 
 def _describe(module: nn.Module) -> ModuleInfo:

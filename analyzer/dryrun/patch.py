@@ -6,6 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from analyzer.meta.value.known_value import small_enough
 
 from .checkpoint import read_headers_alone
 from .detection_ops import simulate_detection_ops
+from .host_clock import TIMERS
 from .late_import import replaced_once_imported
 from .thread import follow_into_threads
 from .torchao_checks import answer_for_capability
@@ -89,6 +91,8 @@ def _replacements() -> Iterator[Undo]:
     yield from follow_into_threads()
     yield from read_headers_alone()
     yield replace(torch, "load", _under_mode(_load_on_host))
+    for timer, name in TIMERS:
+        yield replace(timer, name, _under_mode(partial(_time_the_host, f"{timer.__module__}.{timer.__name__}")))
     yield replace(torch, "compile", _under_mode(_compile_nothing))
     yield replace(torch.nn.Module, "compile", _under_mode(_compile_nothing_in_place))
     for owner in (torch, torch.Tensor):
@@ -149,6 +153,11 @@ def _draw_integers(original: Any, *args: Any, **kwargs: Any) -> Any:
     state = current()
     assert state is not None
     return constant(state, value, torch.device("cpu"))
+
+
+def _time_the_host(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+    _assume(f"{name} told the time that Python takes without data, not the device's")
+    return original(*args, **kwargs)
 
 
 def _save_nothing(original: Any, value: Any, file: Any = None, *args: Any, **kwargs: Any) -> None:

@@ -21,6 +21,8 @@ from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
 from analyzer.results.profile import Profile
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
+from .event_time import PredictedTimer
+from .host_clock import HOST_CLOCK, reads_clock
 from .missing_package import advise_install
 from .patch import scripted
 
@@ -71,8 +73,11 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
     with session.simulate(adopts=False) as mode:
         recorder = ScriptRecorder(mode, session.device, is_leaf, find_leaf_impl, steps)
         run = Run(session, recorder, recorder.script)
+        mode.state.timer = PredictedTimer(recorder.log, spec)
         with run.recording():
             try:
+                if reads_clock(path):
+                    mode.state.assume(HOST_CLOCK)
                 with _as_main(path, arguments), scripted(), recorder.counting_steps():
                     # keeps what the script made until the log is closed
                     left = runpy.run_path(str(path), run_name="__main__")

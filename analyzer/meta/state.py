@@ -64,6 +64,19 @@ class FunctionListener(Protocol):
         """An operator of torch ran."""
 
 
+class Timer(Protocol):
+    """Tells the time that a simulated device takes."""
+
+    def mark(self) -> Any:
+        """A point in what the device is given to do: now."""
+
+    def seconds(self, start: Any, end: Any) -> float | None:
+        """From one mark to another; None where it is not known."""
+
+    def describe(self) -> str:
+        """What the seconds are, for the assumptions."""
+
+
 @dataclass
 class MetaState:
     """The mode's state between ``__enter__`` and ``__exit__``."""
@@ -74,6 +87,7 @@ class MetaState:
     pending_device: torch.device | None = None  #: set by the function mode for the factory that it is about to call
     recorder: CallListener | None = None
     tape: FunctionListener | None = None
+    timer: Timer | None = None
     assumptions: dict[str, None] = field(default_factory=dict)
     #: contents of tensors of one number, by the number
     scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)

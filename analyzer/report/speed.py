@@ -40,16 +40,29 @@ def list_rates(profile: Profile) -> Iterator[tuple[str, str]]:
             yield name, form(value)
 
 
-def title_time(profile: Profile) -> str:
-    """What the seconds of a profile are, as a title: predicted for a device, or measured.
+def describe_seconds(profile: Profile) -> str:
+    """What the seconds of a profile are: predicted, for which device and how, or measured.
 
-    >>> title_time(Profile(name="demo", mode="infer", device="h200", seconds_method="roofline"))
-    'Time, predicted for h200 (roofline)'
+    >>> describe_seconds(Profile(name="demo", mode="infer", device="h200", seconds_method="roofline"))
+    'predicted for h200: roofline'
     """
     method = profile.seconds_method
     if profile.measured_steps is not None or method.startswith(_OWN_WORDS):
-        return f"Time ({method})"
-    return "Time, predicted" + (f" for {profile.device}" if profile.device else "") + f" ({method})"
+        return method
+    return "predicted" + (f" for {profile.device}" if profile.device else "") + f": {method}"
+
+
+def note_prediction(profile: Profile) -> str | None:
+    """A line for the layouts of tools that only measure, where the profile's times were not; None where they were, or
+    there are none.
+
+    >>> note_prediction(Profile(name="demo", mode="infer", device="t4", fwd_seconds=1.0, seconds_method="roofline"))
+    'latencies are predicted for t4, not measured'
+    """
+    if profile.measured_steps is not None or profile.fwd_seconds is None:
+        return None
+    said = describe_seconds(profile).partition(":")[0]
+    return f"latencies are {said}, not measured" if said.startswith("predicted") else None
 
 
 def format_step(profile: Profile) -> str:

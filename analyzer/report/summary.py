@@ -14,7 +14,7 @@ from .fits import find_least_need
 from .fused import list_fused_times, title_fused
 from .holder_group import group_holders, print_groups
 from .notation import list_notations
-from .speed import format_step, list_rates, title_time
+from .speed import describe_seconds, format_step, list_rates
 
 PHASE_COLUMNS = (Column("allocated_bytes", "Allocated at end", "bytes"),
                  Column("peak_allocated_bytes", "Peak allocated", "bytes"),
@@ -71,7 +71,7 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
                                      ("step (wall time)", format_step(p)),
                                      (times[-1][0], format_quantity(times[-1][1], "seconds"))])
     if seconds:
-        yield title_time(p), seconds
+        yield f"Time ({describe_seconds(p)})", seconds
     if rates := list(list_rates(p)):
         yield "Speed", print_rows(("", "Rate"), rates)
     if p.fused is not None:

@@ -42,7 +42,7 @@ def test_page_is_well_formed_and_complete(mlp, tmp_path):
     page = Page(text)
     assert page.tags.count("tr") == 1 + len(mlp.nodes) + 1
     assert page.tags.count("details") == 2 and page.tags.count("svg") == 1
-    for said in ("Net: one train step on h200", "Time, predicted for h200 (models of kernels and host)",
+    for said in ("Net: one train step on h200", "Time (predicted for h200: models of kernels and host)",
                  "Accumulate size", "(own)", "ReLU (same as body.1)"):
         assert any(said in data for data in page.texts), said
 

@@ -131,7 +131,7 @@ def test_the_range_stands_beside_the_step():
     lines = ranged.summary().splitlines()
     assert "  step (wall time)     20.00 ms (18.00 to 22.50)" in lines
     assert "  kernels (their sum)                   15.00 ms" in lines
-    assert "Time, predicted for h100 (models of kernels and host)" in lines
+    assert "Time (predicted for h100: models of kernels and host)" in lines
 
 
 def test_a_measured_time_is_not_called_predicted():

@@ -29,7 +29,7 @@ def test_categories_add_up_to_the_peak(mlp, add_up):
 
 
 def test_seconds_say_how_they_were_found(mlp):
-    assert "Time, predicted for h200 (models of kernels and host)" in mlp.summary()
+    assert "Time (predicted for h200: models of kernels and host)" in mlp.summary()
     assert "Time (measured on cpu)" in replace(mlp, seconds_method="measured on cpu", measured_steps=3).summary()
 
 

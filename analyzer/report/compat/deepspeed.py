@@ -13,6 +13,7 @@ from analyzer.output import write_output
 from analyzer.report.column import check_layout, escape_controls, print_rows
 from analyzer.report.module_row import Ignored, divide, find_root, format_shapes, has_own_row, leave_out, plain
 from analyzer.report.notation import NOTATIONS, list_notations
+from analyzer.report.speed import describe_seconds
 from analyzer.results.info import CostInfo, ModuleInfo, OperatorInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
@@ -95,7 +96,8 @@ def _describe_source(profile: Profile) -> str:
     step = "" if profile.profile_step is None else f" at step {profile.profile_step}"
     steps = "" if profile.measured_steps is None else f", mean of {profile.measured_steps} runs"
     device = "" if profile.device is None else f", {profile.device}"
-    return (f"Profile Summary{step}: {profile.name}, {profile.mode}{device}; latency: {profile.seconds_method}{steps}")
+    return (f"Profile Summary{step}: {profile.name}, {profile.mode}{device}; "
+            f"latency: {describe_seconds(profile)}{steps}")
 
 
 def _rule(title: str) -> str:

@@ -14,6 +14,7 @@ from analyzer.output import write_output
 from analyzer.report.column import escape_controls
 from analyzer.report.module_row import Ignored, divide, find_root, leave_out
 from analyzer.report.notation import NOTATIONS
+from analyzer.report.speed import note_prediction
 from analyzer.results.info import CostInfo, ModuleInfo, OperatorInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
@@ -134,7 +135,8 @@ def _write(profile: Profile, dialect: Dialect, choice: _Choice) -> str:
     lines = ["", dialect.title]
     if dialect.is_detailed_by_function:
         lines.append(f"Profile on Device: {profile.device or UNKNOWN}")
-    lines += [f"Profile Summary at step {step}:", "Notations:", NOTATIONS, ""]
+    lines += [f"Profile Summary at step {step}:", "Notations:", NOTATIONS,
+              *([] if (note := note_prediction(profile)) is None else [note]), ""]
     lines += [f"{label + ': ':<{dialect.width}}  {value:<8}"
               for label, value in list_figures(profile, root, dialect, choice)]
     lines += ["", f"{rule} Aggregated Profile per {dialect.heading} {rule}",

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from analyzer.report.column import check_layout, escape_controls
 from analyzer.report.module_row import find_root, first_shape, has_own_row, plain
+from analyzer.report.speed import note_prediction
 from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
@@ -26,7 +27,8 @@ def tids_report(profile: Profile, *, depth: int | None = None) -> str:
     """
     check_layout(depth, 0, "text", "tids_report()")
     root = find_root(profile.modules, "tids_report()")
-    return escape_controls("\n".join(_list_lines(root, root, "model", depth)))
+    note = note_prediction(profile)
+    return escape_controls("\n".join([*_list_lines(root, root, "model", depth), *([] if note is None else [note])]))
 
 
 def _list_lines(module: ModuleInfo, root: ModuleInfo, name: str, depth: int | None) -> list[str]:

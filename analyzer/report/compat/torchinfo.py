@@ -11,6 +11,7 @@ from analyzer.errors import InputError, is_count
 from analyzer.report.column import check_layout, escape_controls, print_rows
 from analyzer.report.module_row import divide, find_root, name_module
 from analyzer.report.module_tree import indent
+from analyzer.report.speed import note_prediction
 from analyzer.results.info import ModuleCall, ModuleInfo
 from analyzer.results.node_info import TensorInfo
 from analyzer.results.profile import Profile
@@ -99,7 +100,9 @@ def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_siz
         return (f"{cells[0]:<{width}} " + "".join(f"{cell:<{col_width}} " for cell in cells[1:])).rstrip()
 
     lines = [rule, line([table.title, *(COLUMNS[name] for name in columns)]), rule, *map(line, table.list_rows()), rule]
-    return escape_controls("\n".join([*lines, *_list_totals(profile, root, layers, mult_adds, rule), rule]))
+    note = note_prediction(profile) if "fwd_seconds" in columns else None
+    return escape_controls("\n".join([*lines, *_list_totals(profile, root, layers, mult_adds, rule), rule,
+                                      *([] if note is None else [note])]))
 
 
 def list_layers(profile: Profile, root: ModuleInfo, mult_adds: str = "own") -> list[Layer]:
