@@ -129,7 +129,7 @@ def test_a_dry_run_measures_nothing(device, said, tmp_path, capsys):
     assert found.error is None
     out = capsys.readouterr().out
     assert f"latency: {said}" in out and "measured on" not in out and "host clock" not in out
-    predicted = profile(nn.Linear(4096, 4096), torch.empty(64, 4096), mode="infer", device="t4").fwd_seconds
+    predicted = profile(nn.Linear(4096, 4096), torch.empty(64, 4096), mode="infer", device="t4").kernel_seconds
     row = next(line for line in out.splitlines() if line.startswith("Linear   "))
     assert row.split()[-1] == (f"{1000 * predicted:.3f}" if device == "cuda" else "--")
 
