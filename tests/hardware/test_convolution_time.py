@@ -11,7 +11,7 @@ from analyzer.hardware.kernel_time.constants import find_constants
 from analyzer.hardware.kernel_time.convolution import convolution_time
 from analyzer.hardware.kernel_time.convolution_depthwise import depthwise_seconds
 from analyzer.hardware.kernel_time.convolution_shape import make_shape
-from analyzer.hardware.kernel_time.convolution_tensor import copy_seconds, is_multiplied_in_place
+from analyzer.hardware.kernel_time.convolution_tensor import copy_seconds, is_gathered, is_multiplied_in_place
 from analyzer.hardware.kernel_time.convolution_tile import product_seconds, split_product_seconds
 from analyzer.hardware.kernel_time.convolution_winograd import fits_winograd
 
@@ -76,7 +76,9 @@ def test_kernels_of_tensor_cores():
     assert time_of().kernels == 4  # copies of input, weight and output
     assert time_of(last=True).kernels == 1
     assert time_of(kernel=(1, 1)).kernels == 1
-    assert time_of(kernel=(1, 1), size=(7, 7)).kernels == 3  # 1x1 weights lie the same in both orders
+    small = dict(kernel=(1, 1), size=(7, 7))
+    assert time_of(**small, ins=2048, outs=2048).kernels == 3  # 1x1 weights lie the same in both orders
+    assert time_of(**small).kernels == 1  # copies would take longer than the product takes on CUDA cores
     assert time_of(last=True).seconds < time_of().seconds
 
 
@@ -112,10 +114,22 @@ def test_depthwise_is_bound_by_memory_or_instructions_not_by_products():
     assert time_of("weight", ins=256, outs=256, groups=256).seconds > each.seconds  # reads both once a tap
 
 
-def test_few_channels_leave_tensor_cores():
-    # a product of 3 channels padded to a vector would cost no more than one of 8: measured, it costs 10 times more
-    three, eight = (time_of(ins=ins, size=(224, 224), out=(112, 112), kernel=(7, 7)).seconds for ins in (3, 8))
-    assert three > eight
+@pytest.mark.parametrize("way, change, is_few", [
+    ("forward", {}, True), ("forward", {"in_channels": 4}, True), ("forward", {"in_channels": 5}, False),
+    ("forward", {"in_channels": 8, "item_bytes": 2}, True), ("forward", {"taps": 1}, False),
+    ("forward", {"in_channels": 96, "groups": 32}, False), ("input", {}, False), ("input", {"out_channels": 3}, True),
+    ("weight", {}, True)])
+def test_gathered(way, change, is_few):
+    shape = make_shape(way, 1, 3, 64, (8, 8), (8, 8), (3, 3), 1, 4, (1, 1), (1, 1))
+    assert is_gathered(shape._replace(**change)) is is_few
+
+
+def test_first_layers_take_the_same_for_each_channel_of_a_vector():
+    # what is gathered is a vector a tap; the copy of the input is padded to it as well
+    layer = dict(size=(224, 224), out=(112, 112), kernel=(7, 7), dtype="bfloat16")
+    one, three, eight, nine = (time_of(ins=ins, **layer).seconds for ins in (1, 3, 8, 9))
+    assert one == pytest.approx(eight, rel=0.05) and three == pytest.approx(eight, rel=0.05)
+    assert nine != pytest.approx(eight, rel=0.05)
 
 
 def test_nothing_and_unknown():

@@ -1,9 +1,8 @@
 """How long convolutions and their gradients take on a device: the kernels of cuDNN, and PyTorch's depthwise ones.
 
-On CUDA cores (float32 without TF32, float64, and channels too few for tensor cores) cuDNN has implicit products and,
-for 3x3, Winograd's two algorithms; the fastest counts, as cuDNN's heuristics or its benchmark choose it. On tensor
-cores (16 bit, or float32 with TF32, PyTorch's default for convolutions) it has implicit products of channels-last
-tensors.
+On CUDA cores (float32 without TF32, and float64) cuDNN has implicit products and, for 3x3, Winograd's two algorithms;
+the fastest counts, as cuDNN's heuristics or its benchmark choose it. On tensor cores (16 bit, or float32 with TF32,
+PyTorch's default for convolutions) it has implicit products of channels-last tensors.
 """
 from __future__ import annotations
 
@@ -24,7 +23,6 @@ from .estimate import NO_TIME, KernelTime
 
 WAYS = ("forward", "input", "weight")
 _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-_LEAST_CHANNELS = 4  # fewer than the channels of one vector of TF32 numbers: cuDNN has no tensor-core kernel for them
 
 
 def convolution_time(way: str, batch: int, in_channels: int, out_channels: int, in_size: tuple[int, ...],
@@ -64,34 +62,31 @@ def convolution_time(way: str, batch: int, in_channels: int, out_channels: int, 
     if groups > 1 and groups == in_channels and not transposed:
         by_instructions, memory = depthwise_seconds(shape, c, device)
         return _estimate(by_instructions, memory, c["kernel_seconds"], 1, c["depthwise_spread"])
-    if tensor_peak > peak and dtype != "float64" and in_channels // groups >= _LEAST_CHANNELS:
-        arithmetic, memory, fixed, kernels = tensor_seconds(shape, tensor_peak, c, device, channels_last)
-        time = _estimate(arithmetic, memory, fixed, kernels, c["tensor_spread"])
-        if fixed < max(arithmetic, memory):  # else copies cost more than the product: one without may cost less
-            return time
-        return min(time, _cuda_core_time(shape, peak, True, c, device), key=lambda each: each.seconds)
-    return _cuda_core_time(shape, peak, tensor_peak > peak, c, device)
+    if tensor_peak <= peak or dtype == "float64":
+        return _cuda_core_time(shape, peak, c, device)
+    arithmetic, memory, fixed, kernels = tensor_seconds(shape, tensor_peak, c, device, channels_last)
+    time = _estimate(arithmetic, memory, fixed, kernels, c["tensor_spread"])
+    if dtype != "float32" or fixed < max(arithmetic, memory):
+        return time
+    # copies cost more than the product: a kernel without them may cost less
+    return min(time, _cuda_core_time(shape, peak, c, device), key=lambda each: each.seconds)
 
 
-def _cuda_core_time(shape: ConvolutionShape, peak: float, is_unusual: bool, c: Mapping[str, float],
-                    device: DeviceSpec) -> KernelTime:
-    """The fastest algorithm on CUDA cores; ``is_unusual``: where there are tensor cores that cannot take the shape."""
+def _cuda_core_time(shape: ConvolutionShape, peak: float, c: Mapping[str, float], device: DeviceSpec) -> KernelTime:
+    """The fastest algorithm on CUDA cores."""
     assert device.memory_bandwidth is not None
     rows, columns, depth = shape.product
-    rate = peak * c["few_channels_efficiency" if is_unusual else "cuda_core_efficiency"]
-    bandwidth = device.memory_bandwidth * c["memory_efficiency"]
+    rate, bandwidth = peak * c["cuda_core_efficiency"], device.memory_bandwidth * c["memory_efficiency"]
     memory, fixed, kernels = shape.item_bytes * sum(shape.sizes) / bandwidth, c["kernel_seconds"], 1
-    if is_unusual and shape.way == "weight":
-        arithmetic = 2 * rows * columns * depth / rate
-    elif shape.way == "weight":
+    if shape.way == "weight":
         arithmetic, partial = split_product_seconds(rows, columns, depth, shape.groups, rate, c, "cuda_core", device,
                                                     CUDA_CORE_TILES)
         if partial:
             fixed, kernels = fixed + partial / bandwidth + c["kernel_seconds"], 2
     else:
         arithmetic = product_seconds(rows, columns, depth, shape.groups, rate, c, "cuda_core", device, CUDA_CORE_TILES)
-    time = _estimate(arithmetic, memory, fixed, kernels, c["tensor_spread" if is_unusual else "spread"])
-    if not is_unusual and fits_winograd(shape):
+    time = _estimate(arithmetic, memory, fixed, kernels, c["spread"])
+    if fits_winograd(shape):
         for seconds, launched in ((nonfused_seconds(shape, peak, c, device), 4),
                                   (fused_seconds(shape, peak, c, device) if shape.way != "weight" else math.inf, 2)):
             if seconds < time.seconds:

@@ -14,6 +14,7 @@ from .convolution_tile import CUDA_CORE_TILES, SUM_BYTES, product_seconds
 _FUSED_CHANNELS = 32
 _FUSED_SQUARES = ((1, 8, 16), (4, 8, 4))  # images, rows, columns of results
 _ONE_SQUARE = ("Volta", "Turing")         # which run the kernels of Volta
+_LANES = 64  # of a multiprocessor that its one block keeps busy as well as it can: with twice as many it takes as long
 _FUSED_PRODUCTS = 16                      # of 4x4 inputs
 # winograd_nonfused::winogradForward{Data,Filter,Output}4x4: 4x4 results from 6x6 inputs, a product for each of the 36
 _SQUARE = 4
@@ -34,7 +35,8 @@ def fused_seconds(shape: ConvolutionShape, peak: float, c: Mapping[str, float], 
     squares = _FUSED_SQUARES[:1] if device.architecture in _ONE_SQUARE else _FUSED_SQUARES
     blocks = min(-(-shape.batch // images) * -(-size[0] // rows) * -(-size[1] // columns)
                  for images, rows, columns in squares) * -(-outs // _FUSED_CHANNELS)
-    busiest = max(-(-blocks // device.multiprocessors), c["winograd_resident"])
+    lanes = peak / (2 * device.multiprocessors * (device.clock_hertz or 1.5e9))
+    busiest = max(-(-blocks // device.multiprocessors), c["winograd_resident"] * lanes / _LANES)
     work = 2 * _FUSED_PRODUCTS * _FUSED_CHANNELS * 32 * (ins + c["winograd_prologue"]) * busiest
     arithmetic = work * device.multiprocessors / (peak * c["winograd_efficiency"])
     nbytes = shape.item_bytes * (sum(shape.sizes[:2]) + _FUSED_PRODUCTS * ins * outs)
