@@ -25,6 +25,8 @@ with rare_collections():
     from analyzer.results.advice import Advice
     from analyzer.results.fit_table import FitTable
     from analyzer.results.node_info import NodeInfo, SavedTensorInfo, TensorInfo
+    from analyzer.results.roofline import Roofline
+    from analyzer.results.run_cost import RunCost
     from analyzer.results.verdict import Verdict
     from analyzer.results.view import load_on_first_use, register_exporter, register_report, register_view
 
@@ -35,12 +37,12 @@ if TYPE_CHECKING:
     from analyzer.generation import profile_generate
     from analyzer.solver.fit import max_batch_size, max_sequence_length
 
-__all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", "NodeInfo", "Profile", "ProfileOptions",
-           "SavedTensorInfo", "TensorInfo", "Verdict", "advise", "dry_run", "fits", "max_batch_size",
-           "max_sequence_length", "profile", "profile_generate", "register_exporter", "register_flop_impl",
-           "register_leaf_module", "register_leaf_module_impl", "register_memory_impl", "register_non_leaf_module",
-           "register_report", "register_shape_impl", "register_tracer_impl", "reprofile", "run_passes",
-           "symbolic_profile", "symbolic_trace"]
+__all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", "NodeInfo", "Profile",
+           "ProfileOptions", "Roofline", "RunCost", "SavedTensorInfo", "TensorInfo", "Verdict", "advise", "dry_run",
+           "fits", "max_batch_size", "max_sequence_length", "profile", "profile_generate", "register_exporter",
+           "register_flop_impl", "register_leaf_module", "register_leaf_module_impl", "register_memory_impl",
+           "register_non_leaf_module", "register_report", "register_shape_impl", "register_tracer_impl", "reprofile",
+           "run_passes", "symbolic_profile", "symbolic_trace"]
 
 # what few need
 __getattr__ = find_later(__name__, {
