@@ -223,10 +223,27 @@ def flatten(parts: Mapping[tuple[str, str], Fitted], generation: str) -> dict[st
             for (kernel, phase), constants in sorted(parts.items()) for name, value in sorted(constants.items())}
 
 
+def operators_measured() -> dict[tuple[str, str], Fitted]:
+    """PyTorch's kernels on the H200: the spread is what their errors are with their model left out."""
+    errors: dict[tuple[str, str], list[float]] = {}
+    for sample, error, _ in operator_errors():
+        errors.setdefault((sample.kernel, sample.phase), []).append(error)
+    return {key: {**constants, "spread": spread_of(errors[key])} for key, constants in fit_operators().items()}
+
+
 def operators_everywhere() -> dict[tuple[str, str], Fitted]:
-    """PyTorch's kernels on any device: cuDNN's and CUTLASS's as on the H200, which is the only one measured."""
-    width = max(spread_of(error for _, error, _ in operator_errors()), 0.2)
-    return {key: {**constants, "spread": width} for key, constants in fit_operators().items()}
+    """The same on devices without data: no nearer than serving libraries' kernels on a device that was left out."""
+    least = calibrate()["vllm", "encoder"].generic["spread"]
+    return {key: {**constants, "spread": max(least, constants["spread"])}
+            for key, constants in operators_measured().items()}
+
+
+def constants_without(model: str) -> dict[str, float]:
+    """PyTorch's kernels fitted without a model of ``latency.json``, as ``DeviceSpec.calibration["attention"]`` takes
+    them: what a judgement of that model's steps may know.
+    """
+    return flatten({key: {**constants, "spread": operators_measured()[key]["spread"]}
+                    for key, constants in fit_operators(model).items()}, "any")
 
 
 def flash_of(name: str, fitted: Mapping[tuple[str, str], Fitted]) -> dict[tuple[str, str], Fitted]:
@@ -264,7 +281,9 @@ def product() -> dict[str, object]:
                 flash.append(flash_of(name, parts))
                 parts |= flash[-1]
             devices[name] = flatten(parts, generation)
-    generic |= flatten({key: blend(flash[0][key], flash[1][key]) for key in flash[0]}, MMA)
+    devices["h200"] |= flatten(operators_measured(), "any")
+    width = fits["vllm", "prefill"].generic["spread"]
+    generic |= flatten({key: {**blend(flash[0][key], flash[1][key]), "spread": width} for key in flash[0]}, MMA)
     return {
         "provenance": {
             "command": "python -m benchmarks.calibration.attention",

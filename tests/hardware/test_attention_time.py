@@ -7,8 +7,9 @@ import pytest
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, PeakRates, find_device
+from analyzer.hardware.device_file import list_shipped
 from analyzer.hardware.kernel_time.attention import FUSED_KERNELS, SERVING_KERNELS, attention_time
-from analyzer.hardware.kernel_time.attention_tile import count_blocks, find_design
+from analyzer.hardware.kernel_time.attention_tile import MMA, count_blocks, find_design, find_generation
 
 H200 = find_device("h200")
 SIZES = dict(batch=8, heads=16, kv_heads=16, q_len=1024, kv_len=1024, head_dim=128, value_dim=128)
@@ -112,3 +113,19 @@ def test_an_unknown_kernel_is_refused_with_those_known():
 def test_the_generation_of_tensor_cores_chooses_the_kernels():
     assert find_design("vllm", H200) != find_design("vllm", find_device("a100"))
     assert find_design("flash", H200) == find_design("flash", find_device("a100"))
+    assert find_generation(find_device("rtx_5090")) == find_generation(find_device("mi300x")) == MMA
+
+
+def test_constants_measured_on_a_device_stand_before_those_that_ship():
+    slower = dataclasses.replace(H200, calibration={"attention": {"cudnn.any.forward.exp": 5.0}})
+    assert seconds(device=slower) > 1.5 * seconds()
+
+
+def test_every_device_of_the_catalogue_has_a_time_or_none():
+    for device in map(find_device, list_shipped()):
+        time = attention_time("flash", **SIZES, dtype="float16", device=device, causal=True)
+        assert (time is None) == (device.kind != "cuda")
+        if time is not None:
+            least = 4 * 8 * 16 * 1024**2 * 128 / 2 / (device.flops_per_second.fp16 or device.flops_per_second.fp32)
+            assert least < time.seconds < 8 * least, device
+            assert time.spread > 0.2 or device.name in ("a100_80gb", "l40s")

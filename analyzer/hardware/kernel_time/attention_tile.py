@@ -64,7 +64,9 @@ _EFFICIENT = Design(MMA, (32, 64, 128, 256), ((64, 64), (64, 64), (32, 128), (32
 
 
 def find_generation(device: DeviceSpec) -> str:
-    """The instructions of a device's tensor cores."""
+    """The instructions of a device's tensor cores; other vendors' are of one wavefront, as the first are of a warp."""
+    if device.vendor not in ("NVIDIA", None):
+        return MMA
     return {9: WGMMA, 10: TCGEN05}.get((device.compute_capability or (8, 0))[0], MMA)
 
 
