@@ -90,3 +90,13 @@ def test_sequences_and_devices():
     assert forward(device=find_device("cpu")) is None
     assert forward(spec(8, 4, 8, 8, dtype=torch.complex64), spec(4, 4, 3, 3, dtype=torch.complex64),
                    spec(8, 4, 8, 8, dtype=torch.complex64)) is None
+
+
+def test_on_the_host():
+    x, w, y = (TensorSpec.of(s.shape, s.stride, s.dtype, "cpu") for s in (X, W, Y))
+    assert forward(x, w, y).kernels == 0
+
+
+def test_a_bias_gradient_is_a_sum_of_the_results_gradient():
+    bias = backward([False, False, True])
+    assert bias.kernels == 1 and Y.nbytes / H200.memory_bandwidth < bias.seconds < 3 * Y.nbytes / H200.memory_bandwidth

@@ -9,13 +9,17 @@ from typing import Any
 import torch
 
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.kernel_time.constants import find_constants
 from analyzer.hardware.kernel_time.convolution import convolution_time
-from analyzer.hardware.kernel_time.estimate import KernelTime, join
+from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, join
+from analyzer.hardware.kernel_time.memory_bound import stream_time
+from analyzer.hardware.kernel_time.pointwise import pointwise_time
+from analyzer.hardware.kernel_time.reduction import reduction_time
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
-from analyzer.profilers.kernel_time.precision import convolutions_use_tf32
-from analyzer.profilers.kernel_time.registry import register_time_impl
+
+from .placement import is_on_host
+from .precision import convolutions_use_tf32
+from .registry import register_time_impl
 
 _COLUMNS = ("aten::_slow_conv2d_forward", "aten::thnn_conv2d", "aten::slow_conv_dilated2d", "aten::slow_conv_dilated3d",
             "aten::slow_conv_transpose2d", "aten::slow_conv_transpose3d")
@@ -44,15 +48,6 @@ def _is_channels_last(spec: TensorSpec) -> bool:
     return len(spec) in (4, 5) and spec.stride[1] == 1 and spec.stride[-1] >= spec[1] and math.prod(spec[1:]) > 1
 
 
-def _move(count: int, nbytes: int, device: DeviceSpec) -> KernelTime | None:
-    """``count`` kernels that read and write ``nbytes`` in all, if any."""
-    if device.memory_bandwidth is None:
-        return None
-    c = find_constants("convolution", device)
-    return KernelTime(nbytes / (device.memory_bandwidth * c["memory_efficiency"]) + count * c["kernel_seconds"],
-                      c["tensor_spread"], "memory", count)
-
-
 def _convolve(way: str, x: TensorSpec, y: TensorSpec, w: TensorSpec, arguments: Mapping[str, Any], transposed: bool,
               device: DeviceSpec) -> KernelTime | None:
     """One way of a convolution of ``x`` to ``y``, and the copies that PyTorch makes of tensors in another order."""
@@ -68,7 +63,7 @@ def _convolve(way: str, x: TensorSpec, y: TensorSpec, w: TensorSpec, arguments: 
     read = {"forward": (x, w), "input": (y, w), "weight": (x, y)}[way]
     copied = [spec for spec in read if len(spec) in (4, 5) and channels_last != _is_channels_last(spec)
               and _pixels(spec) > 1 and spec[1] > 1]
-    return _add(time, *(_move(1, 2 * spec.nbytes, device) for spec in copied))
+    return _add(time, *(stream_time(2 * spec.nbytes, device) for spec in copied))
 
 
 def _pixels(spec: TensorSpec) -> int:
@@ -88,6 +83,8 @@ def _add(*times: KernelTime | None) -> KernelTime | None:
 
 def time_forward(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """A convolution; a bias is added by a kernel of its own, except by PyTorch's depthwise kernels and fused ones."""
+    if is_on_host(signature, device):
+        return NO_TIME
     name = signature.op._schema.name
     arguments = _arguments(signature)
     x, w, y = _images(arguments), arguments["weight"], signature.outputs[0]
@@ -95,15 +92,17 @@ def time_forward(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     time = _convolve("forward", x, y, w, arguments, transposed, device)
     groups = arguments.get("groups", 1)
     if arguments.get("bias") is not None and "depthwise" not in name and "relu" not in name and groups != x[1]:
-        time = _add(time, _move(1, 2 * y.nbytes, device))
+        time = _add(time, pointwise_time(y.numel, 2 * y.nbytes, device, dimensions=3, operands=3))  # a value a channel
     if name in _COLUMNS:  # im2col before the product, or col2im after it
         columns = (x if transposed else y).numel // (x if transposed else y)[1] * w.numel // w[0]
-        time = _add(time, _move(1, 2 * columns * x.dtype.itemsize, device))
+        time = _add(time, stream_time(2 * columns * x.dtype.itemsize, device))
     return time
 
 
 def time_backward(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """The gradients that are asked for: each is a convolution, that of the bias a sum."""
+    if is_on_host(signature, device):
+        return NO_TIME
     arguments = _arguments(signature)
     x, w, y = _images(arguments), arguments["weight"], arguments["grad_output"]
     transposed = bool(arguments.get("transposed", False))
@@ -111,7 +110,9 @@ def time_backward(signature: Signature, device: DeviceSpec) -> KernelTime | None
     times = [_convolve(way, x, y, w, arguments, transposed, device)
              for way, is_wanted in (("input", wants_input), ("weight", wants_weight)) if is_wanted]
     if wants_bias:
-        times.append(_move(1, y.nbytes, device))
+        channels = y[1]
+        times.append(reduction_time(channels, y.numel // max(1, channels), y.dtype.itemsize, device,
+                                    reduces_fastest=not _is_channels_last(y)))
     return _add(*times)
 
 
