@@ -8,7 +8,8 @@
      "devices": {"h200": {...}, ...}}               # what differs for a device of which there is data
 
 A constant of a device stands before that of its architecture, and that before the generic one. ``spread`` is among the
-constants: half the width within which nine in ten measured times lie, cross-validated at that level.
+constants: half the width within which nine in ten measured times lie, cross-validated at that level. An architecture of
+which there is no data takes the constants of one that is built alike, and the generic spread.
 """
 from __future__ import annotations
 
@@ -29,10 +30,19 @@ def read_fitted(family: str) -> Mapping[str, Any]:
     return data
 
 
+#: Architectures without data, and that whose multiprocessors are most like theirs: 128 lanes of float32, four tensor
+#: cores that a warp feeds from registers, GDDR memory (CUDA C++ Programming Guide, Compute Capabilities 8.x and 12.0).
+_ALIKE = {"Ampere GA10x": "Ada Lovelace", "RTX Blackwell": "Ada Lovelace"}
+
+
 @functools.lru_cache(maxsize=256)
 def _merge(family: str, name: str, architecture: str | None) -> Mapping[str, float]:
     data = read_fitted(family)
-    return {**data["generic"], **data["architectures"].get(architecture, {}), **data["devices"].get(name, {})}
+    own = data["architectures"].get(architecture)
+    if own is None:  # those of another generation, but not how sure they are there
+        like = data["architectures"].get(_ALIKE.get(architecture or ""), {})
+        own = {name: value for name, value in like.items() if not name.endswith("spread")}
+    return {**data["generic"], **own, **data["devices"].get(name, {})}
 
 
 def find_constants(family: str, device: DeviceSpec) -> Mapping[str, float]:
