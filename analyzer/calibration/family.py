@@ -8,6 +8,7 @@ from analyzer.hardware.kernel_time.attention import attention_time
 from analyzer.hardware.kernel_time.convolution import convolution_time
 from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.hardware.kernel_time.host_copy import host_copy_time
+from analyzer.hardware.kernel_time.matmul import matmul_time
 from analyzer.hardware.kernel_time.memory_bound import stream_time
 
 from .point import Point
@@ -16,6 +17,7 @@ from .point import Point
 #: bandwidth, and what each kernel or tile costs. How tiles are cut and how work overlaps stays as fitted.
 MOVED = {
     "memory_bound": ("hbm_fraction", "gddr_fraction", "floor_seconds"),
+    "matmul": ("peak_share", "bandwidth_share", "floor_seconds", "k_seconds", "wave_seconds", "joules_scale"),
     "attention": ("mma", "memory", "floor", "tile"),
     "convolution": ("cuda_core_efficiency", "winograd_efficiency", "half_efficiency", "tf32_efficiency",
                     "memory_efficiency", "kernel_seconds"),
@@ -28,6 +30,9 @@ def predict(point: Point, device: DeviceSpec) -> KernelTime | None:
     sizes: Any = point.sizes
     if point.family == "memory_bound":
         return stream_time(sizes["nbytes"], device)
+    if point.family == "matmul":
+        dtype, allows = _read_format(sizes["dtype"])
+        return matmul_time(1, sizes["m"], sizes["n"], sizes["k"], dtype, device, allow_tf32=allows)
     if point.family == "host_copy":
         return host_copy_time(sizes["nbytes"], device, pinned=sizes["pinned"], to_device=sizes["way"] == "to_device")
     if point.family == "attention":

@@ -70,15 +70,13 @@ def fit_constants(device: DeviceSpec, points: Sequence[Timed]) -> dict[str, dict
     found: dict[str, dict[str, float]] = {}
     for family, moved in MOVED.items():
         timed = [pair for pair in points if pair[0].family == family and predict(pair[0], device) is not None]
-        known = find_constants(family, device)
+        if not timed:
+            continue
+        known, constants = find_constants(family, device), found.setdefault(family, {})
         for names, group in _group(device, family, timed, [name for name in known if _last(name) in moved]).items():
             start = {name: known[name] for name in names}
-            constants = found.setdefault(family, {})
             constants.update(_fit_group(_with(device, family, constants), family, start, group))
-            if len(group) >= _FEWEST:
-                spread = _find_spread(_with(device, family, constants), group)
-                prefixes = {name.removesuffix(_last(name)) for name in names}
-                constants.update({f"{prefix}spread": spread for prefix in prefixes if f"{prefix}spread" in known})
+        constants.update(_find_spreads(_with(device, family, constants), family, timed))
     return found
 
 
@@ -157,10 +155,17 @@ def _find_error(device: DeviceSpec, group: Sequence[Timed]) -> float:
     return sum(misses) / len(misses) if misses else math.inf
 
 
-def _find_spread(device: DeviceSpec, group: Sequence[Timed]) -> float:
-    """Half of the width that holds nine in ten of the points."""
-    misses = sorted(_misses(device, group))
-    return max(_NARROWEST, round(math.expm1(misses[math.ceil(0.9 * len(misses)) - 1]), 4))
+def _find_spreads(device: DeviceSpec, family: str, points: Sequence[Timed]) -> dict[str, float]:
+    """Those of the family's spreads that enough points take: half of the width that holds nine in ten of them."""
+    found = {}
+    for name, known in find_constants(family, device).items():
+        if name.endswith("spread"):
+            other = _with(device, family, {name: 1.5 * known})
+            misses = sorted(_misses(device, [pair for pair in points
+                                             if predict(pair[0], other) != predict(pair[0], device)]))
+            if len(misses) >= _FEWEST:
+                found[name] = max(_NARROWEST, round(math.expm1(misses[math.ceil(0.9 * len(misses)) - 1]), 4))
+    return found
 
 
 def _subtract(seconds: float | None, less: float) -> float | None:

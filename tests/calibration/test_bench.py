@@ -11,7 +11,7 @@ import torch
 
 from analyzer.calibration.bench import TorchBench, find_dtype
 from analyzer.calibration.calibrate import find_known
-from analyzer.calibration.point import Point, list_points
+from analyzer.calibration.point import Point
 from analyzer.errors import InputError
 
 
@@ -85,17 +85,21 @@ def test_copies_are_timed_without_a_graph(device: Device) -> None:
     assert TorchBench(torch.device("cpu"), 0.0)._time_copies([device.call] * 4) == pytest.approx(2e-6)
 
 
-def test_every_point_has_calls_with_operands_of_their_own() -> None:
-    bench = TorchBench(torch.device("cpu"))
-    small = [point for point in list_points("cuda") if point.family == "convolution" or (
-        point.family == "matmul" and point.sizes["m"] <= 512) or point.sizes.get("nbytes", 2**30) <= 2**16]
-    for point in small:
-        if point.family == "host_copy":
-            continue  # pinned memory takes a CUDA device
-        calls = bench.prepare(point)
-        assert 1 <= len(calls) <= 8
-    assert len(bench.prepare(Point("memory_bound", {"nbytes": 2**28}))) == 1
-    assert len(bench.prepare(Point("memory_bound", {"nbytes": 2**16}))) == 8
+@pytest.mark.parametrize(
+    ("family", "sizes", "sets"),
+    [
+        ("memory_bound", {"nbytes": 2**16}, 8),
+        ("memory_bound", {"nbytes": 2**26}, 4),
+        ("memory_bound", {"nbytes": 2**28}, 1),
+        ("matmul", {"m": 64, "n": 64, "k": 256, "dtype": "tf32"}, 8),
+        ("attention", {"kernel": "flash", "batch": 1, "heads": 2, "q_len": 16, "kv_len": 16, "head_dim": 8,
+                       "causal": True}, 8),
+        ("convolution", {"batch": 2, "in_channels": 3, "out_channels": 4, "size": 8, "kernel_size": 3,
+                         "dtype": "bfloat16"}, 8),
+    ],
+)
+def test_operands_alternate_among_sets_that_no_cache_holds(family: str, sizes: dict[str, Any], sets: int) -> None:
+    assert len(TorchBench(torch.device("cpu")).prepare(Point(family, sizes))) == sets
 
 
 def test_a_call_moves_as_many_bytes_as_its_point_says() -> None:
