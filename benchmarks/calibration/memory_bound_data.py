@@ -129,6 +129,11 @@ def step_signatures(case: Any) -> Counter[Any]:
     return counts
 
 
+def is_power_of_one(signature: Any) -> bool:
+    """Whether a call only copies, by an operator that was seen on its own."""
+    return bool(signature.op._schema.name == "aten::pow" and signature.args[1] == 1)
+
+
 def case_operators(case: Any, measured: list[dict[str, Any]]) -> Iterator[Operator]:
     """The operators of a case whose calls the log has as often as the profiler saw them."""
     from analyzer.profilers.kernel_time.placement import is_dense
@@ -149,7 +154,9 @@ def case_operators(case: Any, measured: list[dict[str, Any]]) -> Iterator[Operat
         logged = found.get((name, shapes))
         if not logged or sum(count for _, count in logged) != number:
             continue
-        if name in COPIES and not all(is_dense(spec) for signature, _ in logged for spec in signature.inputs):
+        logged = [(signature, count) for signature, count in logged if not is_power_of_one(signature)]
+        inputs = [spec for signature, _ in logged for spec in signature.inputs]
+        if not logged or name in COPIES and not all(map(is_dense, inputs)):
             continue  # what it copies before was seen on its own
         total = seconds[name, shapes]
         for other, applies in (("aten::fill_", name in CLEARS), ("aten::mul", name in MULTIPLIES)):

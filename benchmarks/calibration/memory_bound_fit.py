@@ -29,7 +29,8 @@ GROUPS: tuple[tuple[tuple[str, ...], Bounds], ...] = (
     (("add", "add_", "mul", "copy_", "div", "threshold_backward", "clamp_min_", "pow"), {
         "floor_seconds": (1.1e-6, 0.8e-6, 2e-6), "address_instructions": (50, 10, 150),
         "dimension_instructions": (4.5, 1, 20), "operand_instructions": (6, 1, 20),
-        "convert_instructions": (95, 20, 300), "cast_latencies": (2.5, 0.5, 8)}),
+        "convert_instructions": (95, 20, 300), "cast_latencies": (2.5, 0.5, 8),
+        "address_latencies": (2.5, 0.5, 8)}),
     (("gelu",), {"gelu_instructions": (46, 10, 200)}),
     (("gelu_backward",), {"gelu_backward_instructions": (66, 10, 300)}),
     (("native_dropout",), {"random_fraction": (0.72, 0.3, 1), "random_latencies": (4, 1, 15)}),
@@ -48,6 +49,7 @@ GROUPS: tuple[tuple[tuple[str, ...], Bounds], ...] = (
     (("embedding_dense_backward",), {
         "library_seconds": (5.5e-6, 1e-6, 2e-5), "index_step_latencies": (3.5, 1, 10)}),
     (("nll_loss_forward", "nll_loss_backward"), {"lone_loads": (22, 5, 100)}),
+    (("nll_loss2d_forward", "nll_loss2d_backward"), {"position_latencies": (2.8, 1, 10)}),
     (("upsample_bilinear2d_backward",), {"atomic_instructions": (7, 1, 50)}),
     (("upsample_bilinear2d",), {"plane_latencies": (0.85, 0.1, 5)}),
     (("max_pool2d_with_indices", "max_pool2d_with_indices_backward"), {"tap_instructions": (60, 10, 300)}),

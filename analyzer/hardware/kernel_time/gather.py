@@ -91,6 +91,20 @@ def lone_block_time(loads: int, device: DeviceSpec, latencies: float = 1.0) -> K
     return kernel_time(machine, 32 * loads, waiting=waiting)
 
 
+def position_loss_time(batch: int, positions: int, device: DeviceSpec) -> KernelTime | None:
+    """The loss of each position of images: a block of 1,024 threads an image, more only beyond 131,072 positions
+    (``NLLLoss2d.cu``).
+    """
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    blocks = -(-positions // 1024)
+    an_image = max(1, blocks // 128)
+    waves = -(-batch * an_image // (2 * machine.multiprocessors))
+    waiting = waves * -(-blocks // an_image) * machine.constants["position_latencies"] * machine.latency
+    return kernel_time(machine, batch * positions * 40, waiting=waiting)
+
+
 def atomic_time(additions: int, distinct: int, nbytes: float, device: DeviceSpec) -> KernelTime | None:
     """Sums by atomic additions: those to one address follow each other.
 

@@ -21,6 +21,9 @@ BLOCK_THREADS = 512    #: ``MAX_BLOCK_SIZE`` of batch norm, and what cuDNN's ker
 THREAD_BYTES = 16      #: of one load of a thread in cuDNN's kernels
 #: Bytes of a channel that cuDNN's forward kernel keeps on the multiprocessor, so that it reads them once.
 KEPT_BYTES = 200 * 1024
+#: Of the latency of memory, that of the last cache (Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via
+#: Microbenchmarking", table 3.1: 193 cycles beside 450 or more).
+CACHE_LATENCY = 0.4
 #: Instructions of one element: Welford's update divides; the gradient does not (counted in ``Normalization.cuh``).
 WELFORD_INSTRUCTIONS, GRADIENT_INSTRUCTIONS = 64, 25
 
@@ -85,15 +88,16 @@ def column_sum_time(rows: int, columns: int, nbytes: int, machine: Machine) -> K
                        waiting=waves * steps * machine.constants["column_step_latencies"] * machine.latency)
 
 
-def channel_seconds(channels: int, loads: int, instructions: float, machine: Machine) -> float:
+def channel_seconds(channels: int, loads: int, instructions: float, machine: Machine, missed: float = 1.0) -> float:
     """Seconds of blocks of 512 threads, one a channel, each thread making ``loads`` that follow each other; blocks on
-    one multiprocessor share its issue slots.
+    one multiprocessor share its issue slots. ``missed``: the part of the loads that the last cache does not hold.
     """
     resident = machine.resident_threads // BLOCK_THREADS
     waves = -(-channels // (machine.multiprocessors * resident))
     together = min(-(-channels // machine.multiprocessors), resident)
     issue = BLOCK_THREADS * instructions / (machine.issue_rate / machine.multiprocessors)
-    return waves * loads * (machine.latency + together * issue)
+    latency = machine.latency * (missed + (1 - missed) * CACHE_LATENCY)
+    return waves * loads * (latency + together * issue)
 
 
 def channel_loads(batch: int, positions: int) -> int:
@@ -125,7 +129,8 @@ def native_batch_norm_time(batch: int, channels: int, positions: int, itemsize: 
         return NO_TIME
     parts = []
     if training:
-        seconds = channel_seconds(channels, channel_loads(batch, positions), WELFORD_INSTRUCTIONS, machine)
+        missed = missed_fraction(elements * itemsize, machine)  # what was made just before lies in the cache
+        seconds = channel_seconds(channels, channel_loads(batch, positions), WELFORD_INSTRUCTIONS, machine, missed)
         parts.append(kernel_time(machine, elements * itemsize, waiting=seconds))
         parts.append(kernel_time(machine, 0))  # running statistics
     rows = channels * min(batch, max(1, 256 * 1024 // channels))
@@ -218,5 +223,6 @@ def moments_time(groups: int, elements: int, itemsize: int, device: DeviceSpec) 
         return None
     if groups * elements == 0:
         return NO_TIME
-    seconds = channel_seconds(groups, -(-elements // BLOCK_THREADS), WELFORD_INSTRUCTIONS, machine)
+    missed = missed_fraction(groups * elements * itemsize, machine)
+    seconds = channel_seconds(groups, -(-elements // BLOCK_THREADS), WELFORD_INSTRUCTIONS, machine, missed)
     return kernel_time(machine, groups * elements * itemsize, waiting=seconds)

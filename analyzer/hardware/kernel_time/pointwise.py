@@ -66,8 +66,12 @@ def pointwise_time(elements: int, nbytes: float, device: DeviceSpec, *, instruct
         instructions += constants["address_instructions"] + dimensions * (
             constants["dimension_instructions"] + operands * constants["operand_instructions"])
     if converts:  # where addresses are computed anyway, a part of it is there already
-        instructions += constants["convert_instructions"] * (CONVERT_BESIDE_ADDRESS if dimensions > 1 else 1)
-    return kernel_time(machine, nbytes, elements * instructions)
+        instructions += constants["convert_instructions"] * operands / (
+            2 if dimensions == 1 else 2 / CONVERT_BESIDE_ADDRESS)
+    time = kernel_time(machine, nbytes, elements * instructions)
+    if dimensions == 1:
+        return time
+    return KernelTime(time.seconds + constants["address_latencies"] * machine.latency, time.spread, time.bound)
 
 
 def joined_dimensions(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int:

@@ -12,10 +12,11 @@ from analyzer.hardware.kernel_time.gather import (
     embedding_backward_time,
     gather_rows_time,
     lone_block_time,
+    position_loss_time,
     sort_time,
 )
 from analyzer.hardware.kernel_time.memory_bound import stream_time
-from analyzer.hardware.kernel_time.pointwise import SECTOR_BYTES, pointwise_time
+from analyzer.hardware.kernel_time.pointwise import pointwise_time
 from analyzer.hardware.kernel_time.pooling import plane_time, window_time
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
@@ -101,9 +102,9 @@ def nll_loss_rule(signature: Signature, device: DeviceSpec, backward: bool = Fal
 
 
 def nll_loss2d_rule(signature: Signature, device: DeviceSpec, backward: bool = False) -> KernelTime | None:
-    """One element for each position, by many blocks; backward into a result of zeros."""
+    """One element for each position, by a block an image; backward into a result of zeros."""
     target: TensorSpec = given(signature)["target"]
-    kernel = stream_time(target.numel * (SECTOR_BYTES + 8), device)
+    kernel = position_loss_time(target[0], target.numel // max(target[0], 1), device)
     return joined(stream_time(signature.outputs[0].nbytes, device), kernel) if backward else kernel
 
 
