@@ -87,14 +87,14 @@ def judge_rows() -> tuple[Judgement, ...]:
 
 @cache
 def judge_operators() -> tuple[tuple[Operator, float, bool], ...]:
-    """Operators of steps, their error with their model left out of the fit, and whether they are small."""
+    """Operators of steps, their error with their model left out of the fit, and whether latency bounds them."""
     found = []
     for model in sorted({operator.model for operator in read_operators()}):
         device = with_constants(find_device("h200"), steps_constants(model))
         for operator in read_operators():
             if operator.model == model:
-                seconds, is_small = operator_seconds(operator, device)
-                found.append((operator, math.log(seconds / operator.seconds), is_small))
+                seconds, waits = operator_seconds(operator, device)
+                found.append((operator, math.log(seconds / operator.seconds), waits))
     return tuple(found)
 
 
@@ -137,11 +137,10 @@ def product() -> dict[str, object]:
     """What ``fitted/memory_bound.json`` holds."""
     generic = dict(rows_constants())
     errors = judge_operators()
-    large = width_of(error for _, error, is_small in errors if not is_small)
-    left_out = spread_of_scheme("device", "")
-    generic["spread"] = max(large, left_out)
-    generic["small_spread"] = max(width_of(error for _, error, is_small in errors if is_small), generic["spread"])
-    steps = {**steps_constants(), "spread": large}
+    width = width_of(error for _, error, waits in errors if not waits)
+    generic["spread"] = max(width, spread_of_scheme("device", ""))
+    generic["latency_spread"] = max(width_of(error for _, error, waits in errors if waits), generic["spread"])
+    steps = {**steps_constants(), "spread": width}
     devices = {name: rounded(device_constants(name), [fraction_name(find_device(name))]) for name in names_of_devices()}
     for name in devices:
         devices[name]["spread"] = float(f"{max(own_width(name), LEAST_SPREAD):.4g}")

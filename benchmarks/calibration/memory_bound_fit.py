@@ -20,7 +20,6 @@ from .memory_bound_data import ITEM_BYTES, Operator, Row, read_operators, read_r
 
 FOLDS = 5
 LARGE_SECONDS = 200e-6     # from here on an operator's time is its kernel's
-SMALL = 4                  # times the floor below which `small_spread` holds, as `kernel_time` has it
 
 Constants = dict[str, float]
 #: What stands at the start, by the operators that fit it: value, least and most.
@@ -91,7 +90,7 @@ def descend(loss: Callable[[Constants], float], bounds: Bounds, constants: Const
 
 def start() -> Constants:
     """All constants before any fit."""
-    found: Constants = {"hbm_fraction": 0.89, "gddr_fraction": 0.77, "spread": 0.2, "small_spread": 0.4, **GIVEN}
+    found: Constants = {"hbm_fraction": 0.89, "gddr_fraction": 0.77, "spread": 0.2, "latency_spread": 0.4, **GIVEN}
     for _, bounds in (*GROUPS, *OLDER):
         found.update({name: first for name, (first, _, _) in bounds.items()})
     return found
@@ -190,20 +189,18 @@ def fit_rows(rows: Sequence[Row], constants: Constants) -> Constants:
 
 
 def operator_seconds(operator: Operator, device: DeviceSpec) -> tuple[float, bool]:
-    """Predicted seconds of an operator's calls, and whether they are small ones."""
+    """Predicted seconds of an operator's calls, and whether most of them is bound by latency."""
     from analyzer.profilers.kernel_time.default import default_time
     from analyzer.profilers.kernel_time.registry import find_rule
 
-    seconds, number = 0.0, 0
+    seconds = waiting = 0.0
     for signature, count in operator.calls:
         rule = find_rule(signature.op) or default_time
         time = rule(signature, device)
         assert time is not None, signature
         seconds += time.seconds * count
-        number += count * max(time.kernels, 1)
-    machine = read_machine(device)
-    assert machine is not None
-    return seconds, seconds / number < SMALL * machine.floor
+        waiting += time.seconds * count if time.bound == "latency" else 0.0
+    return seconds, waiting > seconds / 2
 
 
 def operator_error(operator: Operator, device: DeviceSpec) -> float:

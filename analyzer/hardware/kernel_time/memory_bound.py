@@ -82,7 +82,8 @@ def read_machine(device: DeviceSpec) -> Machine | None:
 def kernel_time(machine: Machine, nbytes: float, instructions: float = 0.0, waiting: float = 0.0,
                 kernels: int = 1) -> KernelTime:
     """Kernels that together move ``nbytes`` and issue ``instructions``, and whose threads wait ``waiting`` seconds for
-    loads that follow each other: the longest of the three. Starting a kernel overlaps with its first loads.
+    loads that follow each other: the longest of the three. Starting a kernel overlaps with its first loads. What waits
+    is less certain than what streams.
     """
     memory = nbytes / machine.rate
     arithmetic = instructions / machine.issue_rate
@@ -93,7 +94,7 @@ def kernel_time(machine: Machine, nbytes: float, instructions: float = 0.0, wait
         bound = "latency"
     else:
         bound = "memory" if memory >= arithmetic else "arithmetic"
-    spread = machine.spread if work >= 4 * floor else machine.constants["small_spread"]
+    spread = machine.constants["latency_spread"] if bound == "latency" else machine.spread
     return KernelTime(seconds, spread, bound, kernels)
 
 
