@@ -123,10 +123,14 @@ def _read_kept(path: Path, about: Mapping[str, Any]) -> dict[str, float | None] 
                          "name") from error
     if not isinstance(data, dict) or UNFINISHED not in data:
         try:
-            return DeviceSpec.from_dict(data if isinstance(data, dict) else {})
+            spec = DeviceSpec.from_dict(data if isinstance(data, dict) else {})
         except InputError as error:
             raise InputError(f"calibrate({str(path)!r}): there is a file that is no measurement; give another name"
                              ) from error
+        if spec.name != about["device"]:
+            raise InputError(f"calibrate({str(path)!r}): there is the device {spec.name!r}, here it is "
+                             f"{about['device']!r}; give another name, or `again` (--again) to replace it")
+        return spec
     before = data[UNFINISHED]
     differs = [name for name, value in about.items() if before.get(name) != value]
     if differs:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 _HELP = """\
@@ -45,8 +46,16 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
         raise InputError(f"FILE is {arguments.file!r}: --device takes it for a file only if it ends in .json; give "
                          f"{arguments.file + '.json'!r}")
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    before = _find_change(arguments.file)
     spec = calibrate(arguments.file, device, quick=arguments.quick, again=arguments.again)
+    if _find_change(arguments.file) == before:
+        print(f"{arguments.file} is a finished measurement; --again measures anew\n")
     print(format_device(spec))
     constants = ", ".join(f"{family} ({len(values)})" for family, values in spec.calibration.items()) or "none"
     print(f"\nconstants measured: {constants}\nwritten to {arguments.file}: give it as --device {arguments.file}")
     return 0
+
+
+def _find_change(path: str) -> int | None:
+    """When a file was last written, None where there is none."""
+    return os.stat(path).st_mtime_ns if os.path.exists(path) else None

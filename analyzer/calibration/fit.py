@@ -16,6 +16,7 @@ Timed = tuple[Point, float]
 
 _SWEEPS, _STEPS = 4, 16               # over a group's constants; narrowings for each
 _REACH = 8.0                          # how many times smaller or larger one may become
+_PARTS = ("_fraction", "_share")      # ends of names: of a whole, so 1 at most
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _FEWEST = 5                           # points that tell of a spread
 _NARROWEST = 0.03
@@ -64,7 +65,8 @@ def fit_constants(device: DeviceSpec, points: Sequence[Timed]) -> dict[str, dict
     """Constants by family with which the models give the measured times of ``points``, and the spread about them.
 
     Points that take the same constants are fitted together: the mean of ``|log(predicted / measured)|`` over them, one
-    constant after the other by golden section, between an eighth and eight times what it was. Families whose models
+    constant after the other by golden section, between an eighth and eight times what it was, a part of a
+    whole up to all of it. Families whose models
     predict none of the points are left out.
     """
     found: dict[str, dict[str, float]] = {}
@@ -115,7 +117,8 @@ def _fit_group(device: DeviceSpec, family: str, start: Mapping[str, float], grou
     best = _find_error(_with(device, family, constants), group)
     for _ in range(_SWEEPS):
         for name, first in start.items():
-            low, high = math.log(first / _REACH), math.log(first * _REACH)
+            most = max(1.0, first) if name.endswith(_PARTS) else first * _REACH
+            low, high = math.log(first / _REACH), math.log(most)
             log_value = _minimize(lambda x, name=name: error_with(name, math.exp(x)), low, high)  # type: ignore[misc]
             value = float(f"{math.exp(log_value):.4g}")
             error = error_with(name, value)

@@ -138,6 +138,9 @@ def test_another_device_s_unfinished_measurement_is_not_continued(a10: DeviceSpe
         calibrate(path, "cuda", quick=True, bench=bench_of(a10), like=find_device("l4"))
     with pytest.raises(InputError, match=r"unfinished measurement with quick True, here it is False"):
         calibrate(path, "cuda", bench=bench_of(a10), like=a10)
+    path.write_text(json.dumps(a10.to_dict()))
+    with pytest.raises(InputError, match=r"there is the device 'a10', here it is 'l4'; give another name, or `again`"):
+        calibrate(path, "cuda", quick=True, bench=bench_of(a10), like=find_device("l4"))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +237,8 @@ def test_a_processor_is_measured_for_real(tmp_path: Path, capsys: pytest.Capture
     assert json.loads(path.read_text())["name"] == "cpu"
     assert main(["calibrate", str(path), "--device", "cpu", "--quick"]) == 0  # it is finished: nothing is measured
     out = capsys.readouterr().out
-    assert "memory_bandwidth" in out and f"give it as --device {path}" in out
+    assert f"{path} is a finished measurement; --again measures anew" in out and "memory_bandwidth" in out
+    assert f"give it as --device {path}" in out
 
 
 def small(point: Point) -> bool:
@@ -259,3 +263,9 @@ def test_the_command_wants_a_name_that_is_taken_for_a_file(capsys: pytest.Captur
     assert main(["calibrate", "card", "--device", "cpu"]) == 2
     assert "FILE is 'card': --device takes it for a file only if it ends in .json; give 'card.json'" in (
         capsys.readouterr().err)
+
+
+def test_no_more_than_all_of_a_rate_is_reached(a10: DeviceSpec) -> None:
+    """What lies in a cache is read faster than memory gives it."""
+    points = [(point, seconds / 4) for point, seconds in times_of(bench_of(a10)) if point.family == "memory_bound"]
+    assert fit_constants(a10, points)["memory_bound"]["gddr_fraction"] == pytest.approx(1.0, rel=0.01)
