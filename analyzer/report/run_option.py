@@ -7,6 +7,7 @@ from pathlib import Path
 from analyzer.errors import InputError
 from analyzer.results.profile import Profile
 
+from .choice import is_text
 from .roofline import check_roofline
 from .run_cost import check_run, title_cost
 
@@ -55,6 +56,9 @@ def check_run_options(arguments: argparse.Namespace) -> None:
     if given and not any(amounts.values()):
         flag, value = given[0]
         raise InputError(f"{flag} {value}: of what run? add --tokens N or --samples N")
+    if given and not is_text(arguments):
+        flag, value = given[0]
+        raise InputError(f"{flag} {value}: what a run costs is printed as text; leave out --format, --output and --raw")
     if given:
         check_run(**amounts, **settings)
     if arguments.roofline is not None:

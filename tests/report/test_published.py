@@ -146,7 +146,7 @@ def test_resnet18_as_tids_profiler_prints_it(resnet18):
             r"(\s*)\((.+?)\): (\w+), num_params (\d+), [\d.]+ms, [\d.]+% latency, input shape (.*), output shape (.*)$",
             line)
         if match is None:
-            assert "(own)" in line
+            assert "(own)" in line or line == "latencies are predicted for h200, not measured"
             continue
         indent, name, kind, params, given, returned = match.groups()
         holders = [*holders[:len(indent) // 8], name]

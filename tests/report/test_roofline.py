@@ -164,6 +164,7 @@ def test_the_command_saves_the_roofline_and_prints_the_cost(capsys, tmp_path):
     (("--gpus", "2"), "--gpus 2: of what run?"), (("--tokens", "1e9", "--samples", "1"), "give one of them"),
     (("--tokens", "1e9", "--price", "-1"), "price=-1.0): must be dollars"),
     (("--tokens", "-5"), "tokens=-5.0): must be a whole number above 0"),
+    (("--tokens", "1e9", "--show", "table", "--format", "csv"), "--tokens 1000000000.0: what a run costs is"),
     (("--roofline", "r.docx"), "'r.docx': must end in"),
     (("resnet18", "--tokens", "1e9"), "--tokens 1000000000.0: is of one model, and here are 2"),
 ])
